@@ -1,0 +1,69 @@
+# make serve [MODEL=/path/to/hf-folder] [ARGS="--port 8001"]
+# make test, make check; make help lists everything.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+# TORCH="torch==2.11.0" or TORCH="torch --index-url …" installs another build.
+TORCH ?= torch==2.13.0 triton==3.7.1
+MODEL ?=
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test test-slow test-gpu chaos lint format format-check types imports \
+	check clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+setup: $(STAMP) ## make .venv with penstock in it
+	@:
+
+# Torch goes first: nothing else may choose its build.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed; name it: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing $(firstword $(TORCH))"
+	@$(PIP) $(TORCH)
+	@echo "installing penstock and its tools"
+	@$(PIP) --editable '.[dev]'
+	@touch $(STAMP)
+
+serve: setup ## serve MODEL, or the built-in model
+	@exec $(BIN)/penstock serve $(if $(MODEL),'$(MODEL)') $(ARGS)
+
+test: setup ## run the tests, without the long ones
+	@$(BIN)/python -m pytest -m 'not slow and not gpu and not chaos' $(ARGS)
+
+test-slow: setup ## run the tests that take minutes
+	@$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1800 $(ARGS)
+
+test-gpu: setup ## run the tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu --timeout 1800 $(ARGS)
+
+chaos: setup ## kill processes for a long time
+	@$(BIN)/python -m pytest -m chaos --timeout 36000 $(ARGS)
+
+lint: setup ## look for faults with ruff
+	@$(BIN)/ruff check --quiet .
+
+format: setup ## format everything
+	@$(BIN)/ruff format --quiet .
+
+format-check: setup ## is everything formatted?
+	@$(BIN)/ruff format --quiet --check .
+
+types: setup ## check the types strictly
+	@$(BIN)/mypy --no-error-summary
+
+imports: setup ## does every service import only what it may?
+	@$(BIN)/python -m pytest tests/test_import_rules.py
+
+check: lint format-check types imports test ## all that CI checks
+
+clean: ## remove the environment and everything that was made
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

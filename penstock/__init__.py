@@ -1,0 +1,43 @@
+"""Penstock: an LLM inference server made of small processes.
+
+    from penstock import LLM, SamplingParams
+
+    llm = LLM("/path/to/hf-folder")
+    outputs = llm.generate(["Hello"], SamplingParams(temperature=0, max_tokens=32))
+
+The folders of the repository are exposed below this name: ``penstock.protocol`` (what the
+processes say to each other), ``penstock.services`` (the processes), ``penstock.kernels`` and
+``penstock.loadtest``.
+"""
+
+from pathlib import Path as _Path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+if _TYPE_CHECKING:
+    from penstock.protocol.sampling import SamplingParams
+    from penstock.services.library.llm import LLM
+    from penstock.services.library.outputs import CompletionOutput, RequestError, RequestOutput
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "RequestError", "RequestOutput", "SamplingParams"]
+
+_root = _Path(__file__).resolve().parent.parent
+if not (_root / "penstock" / "services").is_dir() and (_root / "services").is_dir():
+    __path__ = [*__path__, str(_root)]  # a checkout without symbolic links
+
+_HOMES = {
+    "LLM": "penstock.services.library.llm",
+    "SamplingParams": "penstock.protocol.sampling",
+    "CompletionOutput": "penstock.services.library.outputs",
+    "RequestOutput": "penstock.services.library.outputs",
+    "RequestError": "penstock.services.library.outputs",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import the public names at their first use: the command line must start at once."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

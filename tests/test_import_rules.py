@@ -1,0 +1,142 @@
+"""Who may import what: read from the source, and seen at run time."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = ("protocol", "services", "kernels", "loadtest", "demo", "penstock")
+SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker", "launcher")
+FORBIDDEN = {
+    "frontend": {"torch", "transformers", "triton"},
+    "tokenizer": {"torch", "triton", "aiohttp"},
+    "router": {"torch", "transformers", "aiohttp", "triton"},
+    "scheduler": {"torch", "transformers", "aiohttp", "triton"},
+    "worker": {"aiohttp"},
+    "launcher": {"torch", "transformers", "aiohttp", "triton"},
+}
+OWN = {
+    "worker": ("penstock.kernels",),
+}
+"""What a service may import of ``penstock`` beside ``penstock.protocol`` and itself."""
+UNSAFE_MODULES = {
+    "pickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle", "zmq.asyncio",
+}  # fmt: skip
+UNSAFE_CALLS = {"eval", "exec"}
+UNSAFE_ATTRIBUTES = {"recv_pyobj", "send_pyobj", "recv_pyobj_multipart", "send_serialized"}
+MAY_READ_ENVIRONMENT = ("services/cli.py", "services/launcher/", "protocol/config/")
+
+
+def sources(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not any(part.is_symlink() for part in path.parents if part.is_relative_to(ROOT)):
+                yield path.relative_to(ROOT), ast.parse(path.read_text(), str(path))
+
+
+def imported(tree: ast.Module, package: str) -> Iterator[str]:
+    """Every module that a file imports, with the names taken from it: ``a.b`` and ``a.b.c``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                base = package.split(".")[: len(package.split(".")) - node.level + 1]
+                module = ".".join([*base, module]).rstrip(".")
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def package_of(path: Path) -> str:
+    return "penstock." + ".".join(path.parent.parts)
+
+
+def within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == name or module.startswith(name + ".") for name in packages)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_imports_the_protocol_and_no_other_service(service: str) -> None:
+    allowed = ("penstock.protocol", f"penstock.services.{service}", *OWN.get(service, ()))
+    for path, tree in sources(f"services/{service}"):
+        for module in imported(tree, package_of(path)):
+            ours = module.startswith("penstock.") and module != "penstock.__version__"
+            assert not ours or within(module, allowed), f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_never_imports_what_its_process_must_do_without(service: str) -> None:
+    for path, tree in sources(f"services/{service}"):
+        found = {module.partition(".")[0] for module in imported(tree, package_of(path))}
+        assert not found & FORBIDDEN[service], f"{path} imports {found & FORBIDDEN[service]}"
+
+
+def test_the_protocol_imports_no_service_and_nothing_heavy() -> None:
+    for path, tree in sources("protocol"):
+        for module in imported(tree, package_of(path)):
+            ours = module.startswith("penstock.")
+            assert not ours or within(module, ("penstock.protocol",)), f"{path} imports {module}"
+            heavy = {"torch", "transformers", "aiohttp", "triton"}
+            assert module.partition(".")[0] not in heavy, f"{path} imports {module}"
+
+
+def test_kernels_import_nothing_of_ours_but_kernels() -> None:
+    for path, tree in sources("kernels"):
+        for module in imported(tree, package_of(path)):
+            ours = module.startswith("penstock.")
+            assert not ours or within(module, ("penstock.kernels",)), f"{path} imports {module}"
+
+
+def test_kernels_is_a_folder_without_an_init_file() -> None:
+    """transformers imports a package of that name when it finds one."""
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+def test_nothing_that_is_shipped_can_run_code_from_bytes() -> None:
+    for path, tree in sources(*SHIPPED):
+        for module in imported(tree, package_of(path)):
+            assert not within(module, tuple(UNSAFE_MODULES)), f"{path} imports {module}"
+        for node in ast.walk(tree):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            assert name not in UNSAFE_CALLS, f"{path}:{getattr(node, 'lineno', 0)} calls {name}()"
+            assert not name.startswith("torch.load"), f"{path} calls {name}()"
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in UNSAFE_ATTRIBUTES, f"{path}:{node.lineno}: {node.attr}"
+
+
+def test_only_the_command_line_the_launcher_and_the_configuration_read_the_environment() -> None:
+    """Another may set what a library reads later, with ``os.environ.setdefault``."""
+    for path, tree in sources("protocol", "services", "kernels"):
+        if str(path).startswith(MAY_READ_ENVIRONMENT):
+            continue
+        setters = {
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and node.attr == "setdefault"
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node not in setters:
+                text = ast.unparse(node)
+                assert text not in {"os.environ", "os.getenv"}, f"{path}:{node.lineno} reads {text}"
+        for module in imported(tree, package_of(path)):
+            assert module not in {"os.environ", "os.getenv"}, f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("service", ["frontend", "tokenizer", "router", "scheduler"])
+def test_a_light_service_starts_without_torch_and_transformers(service: str) -> None:
+    heavy = FORBIDDEN[service] | {"transformers"}
+    code = (
+        f"import sys, penstock.services.{service}.service\n"
+        f"print(*sorted({heavy!r} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

@@ -1,0 +1,89 @@
+"""The wheel that the images install holds all that a server needs, the built-in model included."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("setuptools", reason="no setuptools here to build a wheel with")
+pytest.importorskip("pip", reason="no pip here to build a wheel with")
+
+ROOT = Path(__file__).resolve().parent.parent
+URL = re.compile(r"(http://[\d.]+:\d+)/v1")
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as the Dockerfile does, from what it copies and nothing else."""
+    folder = tmp_path_factory.mktemp("wheel")
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    copied = re.findall(r"^COPY ([\w. ]+) \./[\w]*$", dockerfile, re.MULTILINE)
+    names = [name for line in copied for name in line.split()]
+    assert {"pyproject.toml", "README.md", "penstock", "services", "demo"} <= set(names)
+    for name in names:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=LEFT_OUT)
+        else:
+            shutil.copyfile(ROOT / name, folder / name)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+         "--disable-pip-version-check", "--wheel-dir", str(folder / "out"), "."],
+        cwd=folder, check=True, timeout=100,
+    )  # fmt: skip
+    return next((folder / "out").glob("*.whl"))
+
+
+def test_the_wheel_holds_every_module_the_page_and_the_built_in_model(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    missing = set()
+    for folder in ("demo", "kernels", "loadtest", "protocol", "services"):
+        for path in (ROOT / folder).rglob("*.py"):
+            missing |= {f"penstock/{path.relative_to(ROOT)}"} - held
+    for folder in ("demo/model", "services/frontend/page"):
+        for path in (ROOT / folder).iterdir():
+            missing |= {f"penstock/{path.relative_to(ROOT)}"} - held
+    assert missing == set()
+
+
+def test_a_server_from_the_wheel_answers_with_the_built_in_model(
+    wheel: Path, tmp_path: Path
+) -> None:
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "penstock.services", "serve", "--port", "0", "--device", "cpu"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+    )
+    try:
+        assert server.stdout is not None
+        lines: list[str] = []
+        while not (found := URL.search(lines[-1] if lines else "")):
+            line = server.stdout.readline()
+            assert line, "".join(lines)
+            lines.append(line)
+        assert f"{installed}/penstock/demo/model" in "".join(lines)
+        question = {"role": "user", "content": "What is 17 + 25?"}
+        body = json.dumps({"messages": [question], "max_tokens": 200, "temperature": 0}).encode()
+        request = urllib.request.Request(
+            f"{found[1]}/v1/chat/completions", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            message = json.load(answer)["choices"][0]["message"]["content"]
+        assert message.endswith("\n42")
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)

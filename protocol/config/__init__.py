@@ -1,0 +1,35 @@
+"""Configuration: declared in ``fields``, resolved once by ``resolve``, completed by ``derive``."""
+
+from penstock.protocol.config.fields import (
+    CacheConfig,
+    ClusterConfig,
+    Config,
+    DeviceConfig,
+    LaunchConfig,
+    LoadingConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    SchedulerConfig,
+    ServerConfig,
+    TestConfig,
+)
+from penstock.protocol.config.resolve import build_parser, resolve
+from penstock.protocol.config.sources import ConfigError, Provenance
+
+__all__ = [
+    "CacheConfig",
+    "ClusterConfig",
+    "Config",
+    "ConfigError",
+    "DeviceConfig",
+    "LaunchConfig",
+    "LoadingConfig",
+    "ModelConfig",
+    "ObservabilityConfig",
+    "Provenance",
+    "SchedulerConfig",
+    "ServerConfig",
+    "TestConfig",
+    "build_parser",
+    "resolve",
+]

@@ -1,0 +1,161 @@
+"""Settings that contradict each other. All contradictions are reported together, and each names
+both sides with their flags and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.protocol.addresses import is_loopback
+from penstock.protocol.config.fields import Config
+from penstock.protocol.config.machine import Machine
+from penstock.protocol.config.sources import Provenance
+from penstock.protocol.model_info import ModelInfo
+
+
+def contradictions(
+    config: Config,
+    sources: Provenance,
+    machine: Machine | None = None,
+    info: ModelInfo | None = None,
+) -> list[str]:
+    """One line for each pair of settings that cannot both hold."""
+    return [
+        *_memory(config, sources),
+        *_device(config, sources, machine),
+        *_network(config, sources),
+        *_serving(config, sources),
+        *_model(config, info),
+    ]
+
+
+def _given(sources: Provenance, name: str) -> bool:
+    return sources[name].origin not in {"default", "derived"}
+
+
+def _memory(config: Config, sources: Provenance) -> Iterator[str]:
+    scheduler, model, cache = config.scheduler, config.model, config.cache
+    if scheduler.max_num_seqs > scheduler.max_num_batched_tokens:
+        yield (
+            f"--max-num-seqs {scheduler.max_num_seqs} is more than --max-num-batched-tokens "
+            f"{scheduler.max_num_batched_tokens}: every running sequence decodes a token a step"
+        )
+    if model.max_model_len and cache.num_kv_blocks:
+        room = cache.num_kv_blocks * cache.block_size
+        if model.max_model_len > room:
+            yield (
+                f"--max-model-len {model.max_model_len} does not fit into --num-kv-blocks "
+                f"{cache.num_kv_blocks} of {cache.block_size} tokens ({room} tokens)"
+            )
+    if cache.num_kv_blocks is not None and cache.kv_cache_memory_bytes is not None:
+        yield (
+            f"--num-kv-blocks {cache.num_kv_blocks} and --kv-cache-memory-bytes "
+            f"{cache.kv_cache_memory_bytes} both set the size of KV memory; give one"
+        )
+    if _given(sources, "gpu_memory_utilization"):
+        for other in ("num_kv_blocks", "kv_cache_memory_bytes"):
+            if _given(sources, other):
+                yield (
+                    f"--gpu-memory-utilization {cache.gpu_memory_utilization} and "
+                    f"--{other.replace('_', '-')} {getattr(cache, other)} both set the size of KV "
+                    "memory; give one"
+                )
+
+
+def _device(config: Config, sources: Provenance, machine: Machine | None) -> Iterator[str]:
+    device, model, cache = config.device, config.model, config.cache
+    if device.device == "cpu" and model.dtype == "float16":
+        yield "--device cpu cannot compute in --dtype float16; use bfloat16 or float32"
+    if device.device in {"cpu", "null"} and _given(sources, "gpu_memory_utilization"):
+        yield (
+            f"--gpu-memory-utilization {cache.gpu_memory_utilization} has no meaning with "
+            f"--device {device.device}; use --kv-cache-memory-bytes or --num-kv-blocks"
+        )
+    if device.device != "null" and _given(sources, "null_step_ms"):
+        yield f"--null-step-ms {device.null_step_ms} needs --device null, not {device.device}"
+    if device.device == "null":
+        for group, name in (
+            (device, "threads"),
+            (config.loading, "load_format"),
+            (cache, "kv_cache_memory_bytes"),
+        ):
+            if _given(sources, name):
+                value = getattr(group, name)
+                yield (
+                    f"--{name.replace('_', '-')} {value} has no meaning with --device null, "
+                    "which loads no model"
+                )
+    if machine is None:
+        return
+    if device.device == "cuda" and not machine.gpus:
+        yield "--device cuda: this machine has no CUDA device; use --device cpu"
+    if device.threads and device.threads > machine.cores:
+        yield f"--threads {device.threads} is more than this machine's {machine.cores} cores"
+
+
+def _network(config: Config, sources: Provenance) -> Iterator[str]:
+    cluster, launch = config.cluster, config.launch
+    ipc = cluster.router.startswith("ipc://")
+    if ipc:
+        for name in ("bind", "advertise", "port_range"):
+            value = getattr(cluster, name)
+            if value and not (name == "bind" and value.startswith("ipc://")):
+                yield (
+                    f"--{name.replace('_', '-')} {value} is for tcp, but --router "
+                    f"{cluster.router} is on one host"
+                )
+    if cluster.router and not cluster.router.startswith(("ipc://", "tcp://")):
+        yield f"--router {cluster.router}: expected ipc://PATH or tcp://HOST:PORT"
+    if cluster.bind.startswith("tcp://") and not cluster.secret:
+        host = cluster.bind.removeprefix("tcp://").rpartition(":")[0] or cluster.bind[6:]
+        if not is_loopback(host):
+            yield (
+                f"--bind {cluster.bind} is open to other hosts, but there is no --secret, so "
+                "anybody could connect"
+            )
+    if cluster.port_range:
+        low, _, high = cluster.port_range.partition("-")
+        wanted = 2 + launch.frontends + launch.tokenizers + 2 * launch.data_parallel_size
+        if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high) < 65536):
+            yield f"--port-range {cluster.port_range}: expected FIRST-LAST within 1-65535"
+        elif int(high) - int(low) + 1 < wanted and _given(sources, "port_range"):
+            yield (
+                f"--port-range {cluster.port_range} has fewer ports than the {wanted} processes of "
+                f"--frontends {launch.frontends}, --tokenizers {launch.tokenizers} and "
+                f"--data-parallel-size {launch.data_parallel_size}"
+            )
+
+
+def _serving(config: Config, sources: Provenance) -> Iterator[str]:
+    server, launch, cluster = config.server, config.launch, config.cluster
+    names = config.model.served_model_name
+    if len(set(names)) < len(names):
+        yield f"--served-model-name {' '.join(names)}: a name stands there twice"
+    if "" in server.api_key:
+        yield "--api-key: a key is empty"
+    if (
+        _given(sources, "keep_alive_comment_s")
+        and server.keep_alive_comment_s > server.request_timeout_s
+    ):
+        yield (
+            f"--keep-alive-comment-s {server.keep_alive_comment_s:g} is longer than "
+            f"--request-timeout-s {server.request_timeout_s:g}: no comment would ever be sent"
+        )
+    if launch.data_parallel_size > 1 and _given(sources, "engine"):
+        yield (
+            f"--engine {cluster.engine} names one engine, but --data-parallel-size "
+            f"{launch.data_parallel_size} starts several, named 0, 1, …"
+        )
+    if launch.drain_timeout_s > server.request_timeout_s and _given(sources, "drain_timeout_s"):
+        yield (
+            f"--drain-timeout-s {launch.drain_timeout_s:g} is longer than --request-timeout-s "
+            f"{server.request_timeout_s:g}: every request has ended by then"
+        )
+
+
+def _model(config: Config, info: ModelInfo | None) -> Iterator[str]:
+    given = config.model.max_model_len
+    if info is not None and given is not None and given > info.max_model_len:
+        yield (
+            f"--max-model-len {given}: --model {info.folder} was trained for "
+            f"{info.max_model_len} positions (max_position_embeddings in config.json)"
+        )

@@ -1,0 +1,101 @@
+"""Values that were left out, derived from the model and the machine, each with its reason.
+
+Only what stands at its default is replaced; what a file, the environment or a flag says is never
+touched. The worker may still lower ``max_model_len`` when it has measured its KV memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.protocol.config.fields import Config
+from penstock.protocol.config.machine import Machine
+from penstock.protocol.config.sources import Provenance, Source
+from penstock.protocol.model_info import ModelInfo
+
+CUDA_MAX_NUM_SEQS = 256
+CUDA_MAX_NUM_BATCHED_TOKENS = 8192
+CORES_A_FRONTEND = 4
+MAX_FRONTENDS = 4
+
+
+class _Deriver:
+    def __init__(self, config: Config, sources: Provenance) -> None:
+        self.config = config
+        self.sources = dict(sources)
+
+    def set(self, group: str, name: str, value: Any, reason: str) -> None:
+        """Give a field that was left out its value."""
+        if self.sources[name].origin != "default":
+            return
+        changed = msgspec.structs.replace(getattr(self.config, group), **{name: value})
+        self.config = msgspec.structs.replace(self.config, **{group: changed})
+        self.sources[name] = Source("derived", reason)
+
+
+def derive(
+    config: Config, sources: Provenance, machine: Machine, info: ModelInfo | None
+) -> tuple[Config, Provenance]:
+    """Fill what was left out. ``info``: the model, where the command knows it."""
+    found = _Deriver(config, sources)
+    steps: tuple[Callable[[_Deriver, Machine, ModelInfo | None], None], ...] = (
+        _device,
+        _model,
+        _sizes,
+        _processes,
+    )
+    for step in steps:
+        step(found, machine, info)
+    return found.config, found.sources
+
+
+def _device(found: _Deriver, machine: Machine, info: ModelInfo | None) -> None:
+    if found.config.device.device == "auto":
+        if machine.gpus:
+            found.set("device", "device", "cuda", f"the machine has {machine.gpus} CUDA device(s)")
+        else:
+            found.set("device", "device", "cpu", "the machine has no CUDA device")
+    if found.config.device.device == "cpu":
+        # The number itself is found by the worker, which times steps of the model.
+        reason = f"what the worker measures to be fastest on {machine.physical_cores} cores"
+        found.set("device", "threads", None, reason)
+
+
+def _model(found: _Deriver, machine: Machine, info: ModelInfo | None) -> None:
+    if info is None:
+        return
+    name = info.folder.resolve().name
+    found.set("model", "served_model_name", [name], "the model folder's name")
+    # The value itself is found by the worker, which measures the KV memory.
+    found.set(
+        "model",
+        "max_model_len",
+        None,
+        f"{info.max_model_len} (max_position_embeddings in config.json), less if KV memory is",
+    )
+    dtype = info.dtype.removeprefix("torch.")
+    if found.config.model.dtype == "auto" and dtype in {"float32", "bfloat16", "float16"}:
+        if dtype == "float16" and found.config.device.device == "cpu":
+            found.set("model", "dtype", "bfloat16", "config.json says float16, which the CPU lacks")
+        else:
+            found.set("model", "dtype", dtype, "dtype in config.json")
+
+
+def _sizes(found: _Deriver, machine: Machine, info: ModelInfo | None) -> None:
+    if found.config.device.device != "cuda":
+        return
+    reason = "a CUDA device computes large steps efficiently"
+    tokens = max(CUDA_MAX_NUM_BATCHED_TOKENS, found.config.scheduler.max_num_seqs)
+    found.set("scheduler", "max_num_batched_tokens", tokens, reason)
+    seqs = min(CUDA_MAX_NUM_SEQS, found.config.scheduler.max_num_batched_tokens)
+    found.set("scheduler", "max_num_seqs", seqs, reason)
+
+
+def _processes(found: _Deriver, machine: Machine, info: ModelInfo | None) -> None:
+    count = max(1, min(MAX_FRONTENDS, machine.cores // CORES_A_FRONTEND))
+    reason = f"one for each {CORES_A_FRONTEND} of {machine.cores} cores, at most {MAX_FRONTENDS}"
+    found.set("launch", "frontends", count, reason)
+    found.set("launch", "tokenizers", count, reason)

@@ -1,0 +1,267 @@
+"""Defaults < file < environment < flags, resolved once into a frozen ``Config``.
+
+Every value remembers where it came from (``Provenance``), so that ``--show-config`` can say it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from penstock.protocol.config.checks import contradictions
+from penstock.protocol.config.fields import Config
+from penstock.protocol.config.sources import ConfigError, Provenance, Source
+
+ENVIRONMENT_PREFIX = "PENSTOCK_"
+_SECRET = frozenset({"secret", "api_key"})
+_HIDDEN = "<hidden>"
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One declared field, as flags, environment and files see it."""
+
+    group: str
+    name: str
+    type: Any
+    default: Any
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(_bare(self.type)) is list
+
+    @property
+    def is_bool(self) -> bool:
+        return _bare(self.type) is bool
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """All that it may be, where that can be listed."""
+        bare = _bare(self.type)
+        return get_args(bare) if get_origin(bare) is Literal else ()
+
+    def convert(self, value: Any) -> Any:
+        """Text (or a file's value) into the declared type.
+
+        Raises ``msgspec.ValidationError`` with the bound that was missed, or the choices.
+        """
+        if self.is_list and isinstance(value, str):
+            value = [part for part in value.split(",") if part]
+        choices = self.choices
+        if isinstance(value, str) and choices:
+            if any(isinstance(choice, int) for choice in choices) and value.isdecimal():
+                value = int(value)
+            if value not in choices:
+                known = ", ".join(map(str, choices))
+                raise msgspec.ValidationError(f"Expected one of {known}")
+        return msgspec.convert(value, self.type, strict=False)
+
+
+def _bare(hint: Any) -> Any:
+    while hasattr(hint, "__metadata__"):
+        hint = hint.__origin__
+    return hint
+
+
+def _help(hint: Any) -> str:
+    for meta in getattr(hint, "__metadata__", ()):
+        if isinstance(meta, msgspec.Meta) and meta.description:
+            return meta.description
+    return ""
+
+
+def fields(groups: Sequence[str] | None = None) -> dict[str, Field]:
+    """Fields of the named groups (all by default), by name; names are unique over groups."""
+    found: dict[str, Field] = {}
+    for group, kind in get_type_hints(Config).items():
+        if groups is not None and group not in groups:
+            continue
+        hints = get_type_hints(kind, include_extras=True)
+        for info in msgspec.structs.fields(kind):
+            default = info.default
+            if default is msgspec.NODEFAULT:
+                default = info.default_factory()
+            hint = hints[info.name]
+            found[info.name] = Field(group, info.name, hint, default, _help(hint))
+    return found
+
+
+def build_parser(
+    program: str, description: str, groups: Sequence[str], positional_model: bool = False
+) -> argparse.ArgumentParser:
+    """A parser with the flags of ``groups``; values stay text until ``resolve``."""
+    parser = argparse.ArgumentParser(program, description=description, allow_abbrev=False)
+    if positional_model:
+        parser.add_argument("MODEL", nargs="?", help="the same as --model")
+    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file with the same keys")
+    parser.add_argument(
+        "--show-config", action="store_true", help="print each value and its source"
+    )
+    for group in groups:
+        section = parser.add_argument_group(group)
+        for field in fields([group]).values():
+            text = f"{field.help} [{_show(field.default)}] ({field.variable})".replace("%", "%%")
+            if field.is_bool:
+                section.add_argument(
+                    field.flag, action=argparse.BooleanOptionalAction, default=None, help=text
+                )
+            elif field.is_list:
+                section.add_argument(
+                    field.flag, nargs="+", default=None, metavar="VALUE", help=text
+                )
+            else:
+                choices = "{" + ",".join(map(str, field.choices)) + "}"
+                metavar = choices if field.choices else "VALUE"
+                section.add_argument(field.flag, default=None, metavar=metavar, help=text)
+    return parser
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "derived"
+    if value == "" or value == []:
+        return "none"
+    return str(value)
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """Read a TOML or YAML file; groups may be tables or left out. Raises ``ConfigError``."""
+    try:
+        data = Path(path).read_bytes()
+        if path.endswith((".yaml", ".yml")):
+            tree = msgspec.yaml.decode(data)
+        else:
+            tree = msgspec.toml.decode(data)
+    except (OSError, ImportError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise ConfigError(f"--config {path}: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"--config {path}: expected keys and values, got {type(tree).__name__}")
+    groups = set(get_type_hints(Config))
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        is_group = key in groups and isinstance(value, dict)
+        for name, single in value.items() if is_group else ((key, value),):
+            name = str(name).replace("-", "_")
+            if name in flat:
+                raise ConfigError(f"--config {path}: {name} is given twice")
+            flat[name] = single
+    return flat
+
+
+class _Gathering:
+    """Values of declared fields from one source after another; a later one wins."""
+
+    def __init__(self, groups: Sequence[str]) -> None:
+        self.declared = fields(groups)
+        self.everything = fields()
+        self.values: dict[str, Any] = {}
+        self.sources: Provenance = {}
+        self.faults: list[str] = []
+        self.unread: set[str] = set()
+        """Flags of the fields whose value is a fault."""
+
+    def _take(self, field: Field, raw: Any, source: Source, label: str) -> None:
+        try:
+            self.values[field.name] = field.convert(raw)
+            self.sources[field.name] = source
+        except msgspec.ValidationError as error:
+            shown = _HIDDEN if field.name in _SECRET else repr(raw)
+            self.faults.append(f"{label} {shown}: {error}")
+            self.unread.add(field.flag)
+
+    def file(self, path: str) -> None:
+        """Raises ``ConfigError`` for a file that cannot be read."""
+        for key, raw in read_file(path).items():
+            if key not in self.everything:
+                self.faults.append(f"--config {path}: unknown key {key!r}")
+            elif key in self.declared:
+                self._take(self.declared[key], raw, Source("file", path), f"--config {path}: {key}")
+
+    def environment(self, environment: Mapping[str, str]) -> None:
+        for variable, text in environment.items():
+            if not variable.startswith(ENVIRONMENT_PREFIX):
+                continue
+            name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            if name == "config":
+                continue
+            if name not in self.everything:
+                self.faults.append(f"environment variable {variable}: there is no such setting")
+            elif name in self.declared:
+                self._take(self.declared[name], text, Source("environment", variable), variable)
+
+    def flags(self, given: Mapping[str, Any]) -> None:
+        """``MODEL`` is the same as ``model``."""
+        if given.get("MODEL"):
+            if given.get("model") not in (None, given["MODEL"]):
+                self.faults.append(
+                    f"MODEL is {given['MODEL']!r}, but --model is {given['model']!r}"
+                )
+            given = {**given, "model": given["MODEL"]}
+        for name, field in self.declared.items():
+            raw = given.get(name)
+            if raw is not None:
+                self._take(field, raw, Source("flag", field.flag), field.flag)
+
+    def config(self) -> Config:
+        """The whole of it, with defaults for what nobody gave."""
+        tree: dict[str, dict[str, Any]] = {}
+        for name, field in self.everything.items():
+            tree.setdefault(field.group, {})[name] = self.values.get(name, field.default)
+            self.sources.setdefault(name, Source("default"))
+        hints = get_type_hints(Config)
+        return Config(**{group: hints[group](**kwargs) for group, kwargs in tree.items()})
+
+
+def resolve(
+    groups: Sequence[str],
+    arguments: argparse.Namespace | Mapping[str, Any],
+    environment: Mapping[str, str],
+) -> tuple[Config, Provenance]:
+    """One frozen ``Config`` from all sources. Raises ``ConfigError`` that lists every fault.
+
+    Environment variables of groups that this command does not read are left alone (one
+    environment serves all processes); unknown ``PENSTOCK_*`` names are an error.
+    """
+    given = dict(arguments) if isinstance(arguments, Mapping) else vars(arguments)
+    gathering = _Gathering(groups)
+    if path := given.get("config") or environment.get(ENVIRONMENT_PREFIX + "CONFIG"):
+        gathering.file(str(path))
+    gathering.environment(environment)
+    gathering.flags(given)
+    config = gathering.config()
+    conflicts = [
+        line
+        for line in contradictions(config, gathering.sources)
+        # A setting that could not be read stands at its default, which contradicts nobody.
+        if not any(re.search(rf"{flag}(?![\w-])", line) for flag in gathering.unread)
+    ]
+    if faults := gathering.faults + conflicts:
+        raise ConfigError("\n".join(faults))
+    return config, gathering.sources
+
+
+def show(config: Config, sources: Provenance, groups: Sequence[str]) -> str:
+    """Lines ``name = value  # source`` for ``--show-config``."""
+    lines = []
+    for group in groups:
+        lines.append(f"[{group}]")
+        for name in fields([group]):
+            value = getattr(getattr(config, group), name)
+            source = sources[name]
+            text = _HIDDEN if name in _SECRET and value else repr(value)
+            detail = f" {source.detail}" if source.detail else ""
+            lines.append(f"{name} = {text}  # {source.origin}{detail}")
+    return "\n".join(lines)

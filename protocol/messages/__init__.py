@@ -1,0 +1,1 @@
+"""Every message, one file a boundary. ``penstock.protocol.codec`` lists them with their tags."""

@@ -1,0 +1,176 @@
+"""Who is alive: what every process says to the router, and what the router answers.
+
+``Hello`` and ``Refused`` never change their layout, so that two builds with different protocols
+can still tell each other why they do not get along.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
+    """First message of every process to the router. Its layout is frozen for ever."""
+
+    service: str
+    address: str
+    incarnation: int
+    protocol_version: int
+    schema_hash: str
+    identity: bytes
+    """An encoded ``Identity``; read only when version and schema agree."""
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """The router does not admit the sender. Its layout is frozen for ever."""
+
+    reason: str
+    remedy: str
+
+
+class Capacity(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an engine can hold; all zero for other services and until the model is loaded."""
+
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    block_size: int = 0
+    num_blocks: int = 0
+    vocab_size: int = 0
+
+
+class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What does not change in the life of a process."""
+
+    pid: int
+    host: str
+    engine: str = ""
+    """Name of the engine that a scheduler or worker belongs to."""
+    rank: int = 0
+    model: str = ""
+    """Served model name; the first of ``aliases``."""
+    aliases: list[str] = []
+    http: str = ""
+    """``host:port`` where a frontend listens."""
+
+
+class Phase:
+    """Where a process stands in its life. A plain string on the wire."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
+    """Sent by the beat thread of every process, also while its main thread is busy.
+
+    Alive and stuck are two things: silence says dead; a beat whose ``item_age`` passes its
+    ``item_limit`` says stuck.
+    """
+
+    address: str
+    incarnation: int
+    phase: str
+    note: str
+    """What the process is doing in this phase, for people: ``reading weights 45%``."""
+    progress: int
+    """Counts finished items (steps, batches, turns of the event loop)."""
+    item_age: float
+    """Seconds since the current item began; 0 when idle."""
+    item_limit: float
+    """Seconds that the current item may take before its process counts as stuck."""
+    load: int
+    """Open requests here, weighted as the service sees fit; the router sends to the smallest."""
+    capacity: Capacity
+    metrics: bytes
+    """An encoded ``MetricsReport``: absolute values, so a lost beat loses nothing."""
+    membership_version: int
+    """Version of the newest ``Members`` that the sender has seen from this router."""
+
+
+class BeatAnswer(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
+    """The router heard a beat. A new ``router`` means that it was restarted."""
+
+    router: int
+
+
+class WhoAreYou(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
+    """The router does not know the sender of a beat: say ``Hello`` again."""
+
+    router: int
+
+
+class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
+    """The sender has finished its work and leaves: nothing of it is lost."""
+
+    incarnation: int
+
+
+class Died(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """The launcher saw the end of its child by pidfd: no need to wait for silence."""
+
+    pid: int
+    host: str
+
+
+class Fenced(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
+    """The receiver was declared lost. It drops all state and exits."""
+
+    incarnation: int
+
+
+class Peer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One living process as the router knows it."""
+
+    service: str
+    address: str
+    incarnation: int
+    identity: Identity
+    phase: str
+    note: str
+    capacity: Capacity
+    load: int
+
+
+class Members(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
+    """The whole membership; sent on every change. A snapshot repairs whatever got lost before.
+
+    ``lost`` names the incarnations that were declared lost (newest last, bounded); one that left
+    with ``Goodbye`` is in neither list.
+    """
+
+    router: int
+    version: int
+    peers: list[Peer]
+    lost: list[int]
+
+
+class MetricSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One metric of one process. ``name`` indexes ``penstock.protocol.metrics.METRICS``."""
+
+    name: str
+    labels: list[str]
+    values: list[float]
+    """A counter or gauge: one value. A histogram: a count for each bucket, then the sum."""
+
+
+class MetricsReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    samples: list[MetricSample]
+
+
+class MetricsQuery(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
+    reply_to: str
+
+
+class ProcessMetrics(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The newest report of one living process, or of all the dead ones of a service together."""
+
+    service: str
+    incarnation: int
+    """0 for the total of the dead."""
+    report: MetricsReport
+
+
+class MetricsAnswer(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):
+    processes: list[ProcessMetrics]

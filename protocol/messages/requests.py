@@ -1,0 +1,185 @@
+"""A request on its way to an engine, and every word about who holds it.
+
+A request is named by ``id`` (made by its frontend, unique in the cluster) and ``attempt``.
+``attempt`` is ``submission << 8 | enqueue``: the frontend counts submissions, the tokenizer that
+holds one counts its enqueues. A higher attempt always replaces a lower one of the same id.
+The ``n`` choices of a request travel together; rows of tokens name the choice.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from penstock.protocol.sampling import SamplingParams
+
+ATTEMPT_BITS = 8
+MAX_CACHE_SALT = 128
+
+RequestPriority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+"""Lower is more urgent; only the scheduling policy ``priority`` looks at it."""
+CacheSalt = Annotated[str, Meta(max_length=MAX_CACHE_SALT)]
+"""Requests with different salts share no KV blocks."""
+
+
+def first_attempt(submission: int) -> int:
+    """The attempt number of a submission's first enqueue."""
+    return submission << ATTEMPT_BITS
+
+
+def submission_of(attempt: int) -> int:
+    return attempt >> ATTEMPT_BITS
+
+
+class ChoiceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a choice has already produced; empty at first, filled in a continuation."""
+
+    choice: int
+    output: bytes = b""
+    """int32 token ids, little endian."""
+    released: int = 0
+    """Characters already sent to the client; a new tokenizer sends only what lies after them."""
+
+
+class Chat(msgspec.Struct, frozen=True, array_like=True, tag="chat", gc=False):
+    """Messages to be rendered by the model's chat template."""
+
+    messages: bytes
+    """JSON array of messages, checked for shape by the frontend."""
+    template_kwargs: bytes = b"{}"
+    """JSON object of extra template variables, from an allowlist."""
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", gc=False):
+    text: str
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens", gc=False):
+    ids: bytes
+    """int32 token ids, little endian. Also what a continuation sends: no second rendering."""
+
+
+Prompt = Chat | Text | Tokens
+
+
+class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the client asked for, as the frontend sends it. The router never decodes it."""
+
+    prompt: Prompt
+    params: SamplingParams
+    choices: list[ChoiceState]
+    """The choices still open; at first all ``n``."""
+    tenant: str
+    time_left: float | None
+    """Seconds until the request's deadline; clocks differ between hosts, so never a time."""
+    age: float
+    """Seconds since the client's request arrived."""
+    priority: RequestPriority = 0
+    cache_salt: CacheSalt = ""
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):
+    """Frontend → router → a tokenizer. Sent again each second until ``Taken``."""
+
+    id: int
+    attempt: int
+    reply_to: str
+    work: bytes
+    """An encoded ``Work``."""
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True, tag=21, gc=False):
+    """Tokenizer → frontend: the tokenizer owns the submission from here on."""
+
+    id: int
+    attempt: int
+
+
+class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request in tokens, as the scheduler needs it. The router never decodes it."""
+
+    prompt: bytes
+    """int32 token ids, little endian."""
+    params: SamplingParams
+    """Every field resolved by the tokenizer: none is ``None``."""
+    choices: list[ChoiceState]
+    stop_ids: list[int]
+    """``stop_token_ids`` and, unless ``ignore_eos``, the model's end tokens."""
+    tenant: str
+    time_left: float | None
+    age: float
+    priority: RequestPriority = 0
+    cache_salt: CacheSalt = ""
+
+
+class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
+    """Tokenizer → router → a scheduler. Sent again each second until ``Accepted``."""
+
+    id: int
+    attempt: int
+    reply_to: str
+    tokens: int
+    """Prompt and output tokens over all choices: what the router weighs."""
+    affinity: bytes
+    """Room for prefix hashes; empty today."""
+    work: bytes
+    """An encoded ``TokenWork``."""
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=23, gc=False):
+    """Scheduler → tokenizer → frontend: the request waits or runs in an engine.
+
+    The tokenizer adds ``prompt`` so that the frontend can resubmit without rendering again. No
+    HTTP status goes out before it.
+    """
+
+    id: int
+    attempt: int
+    prompt: bytes = b""
+    max_tokens: int = 0
+    """The resolved limit, so that a continuation keeps it."""
+
+
+class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=24, gc=False):
+    """The request cannot be served; the whole request ends with this error."""
+
+    id: int
+    attempt: int
+    status: int
+    """HTTP status: 400, 413, 429, 500 or 503."""
+    kind: str
+    """OpenAI error ``type``: ``invalid_request_error``, ``overloaded_error``, …"""
+    message: str
+    param: str | None = None
+    retry_after: float | None = None
+    retry_elsewhere: bool = False
+    """The request itself is fine (draining or full receiver): another peer may take it."""
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=25, gc=False):
+    """The sender is no longer interested. Columns of the same length.
+
+    It may overtake the request it cancels; the receiver keeps a tombstone for 60 s.
+    """
+
+    ids: list[int]
+    attempts: list[int]
+    choices: list[int]
+    """The choice that is no longer wanted, or -1 for the whole request."""
+
+
+class Holding(msgspec.Struct, frozen=True, array_like=True, tag=26, gc=False):
+    """Every 2 s: all that the sender believes open at the receiver. Columns."""
+
+    reply_to: str
+    ids: list[int]
+    attempts: list[int]
+
+
+class Unknown(msgspec.Struct, frozen=True, array_like=True, tag=27, gc=False):
+    """Answer to ``Holding``: these are not open here, continue them elsewhere. Columns."""
+
+    ids: list[int]
+    attempts: list[int]

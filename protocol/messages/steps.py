@@ -1,0 +1,124 @@
+"""The step loop between a scheduler and its workers.
+
+A plan is a difference. The worker keeps its batch in numbered slots; a slot whose prompt is
+computed decodes one token in every step until a plan says that it is gone. So a decode step that
+changes nothing is a few bytes, whatever the batch.
+
+The rows of a step, in the order in which ``StepResult.tokens`` lists them:
+
+1. every decoding slot, in ascending slot order;
+2. every chunk of the plan with ``sample``, in plan order (its slot decodes from the next step on).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Attach(msgspec.Struct, frozen=True, array_like=True, tag=40, gc=False):
+    """Scheduler → worker: work for this scheduler from now on. A new epoch: drop all slots."""
+
+    epoch: int
+    reply_to: str
+
+
+class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
+    """Worker → scheduler: the model is loaded and KV memory is taken."""
+
+    epoch: int
+    rank: int
+    num_blocks: int
+    """KV blocks that the scheduler may hand out: ids 0 … ``num_blocks`` - 1."""
+    block_size: int
+    max_num_seqs: int
+    """Slots: 0 … ``max_num_seqs`` - 1."""
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+
+
+class SlotSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The sampling state of one slot. A slot is reset whole when it is used again."""
+
+    temperature: float
+    top_k: int
+    """0: all."""
+    top_p: float
+    seed: int
+    """Unsigned 64 bit."""
+    choice: int
+    """A draw is keyed by (seed, choice, output position)."""
+
+
+class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A sequence takes a slot: new, or back from preemption or from another engine."""
+
+    slot: int
+    tokens: bytes
+    """int32 ids of prompt and output so far, little endian, from position 0."""
+    prompt_len: int
+    """How many of ``tokens`` are prompt; the rest are output."""
+    num_computed: int
+    """Positions whose K and V are in the cache already (prefix hits)."""
+    blocks: list[int]
+    """Block table for positions 0 …; ``Chunk.blocks`` extends it."""
+    sampling: SlotSampling
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Compute ``count`` more positions of a slot's known tokens (prefill)."""
+
+    slot: int
+    start: int
+    """First position; equals what is computed so far."""
+    count: int
+    sample: bool
+    """The chunk reaches the last known token: sample the next one, then decode."""
+    blocks: list[int]
+    """Blocks appended to the slot's table before the chunk runs."""
+
+
+class BlockCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Copy a block between memory tiers (0 is the device). Room for swap; unused today."""
+
+    source_tier: int
+    source: int
+    target_tier: int
+    target: int
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=42, gc=False):
+    """One step. Executed in the order: ``gone``, ``copies``, ``added``, ``grown``, then compute."""
+
+    epoch: int
+    step: int
+    """Numbered from 1 within an epoch, without gaps."""
+    full: bool
+    """Drop every slot first. The first plan of an epoch and the first after a failure."""
+    gone: list[int]
+    added: list[NewSlot]
+    grown: list[int]
+    """Flat pairs (slot, block): one block appended to a decoding slot's table."""
+    chunks: list[Chunk]
+    copies: list[BlockCopy] = []
+    repeat: int = 1
+    """Run the decode rows this many times; any newer plan ends it. 1 today."""
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False):
+    epoch: int
+    step: int
+    tokens: bytes
+    """int32 sampled ids, one a row, in the order above, little endian."""
+    bad_rows: list[int]
+    """Rows whose logits were not finite; their token means nothing."""
+    seconds: float
+    """Time that the worker spent on the step."""
+
+
+class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=44, gc=False):
+    """The step raised. The worker drops all slots and waits for a full plan."""
+
+    epoch: int
+    step: int
+    reason: str

@@ -1,0 +1,68 @@
+"""Tokens on their way back: one columnar message a step and destination.
+
+A row is (id, choice, attempt, index of its first output token, tokens, end or none). The end
+rides in the row that brings the last token, never in a message of its own. A receiver takes only
+its current attempt and exactly the next index.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class EndReason(enum.IntEnum):
+    """Why a choice ended. ``ERROR`` and ``ABORT`` carry a message."""
+
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The end of one choice, for row ``row`` of its batch."""
+
+    row: int
+    reason: EndReason
+    stop: int | str | None = None
+    """The stop token or stop string that was found."""
+    message: str = ""
+    status: int = 0
+    """HTTP status that an error stands for."""
+
+
+class TokenBatch(msgspec.Struct, frozen=True, array_like=True, tag=30, gc=False):
+    """Scheduler → one tokenizer: the tokens of one step."""
+
+    ids: list[int]
+    choices: list[int]
+    attempts: list[int]
+    indices: list[int]
+    counts: list[int]
+    """Tokens in each row; 0 for a row that only ends."""
+    tokens: bytes
+    """int32 token ids of all rows one after another, little endian."""
+    ends: list[End]
+    cached: list[int]
+    """For rows with index 0: prompt tokens found in the prefix cache; else 0."""
+
+
+class TextBatch(msgspec.Struct, frozen=True, array_like=True, tag=31, gc=False):
+    """Tokenizer → one frontend: the text of one step.
+
+    A row may hold tokens without text (an unfinished character, a possible stop string).
+    """
+
+    ids: list[int]
+    choices: list[int]
+    attempts: list[int]
+    indices: list[int]
+    counts: list[int]
+    tokens: bytes
+    texts: list[str]
+    released: list[int]
+    """Characters released in all, this row's text included."""
+    ends: list[End]
+    cached: list[int]

@@ -1,0 +1,158 @@
+"""What a checkpoint's JSON files say about the model, read without torch or transformers.
+
+Accepts both layouts that Hugging Face folders use: transformers 4 (``torch_dtype``,
+``rope_theta``, ``rope_scaling``) and 5 (``dtype``, ``rope_parameters``).
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.protocol.sampling import parse_field
+
+MAX_JSON_BYTES = 64 * 1024 * 1024
+LFS_POINTER = b"version https://git-lfs"
+"""How a file begins that Git LFS left in the place of the true one."""
+
+
+MAX_MESSAGE = 4000
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+class BadModelFolder(ValueError):
+    """The folder cannot be served. The message names the file and the cause.
+
+    It is one line of bounded length, whatever the folder's files put into it.
+    """
+
+    def __init__(self, message: str) -> None:
+        line = _CONTROL.sub(" ", message)
+        super().__init__(line if len(line) <= MAX_MESSAGE else line[:MAX_MESSAGE] + "…")
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """Facts that more than one service needs."""
+
+    folder: Path
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    dtype: str
+    eos_token_ids: list[int]
+    defaults: dict[str, float]
+    """Sampling defaults of ``generation_config.json``: temperature, top_p, top_k."""
+    config: dict[str, Any]
+    """``config.json`` as it stands."""
+
+
+def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """A whole file of text, not decoded. Raises ``BadModelFolder`` that names it."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise BadModelFolder(f"{path}: not a regular file")
+        if status.st_size > max_bytes:
+            raise BadModelFolder(f"{path}: larger than {max_bytes} bytes")
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise BadModelFolder(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if isinstance(error, BadModelFolder):
+            raise
+        raise BadModelFolder(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if text.startswith(LFS_POINTER):
+        raise BadModelFolder(
+            f"{path}: a Git LFS pointer, not the file itself; fetch it with `git lfs pull`"
+        )
+    return text
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file. Raises ``BadModelFolder`` that names it."""
+    try:
+        return msgspec.json.decode(read_text(path))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadModelFolder(f"{path}: not valid JSON: {error}") from None
+
+
+def _number(config: dict[str, Any], key: str, path: Path) -> int:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        raise BadModelFolder(f"{path}: {key} must be a positive integer, got {value!r}")
+    return value
+
+
+def _end_tokens(source: dict[str, Any], vocab_size: int, path: Path) -> list[int]:
+    """``eos_token_id``: an id, a list of them, or nothing.
+
+    Ids outside the vocabulary end nothing and are left out (some checkpoints say -1).
+    """
+    value = source.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for each in ids:
+        if isinstance(each, bool) or not isinstance(each, int):
+            raise BadModelFolder(f"{path}: eos_token_id must be token ids, got {each!r}")
+    return [each for each in ids if 0 <= each < vocab_size]
+
+
+def _sampling_defaults(generation: dict[str, Any], path: Path) -> dict[str, float]:
+    """What is checked here for its range is not refused later, request by request."""
+    defaults: dict[str, float] = {}
+    if not generation.get("do_sample", True):
+        return defaults
+    for name in ("temperature", "top_p", "top_k"):
+        value = generation.get(name)
+        if value is None:
+            continue
+        if name == "top_k" and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        try:
+            defaults[name] = parse_field(name, value)
+        except msgspec.ValidationError as error:
+            raise BadModelFolder(f"{path}: {name} {value!r}: {error}") from None
+    return defaults
+
+
+def read_model_info(folder: str | Path) -> ModelInfo:
+    """Read ``config.json`` and ``generation_config.json``. Raises ``BadModelFolder``."""
+    root = Path(folder)
+    if root.is_file():
+        raise BadModelFolder(
+            f"{root}: a file, not a folder; MODEL is the path of a Hugging Face checkpoint folder"
+        )
+    if not root.is_dir():
+        raise BadModelFolder(
+            f"{root}: no such folder; MODEL is the path of a Hugging Face checkpoint folder"
+        )
+    path = root / "config.json"
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise BadModelFolder(f"{path}: expected an object")
+    architectures = config.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    if not isinstance(architecture, str):
+        raise BadModelFolder(f"{path}: architectures must name the model class")
+    generation: dict[str, Any] = {}
+    generation_path = root / "generation_config.json"
+    if generation_path.exists():
+        read = read_json(generation_path)
+        if not isinstance(read, dict):
+            raise BadModelFolder(f"{generation_path}: expected an object")
+        generation = read
+    vocab_size = _number(config, "vocab_size", path)
+    eos = _end_tokens(generation, vocab_size, generation_path)
+    return ModelInfo(
+        folder=root,
+        architecture=architecture,
+        vocab_size=vocab_size,
+        max_model_len=_number(config, "max_position_embeddings", path),
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        eos_token_ids=eos or _end_tokens(config, vocab_size, path),
+        defaults=_sampling_defaults(generation, generation_path),
+        config=config,
+    )

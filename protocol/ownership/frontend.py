@@ -1,0 +1,339 @@
+"""The frontend's side: it owns a request until ``Taken``, and watches it to its end.
+
+It can always start the request again elsewhere: it keeps the prompt, the output ids and the
+number of characters that the client has seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.protocol.codec import Message
+from penstock.protocol.messages.membership import Peer
+from penstock.protocol.messages.requests import (
+    Accepted,
+    Cancel,
+    ChoiceState,
+    Rejected,
+    Submit,
+    Taken,
+    Tokens,
+    Unknown,
+    Work,
+    first_attempt,
+    submission_of,
+)
+from penstock.protocol.messages.tokens import End, TextBatch
+from penstock.protocol.ownership.peers import Membership, Send, disown, reconcile
+from penstock.protocol.ownership.tombstones import (
+    MAX_STALLS,
+    RECONCILE_SECONDS,
+    RESEND_SECONDS,
+)
+
+UNTAKEN_SECONDS = 30.0
+"""A request that no tokenizer takes for so long ends with 503."""
+QUICK_RETRIES = 4
+"""A request that draining peers hand back is sent on at once so often, then once a second."""
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Sink(Protocol):
+    """Where one request's events go. Called in order; never after its end."""
+
+    def on_accepted(self, prompt_tokens: int) -> None: ...
+
+    def on_text(self, choice: int, text: str, tokens: int, end: End | None, cached: int) -> None:
+        """One row: ``text`` may be empty; ``tokens`` counts new output tokens."""
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        """The whole request ends with this error, before or after ``on_accepted``."""
+
+
+class OpenChoice:
+    """What has come of one choice: ``output`` holds its token ids as int32 bytes."""
+
+    __slots__ = ("count", "ended", "output", "released")
+
+    def __init__(self) -> None:
+        self.output = bytearray()
+        self.count = 0
+        self.released = 0
+        self.ended = False
+
+
+class OpenRequest:
+    """A request between its submission and its end."""
+
+    __slots__ = (
+        "accepted",
+        "arrived",
+        "choices",
+        "deadline",
+        "id",
+        "max_tokens",
+        "open_choices",
+        "prompt",
+        "resend_at",
+        "sink",
+        "stalls",
+        "submission",
+        "tokenizer",
+        "untaken_since",
+        "work",
+    )
+
+    def __init__(self, request_id: int, work: Work, sink: Sink, now: float) -> None:
+        self.id = request_id
+        self.work = work
+        self.sink = sink
+        self.arrived = now - work.age
+        self.deadline = now + work.time_left if work.time_left is not None else None
+        self.submission = 1
+        self.tokenizer = 0
+        """Incarnation of the tokenizer that owns it; 0 until ``Taken``."""
+        self.accepted = False
+        self.prompt = b""
+        self.max_tokens = 0
+        self.choices = {state.choice: OpenChoice() for state in work.choices}
+        self.open_choices = len(self.choices)
+        self.stalls = 0
+        self.resend_at = now + RESEND_SECONDS
+        self.untaken_since = now
+
+
+class FrontendLedger:
+    """All requests that this frontend has open."""
+
+    def __init__(self, address: str, incarnation: int, members: Membership, send: Send) -> None:
+        self.open: dict[int, OpenRequest] = {}
+        self.stale_rows = 0
+        self.continuations = 0
+        self._address = address
+        self._members = members
+        self._send = send
+        self._next_id = (incarnation & 0x7FFF_FFFF) << 32
+        self._reconcile_at = 0.0
+
+    def submit(self, work: Work, sink: Sink, now: float) -> int:
+        """Send a new request on its way. ``work.params.seed`` must be set. Returns its id."""
+        self._next_id += 1
+        request = OpenRequest(self._next_id, work, sink, now)
+        self.open[request.id] = request
+        self._submit(request, now)
+        return request.id
+
+    def cancel(self, request_id: int) -> None:
+        """Nobody waits for it any more. Unknown ids are ignored."""
+        request = self.open.pop(request_id, None)
+        if request is not None:
+            self._cancel_downstream(request)
+
+    def end_all(self, message: str) -> None:
+        """This process goes down: every open request ends with 503."""
+        for request in list(self.open.values()):
+            self._cancel_downstream(request)
+            self._reject(request, 503, "overloaded_error", message)
+
+    def _cancel_downstream(self, request: OpenRequest) -> None:
+        peer = self._members.peers.get(request.tokenizer)
+        address = peer.address if peer else self._members.router_address
+        attempt = first_attempt(request.submission + 1) - 1
+        self._send(address, Cancel([request.id], [attempt], [-1]))
+
+    def _submit(self, request: OpenRequest, now: float) -> None:
+        work = request.work
+        changes: dict[str, Any] = {"age": now - request.arrived}
+        if request.deadline is not None:
+            changes["time_left"] = max(0.0, request.deadline - now)
+        if request.submission > 1:
+            changes["choices"] = [
+                ChoiceState(number, bytes(choice.output), choice.released)
+                for number, choice in request.choices.items()
+                if not choice.ended
+            ]
+        if request.prompt:
+            changes["prompt"] = Tokens(request.prompt)
+            changes["params"] = msgspec.structs.replace(work.params, max_tokens=request.max_tokens)
+        body = _encode(msgspec.structs.replace(work, **changes))
+        request.resend_at = now + RESEND_SECONDS
+        self._send(
+            self._members.router_address,
+            Submit(request.id, first_attempt(request.submission), self._address, body),
+        )
+
+    def _continue(self, request: OpenRequest, now: float, cause: str) -> None:
+        """Start the request again elsewhere, after what the client has already seen."""
+        self._cancel_downstream(request)
+        request.stalls += 1
+        if request.stalls > MAX_STALLS:
+            self._reject(
+                request,
+                500,
+                "server_error",
+                f"the request was started {MAX_STALLS + 1} times without a new token "
+                f"(last: {cause}); it was given up",
+            )
+            return
+        self.continuations += 1
+        request.submission += 1
+        request.tokenizer = 0
+        request.untaken_since = now
+        self._submit(request, now)
+
+    def _reject(self, request: OpenRequest, status: int, kind: str, message: str) -> None:
+        del self.open[request.id]
+        request.sink.on_rejected(
+            Rejected(request.id, first_attempt(request.submission), status, kind, message)
+        )
+
+    def handle(self, sender: int, message: Message, now: float) -> bool:
+        """Take a message of a request; ``False`` when it is none."""
+        match message:
+            case TextBatch():
+                self._on_text(sender, message, now)
+            case Taken():
+                self._owner(sender, message.id, message.attempt)
+            case Accepted():
+                request = self._owner(sender, message.id, message.attempt)
+                if request is not None and not request.accepted:
+                    request.accepted = True
+                    request.prompt = message.prompt
+                    request.max_tokens = message.max_tokens
+                    request.sink.on_accepted(len(message.prompt) // 4)
+            case Rejected():
+                self._on_rejected(sender, message, now)
+            case Unknown():
+                for request_id, attempt in zip(message.ids, message.attempts, strict=True):
+                    request = self._current(request_id, attempt)
+                    if request is not None and request.tokenizer == sender:
+                        self._continue(request, now, "its tokenizer forgot it")
+            case _:
+                return False
+        return True
+
+    def _current(self, request_id: int, attempt: int) -> OpenRequest | None:
+        request = self.open.get(request_id)
+        if request is None or request.submission != submission_of(attempt):
+            return None
+        return request
+
+    def _owner(self, sender: int, request_id: int, attempt: int) -> OpenRequest | None:
+        """The request, if ``sender`` owns it now; else the sender is told to drop it."""
+        request = self._current(request_id, attempt)
+        if request is not None and request.tokenizer == 0 and sender in self._members.peers:
+            request.tokenizer = sender
+        if request is None or request.tokenizer != sender:
+            self._disown(sender, [request_id], [attempt])
+            return None
+        return request
+
+    def _disown(self, sender: int, ids: list[int], attempts: list[int]) -> None:
+        self.stale_rows += len(ids)
+        disown(self._members, self._send, sender, ids, attempts)
+
+    def _on_rejected(self, sender: int, message: Rejected, now: float) -> None:
+        request = self._current(message.id, message.attempt)
+        if request is None or request.tokenizer not in (0, sender):
+            return
+        if message.retry_elsewhere:
+            request.tokenizer = 0
+            request.submission += 1
+            if request.submission <= QUICK_RETRIES:
+                self._submit(request, now)
+            return
+        del self.open[request.id]
+        request.sink.on_rejected(message)
+
+    def _on_text(self, sender: int, batch: TextBatch, now: float) -> None:
+        tokens = memoryview(batch.tokens)
+        ends = {end.row: end for end in batch.ends} if batch.ends else None
+        offset = 0
+        stale_ids: list[int] = []
+        stale_attempts: list[int] = []
+        rows = zip(
+            batch.ids,
+            batch.choices,
+            batch.attempts,
+            batch.indices,
+            batch.counts,
+            batch.texts,
+            batch.released,
+            batch.cached,
+            strict=True,
+        )
+        for row, (request_id, number, attempt, index, count, text, released, cached) in enumerate(
+            rows
+        ):
+            start = offset
+            offset += 4 * count
+            request = self.open.get(request_id)
+            if request is None or request.submission != attempt >> 8 or request.tokenizer != sender:
+                if request is not None and self._adopt(request, sender, attempt):
+                    pass
+                else:
+                    stale_ids.append(request_id)
+                    stale_attempts.append(attempt)
+                    continue
+            choice = request.choices.get(number)
+            if choice is None or choice.ended or index < choice.count:
+                continue
+            if index > choice.count:
+                self._continue(request, now, "a message was lost")
+                continue
+            choice.output += tokens[start:offset]
+            choice.count = index + count
+            choice.released = released
+            if count:
+                request.stalls = 0
+            end = ends.get(row) if ends is not None else None
+            if end is not None:
+                choice.ended = True
+                request.open_choices -= 1
+                if request.open_choices == 0:
+                    del self.open[request_id]
+            request.sink.on_text(number, text, count, end, cached)
+        if stale_ids:
+            self._disown(sender, stale_ids, stale_attempts)
+
+    def _adopt(self, request: OpenRequest, sender: int, attempt: int) -> bool:
+        """``Taken`` was lost, but the rows are of the current submission."""
+        if request.tokenizer or request.submission != submission_of(attempt):
+            return False
+        if sender not in self._members.peers:
+            return False
+        request.tokenizer = sender
+        return True
+
+    def peers_gone(self, gone: dict[int, Peer], now: float) -> None:
+        """Continue every request whose tokenizer is gone."""
+        for request in list(self.open.values()):
+            if request.tokenizer in gone and request.id in self.open:
+                self._continue(request, now, "its tokenizer was lost")
+
+    def tick(self, now: float) -> None:
+        """Send again, give up, compare. Call it a few times a second."""
+        for request in list(self.open.values()):
+            if request.deadline is not None and now > request.deadline:
+                self._cancel_downstream(request)
+                self._reject(request, 504, "timeout_error", "the request's time is over")
+            elif request.tokenizer == 0:
+                self._tick_untaken(request, now)
+        if now >= self._reconcile_at:
+            self._reconcile_at = now + RECONCILE_SECONDS
+            held = ((r.tokenizer, r.id, first_attempt(r.submission)) for r in self.open.values())
+            reconcile(self._members, self._send, "tokenizer", self._address, held)
+
+    def _tick_untaken(self, request: OpenRequest, now: float) -> None:
+        if now - request.untaken_since > UNTAKEN_SECONDS:
+            self._cancel_downstream(request)
+            self._reject(
+                request,
+                503,
+                "overloaded_error",
+                f"no tokenizer took the request within {UNTAKEN_SECONDS:.0f} s; try again",
+            )
+        elif now >= request.resend_at:
+            self._submit(request, now)

@@ -1,0 +1,84 @@
+"""A request between ``Taken`` and its end, as its tokenizer keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.protocol.messages.requests import ChoiceState, Enqueue, Submit, TokenWork
+from penstock.protocol.ownership.refusals import Refusals
+from penstock.protocol.ownership.text_rows import Choice, Stream
+from penstock.protocol.ownership.tombstones import RESEND_SECONDS
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class OwnedRequest:
+    """What is needed to start the request again on another engine at any moment."""
+
+    __slots__ = (
+        "accepted",
+        "attempt",
+        "began",
+        "choices",
+        "engine",
+        "frontend",
+        "id",
+        "open_choices",
+        "refusals",
+        "replayed",
+        "reply_to",
+        "resend_at",
+        "stalls",
+        "work",
+    )
+
+    def __init__(self, submit: Submit, now: float) -> None:
+        self.id = submit.id
+        self.attempt = submit.attempt
+        self.reply_to = submit.reply_to
+        self.frontend = 0
+        """Incarnation of the frontend; 0 while the membership does not name it yet."""
+        self.began = now
+        self.engine = 0
+        """Incarnation of the scheduler that accepted it; 0 until then."""
+        self.accepted = False
+        self.work: TokenWork | None = None
+        self.choices: dict[int, Choice] = {}
+        self.open_choices = 0
+        self.replayed: dict[int, str] = {}
+        """Text that a continuation found unreleased; goes out with the next row."""
+        self.refusals = Refusals()
+        self.stalls = 0
+        self.resend_at = 0.0
+
+    def encoded(self, work: TokenWork, make_stream: Callable[[TokenWork], Stream]) -> None:
+        """The prompt is turned into tokens; streams begin after what the work brings along."""
+        self.work = work
+        for state in work.choices:
+            choice = self.choices[state.choice] = Choice(make_stream(work))
+            choice.output += state.output
+            choice.count = len(state.output) // 4
+            if choice.count:
+                text = choice.stream.replay(memoryview(state.output).cast("i"), state.released)
+                self.replayed[state.choice] = text
+        self.open_choices = len(self.choices)
+
+    def enqueue(self, work: TokenWork, own_address: str, now: float) -> Enqueue:
+        """The message to an engine: the work, with the open choices as they are now."""
+        changes: dict[str, Any] = {
+            "choices": [
+                ChoiceState(number, bytes(choice.output), choice.stream.released)
+                for number, choice in self.choices.items()
+                if not choice.ended
+            ],
+            "age": work.age + now - self.began,
+        }
+        if work.time_left is not None:
+            changes["time_left"] = max(0.0, work.time_left - (now - self.began))
+        self.resend_at = now + RESEND_SECONDS
+        tokens = sum(len(work.prompt) + len(c.output) for c in self.choices.values()) // 4
+        body = _encode(msgspec.structs.replace(work, **changes))
+        return Enqueue(self.id, self.attempt, own_address, tokens, b"", body)

@@ -1,0 +1,153 @@
+"""The scheduler's side: it answers ``Accepted`` and holds nothing that nobody wants."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from penstock.protocol.codec import Message
+from penstock.protocol.messages.membership import Peer
+from penstock.protocol.messages.requests import (
+    Accepted,
+    Cancel,
+    Enqueue,
+    Holding,
+    Rejected,
+    TokenWork,
+    Unknown,
+)
+from penstock.protocol.ownership.peers import Membership, Send
+from penstock.protocol.ownership.tombstones import GRACE_SECONDS, Tombstones
+
+_decode_work = msgspec.msgpack.Decoder(TokenWork).decode
+
+
+class Core(Protocol):
+    """The part of the scheduler's core that the rules need. ``owner`` is an address."""
+
+    def add(
+        self, request_id: int, attempt: int, owner: str, work: TokenWork, now: float
+    ) -> Rejected | None:
+        """Take a request, or say why not. A higher attempt replaces a lower one."""
+
+    def cancel(self, request_id: int, attempt: int, owner: str, choice: int = -1) -> bool:
+        """Drop a request (or one choice of it) of this owner, up to this attempt."""
+
+    def holder(self, request_id: int) -> tuple[int, str] | None:
+        """(attempt, owner) of an open request."""
+
+    def holding(self, owner: str) -> list[tuple[int, int]]:
+        """(id, attempt) of every open request of an owner."""
+
+    def owners(self) -> list[str]:
+        """Addresses that have open requests here."""
+
+
+class SchedulerLedger:
+    """Guards the core: known attempts, tombstones, lost owners, reconciliation."""
+
+    def __init__(self, members: Membership, send: Send, core: Core) -> None:
+        self.core = core
+        self.draining = False
+        self._members = members
+        self._send = send
+        self._tombstones = Tombstones()
+        self._taken_at: dict[int, float] = {}
+        """When each open request came; those younger than the grace are not reconciled."""
+
+    def handle(self, sender: int, message: Message, now: float) -> bool:
+        """Take a message of a request; ``False`` when it is none."""
+        match message:
+            case Enqueue():
+                self._on_enqueue(message, now)
+            case Cancel():
+                self._on_cancel(sender, message, now)
+            case Holding():
+                self._on_holding(message, now)
+            case _:
+                return False
+        return True
+
+    def _on_enqueue(self, message: Enqueue, now: float) -> None:
+        if self._tombstones.covers(message.id, message.attempt):
+            return
+        holder = self.core.holder(message.id)
+        if holder is not None and message.attempt <= holder[0]:
+            if (message.attempt, message.reply_to) == holder:
+                self._send(message.reply_to, Accepted(message.id, message.attempt))
+            return
+        if self.draining:
+            self._send(
+                message.reply_to,
+                Rejected(
+                    message.id,
+                    message.attempt,
+                    503,
+                    "overloaded_error",
+                    "this engine is going down; another one may take the request",
+                    retry_after=1.0,
+                    retry_elsewhere=True,
+                ),
+            )
+            return
+        try:
+            work = _decode_work(message.work)
+            rejected = self.core.add(message.id, message.attempt, message.reply_to, work, now)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+            rejected = Rejected(
+                message.id, message.attempt, 500, "server_error", f"malformed work: {error}"
+            )
+        if rejected is None:
+            self._taken_at[message.id] = now
+            self._send(message.reply_to, Accepted(message.id, message.attempt))
+        else:
+            self._send(message.reply_to, rejected)
+
+    def _on_cancel(self, sender: int, message: Cancel, now: float) -> None:
+        peer = self._members.peers.get(sender)
+        for request_id, attempt, choice in zip(
+            message.ids, message.attempts, message.choices, strict=True
+        ):
+            holder = self.core.holder(request_id)
+            if choice < 0:
+                self._tombstones.bury(request_id, attempt, now)
+            if holder is None:
+                continue
+            # Through the router the owner's name is lost; its own Cancels come directly.
+            owner = holder[1] if peer is None or peer.service != "tokenizer" else peer.address
+            self.core.cancel(request_id, attempt, owner, choice)
+
+    def _on_holding(self, message: Holding, now: float) -> None:
+        """A tokenizer names what it holds here: drop what it left out, name what is unknown."""
+        named = dict(zip(message.ids, message.attempts, strict=True))
+        held = dict(self.core.holding(message.reply_to))
+        for request_id, attempt in held.items():
+            young = now - self._taken_at.get(request_id, 0.0) < GRACE_SECONDS
+            if named.get(request_id) != attempt and not young:
+                self.core.cancel(request_id, attempt, message.reply_to)
+        unknown = [(i, a) for i, a in named.items() if held.get(i) != a]
+        if unknown:
+            self._send(message.reply_to, Unknown([i for i, _ in unknown], [a for _, a in unknown]))
+
+    def peers_gone(self, gone: dict[int, Peer]) -> None:
+        """Cancel all that a lost tokenizer owned; its other frontends ask again elsewhere."""
+        for peer in gone.values():
+            for request_id, attempt in self.core.holding(peer.address):
+                self.core.cancel(request_id, attempt, peer.address)
+
+    def tick(self, now: float) -> None:
+        """Forget, and drop what belongs to owners that never showed up. A few times a second."""
+        self._tombstones.expire(now)
+        addresses = {peer.address for peer in self._members.peers.values()}
+        for owner in self.core.owners():
+            if owner in addresses:
+                continue
+            for request_id, attempt in self.core.holding(owner):
+                if now - self._taken_at.get(request_id, 0.0) > GRACE_SECONDS:
+                    self.core.cancel(request_id, attempt, owner)
+        self._taken_at = {
+            request_id: when
+            for request_id, when in self._taken_at.items()
+            if now - when < GRACE_SECONDS
+        }

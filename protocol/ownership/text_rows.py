@@ -1,0 +1,133 @@
+"""Tokens of a choice become text, and texts become the columns of a ``TextBatch``."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from penstock.protocol.messages.tokens import End, EndReason, TextBatch
+
+
+class Delta(Protocol):
+    """What a stream makes of some tokens."""
+
+    text: str
+    used: int
+    """How many of the tokens belong to the answer; the rest lie after a stop string."""
+    stop: str | None
+    """The stop string that was found."""
+
+
+class Stream(Protocol):
+    """The text of one choice: incremental decode and stop strings."""
+
+    released: int
+    """Characters released in all."""
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was found."""
+
+    def push(self, tokens: memoryview, last_is_stop: bool) -> Delta:
+        """Take int32 tokens; with ``last_is_stop`` the last one ends the choice unseen."""
+
+    def finish(self) -> str:
+        """The choice ended: release what was held back."""
+
+    def replay(self, tokens: memoryview, released: int) -> str:
+        """Rebuild the state after a continuation; returns the text after ``released``."""
+
+
+class Choice:
+    """What has come of one choice: ``output`` holds its token ids as int32 bytes."""
+
+    __slots__ = ("count", "ended", "output", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.output = bytearray()
+        self.count = 0
+        self.ended = False
+
+    def push(self, tokens: memoryview, end: End | None) -> tuple[str, memoryview, End | None]:
+        """The text of int32 tokens, those of them that count, and the end, if this is it.
+
+        The first end in token order wins: the engine's, or a stop string before it.
+        """
+        stream = self.stream
+        last_is_stop = (
+            end is not None and end.reason == EndReason.STOP and isinstance(end.stop, int)
+        )
+        delta = stream.push(tokens, last_is_stop)
+        if delta.stop is not None:
+            return delta.text, tokens[: delta.used], End(0, EndReason.STOP, delta.stop)
+        if end is None:
+            return delta.text, tokens, None
+        text = delta.text + stream.finish()
+        if stream.stop is not None:  # what was held back completed a stop string
+            end = End(0, EndReason.STOP, stream.stop)
+        return text, tokens, end
+
+
+class TextRows:
+    """Columns of one ``TextBatch`` in the making."""
+
+    __slots__ = (
+        "attempts", "cached", "choices", "counts", "ends", "ids", "indices", "released", "texts",
+        "tokens",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.choices: list[int] = []
+        self.attempts: list[int] = []
+        self.indices: list[int] = []
+        self.counts: list[int] = []
+        self.tokens = bytearray()
+        self.texts: list[str] = []
+        self.released: list[int] = []
+        self.ends: list[End] = []
+        self.cached: list[int] = []
+
+    def add(
+        self,
+        request_id: int,
+        attempt: int,
+        number: int,
+        choice: Choice,
+        tokens: memoryview,
+        text: str,
+        end: End | None,
+        cached: int,
+    ) -> None:
+        """Add a row, and note in ``choice`` what it has brought."""
+        data = tokens.tobytes()
+        self.ids.append(request_id)
+        self.choices.append(number)
+        self.attempts.append(attempt)
+        self.indices.append(choice.count)
+        self.counts.append(len(tokens))
+        self.tokens += data
+        self.texts.append(text)
+        self.released.append(choice.stream.released)
+        self.cached.append(cached)
+        choice.output += data
+        choice.count += len(tokens)
+        if end is not None:
+            self.ends.append(msgspec.structs.replace(end, row=len(self.ids) - 1))
+            choice.ended = True
+
+    def batch(self) -> TextBatch:
+        return TextBatch(
+            self.ids,
+            self.choices,
+            self.attempts,
+            self.indices,
+            self.counts,
+            bytes(self.tokens),
+            self.texts,
+            self.released,
+            self.ends,
+            self.cached,
+        )

@@ -1,0 +1,392 @@
+"""The tokenizer's side: it owns a submission from ``Taken`` on.
+
+It turns the request into tokens (the service does, in threads), sends it to an engine, turns the
+engine's tokens into text, finds stop strings, and starts the request again on another engine when
+its engine is lost or a message is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.protocol.codec import Message
+from penstock.protocol.messages.membership import Peer
+from penstock.protocol.messages.requests import (
+    Accepted,
+    Cancel,
+    Holding,
+    Rejected,
+    Submit,
+    Taken,
+    TokenWork,
+    Unknown,
+    Work,
+    submission_of,
+)
+from penstock.protocol.messages.tokens import End, TokenBatch
+from penstock.protocol.ownership.owned_request import OwnedRequest
+from penstock.protocol.ownership.peers import Membership, Send, disown, reconcile
+from penstock.protocol.ownership.refusals import Refusals
+from penstock.protocol.ownership.text_rows import Choice, Stream, TextRows
+from penstock.protocol.ownership.tombstones import (
+    GRACE_SECONDS,
+    MAX_STALLS,
+    RECONCILE_SECONDS,
+    Tombstones,
+)
+
+_decode_work = msgspec.msgpack.Decoder(Work).decode
+
+
+class TokenizerLedger:
+    """All submissions that this tokenizer owns.
+
+    ``begin(id, attempt, work)`` must lead to one call of ``encoded`` or ``refuse``;
+    ``make_stream(work)`` makes the stream of one choice.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        members: Membership,
+        send: Send,
+        begin: Callable[[int, int, Work], None],
+        make_stream: Callable[[TokenWork], Stream],
+    ) -> None:
+        self.open: dict[int, OwnedRequest] = {}
+        self.stale_rows = 0
+        self.continuations = 0
+        self.draining = False
+        self._address = address
+        self._members = members
+        self._send = send
+        self._begin = begin
+        self._make_stream = make_stream
+        self._tombstones = Tombstones()
+        self._reconcile_at = 0.0
+
+    def handle(self, sender: int, message: Message, now: float) -> bool:
+        """Take a message of a request; ``False`` when it is none."""
+        match message:
+            case TokenBatch():
+                self._on_tokens(sender, message, now)
+            case Submit():
+                self._on_submit(message, now)
+            case Accepted():
+                self._on_accepted(sender, message)
+            case Rejected():
+                self._on_rejected(sender, message, now)
+            case Cancel():
+                self._on_cancel(message, now)
+            case Holding():
+                self._on_holding(message, now)
+            case Unknown():
+                for request_id, attempt in zip(message.ids, message.attempts, strict=True):
+                    request = self.open.get(request_id)
+                    if request and request.attempt == attempt and request.engine == sender:
+                        self._continue(request, now, "its engine forgot it")
+            case _:
+                return False
+        return True
+
+    # --- from the frontend
+
+    def _on_submit(self, submit: Submit, now: float) -> None:
+        known = self.open.get(submit.id)
+        if known is not None:
+            if submission_of(known.attempt) > submission_of(submit.attempt):
+                return
+            if submission_of(known.attempt) == submission_of(submit.attempt):
+                if known.reply_to == submit.reply_to:
+                    self._send(submit.reply_to, Taken(submit.id, submit.attempt))
+                    if known.accepted:
+                        self._tell_accepted(known)
+                return
+            self._drop(known)
+        if self._tombstones.covers(submit.id, submit.attempt):
+            return
+        if self.draining:
+            self._send(submit.reply_to, _hand_back(submit.id, submit.attempt))
+            return
+        try:
+            work = _decode_work(submit.work)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            self._send(
+                submit.reply_to,
+                Rejected(submit.id, submit.attempt, 500, "server_error", f"malformed: {error}"),
+            )
+            return
+        request = self.open[submit.id] = OwnedRequest(submit, now)
+        self._find_frontend(request, now)
+        self._send(submit.reply_to, Taken(submit.id, submit.attempt))
+        self._begin(submit.id, submit.attempt, work)
+
+    def encoded(self, request_id: int, attempt: int, work: TokenWork, now: float) -> None:
+        """The service turned the request into tokens; send it to an engine."""
+        request = self.open.get(request_id)
+        if request is None or request.attempt != attempt or request.work is not None:
+            return
+        request.encoded(work, self._make_stream)
+        self._enqueue(request, now)
+
+    def refuse(self, request_id: int, attempt: int, rejected: Rejected) -> None:
+        """The service cannot turn the request into tokens: it ends."""
+        request = self.open.get(request_id)
+        if request is not None and request.attempt == attempt:
+            del self.open[request_id]
+            self._send(request.reply_to, rejected)
+
+    def _on_cancel(self, message: Cancel, now: float) -> None:
+        for request_id, attempt, number in zip(
+            message.ids, message.attempts, message.choices, strict=True
+        ):
+            request = self.open.get(request_id)
+            if request is None:
+                self._tombstones.bury(request_id, attempt, now)
+            elif submission_of(attempt) >= submission_of(request.attempt):
+                if number >= 0:
+                    self._end_choice(request, number)
+                else:
+                    self._tombstones.bury(request_id, attempt, now)
+                    self._drop(request)
+
+    def _on_holding(self, message: Holding, now: float) -> None:
+        """A frontend names what it holds here: tell it what is unknown, drop what it left out."""
+        named = dict(zip(message.ids, message.attempts, strict=True))
+        for request in list(self.open.values()):
+            if request.reply_to != message.reply_to or now - request.began < GRACE_SECONDS:
+                continue
+            if submission_of(named.get(request.id, 0)) != submission_of(request.attempt):
+                self._drop(request)
+        unknown = [
+            (request_id, attempt)
+            for request_id, attempt in named.items()
+            if request_id not in self.open
+        ]
+        if unknown:
+            ids, attempts = [i for i, _ in unknown], [a for _, a in unknown]
+            self._send(message.reply_to, Unknown(ids, attempts))
+
+    # --- to and from the engine
+
+    def _enqueue(self, request: OwnedRequest, now: float) -> None:
+        if request.work is not None:
+            message = request.enqueue(request.work, self._address, now)
+            self._send(self._members.router_address, message)
+
+    def _continue(self, request: OwnedRequest, now: float, cause: str) -> None:
+        """Enqueue again, after the tokens that are already here."""
+        self._cancel_at_engine(request)
+        request.stalls += 1
+        if request.stalls > MAX_STALLS or request.attempt & 0xFF == 0xFF:
+            del self.open[request.id]
+            self._send(
+                request.reply_to,
+                Rejected(
+                    request.id,
+                    request.attempt,
+                    500,
+                    "server_error",
+                    f"the request was started {request.stalls} times without a new token "
+                    f"(last: {cause}); it was given up",
+                ),
+            )
+            return
+        self.continuations += 1
+        request.attempt += 1
+        request.engine = 0
+        self._enqueue(request, now)
+
+    def _on_accepted(self, sender: int, message: Accepted) -> None:
+        request = self.open.get(message.id)
+        if request is None or request.attempt != message.attempt:
+            self._disown(sender, [message.id], [message.attempt])
+            return
+        if request.engine == 0 and sender in self._members.peers:
+            request.engine = sender
+        if request.engine != sender:
+            self._disown(sender, [message.id], [message.attempt])
+            return
+        request.refusals.clear()
+        if not request.accepted:
+            request.accepted = True
+            self._tell_accepted(request)
+
+    def _tell_accepted(self, request: OwnedRequest) -> None:
+        work = request.work
+        if work is not None:
+            self._send(
+                request.reply_to,
+                Accepted(request.id, request.attempt, work.prompt, work.params.max_tokens or 0),
+            )
+
+    def _on_rejected(self, sender: int, message: Rejected, now: float) -> None:
+        request = self.open.get(message.id)
+        if request is None or request.attempt != message.attempt:
+            return
+        if request.engine not in (0, sender):
+            return
+        if message.retry_elsewhere:
+            again = request.refusals.next_try(now, started=request.accepted)
+            if again is not None and request.attempt & 0xFF < 0xFF:
+                request.engine = 0
+                request.attempt += 1
+                request.resend_at = again
+                return
+            message = _given_up(message, request.refusals, now)
+        del self.open[request.id]
+        self._send(request.reply_to, message)
+
+    def _disown(self, sender: int, ids: list[int], attempts: list[int]) -> None:
+        self.stale_rows += len(ids)
+        disown(self._members, self._send, sender, ids, attempts)
+
+    def _on_tokens(self, sender: int, batch: TokenBatch, now: float) -> None:
+        tokens = memoryview(batch.tokens).cast("i")
+        ends = {end.row: end for end in batch.ends} if batch.ends else None
+        offset = 0
+        outgoing: dict[str, TextRows] = {}
+        stale: list[tuple[int, int]] = []
+        rows = zip(
+            batch.ids,
+            batch.choices,
+            batch.attempts,
+            batch.indices,
+            batch.counts,
+            batch.cached,
+            strict=True,
+        )
+        for row, (request_id, number, attempt, index, count, cached) in enumerate(rows):
+            start = offset
+            offset += count
+            request = self.open.get(request_id)
+            if request is None or request.attempt != attempt or not self._owns(request, sender):
+                stale.append((request_id, attempt))
+                continue
+            choice = request.choices.get(number)
+            if choice is None or choice.ended or index < choice.count:
+                continue
+            if index > choice.count:
+                self._continue(request, now, "a message was lost")
+                continue
+            out = outgoing.get(request.reply_to)
+            if out is None:
+                out = outgoing[request.reply_to] = TextRows()
+            end = ends.get(row) if ends is not None else None
+            self._add_row(out, request, number, choice, tokens[start:offset], end, cached)
+        for address, out in outgoing.items():
+            self._send(address, out.batch())
+        if stale:
+            self._disown(sender, [i for i, _ in stale], [a for _, a in stale])
+
+    def _owns(self, request: OwnedRequest, sender: int) -> bool:
+        """Whether ``sender`` runs the request; tokens may overtake a lost ``Accepted``."""
+        if request.engine == 0 and sender in self._members.peers:
+            request.engine = sender
+            request.refusals.clear()
+        if not request.accepted and request.engine == sender:
+            request.accepted = True
+            self._tell_accepted(request)
+        return request.engine == sender
+
+    def _add_row(
+        self,
+        out: TextRows,
+        request: OwnedRequest,
+        number: int,
+        choice: Choice,
+        tokens: memoryview,
+        end: End | None,
+        cached: int,
+    ) -> None:
+        engine_goes_on = end is None
+        text, tokens, end = choice.push(tokens, end)
+        if engine_goes_on and end is not None:
+            self._cancel_at_engine(request, number)
+        if request.replayed:
+            text = request.replayed.pop(number, "") + text
+        out.add(request.id, request.attempt, number, choice, tokens, text, end, cached)
+        if len(tokens):
+            request.stalls = 0
+        if end is not None:
+            request.open_choices -= 1
+            if request.open_choices == 0:
+                del self.open[request.id]
+
+    # --- endings
+
+    def _end_choice(self, request: OwnedRequest, number: int) -> None:
+        choice = request.choices.get(number)
+        if choice is not None and not choice.ended:
+            choice.ended = True
+            request.open_choices -= 1
+            self._cancel_at_engine(request, number)
+            if request.open_choices == 0:
+                del self.open[request.id]
+
+    def _drop(self, request: OwnedRequest) -> None:
+        del self.open[request.id]
+        if request.work is not None:
+            self._cancel_at_engine(request)
+
+    def _cancel_at_engine(self, request: OwnedRequest, number: int = -1) -> None:
+        if request.work is None:
+            return
+        peer = self._members.peers.get(request.engine)
+        address = peer.address if peer else self._members.router_address
+        self._send(address, Cancel([request.id], [request.attempt], [number]))
+
+    def peers_gone(self, gone: dict[int, Peer], now: float) -> None:
+        """A lost frontend's requests end; a lost engine's go on elsewhere."""
+        addresses = {peer.address for peer in gone.values() if peer.service == "frontend"}
+        for request in list(self.open.values()):
+            if request.frontend in gone or request.reply_to in addresses:
+                self._drop(request)
+            elif request.engine in gone:
+                self._continue(request, now, "its engine was lost")
+
+    def tick(self, now: float) -> None:
+        """Send again, forget, compare. Call it a few times a second."""
+        for request in list(self.open.values()):
+            if request.frontend == 0 and not self._find_frontend(request, now):
+                self._drop(request)
+            elif request.work is not None and request.engine == 0 and now >= request.resend_at:
+                self._enqueue(request, now)
+        self._tombstones.expire(now)
+        if now >= self._reconcile_at:
+            self._reconcile_at = now + RECONCILE_SECONDS
+            held = ((r.engine, r.id, r.attempt) for r in self.open.values())
+            reconcile(self._members, self._send, "scheduler", self._address, held)
+
+    def _find_frontend(self, request: OwnedRequest, now: float) -> bool:
+        """Name the frontend as soon as the membership does; ``False`` when it never came."""
+        for peer in self._members.peers.values():
+            if peer.address == request.reply_to:
+                request.frontend = peer.incarnation
+                return True
+        return now - request.began < GRACE_SECONDS
+
+
+def _given_up(last: Rejected, refusals: Refusals, now: float) -> Rejected:
+    """The answer to a client whose request no engine took in time."""
+    seconds = now - refusals.since
+    return msgspec.structs.replace(
+        last,
+        message=f"{last.message} (refused {refusals.count} times within {seconds:.1f} s)",
+        retry_after=last.retry_after or 1.0,
+        retry_elsewhere=False,
+    )
+
+
+def _hand_back(request_id: int, attempt: int) -> Rejected:
+    return Rejected(
+        request_id,
+        attempt,
+        503,
+        "overloaded_error",
+        "this process is going down; another one may take the request",
+        retry_after=1.0,
+        retry_elsewhere=True,
+    )

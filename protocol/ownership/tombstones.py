@@ -1,0 +1,39 @@
+"""Memory of what was cancelled before it arrived."""
+
+from __future__ import annotations
+
+TOMBSTONE_SECONDS = 60.0
+RESEND_SECONDS = 1.0
+RECONCILE_SECONDS = 2.0
+GRACE_SECONDS = 3.0
+"""A request younger than this is not cancelled because its owner does not name it yet."""
+MAX_STALLS = 3
+"""Continuations of a request without a new token in between."""
+MAX_TOMBSTONES = 100_000
+
+
+class Tombstones:
+    """Ids and the highest attempt of each that was cancelled, for ``TOMBSTONE_SECONDS``."""
+
+    def __init__(self) -> None:
+        self._graves: dict[int, tuple[int, float]] = {}
+
+    def bury(self, request_id: int, attempt: int, now: float) -> None:
+        known = self._graves.pop(request_id, (attempt, now))
+        self._graves[request_id] = (max(attempt, known[0]), now)
+        if len(self._graves) > MAX_TOMBSTONES:
+            del self._graves[next(iter(self._graves))]
+
+    def covers(self, request_id: int, attempt: int) -> bool:
+        grave = self._graves.get(request_id)
+        return grave is not None and attempt <= grave[0]
+
+    def expire(self, now: float) -> None:
+        """Forget what is older than ``TOMBSTONE_SECONDS``; the dict is in order of age."""
+        for request_id, (_, when) in list(self._graves.items()):
+            if now - when < TOMBSTONE_SECONDS:
+                return
+            del self._graves[request_id]
+
+    def __len__(self) -> int:
+        return len(self._graves)

@@ -1,0 +1,251 @@
+"""One message of every type, the plain list that it must become, and an own msgpack writer.
+
+The lists are written by hand from the declarations (tag first, fields in order), the writer from
+the specification (https://github.com/msgpack/msgpack/blob/master/spec.md), so that neither shares
+code with what is tested.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from penstock.protocol.messages import membership as m
+from penstock.protocol.messages import requests as r
+from penstock.protocol.messages import steps as s
+from penstock.protocol.messages import tokens as t
+from penstock.protocol.sampling import SamplingParams
+
+
+def pack(value: Any) -> bytes:
+    """MessagePack of plain Python values, always in the shortest form."""
+    match value:
+        case None:
+            return b"\xc0"
+        case bool():
+            return b"\xc3" if value else b"\xc2"
+        case int():
+            return _pack_int(value)
+        case float():
+            return b"\xcb" + struct.pack(">d", value)
+        case str():
+            data = value.encode()
+            return _head(len(data), 0xA0, 32, 0xD9) + data
+        case bytes():
+            return _head(len(value), 0, 0, 0xC4) + value
+        case list():
+            return _head(len(value), 0x90, 16, None) + b"".join(pack(v) for v in value)
+    raise TypeError(type(value).__name__)
+
+
+def _pack_int(value: int) -> bytes:
+    if 0 <= value < 128:
+        return bytes([value])
+    if -32 <= value < 0:
+        return struct.pack(">b", value)
+    ladder = "BHIQ" if value >= 0 else "bhiq"
+    for index, letter in enumerate(ladder):
+        try:
+            return bytes([(0xCC if value >= 0 else 0xD0) + index]) + struct.pack(
+                ">" + letter, value
+            )
+        except struct.error:
+            continue
+    raise OverflowError(value)
+
+
+def _head(size: int, fixed: int, fixed_limit: int, small: int | None) -> bytes:
+    if size < fixed_limit:
+        return bytes([fixed | size])
+    if small is not None:
+        if size < 256:
+            return bytes([small, size])
+        return bytes([small + 1]) + struct.pack(">H", size)
+    return b"\xdc" + struct.pack(">H", size)
+
+
+_CAPACITY = m.Capacity(4096, 64, 16, 1000, 32000)
+_CAPACITY_ROW: list[Any] = [4096, 64, 16, 1000, 32000]
+_IDENTITY = m.Identity(4242, "host-a", "0", 1, "qwen", ["qwen", "default"], "127.0.0.1:8000")
+_IDENTITY_ROW: list[Any] = [4242, "host-a", "0", 1, "qwen", ["qwen", "default"], "127.0.0.1:8000"]
+_PEER = m.Peer("worker", "ipc:///run/w.sock", 7, _IDENTITY, "ready", "", _CAPACITY, 3)
+_PEER_ROW: list[Any] = [
+    "worker", "ipc:///run/w.sock", 7, _IDENTITY_ROW, "ready", "", _CAPACITY_ROW, 3,
+]  # fmt: skip
+_REPORT = m.MetricsReport([m.MetricSample("steps_total", ["a"], [1.5, 2.0])])
+_REPORT_ROW: list[Any] = [[["steps_total", ["a"], [1.5, 2.0]]]]
+_PARAMS = SamplingParams(
+    temperature=0.5, top_p=0.25, top_k=40, seed=-1, n=2, max_tokens=100, stop=["\n"],
+    stop_token_ids=[2], ignore_eos=True,
+)  # fmt: skip
+_PARAMS_ROW: list[Any] = [0.5, 0.25, 40, -1, 2, 100, ["\n"], [2], True]
+_IDS = b"\x01\x00\x00\x00\xff\x7f\x00\x00"
+_SLOT = s.NewSlot(3, _IDS, 1, 0, [5, 6], s.SlotSampling(0.5, 40, 0.25, 2**64 - 1, 1))
+_SLOT_ROW: list[Any] = [3, _IDS, 1, 0, [5, 6], [0.5, 40, 0.25, 2**64 - 1, 1]]
+BIG = 2**63 - 1
+
+SAMPLES: dict[str, tuple[Any, list[Any]]] = {
+    "Hello": (
+        m.Hello("worker", "ipc:///run/w.sock", BIG, 1, "0123456789abcdef", b"\x00\xff"),
+        [1, "worker", "ipc:///run/w.sock", BIG, 1, "0123456789abcdef", b"\x00\xff"],
+    ),
+    "Refused": (m.Refused("old", "upgrade"), [2, "old", "upgrade"]),
+    "Beat": (
+        m.Beat("tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5, _CAPACITY, b"m", 2),
+        [3, "tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5, _CAPACITY_ROW, b"m", 2],
+    ),
+    "BeatAnswer": (m.BeatAnswer(BIG), [4, BIG]),
+    "WhoAreYou": (m.WhoAreYou(5), [5, 5]),
+    "Goodbye": (m.Goodbye(200), [6, 200]),
+    "Died": (m.Died(65536, "host-a"), [7, 65536, "host-a"]),
+    "Fenced": (m.Fenced(1), [8, 1]),
+    "Members": (m.Members(9, 3, [_PEER], [11, 12]), [9, 9, 3, [_PEER_ROW], [11, 12]]),
+    "MetricsQuery": (m.MetricsQuery("ipc:///f"), [10, "ipc:///f"]),
+    "MetricsAnswer": (
+        m.MetricsAnswer([m.ProcessMetrics("router", 0, _REPORT)]),
+        [11, [["router", 0, _REPORT_ROW]]],
+    ),
+    "Submit": (r.Submit(1, 256, "ipc:///f", b"work"), [20, 1, 256, "ipc:///f", b"work"]),
+    "Taken": (r.Taken(1, 256), [21, 1, 256]),
+    "Enqueue": (
+        r.Enqueue(1, 257, "ipc:///t", 99, b"", b"work"),
+        [22, 1, 257, "ipc:///t", 99, b"", b"work"],
+    ),
+    "Accepted": (r.Accepted(1, 257, _IDS, 16), [23, 1, 257, _IDS, 16]),
+    "Rejected": (
+        r.Rejected(1, 257, 429, "overloaded_error", "busy", "n", 1.5, True),
+        [24, 1, 257, 429, "overloaded_error", "busy", "n", 1.5, True],
+    ),
+    "Cancel": (r.Cancel([1, 2], [256, 512], [-1, 0]), [25, [1, 2], [256, 512], [-1, 0]]),
+    "Holding": (r.Holding("ipc:///t", [1], [256]), [26, "ipc:///t", [1], [256]]),
+    "Unknown": (r.Unknown([1], [256]), [27, [1], [256]]),
+    "TokenBatch": (
+        t.TokenBatch(
+            [1], [0], [256], [7], [2], _IDS, [t.End(0, t.EndReason.STOP, 2, "", 0)], [16]
+        ),
+        [30, [1], [0], [256], [7], [2], _IDS, [[0, 1, 2, "", 0]], [16]],
+    ),
+    "TextBatch": (
+        t.TextBatch(
+            [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3],
+            [t.End(0, t.EndReason.ERROR, "</s>", "gone", 500)], [16],
+        ),
+        [31, [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3], [[0, 4, "</s>", "gone", 500]], [16]],
+    ),
+    "Attach": (s.Attach(1, "ipc:///s"), [40, 1, "ipc:///s"]),
+    "Attached": (
+        s.Attached(1, 0, 1000, 16, 64, 2048, 4096, 32000),
+        [41, 1, 0, 1000, 16, 64, 2048, 4096, 32000],
+    ),
+    "StepPlan": (
+        s.StepPlan(
+            1, 2, True, [0], [_SLOT], [1, 9], [s.Chunk(3, 0, 2, True, [7])],
+            [s.BlockCopy(0, 1, 1, 2)], 4,
+        ),
+        [42, 1, 2, True, [0], [_SLOT_ROW], [1, 9], [[3, 0, 2, True, [7]]], [[0, 1, 1, 2]], 4],
+    ),
+    "StepResult": (s.StepResult(1, 2, _IDS, [1], 0.125), [43, 1, 2, _IDS, [1], 0.125]),
+    "StepFailed": (s.StepFailed(1, 2, "boom"), [44, 1, 2, "boom"]),
+}  # fmt: skip
+"""Messages, by name."""
+
+NESTED: dict[str, tuple[Any, list[Any]]] = {
+    "Identity": (_IDENTITY, _IDENTITY_ROW),
+    "MetricsReport": (_REPORT, _REPORT_ROW),
+    "Work chat": (
+        r.Work(
+            r.Chat(b"[]", b"{}"), _PARAMS, [r.ChoiceState(0, _IDS, 4)], "me", None, 0.5, -5, "salt"
+        ),
+        [["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, 4]], "me", None, 0.5, -5, "salt"],
+    ),
+    "Work text": (
+        r.Work(r.Text("hi"), _PARAMS, [r.ChoiceState(0)], "me", 2.5, 0.5),
+        [["text", "hi"], _PARAMS_ROW, [[0, b"", 0]], "me", 2.5, 0.5, 0, ""],
+    ),
+    "Work tokens": (
+        r.Work(r.Tokens(_IDS), SamplingParams(), [], "", None, 0.0),
+        [
+            ["tokens", _IDS], [None, None, None, None, 1, None, [], [], False], [], "", None, 0.0,
+            0, "",
+        ],
+    ),
+    "TokenWork": (
+        r.TokenWork(_IDS, _PARAMS, [r.ChoiceState(1)], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s"),
+        [_IDS, _PARAMS_ROW, [[1, b"", 0]], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s"],
+    ),
+}  # fmt: skip
+"""Structs that travel encoded inside a message's bytes field."""
+
+SCHEMA_HASH = "f0741c0d69af07bb"
+"""Of protocol version 2."""
+
+GOLDEN: dict[str, str] = {
+    "Hello": (
+        "9701a6776f726b6572b16970633a2f2f2f72756e2f772e736f636bcf7fffffffffffffff01b0303132333435"
+        "36373839616263646566c40200ff"
+    ),
+    "Refused": "9302a36f6c64a775706772616465",
+    "Beat": (
+        "9c03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
+        "00000000000595cd10004010cd03e8cd7d00c4016d02"
+    ),
+    "BeatAnswer": "9204cf7fffffffffffffff",
+    "WhoAreYou": "920505",
+    "Goodbye": "9206ccc8",
+    "Died": "9307ce00010000a6686f73742d61",
+    "Fenced": "920801",
+    "Members": (
+        "950909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0797cd1092a6686f73742d61a1"
+        "3001a47177656e92a47177656ea764656661756c74ae3132372e302e302e313a38303030a57265616479a095"
+        "cd10004010cd03e8cd7d0003920b0c"
+    ),
+    "MetricsQuery": "920aa86970633a2f2f2f66",
+    "MetricsAnswer": (
+        "920b9193a6726f7574657200919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb400000"
+        "0000000000"
+    ),
+    "Submit": "951401cd0100a86970633a2f2f2f66c404776f726b",
+    "Taken": "931501cd0100",
+    "Enqueue": "971601cd0101a86970633a2f2f2f7463c400c404776f726b",
+    "Accepted": "951701cd0101c40801000000ff7f000010",
+    "Rejected": (
+        "991801cd0101cd01adb06f7665726c6f616465645f6572726f72a462757379a16ecb3ff8000000000000c3"
+    ),
+    "Cancel": "941992010292cd0100cd020092ff00",
+    "Holding": "941aa86970633a2f2f2f74910191cd0100",
+    "Unknown": "931b910191cd0100",
+    "TokenBatch": "991e9101910091cd010091079102c40801000000ff7f00009195000102a0009110",
+    "TextBatch": (
+        "9b1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391950004a43c2f"
+        "733ea4676f6e65cd01f49110"
+    ),
+    "Attach": "932801a86970633a2f2f2f73",
+    "Attached": "99290100cd03e81040cd0800cd1000cd7d00",
+    "StepPlan": (
+        "9a2a0102c39100919603c40801000000ff7f0000010092050695cb3fe000000000000028cb3fd00000000000"
+        "00cfffffffffffffffff019201099195030002c3910791940001010204"
+    ),
+    "StepResult": "962b0102c40801000000ff7f00009101cb3fc0000000000000",
+    "StepFailed": "942c0102a4626f6f6d",
+    "Identity": (
+        "97cd1092a6686f73742d61a13001a47177656e92a47177656ea764656661756c74ae3132372e302e302e313a"
+        "38303030"
+    ),
+    "MetricsReport": ("919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000"),
+    "Work chat": (
+        "9893a463686174c4025b5dc4027b7d99cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3"
+        "919300c40801000000ff7f000004a26d65c0cb3fe0000000000000fba473616c74"
+    ),
+    "Work text": (
+        "9892a474657874a2686999cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3919300c400"
+        "00a26d65cb4004000000000000cb3fe000000000000000a0"
+    ),
+    "Work tokens": (
+        "9892a6746f6b656e73c40801000000ff7f000099c0c0c0c001c09090c290a0c0cb000000000000000000a0"
+    ),
+    "TokenWork": (
+        "99c40801000000ff7f000099cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3919301c4"
+        "0000920203a26d65cb4004000000000000cb3fe0000000000000ce7fffffffa173"
+    ),
+}
+"""The bytes of each sample, without the frame's prefix, in hex."""

@@ -1,0 +1,464 @@
+"""The ownership rules one by one: each ledger alone, between messages that the test writes."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.protocol.codec import Message
+from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phase
+from penstock.protocol.messages.requests import (
+    Accepted,
+    Cancel,
+    ChoiceState,
+    Enqueue,
+    Holding,
+    Rejected,
+    Submit,
+    Taken,
+    Tokens,
+    TokenWork,
+    Unknown,
+    Work,
+    first_attempt,
+)
+from penstock.protocol.messages.tokens import End, EndReason, TextBatch, TokenBatch
+from penstock.protocol.ownership.frontend import UNTAKEN_SECONDS, FrontendLedger
+from penstock.protocol.ownership.refusals import NEW_SECONDS, STARTED_SECONDS
+from penstock.protocol.ownership.scheduler import SchedulerLedger
+from penstock.protocol.ownership.tokenizer import TokenizerLedger
+from penstock.protocol.ownership.tombstones import (
+    GRACE_SECONDS,
+    MAX_STALLS,
+    RESEND_SECONDS,
+    TOMBSTONE_SECONDS,
+)
+from penstock.protocol.sampling import SamplingParams
+
+FRONTEND, TOKENIZER, OTHER, SCHEDULER = 1, 2, 3, 4
+ROUTER = "ipc:///router"
+PROMPT = array("i", [5, 6]).tobytes()
+ONE = first_attempt(1)
+
+
+def address(incarnation: int) -> str:
+    return f"ipc:///{incarnation}"
+
+
+class Members:
+    """Everybody is there."""
+
+    router_address = ROUTER
+
+    def __init__(self) -> None:
+        services = {
+            FRONTEND: "frontend", TOKENIZER: "tokenizer", OTHER: "tokenizer", SCHEDULER: "scheduler"
+        }  # fmt: skip
+        self.peers = {
+            number: Peer(
+                service, address(number), number, Identity(1, "x"), Phase.READY, "", Capacity(), 0
+            )
+            for number, service in services.items()
+        }
+
+
+class Sent:
+    """What a ledger has sent since the test last looked."""
+
+    def __init__(self) -> None:
+        self._messages: list[tuple[str, Message]] = []
+
+    def __call__(self, to: str, message: Message) -> bool:
+        self._messages.append((to, message))
+        return True
+
+    def take(self, kind: type | None = None) -> list[tuple[str, Any]]:
+        """All of them, or those of one kind; the rest is forgotten."""
+        found, self._messages = self._messages, []
+        return [(to, m) for to, m in found if kind is None or isinstance(m, kind)]
+
+
+class Ear:
+    """A sink that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def on_accepted(self, prompt_tokens: int) -> None:
+        self.heard.append(prompt_tokens)
+
+    def on_text(self, choice: int, text: str, tokens: int, end: End | None, cached: int) -> None:
+        self.heard.append((text, tokens, end is not None))
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        self.heard.append(rejected.status)
+
+
+WORK = Work(Tokens(PROMPT), SamplingParams(seed=1), [ChoiceState(0)], "", None, 0.0)
+
+
+# --- the frontend
+
+
+@pytest.fixture
+def frontend() -> tuple[FrontendLedger, Sent, Ear, int]:
+    """A ledger with one request that was just submitted."""
+    sent, ear = Sent(), Ear()
+    ledger = FrontendLedger(address(FRONTEND), FRONTEND, Members(), sent)
+    return ledger, sent, ear, ledger.submit(WORK, ear, 0.0)
+
+
+def text_row(number: int, submission: int, index: int, text: str, end: bool = False) -> TextBatch:
+    ends = [End(0, EndReason.LENGTH)] if end else []
+    count = len(text)
+    tokens = array("i", range(count)).tobytes()
+    attempt = first_attempt(submission)
+    return TextBatch(
+        [number], [0], [attempt], [index], [count], tokens, [text], [index + count], ends, [0]
+    )
+
+
+def test_a_submission_is_sent_again_until_it_is_taken(frontend: Any) -> None:
+    ledger, sent, _, number = frontend
+    [(to, first)] = sent.take(Submit)
+    assert to == ROUTER
+    ledger.tick(RESEND_SECONDS - 0.01)
+    assert sent.take(Submit) == []
+    ledger.tick(RESEND_SECONDS)
+    [(_, again)] = sent.take(Submit)
+    assert (again.id, again.attempt) == (first.id, first.attempt) == (number, ONE)
+    ledger.handle(TOKENIZER, Taken(number, ONE), 1.5)
+    ledger.tick(5.0)
+    assert sent.take(Submit) == []
+
+
+def test_a_second_tokenizer_that_took_it_is_told_to_drop_it(frontend: Any) -> None:
+    ledger, sent, _, number = frontend
+    ledger.handle(TOKENIZER, Taken(number, ONE), 0.1)
+    sent.take()
+    ledger.handle(OTHER, Taken(number, ONE), 0.2)
+    assert sent.take() == [(address(OTHER), Cancel([number], [ONE], [-1]))]
+    ledger.handle(OTHER, text_row(number, 1, 0, "no"), 0.3)
+    assert sent.take() == [(address(OTHER), Cancel([number], [ONE], [-1]))]
+
+
+def test_the_client_gets_exactly_the_next_index(frontend: Any) -> None:
+    ledger, sent, ear, number = frontend
+    ledger.handle(TOKENIZER, text_row(number, 1, 0, "ab"), 0.1)
+    ledger.handle(TOKENIZER, text_row(number, 1, 0, "ab"), 0.2)  # known: dropped
+    sent.take()
+    ledger.handle(TOKENIZER, text_row(number, 1, 3, "d"), 0.3)  # a gap: started again
+    assert ear.heard == [("ab", 2, False)]
+    (_, cancel), (_, submit) = sent.take()
+    assert cancel == Cancel([number], [first_attempt(2) - 1], [-1])
+    assert submit.attempt == first_attempt(2)
+    [choice] = msgspec.msgpack.decode(submit.work, type=Work).choices
+    assert (choice.output, choice.released) == (array("i", [0, 1]).tobytes(), 2)
+    ledger.handle(TOKENIZER, text_row(number, 1, 2, "c"), 0.4)  # of the old submission
+    ledger.handle(OTHER, text_row(number, 2, 2, "cd", end=True), 0.5)
+    assert ear.heard == [("ab", 2, False), ("cd", 2, True)]
+    assert ledger.open == {}
+
+
+def test_continuations_without_a_new_token_come_to_an_end(frontend: Any) -> None:
+    ledger, _, ear, number = frontend
+
+    def forget(submission: int) -> None:
+        ledger.handle(TOKENIZER, Taken(number, first_attempt(submission)), 0.1)
+        ledger.handle(TOKENIZER, Unknown([number], [first_attempt(submission)]), 0.2)
+
+    for submission in range(1, MAX_STALLS + 1):
+        forget(submission)
+    ledger.handle(TOKENIZER, text_row(number, MAX_STALLS + 1, 0, "a"), 0.3)  # counted anew
+    for submission in range(MAX_STALLS + 1, 2 * MAX_STALLS + 1):
+        forget(submission)
+    assert ear.heard == [("a", 1, False)]
+    forget(2 * MAX_STALLS + 1)
+    assert ear.heard == [("a", 1, False), 500]
+    assert ledger.open == {}
+
+
+def test_what_nobody_takes_and_what_is_late_ends(frontend: Any) -> None:
+    ledger, _, ear, _ = frontend
+    late = Ear()
+    ledger.submit(msgspec.structs.replace(WORK, time_left=2.0), late, 0.0)
+    ledger.tick(2.1)
+    assert late.heard == [504]
+    ledger.tick(UNTAKEN_SECONDS)
+    assert ear.heard == []
+    ledger.tick(UNTAKEN_SECONDS + 0.1)
+    assert ear.heard == [503]
+
+
+# --- the tokenizer
+
+
+class Letters:
+    """A stream in which a token is a letter and ``c`` a stop string."""
+
+    def __init__(self) -> None:
+        self.released = 0
+        self.stop: str | None = None
+
+    def push(self, tokens: memoryview, last_is_stop: bool) -> Any:
+        text = "".join(chr(97 + token) for token in tokens)
+        before, found, _ = text.partition("c")
+        self.released += len(before)
+        used = len(before) + 1 if found else len(text)
+        return SimpleNamespace(text=before, used=used, stop="c" if found else None)
+
+    def finish(self) -> str:
+        return ""
+
+    def replay(self, tokens: memoryview, released: int) -> str:
+        self.released = len(tokens)
+        return "".join(chr(97 + token) for token in tokens)[released:]
+
+
+SUBMIT = Submit(7, ONE, address(FRONTEND), msgspec.msgpack.encode(WORK))
+
+
+@pytest.fixture
+def tokenizer() -> tuple[TokenizerLedger, Sent]:
+    sent = Sent()
+
+    def begin(number: int, attempt: int, work: Work) -> None:
+        tokens = TokenWork(PROMPT, work.params, work.choices, [], "", None, 0.0)
+        ledger.encoded(number, attempt, tokens, 0.0)
+
+    ledger = TokenizerLedger(address(TOKENIZER), Members(), sent, begin, lambda work: Letters())
+    return ledger, sent
+
+
+def token_row(attempt: int, index: int, letters: str, end: bool = False) -> TokenBatch:
+    tokens = array("i", [ord(letter) - 97 for letter in letters]).tobytes()
+    ends = [End(0, EndReason.LENGTH)] if end else []
+    return TokenBatch([7], [0], [attempt], [index], [len(letters)], tokens, ends, [0])
+
+
+def test_a_cancel_may_overtake_the_submission(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, Cancel([7], [ONE], [-1]), 0.0)
+    ledger.handle(FRONTEND, SUBMIT, 0.1)
+    assert sent.take() == []
+    later = msgspec.structs.replace(SUBMIT, attempt=first_attempt(2))
+    ledger.handle(FRONTEND, later, 0.2)
+    assert [type(m) for _, m in sent.take()] == [Taken, Enqueue]
+    ledger.tick(TOMBSTONE_SECONDS + 0.1)
+    assert len(ledger._tombstones) == 0
+
+
+def test_a_submission_that_comes_twice_is_taken_once(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    ledger.handle(FRONTEND, SUBMIT, 1.0)
+    assert [type(m) for _, m in sent.take()] == [Taken, Enqueue, Taken]
+
+
+def test_a_tokenizer_takes_exactly_the_next_index(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    ledger.handle(SCHEDULER, token_row(ONE, 0, "ab"), 0.1)
+    [(to, batch)] = sent.take(TextBatch)
+    assert (to, batch.texts) == (address(FRONTEND), ["ab"])
+    ledger.handle(SCHEDULER, token_row(ONE, 0, "ab"), 0.2)  # known: dropped
+    assert sent.take() == []
+    ledger.handle(SCHEDULER, token_row(ONE, 3, "e"), 0.3)  # a gap: started again
+    (_, cancel), (_, enqueue) = sent.take()
+    assert cancel == Cancel([7], [ONE], [-1])
+    assert enqueue.attempt == ONE + 1
+    [choice] = msgspec.msgpack.decode(enqueue.work, type=TokenWork).choices
+    assert (choice.output, choice.released) == (array("i", [0, 1]).tobytes(), 2)
+    ledger.handle(SCHEDULER, token_row(ONE, 2, "d"), 0.4)  # an older attempt: told to stop
+    assert sent.take() == [(address(SCHEDULER), Cancel([7], [ONE], [-1]))]
+    ledger.handle(SCHEDULER, token_row(ONE + 1, 2, "de", end=True), 0.5)
+    [(_, batch)] = sent.take(TextBatch)
+    assert batch.texts == ["de"]
+    assert ledger.open == {}
+
+
+def test_the_first_end_in_token_order_wins(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    sent.take()
+    ledger.handle(SCHEDULER, token_row(ONE, 0, "acb", end=True), 0.1)
+    [(_, batch)] = sent.take(TextBatch)
+    assert (batch.texts, batch.counts, batch.ends) == (["a"], [2], [End(0, EndReason.STOP, "c")])
+
+
+def test_a_stop_string_ends_the_work_of_the_engine(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    sent.take()
+    ledger.handle(SCHEDULER, token_row(ONE, 0, "c"), 0.1)
+    assert (address(SCHEDULER), Cancel([7], [ONE], [0])) in sent.take()
+    assert ledger.open == {}
+
+
+def full(attempt: int, retry_after: float | None = 2.0) -> Rejected:
+    return Rejected(
+        7, attempt, 503, "overloaded_error", "full", retry_after=retry_after, retry_elsewhere=True
+    )
+
+
+def refuse_until_it_gives_up(
+    ledger: TokenizerLedger, sent: Sent, attempt: int, began: float
+) -> tuple[list[float], Rejected]:
+    """The only engine is full: the pauses between the tries, and the last word."""
+    pauses: list[float] = []
+    now = last = began
+    ledger.handle(SCHEDULER, full(attempt), now)
+    while now < began + 200:
+        if answers := [m for _, m in sent.take() if isinstance(m, Enqueue | Rejected)]:
+            [message] = answers
+            if isinstance(message, Rejected):
+                return pauses, message
+            attempt += 1
+            assert message.attempt == attempt
+            pauses.append(now - last)
+            last = now
+            ledger.handle(SCHEDULER, full(attempt), now)
+        else:
+            now += 0.125
+            ledger.tick(now)
+    raise AssertionError("it asks for ever")
+
+
+def test_a_request_that_no_engine_has_room_for_gets_503_after_pauses_that_grow(
+    tokenizer: Any,
+) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    sent.take()
+    pauses, answer = refuse_until_it_gives_up(ledger, sent, ONE, 0.0)
+    assert pauses == [0.25, 0.5, 1.0]
+    assert sum(pauses) < NEW_SECONDS
+    assert (answer.status, answer.retry_after, answer.retry_elsewhere) == (503, 2.0, False)
+    assert answer.message == "full (refused 4 times within 1.8 s)"
+    assert ledger.open == {}
+
+
+def test_a_refusal_that_names_no_time_still_says_when_to_come_back(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    ledger.handle(SCHEDULER, full(ONE, None), 0.0)
+    sent.take()
+    ledger.handle(SCHEDULER, full(ONE + 1, None), NEW_SECONDS)
+    [(to, answer)] = sent.take()
+    assert (to, answer.status, answer.retry_after) == (address(FRONTEND), 503, 1.0)
+
+
+def test_an_answer_that_has_begun_waits_longer_for_room_and_asks_rarely(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    ledger.handle(SCHEDULER, token_row(ONE, 0, "ab"), 0.1)
+    ledger.handle(SCHEDULER, token_row(ONE, 3, "e"), 0.2)  # a gap: started again
+    sent.take()
+    pauses, answer = refuse_until_it_gives_up(ledger, sent, ONE + 1, 1.0)
+    assert pauses[:6] == [0.25, 0.5, 1.0, 2.0, 4.0, 4.0]
+    assert STARTED_SECONDS - 5 < sum(pauses) <= STARTED_SECONDS
+    assert answer.status == 503
+
+
+def test_refusals_are_forgotten_once_an_engine_takes_the_request(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    ledger.handle(SCHEDULER, full(ONE), 0.0)
+    ledger.tick(0.5)
+    ledger.handle(SCHEDULER, Accepted(7, ONE + 1), 0.6)
+    ledger.handle(SCHEDULER, token_row(ONE + 1, 1, "b"), 90.0)  # a gap: started again
+    sent.take()
+    pauses, _ = refuse_until_it_gives_up(ledger, sent, ONE + 2, 100.0)
+    assert pauses[0] == 0.25
+
+
+# --- the scheduler
+
+
+class Core:
+    """Holds requests and does nothing with them."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, tuple[int, str]] = {}
+        self.added: list[int] = []
+
+    def add(self, request_id: int, attempt: int, owner: str, work: TokenWork, now: float) -> None:
+        self.held[request_id] = (attempt, owner)
+        self.added.append(attempt)
+
+    def cancel(self, request_id: int, attempt: int, owner: str, choice: int = -1) -> bool:
+        held = self.held.get(request_id)
+        if held is None or held[0] > attempt or held[1] != owner:
+            return False
+        del self.held[request_id]
+        return True
+
+    def holder(self, request_id: int) -> tuple[int, str] | None:
+        return self.held.get(request_id)
+
+    def holding(self, owner: str) -> list[tuple[int, int]]:
+        return [(number, attempt) for number, (attempt, o) in self.held.items() if o == owner]
+
+    def owners(self) -> list[str]:
+        return sorted({owner for _, owner in self.held.values()})
+
+
+TOKEN_WORK = TokenWork(PROMPT, SamplingParams(), [ChoiceState(0)], [], "", None, 0.0)
+
+
+def enqueue(attempt: int, owner: str = address(TOKENIZER)) -> Enqueue:
+    return Enqueue(7, attempt, owner, 2, b"", msgspec.msgpack.encode(TOKEN_WORK))
+
+
+@pytest.fixture
+def scheduler() -> tuple[SchedulerLedger, Sent, Core]:
+    sent, core = Sent(), Core()
+    return SchedulerLedger(Members(), sent, core), sent, core
+
+
+def test_a_cancel_may_overtake_the_enqueue(scheduler: Any) -> None:
+    ledger, sent, core = scheduler
+    ledger.handle(TOKENIZER, Cancel([7], [ONE], [-1]), 0.0)
+    ledger.handle(SCHEDULER, enqueue(ONE), 0.1)
+    assert core.added == []
+    assert sent.take() == []
+    ledger.handle(SCHEDULER, enqueue(ONE + 1), 0.2)
+    assert core.added == [ONE + 1]
+
+
+def test_a_known_attempt_is_accepted_again_and_not_added_again(scheduler: Any) -> None:
+    ledger, sent, core = scheduler
+    for attempt in (ONE + 1, ONE + 1, ONE):
+        ledger.handle(SCHEDULER, enqueue(attempt), 0.0)
+    assert core.added == [ONE + 1]
+    assert sent.take() == [(address(TOKENIZER), Accepted(7, ONE + 1))] * 2
+
+
+def test_what_its_owner_does_not_name_is_dropped_and_what_is_unknown_is_told(
+    scheduler: Any,
+) -> None:
+    ledger, sent, core = scheduler
+    ledger.handle(SCHEDULER, enqueue(ONE), 0.0)
+    sent.take()
+    ledger.handle(TOKENIZER, Holding(address(OTHER), [], []), GRACE_SECONDS)
+    ledger.handle(TOKENIZER, Holding(address(TOKENIZER), [], []), GRACE_SECONDS - 0.1)
+    assert core.held  # another's; too young
+    ledger.handle(TOKENIZER, Holding(address(TOKENIZER), [8], [ONE]), GRACE_SECONDS)
+    assert core.held == {}
+    assert sent.take() == [(address(TOKENIZER), Unknown([8], [ONE]))]
+
+
+def test_a_lost_owners_work_is_dropped_and_so_is_a_strangers(scheduler: Any) -> None:
+    ledger, _, core = scheduler
+    ledger.handle(SCHEDULER, enqueue(ONE), 0.0)
+    ledger.peers_gone({TOKENIZER: Members().peers[TOKENIZER]})
+    assert core.held == {}
+    ledger.handle(SCHEDULER, enqueue(ONE + 1, "ipc:///nobody"), 1.0)
+    ledger.tick(1.0 + GRACE_SECONDS)
+    assert core.held
+    ledger.tick(1.1 + GRACE_SECONDS)
+    assert core.held == {}

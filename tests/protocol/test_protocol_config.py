@@ -1,0 +1,488 @@
+"""Configuration: each field by every road, precedence, and errors that name all that is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+from msgspec.inspect import LiteralType
+
+from penstock.protocol.config import Config, ConfigError, build_parser, resolve
+from penstock.protocol.config.resolve import Field, fields, show
+
+FIELDS = fields()
+GROUPS = list(msgspec.structs.asdict(Config()))
+
+
+# Fields whose values have a form that their type does not say.
+SPELLED: dict[str, Any] = {
+    "router": "tcp://127.0.0.1:5570",
+    "port_range": "20000-20099",
+    "gpu_memory_utilization": 0.5,
+}
+
+
+def bare_type(field: Field) -> inspect.Type:
+    """The declared type without descriptions, and without ``None`` if there is something else."""
+    kind: inspect.Type = inspect.type_info(field.type)
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    if isinstance(kind, inspect.UnionType):
+        (kind,) = [each for each in kind.types if not isinstance(each, inspect.NoneType)]
+    return kind
+
+
+def other_value(field: Field) -> Any:
+    """A valid value that is not the default."""
+    if field.name in SPELLED:
+        return SPELLED[field.name]
+    match bare_type(field):
+        case inspect.BoolType():
+            return not field.default
+        case inspect.LiteralType(values=values):
+            return next(value for value in values if value != field.default)
+        case inspect.IntType(ge=low, le=high):
+            assert low is not None, f"{field.name}: a number needs both bounds"
+            assert high is not None, f"{field.name}: a number needs both bounds"
+            return low + 1 if low + 1 != field.default else low
+        case inspect.FloatType() as kind:
+            assert kind.le is not None, f"{field.name}: a number needs both bounds"
+            assert kind.ge is not None or kind.gt is not None, f"{field.name}: both bounds"
+            return 1.5
+        case inspect.StrType():
+            return "other"
+        case inspect.ListType():
+            return ["one", "two"]
+    raise TypeError(field.type)
+
+
+# Fields that must be set together to be free of conflicts.
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "max_num_batched_tokens": {"max_num_seqs": 1},
+    "null_step_ms": {"device": "null"},
+}
+
+
+def command(*arguments: str, groups: list[str] = GROUPS) -> argparse.Namespace:
+    return build_parser("penstock", "test", groups, positional_model=True).parse_args(arguments)
+
+
+def as_flags(name: str, value: Any) -> list[str]:
+    flag = FIELDS[name].flag
+    if isinstance(value, bool):
+        return [flag if value else flag.replace("--", "--no-", 1)]
+    if isinstance(value, list):
+        return [flag, *value]
+    return [flag, str(value)]
+
+
+def as_text(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value).removesuffix(".0")
+
+
+def got(config: Config, name: str) -> Any:
+    return getattr(getattr(config, FIELDS[name].group), name)
+
+
+def fault_of(*arguments: str, environment: dict[str, str] | None = None, **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(GROUPS, command(*arguments, **options), environment or {})
+    return str(caught.value)
+
+
+def written(path: Path, values: dict[str, Any]) -> str:
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    return str(path)
+
+
+# --- every field by every road
+
+
+def test_names_are_unique_over_all_groups() -> None:
+    declared = [f.name for kind in (getattr(Config(), g) for g in GROUPS) for f in struct(kind)]
+    assert len(declared) == len(FIELDS)
+    assert sorted(declared) == sorted(FIELDS)
+
+
+def struct(kind: Any) -> Any:
+    return msgspec.structs.fields(kind)
+
+
+def test_without_settings_every_field_has_its_default() -> None:
+    config, sources = resolve(GROUPS, command(), {})
+    assert config == Config()
+    assert {source.origin for source in sources.values()} == {"default"}
+    assert sources.keys() == FIELDS.keys()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_flag_sets_the_field(name: str) -> None:
+    value = other_value(FIELDS[name])
+    arguments = as_flags(name, value)
+    for other, its_value in COMPANIONS.get(name, {}).items():
+        arguments += as_flags(other, its_value)
+    config, sources = resolve(GROUPS, command(*arguments), {})
+    assert got(config, name) == value
+    assert type(got(config, name)) is type(value)
+    assert (sources[name].origin, sources[name].detail) == ("flag", FIELDS[name].flag)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_an_environment_variable_sets_the_field(name: str) -> None:
+    value = other_value(FIELDS[name])
+    environment = {FIELDS[name].variable: as_text(value), "UNRELATED": "x"}
+    for other, its_value in COMPANIONS.get(name, {}).items():
+        environment[FIELDS[other].variable] = as_text(its_value)
+    config, sources = resolve(GROUPS, command(), environment)
+    assert got(config, name) == value
+    assert type(got(config, name)) is type(value)
+    assert (sources[name].origin, sources[name].detail) == ("environment", FIELDS[name].variable)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("style", ["flat", "dashes", "group", "yaml"])
+def test_a_file_sets_the_field(name: str, style: str, tmp_path: Path) -> None:
+    value = other_value(FIELDS[name])
+    values = {name: value, **COMPANIONS.get(name, {})}
+    path = tmp_path / ("c.yaml" if style == "yaml" else "c.toml")
+    if style == "yaml":
+        pytest.importorskip("yaml")
+        path.write_text(json.dumps({FIELDS[name].group: values}))
+    elif style == "group":
+        written(path, values)
+        path.write_text(f"[{FIELDS[name].group}]\n{path.read_text()}")
+    else:
+        dashes = style == "dashes"
+        written(path, {n.replace("_", "-") if dashes else n: v for n, v in values.items()})
+    config, sources = resolve(GROUPS, command("--config", str(path)), {})
+    assert got(config, name) == value
+    assert type(got(config, name)) is type(value)
+    assert (sources[name].origin, sources[name].detail) == ("file", str(path))
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_help_names_flag_default_variable_and_purpose(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    field = FIELDS[name]
+    assert len(field.help) > 10, f"{name} needs a description"
+    parser = build_parser("penstock", "test", [field.group])
+    text = re.sub(r"\s+", " ", parser.format_help())
+    assert field.flag in text
+    assert f"({field.variable})" in text
+    assert re.sub(r"\s+", " ", field.help) in text
+    default = {None: "[derived]", "": "[none]"}.get(
+        field.default if not isinstance(field.default, list) else "", f"[{field.default}]"
+    )
+    assert default in text
+
+
+CHOICES = {n: k.values for n, f in FIELDS.items() if isinstance(k := bare_type(f), LiteralType)}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_what_is_no_choice_is_told_the_choices(name: str) -> None:
+    field = FIELDS[name]
+    fault = fault_of(field.flag, "gpus")
+    assert fault.startswith(f"{field.flag} 'gpus': ")
+    text = build_parser("penstock", "test", [field.group]).format_help()
+    for choice in CHOICES[name]:
+        assert re.search(rf"\b{choice}\b", fault)
+        assert re.search(rf"\b{choice}\b", text)
+
+
+def test_a_command_offers_only_the_flags_of_its_groups() -> None:
+    parser = build_parser("penstock", "test", ["cluster"])
+    assert "--router" in parser.format_help()
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--max-model-len", "5"])
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--rout", "x"])  # no abbreviations: they change meaning later
+
+
+# --- precedence
+
+
+def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "c.toml", {"port": 1001, "host": "file", "rank": 5})
+    environment = {"PENSTOCK_PORT": "1002", "PENSTOCK_HOST": "environment"}
+    config, sources = resolve(GROUPS, command("--config", path, "--port", "1003"), environment)
+    assert (config.server.port, config.server.host, config.cluster.rank) == (1003, "environment", 5)
+    origins = [sources[name].origin for name in ("port", "host", "rank", "device")]
+    assert origins == ["flag", "environment", "file", "default"]
+
+
+def test_a_flag_beats_the_environment_with_the_default_too() -> None:
+    config, _ = resolve(GROUPS, command("--port", "8000"), {"PENSTOCK_PORT": "9000"})
+    assert config.server.port == 8000
+    off = {"PENSTOCK_ENABLE_PREFIX_CACHING": "false"}
+    config, _ = resolve(GROUPS, command("--enable-prefix-caching"), off)
+    assert config.cache.enable_prefix_caching
+
+
+def test_the_file_can_be_named_by_the_environment(tmp_path: Path) -> None:
+    path = written(tmp_path / "c.toml", {"port": 1001})
+    config, _ = resolve(GROUPS, command(), {"PENSTOCK_CONFIG": path})
+    assert config.server.port == 1001
+    other = written(tmp_path / "d.toml", {"port": 1002})
+    config, _ = resolve(GROUPS, command("--config", other), {"PENSTOCK_CONFIG": path})
+    assert config.server.port == 1002
+
+
+def test_the_model_may_be_given_without_a_flag(tmp_path: Path) -> None:
+    config, sources = resolve(GROUPS, command("/models/a"), {"PENSTOCK_MODEL": "/models/b"})
+    assert config.model.model == "/models/a"
+    assert sources["model"].origin == "flag"
+    config, _ = resolve(GROUPS, command("/models/a", "--model", "/models/a"), {})
+    assert config.model.model == "/models/a"
+    assert "/models/a" in (text := fault_of("/models/a", "--model", "/models/b"))
+    assert "/models/b" in text
+
+
+def test_settings_of_other_commands_are_left_alone(tmp_path: Path) -> None:
+    """One file and one environment serve all processes."""
+    path = written(tmp_path / "c.toml", {"port": 70000, "rank": 3})
+    environment = {"PENSTOCK_MAX_NUM_SEQS": "nonsense", "PENSTOCK_CONFIG": path}
+    config, sources = resolve(["cluster"], command(groups=["cluster"]), environment)
+    assert config.cluster.rank == 3
+    assert config.server.port == 8000
+    assert sources["port"].origin == "default"
+
+
+def test_a_plain_mapping_serves_as_well_as_parsed_flags() -> None:
+    config, _ = resolve(GROUPS, {"port": 5, "api_key": ["a"], "enable_prefix_caching": False}, {})
+    assert (config.server.port, config.server.api_key) == (5, ["a"])
+    assert not config.cache.enable_prefix_caching
+
+
+# --- kinds of value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("false", False), ("1", True), ("0", False), ("True", True), ("FALSE", False)],
+)
+def test_a_truth_value_has_the_usual_spellings(text: str, value: bool) -> None:
+    config, _ = resolve(GROUPS, command(), {"PENSTOCK_ENABLE_PREFIX_CACHING": text})
+    assert config.cache.enable_prefix_caching is value
+
+
+@pytest.mark.parametrize("text", ["yes", "", "2", "truth"])
+def test_a_truth_value_of_another_spelling_is_an_error(text: str) -> None:
+    fault = fault_of(environment={"PENSTOCK_ENABLE_PREFIX_CACHING": text})
+    assert fault.startswith(f"PENSTOCK_ENABLE_PREFIX_CACHING {text!r}: ")
+
+
+def test_a_list_is_separated_by_commas_in_the_environment_and_by_spaces_in_flags() -> None:
+    config, _ = resolve(GROUPS, command(), {"PENSTOCK_SERVED_MODEL_NAME": "a,b,,c"})
+    assert config.model.served_model_name == ["a", "b", "c"]
+    config, _ = resolve(GROUPS, command("--served-model-name", "a", "b,c"), {})
+    assert config.model.served_model_name == ["a", "b,c"]
+
+
+NUMBERS = [n for n, f in FIELDS.items() if isinstance(bare_type(f), inspect.IntType)]
+REALS = [n for n, f in FIELDS.items() if isinstance(bare_type(f), inspect.FloatType)]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_whole_number_outside_its_bounds_is_an_error_that_names_the_bound(name: str) -> None:
+    kind = bare_type(FIELDS[name])
+    assert isinstance(kind, inspect.IntType)
+    assert kind.ge is not None
+    assert kind.le is not None
+    for value, bound in ((kind.ge - 1, kind.ge), (kind.le + 1, kind.le), (10**30, kind.le)):
+        fault = fault_of(f"{FIELDS[name].flag}={value}")
+        assert fault.startswith(f"{FIELDS[name].flag} '{value}': ")
+        assert str(bound) in fault or "range" in fault
+
+
+@pytest.mark.parametrize("name", NUMBERS + REALS)
+@pytest.mark.parametrize("text", ["", "x", "nan", "inf", "-inf", "1e999", "0x10", "1_000", "1 2"])
+def test_what_is_no_number_in_range_is_an_error(name: str, text: str) -> None:
+    assert fault_of(f"{FIELDS[name].flag}={text}").startswith(f"{FIELDS[name].flag} {text!r}: ")
+
+
+def test_what_is_no_choice_is_an_error_that_names_it() -> None:
+    for name, field in FIELDS.items():
+        if isinstance(bare_type(field), inspect.LiteralType):
+            assert "'12345'" in fault_of(field.flag, "12345"), name
+
+
+# --- errors
+
+
+def test_all_faults_are_reported_together(tmp_path: Path) -> None:
+    path = written(tmp_path / "c.toml", {"port": 99999, "prot": 1})
+    fault = fault_of(
+        "--config", path, "--max-num-seqs", "0", "--dtype", "int3",
+        environment={"PENSTOCK_RANK": "x", "PENSTOCK_NONSENSE": "1"},
+    )  # fmt: skip
+    lines = fault.splitlines()
+    assert len(lines) == 6
+    for part in ("port", "'prot'", "--max-num-seqs '0'", "int3", "PENSTOCK_RANK", "NONSENSE"):
+        assert sum(part in line for line in lines) >= 1, part
+
+
+def test_an_unknown_variable_or_key_is_an_error_that_names_it(tmp_path: Path) -> None:
+    assert "PENSTOCK_MAX_MODELLEN" in fault_of(environment={"PENSTOCK_MAX_MODELLEN": "5"})
+    path = written(tmp_path / "c.toml", {"max_modellen": 5})
+    assert "'max_modellen'" in (text := fault_of("--config", path))
+    assert path in text
+    (tmp_path / "d.toml").write_text("[modle]\nport = 1\n")
+    assert "'modle'" in fault_of("--config", str(tmp_path / "d.toml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.toml", b"port = "),
+        ("b.toml", b"\xff\xfe\x00"),
+        ("c.toml", b"port = 1\nport = 2"),
+        ("d.yaml", b"{"),
+        ("e.yaml", b"- 1\n- 2"),
+        ("f.yaml", b"just text"),
+        ("g.yaml", b"1: 2"),
+        ("h.yaml", b""),
+        ("i.yaml", b"[" * 5000),
+        ("j.yaml", b"\xff\xfe\x00"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_an_error_that_names_it(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert str(tmp_path / name) in fault_of("--config", str(tmp_path / name))
+
+
+def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    assert f"{tmp_path}/none.toml" in fault_of("--config", f"{tmp_path}/none.toml")
+    assert str(tmp_path) in fault_of("--config", str(tmp_path))
+
+
+def test_a_key_given_twice_in_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("port = 1\n[server]\nport = 2\n")
+    assert "port" in fault_of("--config", f"{tmp_path}/c.toml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (
+            ["--max-num-seqs", "100", "--max-num-batched-tokens", "50"],
+            ["--max-num-seqs 100", "--max-num-batched-tokens 50"],
+        ),
+        (
+            ["--max-model-len", "1000", "--num-kv-blocks", "10", "--block-size", "32"],
+            ["--max-model-len 1000", "--num-kv-blocks 10", "32", "320"],
+        ),
+    ],
+)
+def test_a_conflict_names_both_settings_and_their_values(
+    arguments: list[str], parts: list[str]
+) -> None:
+    fault = fault_of(*arguments)
+    assert all(part in fault for part in parts)
+
+
+def test_all_conflicts_are_reported_together() -> None:
+    fault = fault_of(
+        "--max-num-seqs", "100", "--max-num-batched-tokens", "50",
+        "--max-model-len", "1000", "--num-kv-blocks", "10",
+    )  # fmt: skip
+    assert len(fault.splitlines()) == 2
+
+
+# --- what is shown, and what is not
+
+
+def test_show_config_says_each_value_and_its_source(tmp_path: Path) -> None:
+    path = written(tmp_path / "c.toml", {"rank": 3})
+    arguments = command("--config", path, "--port", "5")
+    config, sources = resolve(GROUPS, arguments, {"PENSTOCK_HOST": "h"})
+    text = show(config, sources, GROUPS)
+    lines = text.splitlines()
+    assert "port = 5  # flag --port" in lines
+    assert "host = 'h'  # environment PENSTOCK_HOST" in lines
+    assert f"rank = 3  # file {path}" in lines
+    assert "block_size = 16  # default" in lines
+    assert [line for line in lines if line.startswith("[")] == [f"[{group}]" for group in GROUPS]
+    assert len(lines) == len(FIELDS) + len(GROUPS)
+
+
+def test_secrets_are_neither_shown_nor_in_errors(tmp_path: Path) -> None:
+    arguments = command("--secret", "hush-hush-hush-hush", "--api-key", "sk-1234", "sk-5678")
+    text = show(*resolve(GROUPS, arguments, {}), GROUPS)
+    assert "hush" not in text
+    assert "sk-" not in text
+    assert text.count("<hidden>") == 2
+    text = show(*resolve(GROUPS, command(), {}), GROUPS)
+    assert "<hidden>" not in text, "that there is none is no secret"
+    path = written(tmp_path / "c.toml", {"secret": ["hush-hush"], "api_key": [1234567]})
+    fault = fault_of("--config", path)
+    assert "hush" not in fault
+    assert "1234567" not in fault
+    assert len(fault.splitlines()) == 2
+
+
+def test_a_resolved_configuration_is_frozen() -> None:
+    config, _ = resolve(GROUPS, command(), {})
+    with pytest.raises(AttributeError):
+        config.server.port = 1  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        config.server = Config().server  # type: ignore[misc]
+
+
+def test_nothing_else_reads_the_environment() -> None:
+    """Configuration is resolved in one place; what a process inherits is said there."""
+    root = Path(__file__).parents[2]
+    found = [
+        str(path.relative_to(root))
+        for folder in ("protocol",)
+        for path in (root / folder).rglob("*.py")
+        if re.search(r"os\.environ|getenv", path.read_text())
+    ]
+    assert found == []
+
+
+def test_parsing_flags_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, penstock.protocol.config as c; c.build_parser('p', 'd', ['model']);"
+        "print([m for m in ('torch', 'transformers', 'aiohttp', 'zmq') if m in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert out.stdout.strip() == "[]", out.stderr
+
+
+def test_wrong_values_and_contradictions_of_others_are_reported_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(
+            GROUPS,
+            {"port": "99999", "max_num_seqs": "64", "max_num_batched_tokens": "32"},
+            {"PENSTOCK_PROT": "1"},
+        )
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert "--port '99999'" in lines[1]
+    assert "PENSTOCK_PROT" in lines[0]
+    assert "--max-num-seqs 64" in lines[2]
+    assert "--max-num-batched-tokens 32" in lines[2]
+
+
+def test_a_value_that_cannot_be_read_contradicts_nobody() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(GROUPS, {"max_num_seqs": "many", "max_num_batched_tokens": "1"}, {})
+    (line,) = str(caught.value).splitlines()
+    assert "--max-num-seqs 'many'" in line

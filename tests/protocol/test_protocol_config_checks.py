@@ -1,0 +1,150 @@
+"""Settings that contradict each other give one message that names both; derived ones say why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.loadtest.make_model import make_model
+from penstock.protocol.config import Config, ConfigError, resolve
+from penstock.protocol.config.checks import contradictions
+from penstock.protocol.config.derive import derive
+from penstock.protocol.config.fields import ModelConfig
+from penstock.protocol.config.machine import Machine, read_machine
+from penstock.protocol.config.resolve import fields
+from penstock.protocol.config.sources import Source
+from penstock.protocol.model_info import read_model_info
+
+LAPTOP = Machine(cores=8, physical_cores=4, gpus=0)
+SERVER = Machine(cores=64, physical_cores=32, gpus=1)
+GROUPS = list(Config.__struct_fields__)
+
+CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"max_num_seqs": 100, "max_num_batched_tokens": 64},
+     ("--max-num-seqs 100", "--max-num-batched-tokens 64")),
+    ({"max_model_len": 1000, "num_kv_blocks": 10}, ("--max-model-len 1000", "--num-kv-blocks 10")),
+    ({"num_kv_blocks": 10, "kv_cache_memory_bytes": 10**9},
+     ("--num-kv-blocks 10", "--kv-cache-memory-bytes")),
+    ({"gpu_memory_utilization": 0.5, "num_kv_blocks": 10, "device": "cuda"},
+     ("--gpu-memory-utilization 0.5", "--num-kv-blocks 10")),
+    ({"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": 10**9, "device": "cuda"},
+     ("--gpu-memory-utilization 0.5", "--kv-cache-memory-bytes")),
+    ({"device": "cpu", "dtype": "float16"}, ("--device cpu", "--dtype float16")),
+    ({"device": "cpu", "gpu_memory_utilization": 0.8},
+     ("--gpu-memory-utilization 0.8", "--device cpu")),
+    ({"device": "null", "gpu_memory_utilization": 0.8},
+     ("--gpu-memory-utilization 0.8", "--device null")),
+    ({"device": "cpu", "null_step_ms": 5}, ("--null-step-ms 5", "--device null")),
+    ({"device": "null", "threads": 2}, ("--threads 2", "--device null")),
+    ({"device": "null", "load_format": "dummy"}, ("--load-format dummy", "--device null")),
+    ({"device": "null", "kv_cache_memory_bytes": 10**9},
+     ("--kv-cache-memory-bytes", "--device null")),
+    ({"device": "cuda"}, ("--device cuda", "no CUDA device")),
+    ({"threads": 99}, ("--threads 99", "8 cores")),
+    ({"router": "ipc:///r.sock", "bind": "tcp://127.0.0.1"}, ("--bind", "--router ipc:///r.sock")),
+    ({"router": "ipc:///r.sock", "advertise": "host"}, ("--advertise host", "--router ipc://")),
+    ({"router": "ipc:///r.sock", "port_range": "20000-20099"},
+     ("--port-range 20000-20099", "--router ipc://")),
+    ({"router": "http://x"}, ("--router http://x", "tcp://HOST:PORT")),
+    ({"router": "tcp://r:1", "bind": "tcp://0.0.0.0"}, ("--bind tcp://0.0.0.0", "--secret")),
+    ({"router": "tcp://r:1", "port_range": "9-5"}, ("--port-range 9-5", "FIRST-LAST")),
+    ({"router": "tcp://r:1", "port_range": "20000-20001", "tokenizers": 3},
+     ("--port-range 20000-20001", "--tokenizers 3")),
+    ({"served_model_name": ["a", "a"]}, ("--served-model-name a a", "twice")),
+    ({"keep_alive_comment_s": 60, "request_timeout_s": 30},
+     ("--keep-alive-comment-s 60", "--request-timeout-s 30")),
+    ({"drain_timeout_s": 600, "request_timeout_s": 60},
+     ("--drain-timeout-s 600", "--request-timeout-s 60")),
+    ({"data_parallel_size": 2, "engine": "b"}, ("--engine b", "--data-parallel-size 2")),
+]  # fmt: skip
+
+
+def faults_of(settings: dict[str, Any], machine: Machine = LAPTOP) -> list[str]:
+    try:
+        config, sources = resolve(GROUPS, settings, {})
+    except ConfigError as error:
+        return str(error).splitlines()
+    config, sources = derive(config, sources, machine, None)
+    return contradictions(config, sources, machine)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"), CONTRADICTIONS, ids=lambda v: "+".join(v) if isinstance(v, dict) else ""
+)
+def test_a_contradiction_is_one_line_that_names_both_sides(
+    settings: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    faults = faults_of(settings)
+    assert len(faults) == 1, faults
+    for name in names:
+        assert name in faults[0]
+
+
+def test_all_contradictions_are_reported_together() -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(
+            GROUPS,
+            {"max_num_seqs": 100, "max_num_batched_tokens": 64, "device": "cpu",
+             "dtype": "float16", "served_model_name": ["a", "a"]},
+            {},
+        )  # fmt: skip
+    assert len(str(error.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("machine", [LAPTOP, SERVER])
+def test_the_defaults_contradict_nothing(machine: Machine) -> None:
+    assert faults_of({}, machine) == []
+
+
+def test_what_is_left_out_is_derived_with_a_reason(tmp_path: Path) -> None:
+    info = read_model_info(make_model(tmp_path / "little", dtype="bfloat16"))
+    config, sources = resolve(GROUPS, {}, {})
+    config, sources = derive(config, sources, SERVER, info)
+    assert config.device.device == "cuda"
+    assert config.model.dtype == "bfloat16"
+    assert config.model.served_model_name == ["little"]
+    assert config.scheduler.max_num_seqs == 256
+    assert config.launch.frontends == 4
+    for name in ("device", "dtype", "served_model_name", "max_num_seqs", "frontends"):
+        assert sources[name].origin == "derived"
+        assert sources[name].detail
+
+
+def test_what_was_said_is_never_replaced(tmp_path: Path) -> None:
+    info = read_model_info(make_model(tmp_path / "little", dtype="bfloat16"))
+    said = {"device": "cpu", "dtype": "float32", "max_num_seqs": 3, "frontends": 2, "threads": 1}
+    config, sources = resolve(GROUPS, said, {})
+    config, sources = derive(config, sources, SERVER, info)
+    for name, value in said.items():
+        group = fields()[name].group
+        assert getattr(getattr(config, group), name) == value
+        assert sources[name] == Source("flag", fields()[name].flag)
+
+
+def test_a_length_past_the_models_own_names_the_model(tmp_path: Path) -> None:
+    info = read_model_info(make_model(tmp_path / "little", max_position_embeddings=256))
+    config, sources = resolve(GROUPS, {"max_model_len": 300}, {})
+    (fault,) = contradictions(config, sources, LAPTOP, info)
+    assert "--max-model-len 300" in fault
+    assert "256" in fault
+    assert str(info.folder) in fault
+
+
+def test_the_machine_is_read_from_its_files(tmp_path: Path) -> None:
+    for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+        topology = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "core_cpus_list").write_text(siblings + "\n")
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    machine = read_machine(tmp_path)
+    assert machine.gpus == 2
+    assert machine.physical_cores == min(2, machine.cores)
+
+
+def test_a_model_group_alone_resolves_to_its_defaults() -> None:
+    config, _ = resolve(["model"], {}, {})
+    assert config.model == ModelConfig()

@@ -1,0 +1,210 @@
+"""Metrics: counting, merging over processes, and the text that Prometheus reads."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+
+from penstock.protocol.messages.membership import (
+    MetricSample,
+    MetricsAnswer,
+    MetricsReport,
+    ProcessMetrics,
+)
+from penstock.protocol.metrics import MAX_SERIES, METRICS, Registry, merge, render
+
+LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(.*)\})? (\S+)$")
+LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\\\|\\"|\\n)*)"(?:,|$)')
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def parse(text: bytes) -> tuple[Samples, dict[str, str]]:
+    """A strict reader of the exposition format: (samples, type of each metric)."""
+    samples: Samples = {}
+    types: dict[str, str] = {}
+    assert text.endswith(b"\n")
+    for line in text.decode().splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name not in types
+            types[name] = kind
+            continue
+        if line.startswith("# HELP "):
+            continue
+        match = LINE.match(line)
+        assert match, line
+        labels = LABEL.findall(match[3] or "")
+        if match[3]:
+            assert "".join(f'{n}="{v}",' for n, v in labels).rstrip(",") == match[3], line
+        key = (match[1], tuple(labels))
+        assert key not in samples, f"twice: {line}"
+        samples[key] = float(match[4])
+    return samples, types
+
+
+def answer(*registries: Registry, incarnations: tuple[int, ...] = ()) -> MetricsAnswer:
+    numbers = incarnations or tuple(range(1, len(registries) + 1))
+    return MetricsAnswer(
+        [
+            ProcessMetrics("frontend", number, registry.report())
+            for number, registry in zip(numbers, registries, strict=True)
+        ]
+    )
+
+
+def test_counters_and_gauges_of_all_processes_are_summed() -> None:
+    one, two = Registry(), Registry()
+    one.inc("request_finished_total", "stop", amount=3)
+    two.inc("request_finished_total", "stop")
+    two.inc("request_finished_total", "length")
+    one.set("queue_depth", 5, "router")
+    two.set("queue_depth", 2, "router")
+    samples, types = parse(render(answer(one, two)))
+    assert samples["penstock:request_finished_total", (("reason", "stop"),)] == 4
+    assert samples["penstock:request_finished_total", (("reason", "length"),)] == 1
+    assert samples["penstock:queue_depth", (("hop", "router"),)] == 7
+    assert types["penstock:request_finished_total"] == "counter"
+    assert types["penstock:queue_depth"] == "gauge"
+
+
+def test_a_histogram_is_cumulative_and_a_value_on_a_bound_belongs_to_that_bucket() -> None:
+    registry = Registry()
+    for value in (0.0005, 0.0006, 0.004, 99.0):
+        registry.observe("inter_token_latency_seconds", value)
+    registry.histogram("inter_token_latency_seconds").observe(0.002, 10)
+    samples, types = parse(render(answer(registry)))
+    name = "penstock:inter_token_latency_seconds"
+
+    def bucket(bound: str) -> float:
+        return samples[f"{name}_bucket", (("le", bound),)]
+
+    assert types[name] == "histogram"
+    assert bucket("0.0005") == 1
+    assert bucket("0.001") == 2
+    assert bucket("0.002") == 12
+    assert bucket("0.004") == 13
+    assert bucket("5.0") == 13
+    assert bucket("+Inf") == 14 == samples[f"{name}_count", ()]
+    assert samples[f"{name}_sum", ()] == pytest.approx(0.0005 + 0.0006 + 0.004 + 99 + 0.02)
+
+
+def test_histograms_of_two_processes_are_summed_bucket_by_bucket() -> None:
+    one, two = Registry(), Registry()
+    one.observe("step_seconds", 0.00015)
+    two.observe("step_seconds", 0.00015)
+    two.observe("step_seconds", 1000.0)
+    samples, _ = parse(render(answer(one, two)))
+    assert samples["penstock:step_seconds_bucket", (("le", "0.0002"),)] == 2
+    assert samples["penstock:step_seconds_bucket", (("le", "30.0"),)] == 2
+    assert samples["penstock:step_seconds_count", ()] == 3
+
+
+def test_the_dead_keep_their_counters_and_lose_their_gauges() -> None:
+    dead, alive = Registry(), Registry()
+    for registry in (dead, alive):
+        registry.inc("preemptions_total", amount=2)
+        registry.set("num_requests_running", 7)
+    samples, _ = parse(render(answer(dead, alive, incarnations=(0, 9))))
+    assert samples["penstock:preemptions_total", ()] == 4
+    assert samples["penstock:num_requests_running", ()] == 7
+
+
+def test_a_gauge_by_process_names_its_process() -> None:
+    one, two = Registry(), Registry()
+    one.set("outbox_bytes", 10)
+    two.set("outbox_bytes", 20)
+    samples, _ = parse(render(answer(one, two, incarnations=(10, 11))))
+    assert samples["penstock:outbox_bytes", (("process", "frontend-a"),)] == 10
+    assert samples["penstock:outbox_bytes", (("process", "frontend-b"),)] == 20
+
+
+def test_merged_reports_render_as_the_single_ones_do() -> None:
+    one, two = Registry(), Registry()
+    for registry, amount in ((one, 1.0), (two, 41.0)):
+        registry.inc("steps_total", amount=amount)
+        registry.observe("step_seconds", amount)
+        registry.inc("http_requests_total", "/live", "200", amount=amount)
+    merged = merge([one.report(), two.report()])
+    together = MetricsAnswer([ProcessMetrics("worker", 0, merged)])
+    assert parse(render(together)) == parse(render(answer(one, two)))
+
+
+def test_what_nobody_reported_is_zero_and_every_metric_is_described() -> None:
+    samples, types = parse(render(MetricsAnswer([])))
+    assert samples["penstock:num_requests_running", ()] == 0
+    assert samples["penstock:step_seconds_count", ()] == 0
+    assert set(types) == {f"penstock:{name}" for name in METRICS}
+
+
+def test_label_values_are_escaped() -> None:
+    registry = Registry()
+    registry.inc("dropped_messages_total", 'a"b\\c\nd')
+    text = render(answer(registry))
+    assert rb'{reason="a\"b\\c\nd"} 1' in text
+    parse(text)
+
+
+def test_samples_that_do_not_fit_their_declaration_are_ignored() -> None:
+    bad = MetricsReport(
+        [
+            MetricSample("no_such_metric", [], [1.0]),
+            MetricSample("steps_total", ["surplus"], [1.0]),
+            MetricSample("step_seconds", [], [1.0]),
+            MetricSample("steps_total", [], []),
+        ]
+    )
+    text = render(MetricsAnswer([ProcessMetrics("worker", 1, bad)]))
+    assert parse(text) == parse(render(MetricsAnswer([])))
+    assert merge([bad]).samples == []
+
+
+def test_label_combinations_are_bounded() -> None:
+    registry = Registry()
+    for number in range(MAX_SERIES + 100):
+        registry.inc("dropped_messages_total", f"reason {number}")
+    samples = registry.report().samples
+    assert len(samples) == MAX_SERIES + 1
+    other = [s for s in samples if s.labels == ["other"]]
+    assert [s.values for s in other] == [[100.0]]
+
+
+def test_undeclared_names_wrong_kinds_and_wrong_labels_are_refused() -> None:
+    registry = Registry()
+    with pytest.raises(ValueError, match="no_such"):
+        registry.inc("no_such")
+    with pytest.raises(ValueError, match="gauge"):
+        registry.set("steps_total", 1.0)
+    with pytest.raises(ValueError, match="queue_depth"):
+        registry.set("queue_depth", 1.0)
+
+
+def test_a_report_can_be_made_while_another_thread_counts() -> None:
+    registry = Registry()
+    stop = threading.Event()
+
+    def count() -> None:
+        number = 0
+        while not stop.is_set():
+            number = (number + 1) % 400
+            registry.inc("dropped_messages_total", str(number))
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        for _ in range(200):
+            assert all(len(s.values) == 1 for s in registry.report().samples)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_every_declaration_is_sound() -> None:
+    for metric in METRICS.values():
+        assert metric.help.endswith(".")
+        assert list(metric.buckets) == sorted(set(metric.buckets))
+        assert bool(metric.buckets) == (metric.kind == "histogram")
+        assert metric.name.endswith("_total") or metric.kind != "counter"
+        assert not metric.by_process or metric.kind == "gauge"

@@ -1,0 +1,422 @@
+"""Services as real processes with the real router: joining, draining, dying, idling."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+from mailbox_process import short_folder
+from tiny_services import Running, started
+
+from penstock.protocol import codec
+from penstock.protocol.mailbox import Mailbox
+from penstock.protocol.messages.membership import Identity, Members, Peer, Phase
+from penstock.protocol.messages.requests import Accepted, Holding, Taken
+from penstock.protocol.participant import BeatThread, Participant
+from penstock.protocol.security import CurveKeys
+
+SECRET = "correct horse battery staple"
+START = 8.0
+"""Seconds that a Python process may take to start on a busy machine."""
+
+
+class Observer:
+    """This process as a member: it sees what the router tells everybody."""
+
+    def __init__(self, router: str, secret: str = "") -> None:
+        bind = router.rpartition("/")[0] if router.startswith("ipc") else "tcp://127.0.0.1"
+        self.mailbox = Mailbox(bind, keys=CurveKeys(secret) if secret else None)
+        self.member = Participant("frontend", self.mailbox, router, Identity(1, "test"))
+        self.member.on_change = lambda gone: self.gone.update(
+            {peer.identity.pid: time.monotonic() for peer in gone.values()}
+        )
+        self.gone: dict[int, float] = {}
+        self.answers: list[Holding] = []
+        self.phases: dict[int, list[str]] = {}
+        self.beats = BeatThread(self.member, self.mailbox)
+        self.beats.start()
+
+    def pump(self, seconds: float = 0.02) -> None:
+        self.member.tick(time.monotonic())
+        self.mailbox.flush()
+        self.mailbox.wait(seconds)
+        for sender, message in self.mailbox.drain(100_000):
+            if not self.member.handle(sender, message, time.monotonic()):
+                assert isinstance(message, Holding)
+                self.answers.append(message)
+            elif isinstance(message, Members):
+                for peer in message.peers:
+                    seen = self.phases.setdefault(peer.identity.pid, [])
+                    if peer.phase not in seen:
+                        seen.append(peer.phase)
+
+    def until(self, condition: Callable[[], object], seconds: float = START) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, (self.phases, self.gone, self.member.peers)
+            self.pump()
+
+    def peer(self, running: Running) -> Peer | None:
+        return next((p for p in self.member.peers.values() if p.identity.pid == running.pid), None)
+
+    def is_ready(self, *running: Running) -> bool:
+        peers = [self.peer(each) for each in running]
+        return all(peer is not None and peer.phase == Phase.READY for peer in peers)
+
+    def ask(self, running: Running, number: int) -> None:
+        peer = self.peer(running)
+        assert peer is not None
+        assert self.mailbox.send(peer.address, Holding(self.mailbox.address, [number], [0]))
+
+    def is_answered(self, running: Running, number: int, seconds: float = 5.0) -> None:
+        self.ask(running, number)
+        self.until(lambda: any(answer.ids == [number] for answer in self.answers), seconds)
+
+    def close(self) -> None:
+        self.beats.stop()
+        self.mailbox.close(0)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as opened:
+        yield opened
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(stack: contextlib.ExitStack) -> Start:
+    return lambda *arguments, **options: stack.enter_context(started(*arguments, **options))
+
+
+@pytest.fixture
+def address(folder: Path) -> str:
+    return f"ipc://{folder}/router.sock"
+
+
+@pytest.fixture
+def observe(stack: contextlib.ExitStack) -> Callable[..., Observer]:
+    def make(*arguments: str) -> Observer:
+        observer = Observer(*arguments)
+        stack.callback(observer.close)
+        return observer
+
+    return make
+
+
+def errors(log: str) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in log.splitlines()]
+    return [line for line in lines if line["level"] in ("warning", "error", "critical")]
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_services_join_are_seen_ready_and_leave_when_told(
+    address: str, folder: Path, start: Start, observe: Callable[..., Observer], transport: str
+) -> None:
+    secret = ""
+    if transport == "tcp":
+        with contextlib.closing(Mailbox("tcp://127.0.0.1")) as free:
+            address = free.address
+        secret = SECRET
+    observer = observe(address, secret)
+    both = [start("async", address, secret=secret), start("loop", address, secret=secret)]
+    router = start("router", address, secret=secret)
+    observer.until(lambda: observer.is_ready(*both, router))
+    for running, service in zip([*both, router], ["tokenizer", "worker", "router"], strict=True):
+        peer = observer.peer(running)
+        assert peer is not None
+        assert (peer.service, peer.identity.pid) == (service, running.pid)
+        assert peer.address.startswith(f"{transport}://")
+    for number, running in enumerate(both):
+        observer.is_answered(running, number)
+        running.process.send_signal(signal.SIGTERM)
+        observer.until(lambda: running.pid in observer.gone, 2)  # noqa: B023
+        code, log = running.ended(2)
+        assert (code, errors(log)) == (0, [])
+    assert not observer.member.lost, "they left with Goodbye"
+    router.process.send_signal(signal.SIGTERM)
+    assert router.ended(3)[0] == 0
+    assert [p.name for p in folder.iterdir() if "inbox" not in p.name] == []
+
+
+@pytest.mark.parametrize("kind", ["async", "loop"])
+def test_sigterm_waits_for_open_work_and_a_second_one_does_not(
+    address: str, start: Start, observe: Callable[..., Observer], kind: str
+) -> None:
+    start("router", address)
+    observer = observe(address)
+    busy = start(kind, address, busy=True)
+    observer.until(lambda: observer.is_ready(busy))
+    busy.process.send_signal(signal.SIGTERM)
+    observer.until(lambda: Phase.DRAINING in observer.phases[busy.pid], 2)
+    observer.is_answered(busy, 1)
+    assert busy.process.poll() is None
+    busy.process.send_signal(signal.SIGTERM)
+    assert busy.ended(1.5)[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["async", "loop"])
+def test_draining_has_a_limit(address: str, start: Start, kind: str) -> None:
+    busy = start(kind, address, busy=True, drain_timeout_s=0.3)
+    deadline = time.monotonic() + START
+    while not catches(busy, signal.SIGTERM) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    busy.process.send_signal(signal.SIGINT)
+    assert busy.ended(3)[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["async", "loop"])
+def test_a_service_told_to_end_while_it_starts_does_so_at_once(
+    address: str, start: Start, observe: Callable[..., Observer], kind: str
+) -> None:
+    start("router", address)
+    observer = observe(address)
+    loading = start(kind, address, start_s=60.0)
+    observer.until(lambda: catches(loading, signal.SIGTERM))
+    loading.process.send_signal(signal.SIGTERM)
+    assert loading.ended(2.5)[0] == 0
+
+
+def catches(running: Running, number: signal.Signals) -> bool:
+    """The process has installed a handler for the signal."""
+    with contextlib.suppress(FileNotFoundError):
+        status = Path(f"/proc/{running.pid}/status").read_text()
+        (mask,) = re.findall(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+        return bool(int(mask, 16) & 1 << (number - 1))
+    return False
+
+
+def test_a_second_sigterm_ends_a_loop_in_the_middle_of_its_work(
+    address: str, start: Start, observe: Callable[..., Observer]
+) -> None:
+    start("router", address)
+    observer = observe(address)
+    working = start("loop", address, work_s=0.0)
+    observer.until(lambda: observer.is_ready(working))
+    peer = observer.peer(working)
+    assert peer is not None
+    observer.is_answered(working, 1)
+    observer.mailbox.send(peer.address, Taken(1, 60_000))
+    observer.until(observer.mailbox.flush)
+    time.sleep(0.3)
+    working.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    assert working.process.poll() is None
+    working.process.send_signal(signal.SIGTERM)
+    assert working.ended(2)[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_router_restarted_at_its_address_finds_its_members_again(
+    address: str, start: Start, observe: Callable[..., Observer], number: signal.Signals
+) -> None:
+    first = start("router", address)
+    observer = observe(address)
+    both = [start("async", address), start("loop", address)]
+    observer.until(lambda: observer.is_ready(*both))
+    first.process.send_signal(number)
+    first.ended(3)
+    observer.is_answered(both[0], 1)
+    second = start("router", address)
+    observer.until(lambda: observer.is_ready(*both, second))
+    deadline = time.monotonic() + 4
+    while time.monotonic() < deadline:
+        observer.pump()
+    assert observer.gone.keys() <= {first.pid}, "a restarted router costs nobody a peer"
+    for each, running in enumerate(both):
+        observer.is_answered(running, 10 + each)
+        running.process.send_signal(signal.SIGTERM)
+        code, log = running.ended(3)
+        assert (code, errors(log)) == (0, [])
+
+
+@pytest.mark.parametrize("kind", ["async", "loop"])
+def test_a_killed_process_is_reported_gone_within_a_second(
+    address: str, start: Start, observe: Callable[..., Observer], kind: str
+) -> None:
+    start("router", address)
+    observer = observe(address)
+    victim = start(kind, address)
+    witness = start("async", address)
+    observer.until(lambda: observer.is_ready(victim, witness))
+    peer = observer.peer(victim)
+    assert peer is not None
+    victim.process.kill()
+    killed = time.monotonic()
+    observer.until(lambda: victim.pid in observer.gone, 2)
+    assert observer.gone[victim.pid] - killed < 1.0
+    assert peer.incarnation in observer.member.lost
+    assert observer.is_ready(witness)
+
+
+def test_a_process_stopped_too_long_is_fenced_and_ends_with_the_reason(
+    address: str, start: Start, observe: Callable[..., Observer]
+) -> None:
+    start("router", address)
+    observer = observe(address)
+    stopped = start("loop", address)
+    observer.until(lambda: observer.is_ready(stopped))
+    stopped.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    observer.until(lambda: stopped.pid in observer.gone, 6)
+    assert 2 < time.monotonic() - began < 5
+    stopped.process.send_signal(signal.SIGCONT)
+    code, log = stopped.ended(4)
+    assert code == 5
+    assert "declared this process lost" in log
+
+
+def test_another_protocol_version_is_refused_on_both_sides(address: str, start: Start) -> None:
+    router = start("router", address)
+    skewed = start("async", address, version=0)
+    code, log = skewed.ended(START)
+    assert code == 5
+    (line,) = errors(log)
+    assert "refused by the router" in str(line["event"])
+    assert f"0/{codec.SCHEMA_HASH}" in str(line["event"])
+    assert f"{codec.PROTOCOL_VERSION}/{codec.SCHEMA_HASH}" in str(line["event"])
+    assert "same version of penstock" in str(line["event"])
+    router.process.send_signal(signal.SIGTERM)
+    assert "refused" in str(errors(router.ended(3)[1])[0]["event"])
+
+
+@pytest.mark.parametrize("kind", ["async", "loop"])
+def test_a_fault_in_one_message_or_tick_costs_nothing_else(
+    address: str, start: Start, observe: Callable[..., Observer], kind: str
+) -> None:
+    start("router", address)
+    observer = observe(address)
+    faulty = start(kind, address, failing_tick=True)
+    observer.until(lambda: observer.is_ready(faulty))
+    peer = observer.peer(faulty)
+    assert peer is not None
+    observer.mailbox.send(peer.address, Accepted(1, 1))
+    observer.is_answered(faulty, 1)
+    faulty.process.send_signal(signal.SIGTERM)
+    code, log = faulty.ended(3)
+    assert code == 0
+    events = [line["event"] for line in errors(log)]
+    assert events.count("message failed") == 1
+    assert "tick failed" in events
+    assert "cannot handle it" in log
+
+
+# --- the inbox's edge-triggered descriptor
+
+
+def test_a_hundred_thousand_messages_in_random_bursts_never_stall(
+    address: str, start: Start, observe: Callable[..., Observer]
+) -> None:
+    """Without timers to save it, a service that stops draining early would be silent for good."""
+    start("router", address)
+    observer = observe(address)
+    service = start("async", address, tick_s=3600.0)
+    observer.until(lambda: observer.is_ready(service))
+    peer = observer.peer(service)
+    assert peer is not None
+    draw = random.Random(7)
+    sent = 0
+    slowest = 0.0
+    empty = Holding("ipc:///nobody-listens.sock", [], [])
+    while sent < 100_000:
+        burst = draw.choice([1, 1, 2, 7, 100, 255, 256, 257, 512, 3000])
+        for _ in range(burst - 1):
+            while not observer.mailbox.send(peer.address, Taken(0, 0)):
+                observer.mailbox.flush()
+        sent += burst
+        began = time.monotonic()
+        observer.is_answered(service, sent)
+        slowest = max(slowest, time.monotonic() - began)
+        observer.answers.clear()
+        if draw.random() < 0.1:
+            time.sleep(draw.random() * 0.003)
+        if draw.random() < 0.02:
+            observer.mailbox.send(peer.address, empty)
+    assert slowest < 1.0
+
+
+def test_frames_that_are_no_messages_do_not_stall_what_follows(
+    address: str, start: Start, observe: Callable[..., Observer]
+) -> None:
+    start("router", address)
+    observer = observe(address)
+    service = start("async", address, tick_s=3600.0)
+    observer.until(lambda: observer.is_ready(service))
+    peer = observer.peer(service)
+    assert peer is not None
+    for number, count in enumerate([255, 256, 257, 1024, 1500, 2000, 3000]):
+        for _ in range(count):
+            observer.mailbox.send_frame(peer.address, b"\0" * 8 + b"\xc1")
+        observer.is_answered(service, number, seconds=1.2)
+
+
+def test_random_bytes_from_a_stranger_do_not_end_a_service(
+    address: str, start: Start, observe: Callable[..., Observer]
+) -> None:
+    router = start("router", address)
+    observer = observe(address)
+    both = [start("async", address), start("loop", address)]
+    observer.until(lambda: observer.is_ready(*both, router))
+    noise = random.Random(3)
+    context = zmq.Context()
+    with contextlib.closing(context.socket(zmq.PUSH)) as rude:
+        rude.linger = 1000
+        for running in (*both, router):
+            peer = observer.peer(running)
+            assert peer is not None
+            rude.connect(peer.address)
+        for _ in range(3000):
+            rude.send(noise.randbytes(noise.randrange(60)))
+    context.term()
+    for number, running in enumerate(both):
+        observer.is_answered(running, number)
+    assert observer.is_ready(*both, router)
+    assert not observer.gone
+
+
+# --- idle
+
+
+def cpu_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def test_idle_processes_use_less_than_a_hundredth_of_a_core(
+    address: str, start: Start, observe: Callable[..., Observer]
+) -> None:
+    processes = {kind: start(kind, address) for kind in ("router", "async", "loop")}
+    observer = observe(address)
+    observer.until(lambda: observer.is_ready(*processes.values()))
+    observer.pump(0.5)
+    assert used(processes, 3.0) == {}
+    os.kill(processes.pop("router").pid, signal.SIGKILL)
+    time.sleep(1.5)
+    assert used(processes, 3.0) == {}, "waiting for the router costs as little"
+
+
+def used(processes: dict[str, Running], seconds: float) -> dict[str, float]:
+    """Shares of a core over some seconds, of those that used 1 % or more."""
+    before = {kind: cpu_seconds(each.pid) for kind, each in processes.items()}
+    time.sleep(seconds)
+    shares = {k: (cpu_seconds(p.pid) - before[k]) / seconds for k, p in processes.items()}
+    return {kind: share for kind, share in shares.items() if share >= 0.01}

@@ -1,0 +1,120 @@
+"""The smallest services, and the router, as real processes for the tests of the runtime.
+
+``python tiny_services.py KIND OPTIONS``: ``KIND`` is ``router``, ``async`` or ``loop``, OPTIONS a
+JSON object. A tiny service answers each ``Holding`` with a ``Holding`` to its ``reply_to``; it
+sleeps ``attempt`` milliseconds for a ``Taken``, and raises for an ``Accepted``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.protocol import codec, participant, runtime
+from penstock.protocol.codec import Message
+from penstock.protocol.config import ClusterConfig, Config, LaunchConfig, ObservabilityConfig
+from penstock.protocol.messages.membership import Phase
+from penstock.protocol.messages.requests import Accepted, Holding, Taken
+from penstock.protocol.runtime import AsyncService, LoopService, Service
+
+
+class Echo(Service):
+    options: dict[str, Any]
+
+    def on_message(self, sender: int, message: Message, now: float) -> None:
+        match message:
+            case Holding():
+                self.mailbox.send(message.reply_to, message)
+            case Taken():
+                time.sleep(message.attempt / 1000)
+            case Accepted():
+                raise RuntimeError("cannot handle it")
+
+    def drained(self) -> bool:
+        return not self.options.get("busy")
+
+    def on_tick(self, now: float) -> None:
+        if self.options.get("failing_tick"):
+            raise RuntimeError("the tick fails")
+
+
+class TinyAsync(Echo, AsyncService):
+    name = "tokenizer"
+
+    async def start(self) -> None:
+        await asyncio.sleep(self.options.get("start_s", 0.0))
+        self.set_phase(Phase.READY, "tiny")
+
+
+class TinyLoop(Echo, LoopService):
+    name = "worker"
+
+    def start(self) -> None:
+        time.sleep(self.options.get("start_s", 0.0))
+        self.set_phase(Phase.READY, "tiny")
+
+    def work(self, now: float) -> None:
+        time.sleep(self.options.get("work_s", 0.0))
+
+
+def main(kind: str, options: dict[str, Any]) -> int:
+    config = Config(
+        cluster=ClusterConfig(router=options["router"], secret=options.get("secret", "")),
+        launch=LaunchConfig(drain_timeout_s=options.get("drain_timeout_s", 30.0)),
+        observability=ObservabilityConfig(log_format="json"),
+    )
+    if "version" in options:
+        codec.PROTOCOL_VERSION = options["version"]
+    if "tick_s" in options:
+        runtime.TICK_SECONDS = options["tick_s"]
+        participant.BEAT_SECONDS = 2.5  # the router's answers wake the service as well
+    if kind == "router":
+        from penstock.services.router.service import run
+
+        return run(config)
+    Echo.options = options
+    service = TinyAsync(config) if kind == "async" else TinyLoop(config)
+    return service.run()
+
+
+class Running:
+    """A tiny service in a process of its own."""
+
+    def __init__(self, kind: str, router: str, **options: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, kind, json.dumps({"router": router, **options})],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONPATH": "."},
+        )
+        self.pid = self.process.pid
+
+    def ended(self, seconds: float) -> tuple[int, str]:
+        """Waits for the end. Returns (exit code, log)."""
+        _, log = self.process.communicate(timeout=seconds)
+        return self.process.returncode, log
+
+
+@contextlib.contextmanager
+def started(kind: str, router: str, **options: Any) -> Iterator[Running]:
+    running = Running(kind, router, **options)
+    try:
+        yield running
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            running.process.kill()
+        with contextlib.suppress(ValueError):
+            running.process.communicate()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], json.loads(sys.argv[2])))

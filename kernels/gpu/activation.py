@@ -1,0 +1,39 @@
+"""SiLU(gate) * up on the GPU. Reference: ``penstock.kernels.activation``.
+
+Reads 2 I and writes I values a row; bound by bandwidth.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.gpu.early_launch import EARLY, begin_early
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _silu_and_mul_kernel(
+    gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    begin_early(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    source = gate_up + row * 2 * WIDTH + column
+    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    result = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * WIDTH + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
+    """gate_up: [N, 2 * I] contiguous, gate first; out: [N, I] contiguous, of the same type."""
+    rows, width = out.shape
+    if rows:
+        grid = (rows, triton.cdiv(width, _BLOCK))
+        _silu_and_mul_kernel[grid](
+            gate_up, out, width, _BLOCK, EARLY, num_warps=4, launch_pdl=EARLY
+        )

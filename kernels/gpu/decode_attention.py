@@ -1,0 +1,211 @@
+"""Attention of decode rows over the paged KV cache, split over the context.
+
+One program computes, for one row and one KV head, the query heads that share it over a stretch of
+the context, with the online softmax of Milakov and Gimelshein (2018). The stretches of a row are
+combined by whichever program ends last (Flash-Decoding, Dao et al. 2023, without a second
+launch). The norm and the rotation of queries and key, and the write of the new K and V into the
+cache, happen here too: the program of the first stretch has the new key and value in registers,
+the others read only what earlier steps wrote. So nothing stands between the QKV product and the
+output product but this kernel. Reference: ``penstock.kernels.attention``.
+
+The grid depends on the number of rows alone, never on lengths: a captured graph stays valid. Each
+byte of the cache is read once; the floor is that over the memory's bandwidth.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.gpu.early_launch import EARLY, begin_early
+from penstock.kernels.gpu.head_norm import dot, turned_head, turned_heads
+
+SHAPE = (32, 1, 4)
+"""Positions of the context that are read at once, warps, loads in flight: the fastest of nine on an
+H200 from batch 8 on, and within 3 % at batch 1."""
+_PROGRAMS = 1056
+"""Programs that keep an H200 (132 multiprocessors) busy: a row is split until there are so many."""
+_MOST_SPLITS = 32
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _decode_kernel(
+    qkv, rows, last_position, table, cos, sin, query_weight, key_weight, key_cache, value_cache,
+    out, partial, partial_sums, arrived, scale, eps, table_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, QUERIES: tl.constexpr,
+    HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
+    NORM: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    begin_early(EARLY)
+    row = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    dim: tl.constexpr = 2 * HALF
+    query = tl.arange(0, QUERIES)
+    column = tl.arange(0, dim)
+    half = tl.arange(0, HALF)
+    shared = query[:, None] < SHARED
+    target = out + (row.to(tl.int64) * HEADS + kv_head * SHARED) * dim
+    target = target + query[:, None] * dim + column[None, :]
+    slot = tl.load(rows + row)
+    if slot < 0:
+        if split == 0:
+            tl.store(target, tl.zeros([QUERIES, dim], out.dtype.element_ty), mask=shared)
+        return
+    cached = tl.load(last_position + slot)
+    tiles = tl.cdiv(cached, TILE)
+    each = tl.maximum(tl.cdiv(tiles, SPLITS), 1)
+    active = tl.maximum(tl.cdiv(tiles, each), 1)
+    if split >= active:
+        return
+    kind = qkv.dtype.element_ty
+    source = qkv + row.to(tl.int64) * (HEADS + 2 * KV_HEADS) * dim
+    first, second = turned_heads(
+        source + kv_head * SHARED * dim, SHARED, cos, sin, query_weight, cached, eps,
+        QUERIES, HALF, NORM,
+    )  # fmt: skip
+    first = first.to(kind)
+    second = second.to(kind)
+    entries = table + slot.to(tl.int64) * table_stride
+
+    if split == 0:
+        new_first, new_second = turned_head(
+            source + (HEADS + kv_head) * dim, cos, sin, key_weight, cached, eps, HALF, NORM
+        )
+        new_first = new_first.to(kind)
+        new_second = new_second.to(kind)
+        new_value = tl.load(source + (HEADS + KV_HEADS + kv_head) * dim + column)
+        block = tl.load(entries + cached // BLOCK_SIZE).to(tl.int64)
+        place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + cached % BLOCK_SIZE) * dim
+        tl.store(key_cache + place + half, new_first)
+        tl.store(key_cache + place + HALF + half, new_second)
+        tl.store(value_cache + place + column, new_value)
+        score = tl.sum(first.to(tl.float32) * new_first.to(tl.float32)[None, :], 1)
+        score += tl.sum(second.to(tl.float32) * new_second.to(tl.float32)[None, :], 1)
+        top = score * scale
+        total = tl.full([QUERIES], 1.0, tl.float32)
+        mixed = tl.zeros([QUERIES, dim], tl.float32) + new_value.to(tl.float32)[None, :]
+    else:
+        top = tl.full([QUERIES], float("-inf"), tl.float32)
+        total = tl.zeros([QUERIES], tl.float32)
+        mixed = tl.zeros([QUERIES, dim], tl.float32)
+
+    begin = split * each * TILE
+    end = tl.minimum(begin + each * TILE, cached)
+    for start in range(begin, end, TILE):
+        position = start + tl.arange(0, TILE)
+        inside = position < end
+        block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+        place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * dim
+        keys = key_cache + place[:, None] + half[None, :]
+        key_first = tl.load(keys, mask=inside[:, None], other=0.0)
+        key_second = tl.load(keys + HALF, mask=inside[:, None], other=0.0)
+        value = tl.load(
+            value_cache + place[:, None] + column[None, :], mask=inside[:, None], other=0.0
+        )
+        score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
+        score = tl.where(inside[None, :], score * scale, float("-inf"))
+        highest = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp2(score - highest[:, None])
+        decay = tl.exp2(top - highest)
+        total = total * decay + tl.sum(weight, 1)
+        mixed = mixed * decay[:, None] + dot(weight.to(kind), value)
+        top = highest
+
+    if active == 1:
+        tl.store(target, (mixed / total[:, None]).to(out.dtype.element_ty), mask=shared)
+        return
+
+    # [row, kv head, split, query]: of this program
+    at = ((row.to(tl.int64) * KV_HEADS + kv_head) * SPLITS + split) * SHARED + query
+    tl.store(partial + at[:, None] * dim + column[None, :], mixed, mask=shared)
+    tl.store(partial_sums + 2 * at, top, mask=query < SHARED)
+    tl.store(partial_sums + 2 * at + 1, total, mask=query < SHARED)
+    tl.debug_barrier()
+    ticket = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
+    if ticket == active - 1:
+        tl.store(arrived + row * KV_HEADS + kv_head, 0)
+        part = tl.arange(0, SPLITS)
+        there = part < active
+        for query_head in range(SHARED):
+            of = ((row.to(tl.int64) * KV_HEADS + kv_head) * SPLITS + part) * SHARED + query_head
+            tops = tl.load(
+                partial_sums + 2 * of, mask=there, other=float("-inf"), cache_modifier=".cg"
+            )
+            totals = tl.load(partial_sums + 2 * of + 1, mask=there, other=0.0, cache_modifier=".cg")
+            parts = tl.load(
+                partial + of[:, None] * dim + column[None, :], mask=there[:, None], other=0.0,
+                cache_modifier=".cg",
+            )  # fmt: skip
+            share = tl.exp2(tops - tl.max(tops, 0))
+            whole = tl.sum(parts * share[:, None], 0) / tl.sum(totals * share, 0)
+            head = row.to(tl.int64) * HEADS + kv_head * SHARED + query_head
+            tl.store(out + head * dim + column, whole.to(out.dtype.element_ty))
+
+
+class DecodeWorkspace(NamedTuple):
+    """Memory for the parts of split rows. ``arrived`` is zero between launches."""
+
+    partial: Tensor
+    sums: Tensor
+    arrived: Tensor
+
+
+def splits_for(rows: int, kv_heads: int) -> int:
+    """Into how many stretches the context of a row may be cut: a power of two."""
+    wanted = max(1, _PROGRAMS // (rows * kv_heads))
+    return int(min(_MOST_SPLITS, 1 << (wanted.bit_length() - 1)))
+
+
+def decode_workspace(
+    max_rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
+) -> DecodeWorkspace:
+    """Enough for every number of rows up to ``max_rows``."""
+    most = max(rows * splits_for(rows, kv_heads) for rows in range(1, max_rows + 1))
+    return DecodeWorkspace(
+        torch.empty(most * heads * head_dim, dtype=torch.float32, device=device),
+        torch.empty(2 * most * heads, dtype=torch.float32, device=device),
+        torch.zeros(max_rows * kv_heads, dtype=torch.int32, device=device),
+    )
+
+
+def decode_attention(
+    qkv: Tensor,
+    rows: Tensor,
+    last_position: Tensor,
+    table: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    out: Tensor,
+    workspace: DecodeWorkspace,
+    eps: float,
+) -> None:
+    """One token of each of N sequences.
+
+    qkv: [N, Hq + 2 Hkv, D], not yet normed or rotated; rows: [N] int32, the slot of each, -1 for
+    padding; last_position: [slots] int32, where each slot's new token goes, which is also how
+    many positions of it are cached; table: [slots, W] int32; cos, sin: [P, D / 2] fp32; weights:
+    [D] or both ``None``; caches: [num_blocks, Hkv, block_size, D], the new position is written;
+    out: [N, Hq, D]. All contiguous, D and the block size powers of two.
+    """
+    count, all_heads, dim = qkv.shape
+    _, kv_heads, block_size, _ = key_cache.shape
+    heads = all_heads - 2 * kv_heads
+    shared = heads // kv_heads
+    splits = splits_for(count, kv_heads)
+    _decode_kernel[(count, kv_heads, splits)](
+        qkv, rows, last_position, table, cos, sin, query_weight, key_weight, key_cache,
+        value_cache, out, workspace.partial, workspace.sums, workspace.arrived,
+        dim**-0.5 * _LOG2_E, eps, table.stride(0), heads, kv_heads, shared,
+        max(16, triton.next_power_of_2(shared)), dim // 2, block_size, SHAPE[0], splits,
+        query_weight is not None, EARLY, num_warps=SHAPE[1], num_stages=SHAPE[2], launch_pdl=EARLY,
+    )  # fmt: skip

@@ -1,0 +1,56 @@
+"""Device functions that several kernels share: norm and rotation of heads, the right dot."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""The interpreter multiplies bf16 operands wrongly; there they are widened first."""
+
+
+@triton.jit
+def dot(a, b):
+    """a @ b, accumulated in fp32; fp32 operands are not rounded to tf32."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+    else:
+        return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def turned_head(source, cos, sin, weight, position, eps, HALF: tl.constexpr, NORM: tl.constexpr):
+    """One head of ``2 * HALF`` values: normed if asked, rotated; its halves in fp32."""
+    half = tl.arange(0, HALF)
+    first = tl.load(source + half).to(tl.float32)
+    second = tl.load(source + HALF + half).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / (2 * HALF) + eps)
+        first *= scale * tl.load(weight + half).to(tl.float32)
+        second *= scale * tl.load(weight + HALF + half).to(tl.float32)
+    angle = position.to(tl.int64) * HALF + half
+    c = tl.load(cos + angle)
+    s = tl.load(sin + angle)
+    return first * c - second * s, second * c + first * s
+
+
+@triton.jit
+def turned_heads(
+    source, count, cos, sin, weight, position, eps,
+    ROWS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """``count`` heads that follow each other, as [ROWS, HALF] twice; rows past them are 0."""
+    half = tl.arange(0, HALF)[None, :]
+    row = tl.arange(0, ROWS)[:, None]
+    inside = row < count
+    first = tl.load(source + row * 2 * HALF + half, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + row * 2 * HALF + HALF + half, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        total = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        scale = tl.rsqrt(total / (2 * HALF) + eps)[:, None]
+        first *= scale * tl.load(weight + half).to(tl.float32)
+        second *= scale * tl.load(weight + HALF + half).to(tl.float32)
+    angle = position.to(tl.int64) * HALF + half
+    c = tl.load(cos + angle)
+    s = tl.load(sin + angle)
+    return first * c - second * s, second * c + first * s

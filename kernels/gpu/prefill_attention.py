@@ -1,0 +1,156 @@
+"""Causal attention of prefill chunks over the paged KV cache, cached prefixes included.
+
+A chunk's queries are cut into tiles; one program computes one tile of one query head over all
+positions up to each query's own, with the online softmax as in FlashAttention-2 (Dao, 2023). The
+keys and values are read through the block table, so a cached prefix and the chunk's own positions
+(which ``rope_and_cache`` has written before) are alike. Reference: ``penstock.kernels.attention``.
+
+Bound by arithmetic: 4 D operations for each pair of query and key.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.gpu.early_launch import EARLY, begin_early
+from penstock.kernels.gpu.head_norm import dot
+
+QUERY_TILE = 128
+# By (head size, bytes of a number): keys in a tile, warps, loads in flight. The first of each was
+# the fastest of eleven on an H200 (heads of 128, bf16); the second fits in 99 KB of shared memory.
+_LARGE = {
+    (32, 2): (64, 4, 3), (64, 2): (64, 4, 3), (128, 2): (128, 8, 3), (256, 2): (32, 8, 2),
+    (32, 4): (64, 4, 2), (64, 4): (64, 4, 2), (128, 4): (32, 8, 2), (256, 4): (16, 8, 1),
+}  # fmt: skip
+_SMALL = {
+    (32, 2): (64, 4, 2), (64, 2): (64, 4, 2), (128, 2): (32, 8, 2), (256, 2): (16, 8, 1),
+    (32, 4): (32, 4, 2), (64, 4): (32, 4, 1), (128, 4): (16, 8, 1),
+}  # fmt: skip
+_LARGE_BYTES = 220 * 1024
+"""Shared memory of a program that ``_LARGE`` needs: compute capability 9.0 and 10.0 have it."""
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _tile_of_keys(
+    query, top, total, mixed, entries, key_cache, value_cache, kv_head, start, limit, positions,
+    scale,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    position = start + tl.arange(0, KEYS)
+    column = tl.arange(0, DIM)
+    if MASKED:
+        inside = position < limit
+        block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    else:
+        block = tl.load(entries + position // BLOCK_SIZE).to(tl.int64)
+    place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * DIM
+    at = place[:, None] + column[None, :]
+    if MASKED:
+        key = tl.load(key_cache + at, mask=inside[:, None], other=0.0)
+        value = tl.load(value_cache + at, mask=inside[:, None], other=0.0)
+    else:
+        key = tl.load(key_cache + at)
+        value = tl.load(value_cache + at)
+    score = dot(query, tl.trans(key)) * scale
+    if MASKED:
+        score = tl.where(position[None, :] <= positions[:, None], score, float("-inf"))
+    highest = tl.maximum(top, tl.max(score, 1))
+    weight = tl.exp2(score - highest[:, None])
+    decay = tl.exp2(top - highest)
+    total = total * decay + tl.sum(weight, 1)
+    mixed = mixed * decay[:, None] + dot(weight.to(query.dtype), value)
+    return highest, total, mixed
+
+
+@triton.jit(do_not_specialize=["max_tiles"])
+def _prefill_kernel(
+    queries, tiles, table, key_cache, value_cache, out, scale, table_stride, max_tiles,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    begin_early(EARLY)
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest of a chunk first
+    head = tl.program_id(1)
+    count = tl.load(tiles + max_tiles + tile)
+    if count == 0:
+        return
+    first_row = tl.load(tiles + tile)
+    slot = tl.load(tiles + 2 * max_tiles + tile).to(tl.int64)
+    first_position = tl.load(tiles + 3 * max_tiles + tile)
+    kv_head = head // (HEADS // KV_HEADS)
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, DIM)
+    at = ((first_row + row).to(tl.int64) * HEADS + head) * DIM
+    at = at[:, None] + column[None, :]
+    query = tl.load(queries + at, mask=(row < count)[:, None], other=0.0)
+    positions = first_position + row
+    limit = first_position + count
+    entries = table + slot * table_stride
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, DIM], tl.float32)
+    # Tiles that every query sees whole need no mask.
+    whole = (first_position + 1) // KEYS * KEYS
+    for start in range(0, whole, KEYS):
+        top, total, mixed = _tile_of_keys(
+            query, top, total, mixed, entries, key_cache, value_cache, kv_head, start, limit,
+            positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, False,
+        )  # fmt: skip
+    for start in range(whole, limit, KEYS):
+        top, total, mixed = _tile_of_keys(
+            query, top, total, mixed, entries, key_cache, value_cache, kv_head, start, limit,
+            positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, True,
+        )  # fmt: skip
+    result = mixed / total[:, None]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=(row < count)[:, None])
+
+
+def shape_for(dim: int, itemsize: int, shared_bytes: int) -> tuple[int, int, int] | None:
+    """Keys in a tile, warps and loads in flight, for heads of ``dim`` numbers of ``itemsize``
+    bytes, where a program may have so much shared memory. ``None``: it does not fit."""
+    return (_LARGE if shared_bytes >= _LARGE_BYTES else _SMALL).get((dim, itemsize))
+
+
+@cache
+def shared_bytes() -> int:
+    """Shared memory that a program may have on the current device."""
+    if not torch.cuda.is_available():
+        return _LARGE_BYTES
+    properties = triton.runtime.driver.active.utils.get_device_properties
+    return int(properties(torch.cuda.current_device())["max_shared_mem"])
+
+
+def prefill_attention(
+    queries: Tensor,
+    tiles: Tensor,
+    num_tiles: int,
+    table: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    out: Tensor,
+) -> None:
+    """queries, out: [N, Hq, D], queries normed and rotated; tiles: [4, T] int32: first row, number
+    of rows (at most ``QUERY_TILE``; 0: no tile), slot, position of the first row; num_tiles: how
+    many of them to look at; table: [S, W] int32; caches: [num_blocks, Hkv, block_size, D],
+    contiguous. Rows of no tile are not written.
+    """
+    _, heads, dim = queries.shape
+    _, kv_heads, block_size, _ = key_cache.shape
+    if not num_tiles:
+        return
+    shape = shape_for(dim, queries.element_size(), shared_bytes())
+    if shape is None:
+        raise ValueError(f"heads of {dim} numbers do not fit this device's shared memory")
+    keys, warps, stages = shape
+    _prefill_kernel[(num_tiles, heads)](
+        queries, tiles, table, key_cache, value_cache, out, dim**-0.5 * _LOG2_E, table.stride(0),
+        tiles.shape[1], heads, kv_heads, dim, block_size, QUERY_TILE, keys, EARLY,
+        num_warps=warps, num_stages=stages, launch_pdl=EARLY,
+    )  # fmt: skip

@@ -1,0 +1,98 @@
+"""Compile every kernel launch of a GPU executor for a GPU that need not be there.
+
+    CAPABILITY=90 SHARED_BYTES=232448 python compile_for_gpu.py
+
+Runs the executor's steps on the CPU with launches replaced by compilations for that compute
+capability, and prints each kernel once. It has a process of its own, because Triton decides between
+its compiler and its interpreter when a kernel is declared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pretended_gpu
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from penstock.kernels.gpu import prefill_attention
+from penstock.kernels.rotary import RopeParameters
+from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.gpu.executor import GpuExecutor
+from penstock.services.worker.models.decoder import DecoderConfig, allocate_weights
+
+TARGET = GPUTarget("cuda", pretended_gpu.CAPABILITY, 32)
+_TYPES = {
+    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32",
+}  # fmt: skip
+seen: set[str] = set()
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case torch.Tensor():
+            return _TYPES[value.dtype]
+        case float():
+            return "fp32"
+        case int():
+            return "i32"
+    return "constexpr"
+
+
+def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    """In place of ``JITFunction.run``."""
+    signature, constants, attributes = {}, {}, {}
+    for index, (parameter, value) in enumerate(zip(self.params, args, strict=True)):
+        kind = "constexpr" if parameter.is_constexpr or value is None else _type_of(value)
+        signature[parameter.name] = kind
+        if kind == "constexpr":
+            constants[parameter.name] = value
+        elif kind.startswith("*"):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    key = f"{self.fn.__name__} {constants} {signature}"
+    if key in seen:
+        return
+    seen.add(key)
+    source = ASTSource(self, signature, constants, attributes)
+    options.pop("launch_pdl", None)
+    compiled = triton.compile(source, target=TARGET, options=options)
+    print(f"{self.fn.__name__}: {compiled.metadata.shared} bytes shared", flush=True)
+
+
+def executor(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> GpuExecutor:
+    weights = allocate_weights(config, dtype, torch.device("cpu"))
+    return GpuExecutor(config, weights, ExecutorCapacity(64, block_size, 64, 256, 512, 512))
+
+
+def main() -> None:
+    JITFunction.run = compile_instead
+    prefill_attention.shared_bytes = lambda: pretended_gpu.SHARED_BYTES
+    greedy = SlotSampling(0.0, 0, 1.0, 0, 0)
+    for heads, kv_heads, dim, block_size, norm, dtype in (
+        (4, 2, 128, 16, True, torch.bfloat16), (4, 4, 64, 32, False, torch.bfloat16),
+        (16, 1, 256, 64, True, torch.bfloat16), (4, 2, 128, 16, False, torch.float16),
+        (4, 2, 128, 16, True, torch.float32), (4, 4, 64, 32, False, torch.float32),
+        (4, 4, 32, 16, False, torch.bfloat16), (4, 1, 256, 16, False, torch.float32),
+    ):  # fmt: skip
+        if prefill_attention.shape_for(dim, dtype.itemsize, pretended_gpu.SHARED_BYTES) is None:
+            continue
+        config = DecoderConfig(
+            512, 1024, 1, heads, kv_heads, dim, 512, 1e-6, RopeParameters(1e4), False,
+            qk_norm=norm,
+        )  # fmt: skip
+        engine = executor(config, block_size, dtype)
+        ids = bytes(4 * 100)
+        new = NewSlot(0, ids, 100, 0, list(range(7)), greedy)
+        engine.launch(StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, 100, True, [])]))
+        engine.launch(StepPlan(1, 2, False, [], [], [], []))
+        with torch.inference_mode():
+            for rows in (4, 64):
+                engine.decoder.body(rows, rows, None)
+
+
+if __name__ == "__main__":
+    main()

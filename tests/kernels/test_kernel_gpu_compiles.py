@@ -1,0 +1,39 @@
+"""Every kernel of the GPU path compiles for a Hopper GPU, also where there is none."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("compile_for_gpu.py")
+
+
+@pytest.mark.parametrize(("capability", "shared"), [("90", 232_448), ("89", 101_376)])
+def test_all_kernels_compile_and_fit_the_devices_shared_memory(
+    capability: str, shared: int, tmp_path: Path
+) -> None:
+    """What compute capabilities 9.0 and 8.9 have for a program (CUDA programming guide)."""
+    pytest.importorskip("triton")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["CAPABILITY"] = capability
+    environment["SHARED_BYTES"] = str(shared)
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.findall(r"(\w+): (\d+) bytes shared", done.stdout)
+    kernels = {name for name, _ in found}
+    assert {"_decode_kernel", "_prefill_kernel", "_row_kernel", "_best_kernel"} <= kernels
+    for name, size in found:
+        assert int(size) <= shared, name

@@ -1,0 +1,1 @@
+"""The processes. Each folder is one service; none imports another."""

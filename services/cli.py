@@ -1,0 +1,305 @@
+"""The command ``penstock``: settings in, one process out.
+
+Exit codes: 0 ended as asked, 1 internal error, 2 wrong settings, 3 the model's folder cannot be
+served, 4 an address or port cannot be used, 5 refused or declared lost by the router, 6 not ready
+in time (``serve``), 128 + signal when a second signal cut the draining short.
+
+Everything that costs time (zmq, aiohttp, torch) is imported after the arguments are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+import penstock
+from penstock.protocol.config import Config, ConfigError, build_parser, resolve
+from penstock.protocol.config.checks import contradictions
+from penstock.protocol.config.derive import derive
+from penstock.protocol.config.machine import read_machine
+from penstock.protocol.config.resolve import show
+from penstock.protocol.config.sources import Provenance, Source
+
+INTERNAL_ERROR, BAD_SETTINGS, BAD_MODEL, BAD_ADDRESS = 1, 2, 3, 4
+INTERRUPTED = 130
+
+
+class Command(msgspec.Struct, frozen=True):
+    """One subcommand."""
+
+    summary: str
+    groups: tuple[str, ...]
+    """The groups of settings that it reads."""
+    takes_model: bool = False
+
+
+COMMANDS = {
+    "serve": Command(
+        "start a whole server and watch over it",
+        (
+            "model", "cache", "scheduler", "device", "loading", "server", "cluster", "launch",
+            "observability", "test",
+        ),
+        takes_model=True,
+    ),
+    "router": Command(
+        "who is alive, and which process a new request goes to",
+        ("cluster", "observability", "test"),
+    ),
+    "tokenizer": Command(
+        "text to tokens and tokens to text",
+        ("model", "cluster", "launch", "observability", "test"),
+        takes_model=True,
+    ),
+    "scheduler": Command(
+        "queue, KV blocks and step plans of one engine",
+        ("model", "cache", "scheduler", "cluster", "launch", "observability", "test"),
+        takes_model=True,
+    ),
+    "worker": Command(
+        "one device: weights, KV memory, kernels",
+        (
+            "model", "cache", "scheduler", "device", "loading", "cluster", "launch",
+            "observability", "test",
+        ),
+        takes_model=True,
+    ),
+    "frontend": Command(
+        "the OpenAI-compatible HTTP API",
+        ("server", "cluster", "launch", "observability", "test"),
+    ),
+}  # fmt: skip
+TOOLS = {
+    "version": "print the version",
+    "bench": "measure a server or the library",
+    "eval": "ask a server held-out questions: the accuracy of each skill",
+}
+NOT_EVERYWHERE = {
+    "aiohttp", "jinja2", "numpy", "psutil", "safetensors", "tokenizers", "torch", "transformers",
+}  # fmt: skip
+"""Packages of single roles: the dependency groups of pyproject.toml."""
+OPTIONAL_MODEL = "Without MODEL it serves penstock-demo, the small built-in model."
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. Returns the exit code; faults of the user go to standard error."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _main(arguments, time.monotonic())
+    except SystemExit as request:  # argparse: help or a wrong flag
+        return request.code if isinstance(request.code, int) else INTERNAL_ERROR
+    except KeyboardInterrupt:  # before the service took over the signals
+        return INTERRUPTED
+    except BrokenPipeError:  # as in `penstock serve --show-config | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        code = _users_fault(error)
+        if code is None:
+            raise
+        for line in str(error).splitlines():
+            print(f"penstock: {line}", file=sys.stderr)
+        return code
+
+
+def _users_fault(error: Exception) -> int | None:
+    """The exit code of an error that the user can repair; ``None``: a fault of ours."""
+    if isinstance(error, ConfigError):
+        return BAD_SETTINGS
+    # Only a service raises these, so their modules are loaded already.
+    from penstock.protocol.faults import BadFault
+    from penstock.protocol.mailbox import AddressError
+    from penstock.protocol.model_info import BadModelFolder
+    from penstock.protocol.security import SecurityError
+
+    if isinstance(error, BadModelFolder):
+        return BAD_MODEL
+    if isinstance(error, AddressError):
+        return BAD_ADDRESS
+    if isinstance(error, SecurityError | BadFault):
+        return BAD_SETTINGS
+    return None
+
+
+def _main(arguments: Sequence[str], began: float) -> int:
+    name = arguments[0] if arguments else ""
+    if name not in COMMANDS:
+        return _no_service(arguments)
+    command = COMMANDS[name]
+    internal, rest = _internal(arguments[1:])
+    description = command.summary[0].upper() + command.summary[1:] + "."
+    if command.takes_model:
+        description += " " + OPTIONAL_MODEL
+    parser = build_parser(
+        f"penstock {name}", description, command.groups, positional_model=command.takes_model
+    )
+    parsed = parser.parse_args(rest)
+    config, sources = resolve(command.groups, parsed, os.environ)
+    builtin = command.takes_model and not config.model.model
+    if builtin:
+        config, sources = _with_builtin_model(config, sources)
+    config, sources = _complete(config, sources, may_lack_model=parsed.show_config)
+    if name != "serve":
+        config = _with_router(config, sources)
+    if parsed.show_config:
+        print(show(config, sources, command.groups))
+        return 0
+    if internal.parent_pid is not None:
+        from penstock.services.launcher.parent_death import end_with_parent
+
+        end_with_parent(internal.parent_pid)
+    with _naming_what_is_missing(name):
+        return _run(name, config, sources, internal, began, builtin)
+
+
+@contextlib.contextmanager
+def _naming_what_is_missing(name: str) -> Iterator[None]:
+    """An image of one role lacks what the other roles import: say so. Raises ``ConfigError``."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in NOT_EVERYWHERE:
+            raise
+        raise ConfigError(
+            f"`penstock {name}` needs the package {package}, which is not installed here: this "
+            "installation is for other processes; pip install penstock installs what all need"
+        ) from error
+
+
+def _no_service(arguments: Sequence[str]) -> int:
+    """``penstock``, ``penstock --help``, what is no process, and what is unknown."""
+    if arguments[:1] == ["bench"]:
+        from penstock.loadtest import bench
+
+        return bench.main(arguments[1:])
+    if arguments[:1] == ["eval"]:
+        from penstock.loadtest import eval as evaluation
+
+        return evaluation.main(arguments[1:])
+    summaries = {name: command.summary for name, command in COMMANDS.items()} | TOOLS
+    width = max(map(len, summaries)) + 2
+    table = "\n".join(f"  {name:{width}}{summary}" for name, summary in summaries.items())
+    parser = argparse.ArgumentParser(
+        "penstock",
+        description="An LLM inference server made of small processes.",
+        usage="penstock COMMAND [flags]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"commands:\n{table}\n\n`penstock COMMAND --help` lists the flags of a command.",
+    )
+    version = f"penstock {penstock.__version__}"
+    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    parsed, _ = parser.parse_known_args(arguments[:1])
+    if parsed.command == "version":
+        print(version)
+        return 0
+    if parsed.command is not None:
+        known = ", ".join([*COMMANDS, *TOOLS])
+        parser.error(f"there is no command {parsed.command!r}; there are {known}")
+    parser.print_help(sys.stderr)
+    return BAD_SETTINGS
+
+
+class Internal(msgspec.Struct, frozen=True):
+    """What the launcher tells its children beside the settings; no part of the interface."""
+
+    parent_pid: int | None = None
+    number: int | None = None
+    """Which of several alike: for the process's title."""
+    listen_fd: int | None = None
+    """The inherited HTTP socket of a frontend."""
+    headless: int | None = None
+    """1: serve the library: no HTTP, and the end comes when standard input closes."""
+
+
+def _internal(arguments: Sequence[str]) -> tuple[Internal, list[str]]:
+    """Split the launcher's flags from the user's."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in Internal.__struct_fields__:
+        parser.add_argument("--" + name.replace("_", "-"), type=int)
+    found, rest = parser.parse_known_args(arguments)
+    return Internal(**vars(found)), rest
+
+
+def _complete(
+    config: Config, sources: Provenance, *, may_lack_model: bool
+) -> tuple[Config, Provenance]:
+    """Derive what was left out from the model and the machine; check the whole once more.
+
+    Raises ``ConfigError`` and ``BadModelFolder``.
+    """
+    from penstock.protocol.model_info import read_model_info
+
+    machine = read_machine()
+    folder = config.model.model
+    known = folder and not (may_lack_model and not os.path.isdir(folder))
+    info = read_model_info(folder) if known else None
+    config, sources = derive(config, sources, machine, info)
+    if faults := contradictions(config, sources, machine, info):
+        raise ConfigError("\n".join(faults))
+    return config, sources
+
+
+def _with_router(config: Config, sources: Provenance) -> Config:
+    """Processes started by hand meet at one address of the user's unless told another."""
+    if config.cluster.router:
+        return config
+    from penstock.services.launcher.runtime_folder import default_router
+
+    address = default_router(os.environ, config.cluster.runtime_dir)
+    sources["router"] = Source("derived", "the user's own, for processes started by hand")
+    return msgspec.structs.replace(
+        config, cluster=msgspec.structs.replace(config.cluster, router=address)
+    )
+
+
+def _with_builtin_model(config: Config, sources: Provenance) -> tuple[Config, Provenance]:
+    """The built-in model, under its own name unless another was given."""
+    from penstock.services.launcher.builtin_model import NAME, builtin_model
+
+    origin = Source("derived", "the built-in model: none was named")
+    changed: dict[str, object] = {"model": str(builtin_model())}
+    sources = sources | {"model": origin}
+    if not config.model.served_model_name:
+        changed["served_model_name"] = [NAME]
+        sources["served_model_name"] = origin
+    model = msgspec.structs.replace(config.model, **changed)
+    return msgspec.structs.replace(config, model=model), sources
+
+
+def _run(
+    name: str,
+    config: Config,
+    sources: Provenance,
+    internal: Internal,
+    began: float,
+    builtin: bool,
+) -> int:
+    """Become the process ``name``. builtin: it serves the built-in model."""
+    with contextlib.suppress(ImportError):
+        from setproctitle import setproctitle
+
+        number = "" if internal.number is None else f" {internal.number}"
+        setproctitle(f"penstock: {name}{number}")
+    if name == "serve":
+        from penstock.services.launcher import serve
+
+        if internal.headless:
+            return serve.run_headless(config)
+        return serve.run(config, builtin=builtin, began=began)
+    if sources["router"].origin == "derived" and not config.cluster.runtime_dir:
+        from penstock.services.launcher.runtime_folder import make_default_folder
+
+        make_default_folder(config.cluster.router)
+    service = importlib.import_module(f"penstock.services.{name}.service")
+    extra = {"listen_fd": internal.listen_fd} if internal.listen_fd is not None else {}
+    code: int = service.run(config, **extra)
+    return code

@@ -1,0 +1,80 @@
+"""Who may call, and under which id a call is known."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import uuid
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from penstock.services.frontend.errors import ApiError
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+def request_id(request: web.BaseRequest) -> str:
+    """The client's ``x-request-id`` where it is harmless, else one of our own.
+
+    It is only ever echoed: no process keys anything by it.
+    """
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+
+
+def check_origin(request: web.Request) -> None:
+    """Raise ``ApiError`` 403 where a web page of another host made the browser call us."""
+    origin = request.headers.get("Origin")
+    if origin is None:
+        return
+    try:
+        netloc = urlsplit(origin).netloc.lower()
+    except ValueError:
+        netloc = ""
+    if not netloc or netloc != request.headers.get("Host", "").lower():
+        raise ApiError(
+            403,
+            "Calls from web pages of another origin are refused",
+            kind="permission_error",
+            code="foreign_origin",
+        )
+
+
+class ApiKeys:
+    """The keys that clients may use. Only their hashes are kept."""
+
+    def __init__(self, keys: list[str]) -> None:
+        self._hashes = [hashlib.sha256(key.encode()).digest() for key in keys if key]
+
+    def tenant(self, request: web.Request) -> str:
+        """A short name for the caller's key; empty where no keys are configured.
+
+        Raises ``ApiError`` 401. All keys are compared, each in constant time over hashes, so the
+        time says nothing about any of them.
+        """
+        if not self._hashes:
+            return ""
+        given = _given_key(request)
+        digest = hashlib.sha256(given.encode(errors="surrogateescape")).digest()
+        known = False
+        for key in self._hashes:
+            known |= hmac.compare_digest(key, digest)
+        if not known:
+            message = "The API key is not valid" if given else "An API key is required"
+            raise ApiError(
+                401,
+                f"{message}: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+                kind="authentication_error",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return f"key-{digest.hex()[:16]}"
+
+
+def _given_key(request: web.Request) -> str:
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return request.headers.get("x-api-key", "").strip()

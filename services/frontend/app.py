@@ -1,0 +1,168 @@
+"""Puts the HTTP side together: routes, and the rules that hold on every route."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+from aiohttp import HttpVersion11, hdrs, web
+from aiohttp.typedefs import Handler
+
+from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.metrics import Registry
+from penstock.services.frontend import access, generate, playground, system
+from penstock.services.frontend.connection import Runner
+from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, Context
+from penstock.services.frontend.errors import ApiError, from_rejected, show, status_error
+from penstock.services.frontend.interface import Gateway, Overloaded
+from penstock.services.frontend.stream import STALL_S
+
+BACKLOG = 1024
+SHUTDOWN_TIMEOUT_S = 1.0
+"""How long ``AppRunner.cleanup`` waits for handlers; draining comes before it."""
+
+ROUTES = (
+    ("POST", "/v1/chat/completions", generate.chat_completions),
+    ("POST", "/v1/completions", generate.completions),
+    ("GET", "/v1/models", system.list_models),
+    ("GET", "/v1/models/{model:.+}", system.show_model),
+    ("GET", "/live", system.live),
+    ("GET", "/health", system.ready),
+    ("GET", "/ready", system.ready),
+    ("GET", "/metrics", system.show_metrics),
+    ("GET", "/version", system.version),
+    *playground.ROUTES,
+)
+OPEN_ROUTES = frozenset({"/live", "/health", "/ready"}) | playground.OPEN_ROUTES
+"""Routes that need no API key: probes have none, and the page asks for one."""
+_PATHS = frozenset(path for _, path, _ in ROUTES)
+_CLIENT_GONE = 499
+
+_log = logging.getLogger("penstock.frontend")
+
+
+def route_of(request: web.Request) -> str:
+    """The declared path that a request was routed to, or ``other``. Never the client's text."""
+    resource = request.match_info.route.resource
+    path = "" if resource is None else resource.canonical
+    found = "/v1/models/{model:.+}" if path.startswith("/v1/models/") else path
+    return found if found in _PATHS else "other"
+
+
+def _error_response(error: ApiError) -> web.Response:
+    return web.Response(
+        status=error.status,
+        body=error.body(),
+        content_type="application/json",
+        headers=error.headers,
+    )
+
+
+def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
+    """aiohttp's own refusals in our shape."""
+    where = f"{show(request.method)[1:-1]} {show(request.path)[1:-1]}"
+    if error.status == 404:
+        found = status_error(404, f"There is no {where}")
+    elif error.status == 405:
+        found = status_error(405, f"There is no {where}; allowed: {error.headers['Allow']}")
+        found.headers = {"Allow": error.headers["Allow"]}
+    else:
+        found = status_error(error.status, error.reason)
+    return found
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The handler's answer, or its error as an answer."""
+    try:
+        access.check_origin(request)
+        keys = request.app[CONTEXT].keys
+        request[TENANT] = "" if route_of(request) in OPEN_ROUTES else keys.tenant(request)
+        return await handler(request)
+    except ApiError as error:
+        return _error_response(error)
+    except Overloaded as overloaded:
+        return _error_response(from_rejected(overloaded.rejected))
+    except web.HTTPException as error:
+        return _error_response(_from_http(request, error))
+    except ConnectionError:
+        raise
+    except Exception:
+        _log.exception("request %s failed", request[REQUEST_ID])
+        error_id = request[REQUEST_ID]
+        return _error_response(status_error(500, f"Internal error in request {error_id}"))
+
+
+@web.middleware
+async def every_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Access, errors and counting, on every route and on none."""
+    request[REQUEST_ID] = access.request_id(request)
+    status = _CLIENT_GONE
+    try:
+        response = await _answer(request, handler)
+        status = response.status
+        return response
+    finally:
+        request.app[CONTEXT].registry.inc("http_requests_total", route_of(request), str(status))
+
+
+def _stamp(response: web.StreamResponse, request_id: str) -> None:
+    """The headers of every answer."""
+    headers = response.headers
+    headers["x-request-id"] = request_id
+    headers[hdrs.SERVER] = "penstock"
+    headers["X-Content-Type-Options"] = "nosniff"
+
+
+async def _on_prepare(request: web.Request, response: web.StreamResponse) -> None:
+    """Runs just before the headers are written."""
+    # aiohttp answers an unknown path with an Expect header before any middleware runs.
+    _stamp(response, request.get(REQUEST_ID) or access.request_id(request))
+    if request.app[CONTEXT].gateway.draining():
+        response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"
+
+
+async def _expect(request: web.Request) -> None:
+    """Ask for the body of a client that waits to be asked. What else it expects is ignored, as
+    RFC 9110 section 10.1.1 allows; aiohttp would cut the connection without an answer."""
+    asks = request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
+    if asks and request.version == HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+
+
+def make_app(
+    config: ServerConfig, gateway: Gateway, registry: Registry, *, stall_s: float = STALL_S
+) -> web.Application:
+    """The application; ``start`` serves it.
+
+    ``stall_s``: a reader of a stream that takes nothing for so many seconds is given up.
+    """
+    app = web.Application(middlewares=[every_request], client_max_size=config.max_body_bytes)
+    app[CONTEXT] = Context(config, gateway, registry, stall_s)
+    app.on_response_prepare.append(_on_prepare)
+    for method, path, handler in ROUTES:
+        if method == "GET":
+            app.router.add_get(path, handler, expect_handler=_expect)
+        else:
+            app.router.add_route(method, path, handler, expect_handler=_expect)
+    return app
+
+
+async def start(app: web.Application, sock: socket.socket) -> web.AppRunner:
+    """Serve on a bound socket. Call ``cleanup`` of the result to stop.
+
+    The socket may be shared with other processes; ``cleanup`` closes only this one's handle.
+    """
+    registry = app[CONTEXT].registry
+
+    def error_response(request: web.BaseRequest, error: ApiError) -> web.Response:
+        response = _error_response(error)
+        _stamp(response, access.request_id(request))
+        registry.inc("http_requests_total", "other", str(error.status))
+        return response
+
+    runner = Runner(app, error_response, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+    await runner.setup()
+    await web.SockSite(runner, sock, backlog=BACKLOG).start()
+    return runner

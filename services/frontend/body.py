@@ -1,0 +1,87 @@
+"""Bodies: read within limits, then decoded from JSON without harm."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from penstock.services.frontend.errors import ApiError, bad_request, show
+
+MAX_DEPTH = 64
+MAX_CONTAINERS = 100_000
+"""Objects and arrays in one body."""
+READ_TIMEOUT_S = 60.0
+
+_OPEN = ord("[")
+_TO_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The request body is larger than {limit} bytes; --max-body-bytes sets the limit",
+        code="request_too_large",
+    )
+
+
+async def read_body(request: web.Request, limit: int) -> bytes:
+    """The whole body. Raises ``ApiError`` 413 (without reading where its length says so), 408."""
+    length = request.content_length
+    if length is not None and length > limit:
+        raise _too_large(limit)
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise _too_large(limit) from None
+    except TimeoutError:
+        raise ApiError(
+            408, f"The request body did not arrive within {READ_TIMEOUT_S:.0f} s"
+        ) from None
+    except web.RequestPayloadError:
+        raise bad_request(
+            "The request body does not fit its length, Transfer-Encoding or Content-Encoding"
+        ) from None
+
+
+def check_depth(body: bytes) -> None:
+    """Raise ``ApiError`` for nesting that a decoder should not see. Linear, mostly in C.
+
+    Needs no valid JSON: on other input it may count wrongly, and the decoder then refuses it.
+    """
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
+    # Escapes first, so that every quote left opens or closes a string. A run of backslashes
+    # begins with an escape, so pairs go from the left.
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    pieces = bare.translate(_TO_SQUARE, _NOT_STRUCTURE).split(b'"')
+    structure = b"".join(pieces[::2])
+    depth = containers = 0
+    for byte in structure[: 2 * MAX_CONTAINERS + 2]:
+        if byte == _OPEN:
+            depth += 1
+            containers += 1
+            if depth > MAX_DEPTH:
+                raise bad_request(f"The request body is nested deeper than {MAX_DEPTH} levels")
+        else:
+            depth -= 1
+            if depth < 0:
+                return  # not JSON from here on; the decoder gets no further either
+    if containers > MAX_CONTAINERS:
+        raise bad_request(f"The request body holds more than {MAX_CONTAINERS} arrays and objects")
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """Decode a JSON object and leave out its null fields. Raises ``ApiError`` 400."""
+    check_depth(body)
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise bad_request(f"The request body is not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(decoded, dict):
+        raise bad_request(f"The request body must be a JSON object, got {show(decoded)}")
+    return {key: value for key, value in decoded.items() if value is not None}

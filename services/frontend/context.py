@@ -1,0 +1,32 @@
+"""What every handler of one application needs, under one typed key."""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+
+from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.metrics import Registry
+from penstock.services.frontend.access import ApiKeys
+from penstock.services.frontend.generation import Meters
+from penstock.services.frontend.interface import Gateway
+from penstock.services.frontend.stream import STALL_S, StreamClock
+
+
+class Context:
+    def __init__(
+        self, config: ServerConfig, gateway: Gateway, registry: Registry, stall_s: float = STALL_S
+    ) -> None:
+        self.config = config
+        self.gateway = gateway
+        self.registry = registry
+        self.meters = Meters(registry)
+        self.keys = ApiKeys(config.api_key)
+        self.clock = StreamClock(config.keep_alive_comment_s, stall_s=stall_s)
+        self.created = int(time.time())
+
+
+CONTEXT = web.AppKey("context", Context)
+TENANT = web.RequestKey("tenant", str)
+REQUEST_ID = web.RequestKey("request_id", str)

@@ -1,0 +1,95 @@
+"""Errors in the shape that OpenAI's clients read: ``{"error": {message, type, param, code}}``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from penstock.protocol.messages.requests import Rejected
+
+INVALID_REQUEST = "invalid_request_error"
+MAX_SHOWN = 80
+"""Characters of a client's value that an error repeats."""
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+
+
+class ApiError(Exception):
+    """An answer other than success. The message goes to the client as it is."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID_REQUEST,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """The JSON of an error answer, and of an error event in a stream."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def status_error(status: int, message: str) -> ApiError:
+    """An error for an HTTP status that has no further cause to name."""
+    kind = "server_error" if status >= 500 else _KINDS.get(status, INVALID_REQUEST)
+    return ApiError(status, message, kind=kind)
+
+
+def retry_after(seconds: float | None) -> dict[str, str]:
+    """The ``Retry-After`` header; it holds whole seconds (RFC 9110, 10.2.3)."""
+    if seconds is None:
+        return {}
+    return {"Retry-After": str(max(1, math.ceil(min(seconds, 86_400.0))))}
+
+
+def from_rejected(rejected: Rejected) -> ApiError:
+    """What another process says about a request, as the client's error."""
+    status = rejected.status if 400 <= rejected.status < 600 else 500
+    return ApiError(
+        status,
+        rejected.message,
+        kind=rejected.kind,
+        param=rejected.param,
+        headers=retry_after(rejected.retry_after),
+    )
+
+
+def show(value: Any) -> str:
+    """A client's value for an error message: ``repr``, but never long and never failing."""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]!r}…"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, int):
+        digits = int(value.bit_length() * 0.30103) + 1  # str() refuses more than 4300 digits
+        return str(value) if digits <= MAX_SHOWN else f"an integer of about {digits} digits"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, list):
+        return f"an array of {len(value)}"
+    if isinstance(value, dict):
+        return f"an object of {len(value)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,106 @@
+"""The handlers of ``/v1/chat/completions`` and ``/v1/completions``."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from aiohttp import HttpVersion11, web
+
+from penstock.services.frontend.body import read_body
+from penstock.services.frontend.chunks import DONE, Renderer, error_frame
+from penstock.services.frontend.context import CONTEXT, TENANT
+from penstock.services.frontend.generation import CollectSink, Generation
+from penstock.services.frontend.parse import GenerateRequest, parse_request
+from penstock.services.frontend.stream import EventStream, StreamSink
+
+_STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would hold the events back
+}
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    return await _generate(request, chat=True)
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    return await _generate(request, chat=False)
+
+
+async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
+    """Answer one request. No status goes out before every prompt is accepted.
+
+    A client that leaves cancels this task (``handler_cancellation``), wherever it waits.
+    """
+    context = request.app[CONTEXT]
+    arrival = context.clock.now()
+    raw = await read_body(request, context.config.max_body_bytes)
+    parsed = parse_request(raw, context.gateway.models(), chat=chat)
+    generation = Generation(
+        context.gateway,
+        context.meters,
+        parsed,
+        tenant=request[TENANT],
+        timeout_s=context.config.request_timeout_s,
+        arrival=arrival,
+        now=context.clock.now,
+    )
+    renderer = Renderer(
+        chat=chat,
+        answer_id=f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=parsed.model,
+    )
+    try:
+        if parsed.stream:
+            return await _streamed(request, generation, renderer)
+        return await _whole(generation, renderer)
+    finally:
+        generation.close()
+
+
+async def _whole(generation: Generation, renderer: Renderer) -> web.Response:
+    sinks = [CollectSink(generation) for _ in generation.request.prompts]
+    generation.open(sinks)
+    await generation.finished
+    if generation.error is not None:
+        raise generation.error
+    choices = [choice for sink in sinks for choice in sink.choices()]
+    return web.Response(
+        body=renderer.body(choices, generation.usage), content_type="application/json"
+    )
+
+
+async def _streamed(
+    request: web.Request, generation: Generation, renderer: Renderer
+) -> web.StreamResponse:
+    parsed = generation.request
+    stream = EventStream(generation, renderer, request.app[CONTEXT].clock)
+    generation.open([StreamSink(generation, stream, i) for i in range(len(parsed.prompts))])
+    await generation.accepted
+    if generation.error is not None:
+        raise generation.error
+    response = web.StreamResponse(headers=_STREAM_HEADERS)
+    chunked = request.version >= HttpVersion11  # HTTP/1.0: the end of the connection is the end
+    if chunked:
+        response.enable_chunked_encoding()
+    await response.prepare(request)
+    try:
+        stream.start(request.transport, chunked=chunked)
+        await generation.finished
+        rest = await stream.finish(_tail(generation, renderer, parsed))
+    finally:
+        stream.close()
+    await response.write_eof(rest)
+    return response
+
+
+def _tail(generation: Generation, renderer: Renderer, parsed: GenerateRequest) -> bytes:
+    """The last events. A stream that ends with an error has no ``[DONE]``."""
+    if generation.error is not None:
+        return error_frame(generation.error.body())
+    if parsed.options.include_usage:
+        return renderer.usage_frame(generation.usage) + DONE
+    return DONE

@@ -1,0 +1,82 @@
+"""The seam between HTTP and the other processes.
+
+The HTTP side opens a request with a ``Sink``; the gateway calls it on the event loop, in order,
+until the request has ended or was cancelled.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from penstock.protocol.messages.membership import MetricsAnswer, Peer
+from penstock.protocol.messages.requests import Rejected, Work
+from penstock.protocol.messages.tokens import End
+
+
+class Sink(Protocol):
+    """Where one open request's results go."""
+
+    def on_accepted(self, prompt_tokens: int) -> None:
+        """The request waits or runs in an engine. Called once, before any text."""
+
+    def on_text(self, choice: int, text: str, tokens: int, end: End | None, cached: int) -> None:
+        """One row: ``text`` may be empty, ``tokens`` are the new output tokens.
+
+        ``cached`` is the number of prompt tokens found in the prefix cache, in a choice's first
+        row.
+        """
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        """The whole request ends with an error; it may come after ``on_accepted`` too."""
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    name: str
+    aliases: list[str]
+    max_model_len: int
+    vocab_size: int
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """Whether the system can serve; ``parts`` says what each part is doing, for people."""
+
+    ready: bool
+    parts: dict[str, str]
+
+
+class Overloaded(Exception):
+    """The frontend is full or no engine is ready. Carries the answer for the client."""
+
+    def __init__(self, rejected: Rejected) -> None:
+        super().__init__(rejected.message)
+        self.rejected = rejected
+
+
+class Gateway(Protocol):
+    """What the HTTP side needs from the rest of the system."""
+
+    def open(self, work: Work, sink: Sink) -> int:
+        """Start a request with all choices in ``work.choices`` and return its id.
+
+        Raises ``Overloaded``.
+        """
+        ...
+
+    def cancel(self, request_id: int) -> None:
+        """Idempotent. The sink is not called afterwards."""
+
+    def models(self) -> list[ServedModel]: ...
+
+    def ready(self) -> Readiness: ...
+
+    async def metrics(self) -> MetricsAnswer: ...
+
+    def members(self) -> list[Peer]:
+        """The living processes, this one among them."""
+        ...
+
+    def draining(self) -> bool:
+        """The process finishes what it has and takes no new connections."""
+        ...

@@ -1,0 +1,40 @@
+// Small means to build the page's nodes. Text only ever goes in as text nodes.
+
+export const byId = (id) => document.getElementById(id);
+
+/** A new element: properties by name, `data-…` and `aria-…` as attributes, children or strings. */
+export function make(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.includes('-')) node.setAttribute(name, value);
+    else node[name] = value;
+  }
+  node.append(...children);
+  return node;
+}
+
+/** Say it to screen readers once, apart from the text that streams. */
+export function announce(text) {
+  byId('announcer').textContent = text;
+}
+
+/** Copy, also where the clipboard API is missing (plain http on another host). */
+export async function copy(text, button) {
+  let done = false;
+  try {
+    await navigator.clipboard.writeText(text);
+    done = true;
+  } catch {
+    const area = make('textarea', { value: text, className: 'unseen' });
+    document.body.append(area);
+    area.select();
+    done = document.execCommand('copy');
+    area.remove();
+    button.focus();
+  }
+  const before = button.dataset.label ?? button.textContent;
+  button.dataset.label = before;
+  button.textContent = done ? 'Copied' : 'Copying failed';
+  announce(button.textContent);
+  setTimeout(() => { button.textContent = before; }, 1500);
+}

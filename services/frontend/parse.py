@@ -1,0 +1,113 @@
+"""A body of one of the generating endpoints, checked whole."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.protocol.messages.requests import ChoiceState, Prompt, Work
+from penstock.protocol.sampling import SamplingParams
+from penstock.services.frontend import parameters
+from penstock.services.frontend.body import decode_object
+from penstock.services.frontend.errors import ApiError, bad_request, retry_after, show
+from penstock.services.frontend.interface import ServedModel
+from penstock.services.frontend.prompts import parse_chat, parse_prompts
+
+MAX_CHOICES_IN_ALL = 256
+
+_CHAT_FIELDS = frozenset({"messages", "chat_template_kwargs"})
+_COMPLETION_FIELDS = frozenset({"prompt"})
+
+
+class GenerateRequest(msgspec.Struct, frozen=True):
+    """What a client asked for. Choice ``prompt * n + choice`` of the answer is ``choice`` of
+    the gateway request for ``prompt``."""
+
+    chat: bool
+    model: str
+    """The name that the client used."""
+    prompts: list[Prompt]
+    params: SamplingParams
+    stream: bool
+    options: parameters.StreamOptions
+    user: str
+    priority: int
+    cache_salt: str
+
+    def work(self, prompt: int, *, tenant: str, time_left: float, age: float) -> Work:
+        """The gateway request for one of the prompts."""
+        return Work(
+            prompt=self.prompts[prompt],
+            params=self.params,
+            choices=[ChoiceState(choice) for choice in range(self.params.n)],
+            tenant=tenant or self.user,
+            time_left=time_left,
+            age=age,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+        )
+
+
+def find_model(name: object, models: list[ServedModel]) -> tuple[ServedModel, str]:
+    """The model of that name and the name to answer with; None asks for the served one.
+
+    Raises ``ApiError``: 400, 404, and 503 while no model is known.
+    """
+    if name is not None and not isinstance(name, str):
+        raise parameters.invalid("model", "Expected a string", name)
+    if not models:
+        raise ApiError(
+            503,
+            "No engine is ready yet; /ready tells what the server is doing",
+            kind="overloaded_error",
+            headers=retry_after(1.0),
+        )
+    if name is None:
+        return models[0], models[0].name
+    for model in models:
+        if name == model.name or name in model.aliases:
+            return model, name
+    served = ", ".join(show(one) for model in models for one in (model.name, *model.aliases)[:8])
+    raise ApiError(
+        404,
+        f"The model {show(name)} does not exist; served here: {served}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def parse_request(raw: bytes, models: list[ServedModel], *, chat: bool) -> GenerateRequest:
+    """Check a body. Raises ``ApiError`` that names the parameter, its value and the limit."""
+    body = decode_object(raw)
+    parameters.check_names(
+        body,
+        _CHAT_FIELDS if chat else _COMPLETION_FIELDS,
+        parameters.CHAT_NEUTRAL if chat else parameters.COMPLETION_NEUTRAL,
+    )
+    model, name = find_model(body.get("model"), models)
+    stream, options = parameters.take_stream(body)
+    default_tokens = None if chat else parameters.DEFAULT_COMPLETION_TOKENS
+    params = parameters.take_sampling(body, model.vocab_size, default_tokens)
+    prompts: list[Prompt]
+    if chat:
+        prompts = [parse_chat(body)]
+    elif "prompt" in body:
+        prompts = parse_prompts(body["prompt"], model)
+    else:
+        raise bad_request("prompt: Required, and missing", param="prompt")
+    if len(prompts) * params.n > MAX_CHOICES_IN_ALL:
+        raise bad_request(
+            f"n: {len(prompts)} prompts with n = {params.n} make {len(prompts) * params.n} "
+            f"choices; at most {MAX_CHOICES_IN_ALL} in one request",
+            param="n",
+        )
+    return GenerateRequest(
+        chat=chat,
+        model=name,
+        prompts=prompts,
+        params=params,
+        stream=stream,
+        options=options,
+        user=parameters.take_user(body),
+        priority=parameters.take_priority(body),
+        cache_salt=parameters.take_cache_salt(body),
+    )

@@ -1,0 +1,189 @@
+"""What the model is asked to continue: prompts of completions, messages of chats."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from typing import Any
+
+import msgspec
+
+from penstock.protocol.messages.requests import Chat, Prompt, Text, Tokens
+from penstock.services.frontend.errors import ApiError, bad_request, show
+from penstock.services.frontend.interface import ServedModel
+from penstock.services.frontend.parameters import invalid
+
+MAX_PROMPTS = 128
+MAX_MESSAGES = 8192
+MAX_PARTS = 1024
+MAX_NAME_LENGTH = 128
+MAX_TEMPLATE_VALUE_LENGTH = 64
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_MESSAGE_NAMES = frozenset({"role", "content", "name", "tool_call_id"})
+_REASONING = frozenset({"reasoning_content", "reasoning"})
+_MESSAGE_UNSUPPORTED = frozenset(
+    {"tool_calls", "function_call", "audio", "refusal", "annotations", "prefix"}
+)
+TEMPLATE_KWARGS: dict[str, type] = {
+    "enable_thinking": bool,
+    "thinking": bool,
+    "reasoning_effort": str,
+}
+"""Template variables that a client may set; the rest are ours (CVE-2025-62426)."""
+
+
+def parse_prompts(value: Any, model: ServedModel) -> list[Prompt]:
+    """``prompt`` of /v1/completions: text, token ids, or a list of either.
+
+    Raises ``ApiError`` 400.
+    """
+    if isinstance(value, str):
+        return [_text(value, "prompt")]
+    if not isinstance(value, list):
+        raise invalid("prompt", "Expected a string, token ids, or an array of either", value)
+    if not value:
+        raise bad_request("prompt: The prompt is empty", param="prompt", code="empty_prompt")
+    if not isinstance(value[0], str | list):
+        return [_tokens(value, "prompt", model)]
+    if len(value) > MAX_PROMPTS:
+        raise invalid("prompt", f"At most {MAX_PROMPTS} prompts in one request", value)
+    prompts: list[Prompt] = []
+    for index, one in enumerate(value):
+        where = f"prompt[{index}]"
+        if isinstance(one, str):
+            prompts.append(_text(one, where))
+        elif isinstance(one, list):
+            prompts.append(_tokens(one, where, model))
+        else:
+            raise invalid(where, "Expected a string or token ids", one)
+    return prompts
+
+
+def _text(text: str, where: str) -> Text:
+    if not text:
+        raise bad_request(f"{where}: The prompt is empty", param="prompt", code="empty_prompt")
+    return Text(text)
+
+
+def _tokens(ids: list[Any], where: str, model: ServedModel) -> Tokens:
+    if not ids:
+        raise bad_request(f"{where}: The prompt is empty", param="prompt", code="empty_prompt")
+    try:
+        checked = msgspec.convert(ids, list[int])
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise bad_request(f"{where}: {str(error)[:200]}", param="prompt") from None
+    for worst in (min(checked), max(checked)):
+        if not 0 <= worst < model.vocab_size:
+            raise bad_request(
+                f"{where}: Token id {show(worst)} at position {checked.index(worst)} is not in the "
+                f"vocabulary; ids must be at least 0 and below {model.vocab_size}",
+                param="prompt",
+            )
+    if len(checked) > model.max_model_len:
+        raise bad_request(
+            f"{where}: The prompt has {len(checked)} tokens; prompt and output together may "
+            f"have {model.max_model_len} (--max-model-len)",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    packed = array("i", checked)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return Tokens(packed.tobytes())
+
+
+def parse_chat(body: dict[str, Any]) -> Chat:
+    """``messages`` and ``chat_template_kwargs``, normalized. Raises ``ApiError`` 400.
+
+    Content parts become one string with a line break between parts, and ``developer`` becomes
+    ``system``: chat templates of most models know neither.
+    """
+    messages = body.get("messages")
+    if messages is None:
+        raise bad_request("messages: Required, and missing", param="messages")
+    if not isinstance(messages, list):
+        raise invalid("messages", "Expected an array of messages", messages)
+    if not messages:
+        raise bad_request("messages: The array is empty; give at least one", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise invalid("messages", f"At most {MAX_MESSAGES} messages", messages)
+    normalized = [_message(one, f"messages[{index}]") for index, one in enumerate(messages)]
+    kwargs = _template_kwargs(body.get("chat_template_kwargs", {}))
+    return Chat(msgspec.json.encode(normalized), msgspec.json.encode(kwargs))
+
+
+def _message_error(where: str, expected: str, value: Any) -> ApiError:
+    message = f"{where}: {expected} (the value is {show(value)})"
+    return bad_request(message, param="messages")
+
+
+def _message(message: Any, where: str) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise _message_error(where, "Expected an object with role and content", message)
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise _message_error(f"{where}.role", f"Expected one of {', '.join(ROLES)}", role)
+    found = {"role": "system" if role == "developer" else role}
+    found["content"] = _content(message.get("content"), f"{where}.content")
+    for name, value in message.items():
+        if name in ("role", "content") or value is None:
+            continue
+        if name in _MESSAGE_NAMES:
+            if not isinstance(value, str) or len(value) > MAX_NAME_LENGTH:
+                limit = f"Expected a string of at most {MAX_NAME_LENGTH}"
+                raise _message_error(f"{where}.{name}", limit, value)
+            found[name] = value
+        elif name in _REASONING:
+            if not isinstance(value, str):
+                raise _message_error(f"{where}.{name}", "Expected a string", value)
+            found["reasoning_content"] = value
+        elif name not in _MESSAGE_UNSUPPORTED:
+            raise bad_request(f"{where}: unknown field {show(name)}", param="messages")
+        elif value not in ([], {}, ""):
+            raise bad_request(f"{where}.{name}: not supported yet", param="messages")
+    return found
+
+
+def _content(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _message_error(where, "Expected a string or an array of parts", content)
+    if not content:
+        raise _message_error(where, "Expected at least one part", content)
+    if len(content) > MAX_PARTS:
+        raise _message_error(where, f"At most {MAX_PARTS} parts", content)
+    texts = []
+    for index, part in enumerate(content):
+        here = f"{where}[{index}]"
+        if not isinstance(part, dict):
+            raise _message_error(here, "Expected an object with type and text", part)
+        kind = part.get("type")
+        if kind != "text":
+            raise _message_error(f"{here}.type", "Only text parts are supported", kind)
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise _message_error(f"{here}.text", "Expected a string", text)
+        if unknown := part.keys() - {"type", "text"}:
+            raise bad_request(f"{here}: unknown field {show(min(unknown))}", param="messages")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _template_kwargs(value: Any) -> dict[str, Any]:
+    name = "chat_template_kwargs"
+    if not isinstance(value, dict):
+        raise invalid(name, "Expected an object", value)
+    for key, one in value.items():
+        kind = TEMPLATE_KWARGS.get(key)
+        if kind is None:
+            allowed = ", ".join(TEMPLATE_KWARGS)
+            message = f"{name}: {show(key)} may not be set; allowed are {allowed}"
+            raise bad_request(message, param=name)
+        if not isinstance(one, kind) or (
+            isinstance(one, str) and len(one) > MAX_TEMPLATE_VALUE_LENGTH
+        ):
+            raise invalid(f"{name}.{key}", f"Expected a short {kind.__name__}", one)
+    return value

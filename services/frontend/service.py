@@ -1,0 +1,136 @@
+"""The frontend's process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import time
+
+from aiohttp import web
+
+from penstock.protocol.codec import Message
+from penstock.protocol.config import Config
+from penstock.protocol.mailbox import AddressError
+from penstock.protocol.messages.membership import Identity, Peer, Phase
+from penstock.protocol.metrics import Registry
+from penstock.protocol.runtime import AsyncService
+from penstock.services.frontend.app import BACKLOG, make_app, start
+from penstock.services.frontend.gateway import PipelineGateway
+
+JOIN_SECONDS = 10.0
+LAST_WORDS_SECONDS = 0.1
+LINGER_SECONDS = 1.0
+"""A draining frontend still answers on connections that are open, with ``Connection: close``."""
+
+
+class FrontendService(AsyncService):
+    """HTTP on one side, the pipeline on the other."""
+
+    name = "frontend"
+
+    def __init__(self, config: Config, listen_fd: int | None = None) -> None:
+        self._inherited: socket.socket | None = None
+        if listen_fd is not None:
+            self._inherited = socket.socket(fileno=listen_fd)
+        super().__init__(config)
+        self.metrics = Registry()
+        self.gateway = PipelineGateway(self.mailbox, self.participant)
+        self._runner: web.AppRunner | None = None
+        self._drain_began = 0.0
+
+    def _http_address(self) -> str:
+        if self._inherited is not None:
+            host, port = self._inherited.getsockname()[:2]
+            return f"{host}:{port}"
+        return f"{self.config.server.host}:{self.config.server.port}"
+
+    def identity(self) -> Identity:
+        return Identity(os.getpid(), socket.gethostname(), http=self._http_address())
+
+    async def start(self) -> None:
+        app = make_app(self.config.server, self.gateway, self.metrics)
+        listener = self._inherited or await self._listen()
+        self._runner = await start(app, listener)
+        gc.collect()
+        gc.freeze()
+        self.set_phase(Phase.READY)
+
+    async def _listen(self) -> socket.socket:
+        """Bind the port; share it only with another frontend of the same server.
+
+        Raises ``AddressError`` when somebody else holds it.
+        """
+        server = self.config.server
+        try:
+            return _bind(server.host, server.port, share=False)
+        except OSError as error:
+            refusal = AddressError(
+                f"cannot listen on {server.host}:{server.port}: {error.strerror or error}; "
+                "choose another --port"
+            )
+        deadline = time.monotonic() + JOIN_SECONDS
+        while not self.participant.joined and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        mine = self.participant.of("frontend")
+        here = socket.gethostname()
+        if any(p.identity.http == self._http_address() and p.identity.host == here for p in mine):
+            return _bind(server.host, server.port, share=True)
+        raise refusal
+
+    async def stop(self) -> None:
+        """What is still open ends with an error that says why, not with a cut connection."""
+        self.gateway.ledger.end_all("the server is shutting down; try again")
+        if self._runner is not None:
+            await asyncio.sleep(LAST_WORDS_SECONDS)
+            await self._runner.cleanup()
+
+    def on_message(self, sender: int, message: Message, now: float) -> None:
+        if not self.gateway.handle(sender, message, now):
+            self.metrics.inc("dropped_messages_total", "unexpected")
+
+    def on_gone(self, gone: dict[int, Peer], now: float) -> None:
+        self.gateway.ledger.peers_gone(gone, now)
+
+    def on_tick(self, now: float) -> None:
+        ledger = self.gateway.ledger
+        ledger.tick(now)
+        self.status.load = len(ledger.open)
+        self.metrics.set("queue_depth", len(ledger.open), "frontend")
+        self.report(self.metrics)
+
+    def on_drain(self) -> None:
+        self.gateway.is_draining = True
+        self._drain_began = time.monotonic()
+        if self._runner is not None:
+            for site in list(self._runner.sites):
+                self.loop.create_task(site.stop())
+
+    def drained(self) -> bool:
+        lingered = time.monotonic() - self._drain_began > LINGER_SECONDS
+        return lingered and not self.gateway.ledger.open
+
+
+def _bind(host: str, port: int, *, share: bool) -> socket.socket:
+    """A listening socket. Alone it is bound plainly, so that a foreign holder is noticed, and
+    opened for sharing only afterwards."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+        if not share:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def run(config: Config, listen_fd: int | None = None) -> int:
+    """Run a frontend until SIGTERM. Returns the exit code. Raises ``AddressError``."""
+    return FrontendService(config, listen_fd).run()

@@ -1,0 +1,379 @@
+"""Server-sent events: from rows of text to bytes on the client's connection.
+
+A token's way is short: ``StreamSink.on_text`` appends one frame (three byte strings joined), and
+once in a turn of the event loop every stream with new frames is written in one piece, as one HTTP
+chunk. No task wakes up and no object is built for a token.
+
+aiohttp writes the headers and the end; between them the bytes go straight to the transport::
+
+    response.prepare()  →  start()  …  flush() …  →  finish()  →  response.write_eof(tail)
+
+A slow reader is noticed by the transport's backlog: above ``HOLD_BYTES`` the stream is *held*,
+text is kept unrendered and merged by choice, and goes out when the backlog is below
+``RELEASE_BYTES``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from penstock.protocol.messages.requests import Rejected
+from penstock.protocol.messages.tokens import End
+from penstock.services.frontend.chunks import (
+    KEEP_ALIVE,
+    NO_USAGE,
+    Renderer,
+    encode,
+    usage_member,
+)
+from penstock.services.frontend.generation import Generation
+
+HOLD_BYTES = 64 * 1024
+RELEASE_BYTES = 16 * 1024
+"""asyncio's low-water mark: below it the transport takes ``write_eof`` without waiting."""
+MAX_BYTES = 256 * 1024
+"""Backlog and held text of one connection; with more its reader is given up."""
+STALL_S = 60.0
+_POLL_S = 0.02
+_MAX_TICK_S = 1.0
+
+_log = logging.getLogger("penstock.frontend")
+
+
+class Choice:
+    """The stream of one choice."""
+
+    __slots__ = ("end", "ended", "last", "later", "prefix", "texts")
+
+    def __init__(self, first: bytes, later: bytes) -> None:
+        self.prefix = first
+        self.later = later
+        self.last = 0.0
+        """Time of the newest token; 0 before the first."""
+        self.texts: list[str] = []
+        """Text held back."""
+        self.end: End | None = None
+        """An end held back."""
+        self.ended = False
+
+
+class EventStream:
+    """The events of one connection. Held until ``start``."""
+
+    def __init__(self, generation: Generation, renderer: Renderer, clock: StreamClock) -> None:
+        self.held = True
+        options = generation.request.options
+        self.continuous = options.continuous_usage
+        self.suffix = renderer.suffix(NO_USAGE if options.include_usage else b"")
+        self._no_usage = NO_USAGE if options.include_usage else b""
+        self._generation = generation
+        self._renderer = renderer
+        self._clock = clock
+        self._transport: asyncio.Transport | None = None
+        self._chunked = True
+        self._pending: list[bytes] = []
+        self._dirty = False
+        self._holding: dict[Choice, None] = {}
+        self._held_bytes = 0
+        self._written_at = 0.0
+        self._backlog = 0
+        self._progress_at = 0.0
+        self._drained: asyncio.Future[None] | None = None
+
+    def choice(self, index: int) -> Choice:
+        first = self._renderer.prefix(index, first=True)
+        return Choice(first, self._renderer.prefix(index, first=False))
+
+    # --- rows in
+
+    def write(self, frame: bytes) -> None:
+        """Send a rendered frame at the end of this turn of the event loop."""
+        self._pending.append(frame)
+        if not self._dirty:
+            self._dirty = True
+            self._clock.mark(self)
+
+    def put(self, choice: Choice, text: str, end: End | None) -> None:
+        """Send or hold a row; for every row that is not plain text on a free stream."""
+        if not self.held:
+            if frame := self._frame(choice, text, end):
+                self.write(frame)
+            return
+        if text:
+            choice.texts.append(text)
+            self._held_bytes += len(text.encode())
+        choice.end = end
+        if text or end is not None:
+            self._holding[choice] = None
+        transport = self._transport
+        if transport is not None:
+            total = self._held_bytes + transport.get_write_buffer_size()
+            if total > MAX_BYTES:
+                self.give_up()
+
+    def _frame(self, choice: Choice, text: str, end: End | None) -> bytes:
+        if not text and end is None:
+            return b""
+        usage = usage_member(self._generation.usage) if self.continuous else self._no_usage
+        prefix, choice.prefix = choice.prefix, choice.later
+        if end is not None:
+            return self._renderer.last(prefix, text, end, usage)
+        return prefix + encode(text) + self._renderer.suffix(usage)
+
+    # --- bytes out
+
+    def start(self, transport: asyncio.Transport | None, *, chunked: bool) -> None:
+        """The headers are out: send what was held. Raises ``ConnectionResetError``."""
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("The client closed the connection")
+        self._transport = transport
+        self._chunked = chunked
+        self._written_at = self._progress_at = self._clock.now()
+        self._clock.add(self)
+        self._release()
+
+    def flush(self, now: float) -> None:
+        """Write all pending frames as one HTTP chunk. Called by the clock."""
+        self._dirty = False
+        transport = self._transport
+        if transport is None or not self._pending:
+            return
+        if transport.is_closing():
+            self._lost()
+            return
+        payload = b"".join(self._pending)
+        self._pending.clear()
+        transport.write(b"%x\r\n%b\r\n" % (len(payload), payload) if self._chunked else payload)
+        self._written_at = now
+        backlog = transport.get_write_buffer_size()
+        if backlog > HOLD_BYTES and not self.held:
+            self.held = True
+            self._backlog = backlog
+            self._progress_at = now
+            self._clock.watch(self)
+
+    def _release(self) -> None:
+        self.held = False
+        holding, self._holding = self._holding, {}
+        self._held_bytes = 0
+        for choice in holding:
+            text, end = "".join(choice.texts), choice.end
+            choice.texts.clear()
+            choice.end = None
+            if frame := self._frame(choice, text, end):
+                self._pending.append(frame)
+        self.flush(self._clock.now())
+
+    def tick(self, now: float, keep_alive_s: float) -> None:
+        """Keep a silent connection alive. Called by the clock about every second."""
+        transport = self._transport
+        if transport is None:
+            return
+        if transport.is_closing():
+            self._lost()
+        elif not self.held and now - self._written_at >= keep_alive_s:
+            self.write(KEEP_ALIVE)
+
+    def poll(self, now: float) -> bool:
+        """Look after a slow reader; False: no longer needed. Called by the clock."""
+        transport = self._transport
+        if transport is None:
+            return False
+        if transport.is_closing():
+            self._lost()
+            return False
+        backlog = transport.get_write_buffer_size()
+        if backlog < self._backlog:
+            self._progress_at = now
+        self._backlog = backlog
+        if backlog <= RELEASE_BYTES and self.held:
+            self._release()
+            self._backlog = transport.get_write_buffer_size()
+        if self._drained is not None and self._backlog <= RELEASE_BYTES and not self.held:
+            self._settle()
+            return False
+        if now - self._progress_at > self._clock.stall_s:
+            self.give_up()
+            return False
+        return self.held or self._drained is not None
+
+    async def finish(self, tail: bytes) -> bytes:
+        """Wait until the reader has nearly caught up; return what is left to write at the end."""
+        transport = self._transport
+        if transport is not None and (
+            self.held or transport.get_write_buffer_size() > RELEASE_BYTES
+        ):
+            self._drained = asyncio.get_running_loop().create_future()
+            self._progress_at = self._clock.now()
+            self._clock.watch(self)
+            await self._drained
+        rest = b"".join(self._pending)
+        self._pending.clear()
+        return rest + tail
+
+    def close(self) -> None:
+        """Forget the connection: aiohttp writes to it from here on."""
+        self._clock.discard(self)
+        self._transport = None
+        self._pending.clear()
+
+    def _settle(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _lost(self) -> None:
+        self._pending.clear()
+        self._generation.abandon()
+        self._settle()
+
+    def give_up(self) -> None:
+        """Tear the connection down and cancel the request."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._lost()
+
+
+class StreamClock:
+    """What all streams of a process share: one flush a turn, one timer, one poll of the slow.
+
+    No timer runs while no stream is open.
+    """
+
+    def __init__(
+        self,
+        keep_alive_s: float,
+        *,
+        stall_s: float = STALL_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.now = now
+        self.stall_s = stall_s
+        self._keep_alive_s = keep_alive_s
+        self._tick_s = min(_MAX_TICK_S, keep_alive_s / 4)
+        self._dirty: list[EventStream] = []
+        self._streams: dict[EventStream, None] = {}
+        self._watched: dict[EventStream, None] = {}
+        self._ticking = False
+        self._polling = False
+
+    def mark(self, stream: EventStream) -> None:
+        """Flush this stream at the end of the turn."""
+        if not self._dirty:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._dirty.append(stream)
+
+    def add(self, stream: EventStream) -> None:
+        self._streams[stream] = None
+        if not self._ticking:
+            self._ticking = True
+            asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+
+    def watch(self, stream: EventStream) -> None:
+        self._watched[stream] = None
+        if not self._polling:
+            self._polling = True
+            asyncio.get_running_loop().call_later(_POLL_S, self._poll)
+
+    def discard(self, stream: EventStream) -> None:
+        self._streams.pop(stream, None)
+        self._watched.pop(stream, None)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        now = self.now()
+        self._each(dirty, lambda stream: stream.flush(now))
+
+    def _each(self, streams: list[EventStream], do: Callable[[EventStream], None]) -> None:
+        """One stream's failure ends that stream and no other."""
+        for stream in streams:
+            try:
+                do(stream)
+            except Exception:
+                _log.exception("a stream failed")
+                self._watched.pop(stream, None)
+                stream.give_up()
+
+    def _tick(self) -> None:
+        self._ticking = bool(self._streams)
+        if self._ticking:
+            asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+        now = self.now()
+        self._each(list(self._streams), lambda stream: stream.tick(now, self._keep_alive_s))
+
+    def _poll(self) -> None:
+        now = self.now()
+
+        def poll(stream: EventStream) -> None:
+            if not stream.poll(now):
+                self._watched.pop(stream, None)
+
+        self._each(list(self._watched), poll)
+        self._polling = bool(self._watched)
+        if self._polling:
+            asyncio.get_running_loop().call_later(_POLL_S, self._poll)
+
+
+class StreamSink:
+    """Renders the rows of one prompt's choices into the stream of its connection."""
+
+    __slots__ = (
+        "_between_tokens",
+        "_choices",
+        "_generation",
+        "_has_first",
+        "_now",
+        "_special",
+        "_stream",
+        "_suffix",
+        "_usage",
+    )
+
+    def __init__(self, generation: Generation, stream: EventStream, prompt: int) -> None:
+        n = generation.request.params.n
+        self._choices = [stream.choice(prompt * n + choice) for choice in range(n)]
+        self._generation = generation
+        self._stream = stream
+        self._usage = generation.usage
+        self._between_tokens = generation.meters.between_tokens
+        self._now = generation.now
+        self._suffix = stream.suffix
+        self._special = stream.continuous
+        self._has_first = False
+
+    def on_accepted(self, prompt_tokens: int) -> None:
+        self._generation.on_accepted(prompt_tokens)
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        self._generation.on_rejected(rejected)
+
+    def on_text(self, choice: int, text: str, tokens: int, end: End | None, cached: int) -> None:
+        state = self._choices[choice]
+        if tokens:
+            now = self._now()
+            if state.last:
+                self._between_tokens((now - state.last) / tokens, tokens)
+            elif not self._has_first:
+                self._has_first = True
+                self._generation.meters.first_token(now - self._generation.arrival)
+            state.last = now
+            self._usage.completion += tokens
+        if end is not None or cached or self._special or self._stream.held:
+            self._rare(choice, text, end, cached)
+        elif text:
+            self._stream.write(state.prefix + encode(text) + self._suffix)
+            state.prefix = state.later
+
+    def _rare(self, choice: int, text: str, end: End | None, cached: int) -> None:
+        state = self._choices[choice]
+        if cached and choice == 0:
+            self._usage.cached += cached
+        if state.ended:
+            return
+        if end is not None:
+            state.ended = True
+            if not self._generation.on_end(end):
+                return
+        self._stream.put(state, text, end)

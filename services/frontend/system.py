@@ -1,0 +1,86 @@
+"""The handlers that tell about the server: models, health, metrics, version."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from penstock import __version__
+from penstock.protocol import metrics
+from penstock.services.frontend.context import CONTEXT
+from penstock.services.frontend.errors import ApiError
+from penstock.services.frontend.interface import ServedModel
+from penstock.services.frontend.parse import find_model
+
+METRICS_TIMEOUT_S = 5.0
+
+
+def json_response(value: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(value), status=status, content_type="application/json"
+    )
+
+
+def _model_card(model: ServedModel, name: str, created: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "penstock",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.max_model_len,
+    }
+
+
+async def list_models(request: web.Request) -> web.Response:
+    context = request.app[CONTEXT]
+    cards = [
+        _model_card(model, name, context.created)
+        for model in context.gateway.models()
+        for name in dict.fromkeys((model.name, *model.aliases))
+    ]
+    return json_response({"object": "list", "data": cards})
+
+
+async def show_model(request: web.Request) -> web.Response:
+    context = request.app[CONTEXT]
+    model, name = find_model(request.match_info["model"], context.gateway.models())
+    return json_response(_model_card(model, name, context.created))
+
+
+async def live(request: web.Request) -> web.Response:
+    """This process only: its event loop answers."""
+    return json_response({"status": "live"})
+
+
+async def ready(request: web.Request) -> web.Response:
+    """The system: 200 when a request would be served."""
+    gateway = request.app[CONTEXT].gateway
+    readiness = gateway.ready()
+    draining = gateway.draining()
+    serves = readiness.ready and not draining
+    status = "draining" if draining else "ready" if serves else "not ready"
+    return json_response(
+        {"ready": serves, "status": status, "parts": readiness.parts}, 200 if serves else 503
+    )
+
+
+async def show_metrics(request: web.Request) -> web.Response:
+    try:
+        async with asyncio.timeout(METRICS_TIMEOUT_S):
+            answer = await request.app[CONTEXT].gateway.metrics()
+    except TimeoutError:
+        raise ApiError(
+            503,
+            f"The router did not answer within {METRICS_TIMEOUT_S:.0f} s",
+            kind="server_error",
+        ) from None
+    return web.Response(body=metrics.render(answer), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+async def version(request: web.Request) -> web.Response:
+    return json_response({"version": __version__})

@@ -1,0 +1,43 @@
+"""A resolved configuration as environment variables: how the launcher's children are told.
+
+Secrets and keys never stand in a command line, where every user of the machine can read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.config.resolve import ENVIRONMENT_PREFIX, Field, fields
+
+_LAUNCHERS_OWN = frozenset({"frontends", "tokenizers", "data_parallel_size", "startup_timeout_s"})
+"""How many of what are started is nothing that a child should judge."""
+
+
+def child_environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of every child: what is inherited, without ``PENSTOCK_*``, plus each value
+    of ``config`` that differs from its default.
+
+    Raises ``ConfigError`` when a list holds a value with a comma, which separates its values.
+    """
+    environment = {
+        name: value for name, value in inherited.items() if not name.startswith(ENVIRONMENT_PREFIX)
+    }
+    for field in fields().values():
+        if field.name in _LAUNCHERS_OWN:
+            continue
+        value = getattr(getattr(config, field.group), field.name)
+        if value != field.default and value is not None:
+            environment[field.variable] = _text(field, value)
+    return environment
+
+
+def _text(field: Field, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        if any("," in part for part in value):
+            raise ConfigError(f"{field.flag}: a comma separates values, none may hold one")
+        return ",".join(value)
+    return str(value)

@@ -1,0 +1,90 @@
+"""The HTTP port: bound once by the launcher, before anything loads; frontends inherit it."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+from pathlib import Path
+
+from penstock.protocol.mailbox import AddressError
+
+BACKLOG = 1024
+"""Connections that wait while no frontend accepts, for example during a restart."""
+_PROBE = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+_PROBE_SECONDS = 1.0
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening TCP socket. Raises ``AddressError`` that says what to change.
+
+    Bound plainly, so that a port in somebody else's hands is noticed; SO_REUSEPORT only
+    afterwards, so that a frontend started by hand may join (checked on Linux: a later socket with
+    SO_REUSEPORT joins, one without is refused). It listens at once: two sockets that are only
+    bound, both with SO_REUSEADDR, do not notice each other.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise AddressError(f"--host {host}: {error.strerror or error}") from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise AddressError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
+        ) from None
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    """Where a client on this host reaches the socket: ``http://127.0.0.1:8000``."""
+    host, port = _reachable(listener)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _reachable(listener: socket.socket) -> tuple[str, int]:
+    host, port = listener.getsockname()[:2]
+    return _ANY.get(host, host), port
+
+
+def answers_ready(listener: socket.socket) -> bool:
+    """Whether a frontend behind the socket says on ``/ready`` that requests are served."""
+    try:
+        with socket.create_connection(_reachable(listener), timeout=_PROBE_SECONDS) as probe:
+            probe.sendall(_PROBE)
+            return probe.recv(64).startswith(b"HTTP/1.1 200")
+    except OSError:
+        return False
+
+
+def check_router_is_free(router: str) -> None:
+    """Raises ``AddressError`` when another server's router has the address.
+
+    Otherwise this server's processes would join that one before our router could complain.
+    """
+    in_use = AddressError(
+        f"{router} is in use by another process; choose another --router or --runtime-dir"
+    )
+    if router.startswith("ipc://"):
+        lock = Path(router.removeprefix("ipc://")).with_suffix(".lock")  # held by its mailbox
+        try:
+            with open(lock) as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return
+        except OSError:
+            raise in_use from None
+        return
+    host, _, port = router.removeprefix("tcp://").rpartition(":")
+    if not router.startswith("tcp://") or not host or not port.isdecimal():
+        raise AddressError(f"--router {router}: expected ipc://PATH or tcp://HOST:PORT")
+    try:
+        listen(host, int(port)).close()
+    except AddressError:
+        raise in_use from None

@@ -1,0 +1,117 @@
+"""The launcher as a member of its own server: it learns every process's phase from the router."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import structlog
+
+from penstock.protocol.config import ClusterConfig
+from penstock.protocol.messages.membership import Died, Identity, Peer, Phase
+from penstock.protocol.participant import BeatThread, Ended, Participant
+from penstock.protocol.runtime import open_mailbox
+
+HOST = socket.gethostname()
+
+
+class Membership:
+    """Who is there, as the router says."""
+
+    def __init__(self, cluster: ClusterConfig, log: structlog.typing.FilteringBoundLogger) -> None:
+        self.generation = 0
+        """Counts the times that this process joined anew; each brings another ``fd``."""
+        self.router_hangs = False
+        """The router does not answer, not even a new member; cleared by whoever ends it."""
+        self._cluster = cluster
+        self._log = log
+        self._lost: list[Peer] = []
+        self._seen: dict[int, str] = {}
+        """Addresses of this host's members by pid, also of those that are gone."""
+        self._open()
+
+    def _open(self) -> None:
+        self.generation += 1
+        self._mailbox = open_mailbox(self._cluster, "launcher")
+        self._participant = Participant(
+            "launcher", self._mailbox, self._cluster.router, Identity(os.getpid(), HOST)
+        )
+        self._participant.status.phase = Phase.READY
+        self._participant.on_change = self._on_change
+        self._beats = BeatThread(self._participant, self._mailbox)
+        self._beats.start()
+
+    @property
+    def fd(self) -> int:
+        """Readable when there may be something to ``pump``; edge triggered."""
+        return self._mailbox.fd
+
+    @property
+    def joined(self) -> bool:
+        return self._participant.joined
+
+    def own(self) -> dict[int, Peer]:
+        """Living members on this host by pid."""
+        peers = self._participant.peers.values()
+        return {peer.identity.pid: peer for peer in peers if peer.identity.host == HOST}
+
+    def pump(self, now: float) -> list[Peer]:
+        """Handle all that is in the inbox. Returns the peers of this host that the router has
+        declared lost since the last call: they may still live, stopped or stuck, and hold memory.
+
+        Raises ``Ended`` when the router speaks another protocol.
+        """
+        try:
+            while True:
+                for sender, message in self._mailbox.drain():
+                    self._participant.handle(sender, message, now)
+                if not self._mailbox.has_messages():
+                    break
+        except Ended as cause:
+            if "fenced" not in str(cause):
+                raise
+            self._rejoin("the router had declared the launcher lost")
+        complaint = self._participant.tick(now)
+        if complaint:
+            self._unheard(complaint)
+        self._mailbox.flush()
+        lost, self._lost = self._lost, []
+        return lost
+
+    def _unheard(self, complaint: str) -> None:
+        """No word from the router: it may hang, or have declared this process lost (the machine
+        slept, or this process was stopped) without its word arriving. A new member finds out."""
+        if self.joined:
+            self._rejoin("nothing heard from the router")
+        elif self.generation > 1:
+            self._log.error(complaint)
+            self.router_hangs = True
+        else:
+            self._log.warning(complaint)
+
+    def _rejoin(self, reason: str) -> None:
+        self._log.warning(f"{reason}; joining again")
+        self.close()
+        self._open()
+
+    def _on_change(self, gone: dict[int, Peer]) -> None:
+        for pid, peer in self.own().items():
+            self._seen[pid] = peer.address
+        for incarnation, peer in gone.items():
+            if incarnation in self._participant.lost and peer.identity.host == HOST:
+                self._lost.append(peer)
+
+    def died(self, pid: int) -> None:
+        """Tell the router of a process's end, and remove the ipc files that it left."""
+        self._mailbox.send(self._participant.router_address, Died(pid, HOST))
+        address = self._seen.pop(pid, "")
+        if address.startswith("ipc://"):
+            path = address.removeprefix("ipc://")
+            for name in (path, path.removesuffix(".sock") + ".lock"):
+                if os.path.exists(name):
+                    os.unlink(name)
+
+    def close(self) -> None:
+        """Leave without a word: by then the router has ended."""
+        self._beats.stop()
+        self._mailbox.close(linger_ms=0)

@@ -1,0 +1,140 @@
+"""One child process of the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from penstock.services.launcher.stderr_relay import StderrRelay
+
+FIRST_DELAY_SECONDS = 0.1
+LONGEST_DELAY_SECONDS = 10.0
+STABLE_SECONDS = 60.0
+"""A child that lived so long starts again with the shortest delay."""
+
+
+class Child:
+    """A service's process: started, watched by its pidfd, started again after its end.
+
+    It has a process group of its own, so that Ctrl-C reaches only the launcher, which decides.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        number: int,
+        environment: Mapping[str, str],
+        listen_fd: int | None = None,
+        *,
+        only_one: bool = False,
+    ) -> None:
+        self.service = service
+        self.label = service if only_one else f"{service} {number}"
+        self.pidfd = -1
+        self.restart_at: float | None = None
+        """When to start it again; ``None`` while it lives or is not to be started."""
+        self.absent_since: float | None = None
+        """Since when it lives and is no member; ``None`` while it is one."""
+        self._environment = dict(environment)
+        self._listen_fds = () if listen_fd is None else (listen_fd,)
+        self._arguments = _command(service, number, listen_fd)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr: StderrRelay | None = None
+        self._started_at = 0.0
+        self._delay = FIRST_DELAY_SECONDS
+
+    @property
+    def pid(self) -> int:
+        """0 while it does not live."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None
+
+    def start(self, now: float) -> None:
+        """Start the process. Call it from the main thread: the child ends with that thread."""
+        self._started_at = now
+        self.restart_at = None
+        read, write = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [*self._arguments, "--parent-pid", str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=write,
+                env=self._environment,
+                pass_fds=self._listen_fds,
+                process_group=0,
+            )
+        except BaseException:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        self.pidfd = os.pidfd_open(self._process.pid)
+        self._stderr = StderrRelay(self.label, read)
+        self._stderr.start()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if it lives."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def reap(self, now: float) -> int:
+        """Collect the ended process and what it left running. Returns its exit status, negative
+        for a signal, and sets the delay before its next start."""
+        if self._process is None:
+            raise RuntimeError(f"{self.label} does not run")
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # the dead leader still holds the number
+        status = self._process.wait()
+        os.close(self.pidfd)
+        self._process, self.pidfd = None, -1
+        if now - self._started_at >= STABLE_SECONDS:
+            self._delay = FIRST_DELAY_SECONDS
+        self.restart_at = now + self._delay
+        self._delay = min(2 * self._delay, LONGEST_DELAY_SECONDS)
+        return status
+
+    def farewell(self) -> str:
+        """Why the ended process could not go on, if it said so; not printed yet."""
+        return self._stderr.farewell() if self._stderr is not None else ""
+
+    def last_words(self) -> str:
+        """The farewell, or else the last line that the process wrote."""
+        return self._stderr.last_words() if self._stderr is not None else ""
+
+
+def _command(service: str, number: int, listen_fd: int | None) -> list[str]:
+    # "-m" puts the current folder on the module path, where any file could stand for one of ours;
+    # "-P" keeps it off, unless this process itself was found through it (a bare checkout).
+    bare = "" in sys.path or os.getcwd() in sys.path
+    command = [sys.executable, *([] if bare else ["-P"]), "-m", "penstock.services", service]
+    command += ["--number", str(number)]
+    if listen_fd is not None:
+        command += ["--listen-fd", str(listen_fd)]
+    return command
+
+
+def describe(status: int) -> str:
+    """``ended with exit code 3`` or ``was killed by SIGKILL``."""
+    if status >= 0:
+        return f"ended with exit code {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def exit_code(status: int) -> int:
+    """The launcher's own exit code after a child's end: never 0, a signal as shells show it."""
+    return 128 - status if status < 0 else status or 1

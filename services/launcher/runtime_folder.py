@@ -1,0 +1,113 @@
+"""Where the ipc sockets of a server live: a folder that only its owner may enter."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from penstock.protocol.security import private_folder
+
+_PREFIX = "penstock-serve-"
+_LOCK = "launcher.lock"
+
+
+def runtime_root(environment: Mapping[str, str]) -> Path:
+    """The user's folder for sockets: ``XDG_RUNTIME_DIR``, else the folder for temporary files."""
+    named = environment.get("XDG_RUNTIME_DIR", "")
+    if named and os.path.isdir(named) and os.stat(named).st_uid == os.getuid():
+        return Path(named)
+    return Path(tempfile.gettempdir())
+
+
+def default_router(environment: Mapping[str, str], runtime_dir: str = "") -> str:
+    """The router's address for processes that are started by hand without ``--router``.
+
+    One fixed address for a user, so that they find each other.
+    """
+    if runtime_dir:
+        return f"ipc://{Path(runtime_dir).absolute()}/router.sock"
+    root = runtime_root(environment)
+    return f"ipc://{root}/penstock-{os.getuid()}/default/router.sock"
+
+
+def make_default_folder(router: str) -> None:
+    """Make the folders of ``default_router``'s address. Raises ``SecurityError``.
+
+    The parent too must be private: whoever owns it could put another folder in our place.
+    """
+    folder = Path(router.removeprefix("ipc://")).parent
+    private_folder(folder.parent)
+    private_folder(folder)
+
+
+@contextlib.contextmanager
+def server_folder(environment: Mapping[str, str], runtime_dir: str = "") -> Iterator[Path]:
+    """The folder of one server: ``runtime_dir``, else a new one that is removed at the end.
+
+    Two servers of one user get two folders. Raises ``SecurityError`` when others may enter
+    ``runtime_dir``.
+    """
+    if runtime_dir:
+        named = private_folder(Path(runtime_dir).absolute())
+        try:
+            yield named
+        finally:
+            _remove_dead_sockets(named)
+        return
+    root = runtime_root(environment)
+    _remove_abandoned(root)
+    # Locked before it gets the name that ``_remove_abandoned`` looks for.
+    hidden = Path(tempfile.mkdtemp(prefix="." + _PREFIX, dir=root))
+    lock = _lock(hidden / _LOCK)
+    folder = hidden.rename(root / hidden.name.removeprefix("."))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(path: Path, *, create: bool = True) -> int | None:
+    """Hold a lock file as long as the returned descriptor is open; ``None``: another holds it."""
+    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Remove the folders of launchers that were killed before they could do it."""
+    for folder in root.glob(_PREFIX + "*"):
+        try:
+            if folder.lstat().st_uid != os.getuid():
+                continue
+        except OSError:
+            continue
+        lock = _lock(folder / _LOCK, create=False)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _remove_dead_sockets(folder: Path) -> None:
+    """Remove what killed processes left: each mailbox holds a lock beside its socket while it
+    lives (see ``penstock.protocol.mailbox``)."""
+    for path in folder.glob("*.lock"):
+        lock = _lock(path, create=False)
+        if lock is not None:
+            path.with_suffix(".sock").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            os.close(lock)

@@ -1,0 +1,163 @@
+"""``penstock serve MODEL``: every process of a server, from nothing to the printed URL."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import structlog
+
+import penstock
+from penstock.protocol import logs
+from penstock.protocol.config import Config
+from penstock.protocol.model_info import read_model_info
+from penstock.services.launcher.environment import child_environment
+from penstock.services.launcher.listening import answers_ready, check_router_is_free, listen, url
+from penstock.services.launcher.membership import Membership
+from penstock.services.launcher.processes import Child
+from penstock.services.launcher.progress import StartupLines, has_chat_template
+from penstock.services.launcher.runtime_folder import server_folder
+from penstock.services.launcher.supervisor import StartFailed, Supervisor
+
+
+def run(config: Config, *, builtin: bool = False, began: float | None = None) -> int:
+    """Serve until SIGINT or SIGTERM. Returns the exit code.
+
+    ``config.model`` names the model's folder; ``builtin``: it is the built-in one. ``began`` is
+    the monotonic time at which the command was started. Raises ``BadModelFolder``,
+    ``AddressError``, ``SecurityError`` and ``ConfigError`` before any process is started.
+    """
+    lines = StartupLines(time.monotonic() if began is None else began)
+    config = _of_folder(config)
+    folder = Path(config.model.model)
+    name = (config.model.served_model_name or [folder.resolve().name])[0]
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(config.server.host, config.server.port))
+        config, log, members = stack.enter_context(_cluster(config))
+        children = make_children(config, listener, os.environ)
+        lines.say(f"penstock {penstock.__version__} starts {len(children)} processes for {folder}")
+        if builtin:
+            lines.say("this built-in model is small: `penstock eval` says what it can do")
+        supervisor = Supervisor(
+            children,
+            members,
+            log,
+            drain_timeout_s=config.launch.drain_timeout_s,
+            startup_timeout_s=config.launch.startup_timeout_s,
+            on_phase=lines.phase,
+            is_ready=lambda: answers_ready(listener),
+            on_ready=lambda: lines.serving(
+                name,
+                url(listener),
+                chat=has_chat_template(folder),
+                keys=bool(config.server.api_key),
+                router=config.cluster.router,
+            ),
+            on_stop=listener.close,  # only the draining frontends hold the port then
+        )
+        return _supervise(supervisor, before_error=lines.clear)
+
+
+def run_headless(config: Config) -> int:
+    """Serve the library: no frontends, the router's address on standard output once everything is
+    ready, and the end when standard input closes. The router is always one of its own. Returns the
+    exit code; raises as ``run`` does.
+    """
+    config = _of_folder(config)
+    alone = msgspec.structs.replace(config.cluster, router="")
+    with _cluster(msgspec.structs.replace(config, cluster=alone)) as (config, log, members):
+        router = config.cluster.router
+        supervisor = Supervisor(
+            make_children(config, None, os.environ),
+            members,
+            log,
+            drain_timeout_s=0.0,
+            startup_timeout_s=config.launch.startup_timeout_s,
+            on_phase=lambda label, phase, note: None,
+            is_ready=lambda: True,
+            on_ready=lambda: print(f"penstock-ready {router}", flush=True),
+            on_stop=lambda: None,
+            lifeline=sys.stdin.fileno(),
+        )
+        return _supervise(supervisor)
+
+
+def _of_folder(config: Config) -> Config:
+    """The same with the model's folder as an absolute path. Raises ``BadModelFolder``."""
+    folder = Path(config.model.model).absolute()
+    read_model_info(folder)
+    model = msgspec.structs.replace(config.model, model=str(folder))
+    return msgspec.structs.replace(config, model=model)
+
+
+@contextlib.contextmanager
+def _cluster(
+    config: Config,
+) -> Iterator[tuple[Config, structlog.typing.FilteringBoundLogger, Membership]]:
+    """A place for the sockets, the log, and a seat among the members, until the end.
+
+    Yields the configuration with the router's address. Raises ``AddressError``, ``SecurityError``.
+    """
+    with contextlib.ExitStack() as stack:
+        cluster = config.cluster
+        if not cluster.router:
+            place = stack.enter_context(server_folder(os.environ, cluster.runtime_dir))
+            cluster = msgspec.structs.replace(cluster, router=f"ipc://{place}/router.sock")
+        check_router_is_free(cluster.router)
+        level, form = config.observability.log_level, config.observability.log_format
+        log = logs.set_up("launcher", level, form)
+        stack.callback(logs.flush)
+        members = Membership(cluster, log)
+        stack.callback(members.close)
+        yield msgspec.structs.replace(config, cluster=cluster), log, members
+
+
+def _supervise(supervisor: Supervisor, before_error: Callable[[], None] = lambda: None) -> int:
+    """Run to the end. Returns the exit code; says why a start failed."""
+    try:
+        return supervisor.run()
+    except StartFailed as failure:
+        before_error()
+        logs.flush()
+        print(f"penstock: {failure}", file=sys.stderr)
+        return failure.code
+
+
+def make_children(
+    config: Config, listener: socket.socket | None, inherited: Mapping[str, str]
+) -> list[Child]:
+    """One child for each process of the server, none started yet. Without a ``listener`` there
+    are no frontends. Raises ``ConfigError``."""
+    shared = child_environment(config, inherited)
+    if config.observability.log_format == "auto" and sys.stderr.isatty():
+        shared["PENSTOCK_LOG_FORMAT"] = "console"  # a child writes into a pipe
+    launch = config.launch
+    children = [Child("router", 0, _router_environment(shared, config), only_one=True)]
+    for number in range(launch.tokenizers):
+        children.append(Child("tokenizer", number, shared))
+    for number in range(launch.data_parallel_size):
+        engine = {**shared, "PENSTOCK_ENGINE": str(number)}
+        children.append(Child("scheduler", number, engine))
+        children.append(Child("worker", number, engine))
+    if listener is not None:
+        for number in range(launch.frontends):
+            children.append(Child("frontend", number, shared, listener.fileno()))
+    return children
+
+
+def _router_environment(shared: Mapping[str, str], config: Config) -> dict[str, str]:
+    """``--bind`` is where every process listens; the router does so at its known port."""
+    environment = dict(shared)
+    bind, router = config.cluster.bind, config.cluster.router
+    if bind and router.startswith("tcp://"):
+        host, port = bind.removeprefix("tcp://").partition(":")[0], router.rpartition(":")[2]
+        environment["PENSTOCK_BIND"] = f"tcp://{host}:{port}"
+    else:
+        environment.pop("PENSTOCK_BIND", None)
+    return environment

@@ -1,0 +1,1 @@
+"""The library: a frontend without HTTP, in the user's own Python process."""

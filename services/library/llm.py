@@ -1,0 +1,228 @@
+"""``LLM``: text from a model in a few lines, with the same processes as a server."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from penstock.protocol.messages.requests import Chat, ChoiceState, Prompt, Text, Tokens, Work
+from penstock.protocol.messages.tokens import EndReason
+from penstock.protocol.sampling import SamplingParams
+from penstock.services.library.client import Collector, PipelineClient
+from penstock.services.library.outputs import CompletionOutput, RequestError, RequestOutput
+from penstock.services.library.progress import ProgressLine
+from penstock.services.library.server_process import ServerFailed, ServerProcess
+
+MAX_OPEN = 1000
+"""Prompts in the pipeline at once; further ones follow as these end."""
+RETRY_SECONDS = 0.5
+_OVERLOADED = 503
+
+PromptLike = str | Sequence[int]
+Message = dict[str, Any]
+
+
+class LLM:
+    """A model behind the pipeline's processes, without HTTP.
+
+    ``LLM(model, max_num_seqs=128, …)`` takes every setting of ``penstock serve`` by its name (the
+    environment's ``PENSTOCK_*`` counts too) and returns when the engine is ready. All processes
+    end with this object, with the interpreter, or when this process is killed. Several threads
+    may call; one call runs at a time.
+
+    Raises ``ConfigError`` for wrong settings, ``TypeError`` for unknown ones, ``ServerFailed``
+    when the model cannot be served.
+    """
+
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        self._server = ServerProcess({"model": model, **settings} if model else settings)
+        try:
+            self._client = PipelineClient(self._server.router)
+        except BaseException:
+            self._server.close()
+            raise
+        self._closed = False
+        atexit.register(self.close)
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts (text or token ids, one or a list); results in the prompts' order.
+
+        ``sampling_params``: for all prompts, or one for each. ``progress``: show a line on standard
+        error; by default on a terminal. Raises ``ValueError`` for a prompt or parameter that is
+        wrong and ``RequestError`` for one that the server gave up; the other prompts are then
+        cancelled.
+        """
+        listed = _list_of_prompts(prompts)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        return self._run([_prompt(p) for p in listed], texts, sampling_params, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations (one, or a list of them) through the model's chat template."""
+        one_only = bool(messages) and isinstance(messages[0], dict)
+        conversations = [messages] if one_only else list(messages)
+        prompts: list[Prompt] = [Chat(msgspec.json.encode(one)) for one in conversations]
+        return self._run(prompts, [None] * len(prompts), sampling_params, progress)
+
+    def _run(
+        self,
+        prompts: list[Prompt],
+        texts: Sequence[str | None],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool | None,
+    ) -> list[RequestOutput]:
+        if self._closed:
+            raise RuntimeError("this LLM is closed")
+        works = [
+            _work(prompt, params)
+            for prompt, params in zip(prompts, _spread(sampling_params, len(prompts)), strict=True)
+        ]
+        shown = sys.stderr.isatty() if progress is None else progress
+        with self._client.lock, ProgressLine(len(works), shown) as line:
+            collectors = self._collect(works, line)
+        return [_output(text, one) for text, one in zip(texts, collectors, strict=True)]
+
+    def _collect(self, works: list[Work], line: ProgressLine) -> list[Collector]:
+        """Run all requests, ``MAX_OPEN`` at a time; on an error cancel what is left."""
+        client = self._client
+        collectors = [Collector() for _ in works]
+        waiting = deque(range(len(works)))
+        running: dict[int, int] = {}
+        pause_until = 0.0
+        try:
+            while waiting or running:
+                while waiting and len(running) < MAX_OPEN and time.monotonic() >= pause_until:
+                    number = waiting.popleft()
+                    running[number] = client.submit(works[number], collectors[number])
+                client.pump(0.1)
+                for number in [n for n in running if collectors[n].done]:
+                    del running[number]
+                    if _wants_retry(collectors[number]):
+                        collectors[number] = Collector()
+                        waiting.appendleft(number)
+                        pause_until = time.monotonic() + RETRY_SECONDS
+                    else:
+                        _check(number, collectors[number])
+                        line.finished(collectors[number].tokens)
+                if not self._server.alive:
+                    raise ServerFailed(f"the server has ended: {self._server.last_words()}")
+        finally:
+            for request_id in running.values():
+                client.ledger.cancel(request_id)
+        return collectors
+
+    def close(self) -> None:
+        """End all processes. The object is of no use afterwards."""
+        if not self._closed:
+            self._closed = True
+            atexit.unregister(self.close)
+            self._client.close()
+            self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()
+
+
+def _list_of_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """One prompt alone is text, or a sequence of integers."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if len(prompts) and all(isinstance(item, int) for item in prompts):
+        return [[item for item in prompts if isinstance(item, int)]]
+    return [item for item in prompts if not isinstance(item, int)]
+
+
+def _prompt(prompt: PromptLike) -> Prompt:
+    if isinstance(prompt, str):
+        return Text(prompt)
+    try:
+        return Tokens(array("i", prompt).tobytes())
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"a prompt is text or a list of token ids: {error}") from None
+
+
+def _spread(
+    given: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    if len(given) != count:
+        raise ValueError(f"{len(given)} sampling_params for {count} prompts; give one, or one each")
+    return list(given)
+
+
+def _work(prompt: Prompt, params: SamplingParams) -> Work:
+    """Checks the parameters' ranges. Raises ``ValueError``."""
+    try:
+        # Constructing a Struct checks nothing; decoding does.
+        checked = msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+    except msgspec.ValidationError as error:
+        names = SamplingParams.__struct_fields__
+        raise ValueError(f"sampling_params ({', '.join(names)}): {error}") from None
+    choices = [ChoiceState(number) for number in range(checked.n)]
+    return Work(prompt, checked, choices, "", None, 0.0)
+
+
+def _wants_retry(collector: Collector) -> bool:
+    rejected = collector.rejected
+    return rejected is not None and rejected.status == _OVERLOADED and not collector.accepted
+
+
+def _check(number: int, collector: Collector) -> None:
+    rejected = collector.rejected
+    if rejected is not None:
+        kind = ValueError if rejected.status < 500 else RequestError
+        raise kind(f"prompt {number}: {rejected.message}")
+    for end in collector.ends.values():
+        if end.reason in (EndReason.ERROR, EndReason.ABORT):
+            raise RequestError(f"prompt {number}: {end.message}")
+
+
+def _output(text: str | None, collector: Collector) -> RequestOutput:
+    request = collector.request
+    if request is None:
+        raise RequestError("the request was never submitted")
+    outputs = []
+    for number, choice in sorted(request.choices.items()):
+        end = collector.ends[number]
+        outputs.append(
+            CompletionOutput(
+                number,
+                "".join(collector.texts.get(number, ())),
+                list(array("i", bytes(choice.output))),
+                "length" if end.reason == EndReason.LENGTH else "stop",
+                end.stop,
+            )
+        )
+    return RequestOutput(text, list(array("i", request.prompt)), outputs, collector.cached)

@@ -1,0 +1,112 @@
+"""The processes behind the library: ``penstock serve`` without HTTP, as a child.
+
+The child is started by exec, so scripts without a main guard and notebooks work. It ends when the
+pipe to its standard input closes, however this process ends: on return, on an exception, or by
+``kill -9``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import IO, Any
+
+from penstock.protocol.config import ConfigError, resolve
+from penstock.protocol.config.resolve import fields
+
+READY_WORD = "penstock-ready"
+"""First word of the line that names the router's address."""
+GROUPS = (
+    *("model", "cache", "scheduler", "device", "loading"),
+    *("cluster", "launch", "observability", "test"),
+)
+CLOSE_SECONDS = 10.0
+
+
+class ServerFailed(RuntimeError):
+    """The server could not start, or has ended. Carries what it said last."""
+
+
+def arguments_for(settings: Mapping[str, Any]) -> list[str]:
+    """Keyword arguments as the flags of ``penstock serve``.
+
+    Raises ``TypeError`` for a name that is no setting and ``ConfigError`` for a wrong value.
+    """
+    known = fields(GROUPS)
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        raise TypeError(
+            f"LLM() has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+        )
+    resolve(GROUPS, dict(settings), {})
+    arguments = []
+    for name, value in settings.items():
+        if value is None:
+            continue
+        flag = known[name].flag
+        if isinstance(value, bool):
+            arguments.append(flag if value else "--no-" + flag.removeprefix("--"))
+        elif isinstance(value, list | tuple):
+            arguments += [flag, *map(str, value)] if value else []
+        else:
+            arguments += [flag, str(value)]
+    return arguments
+
+
+class ServerProcess:
+    """A running set of processes; ``router`` is where to join them."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Start it and wait until it is ready. Raises ``ServerFailed``, ``ConfigError``."""
+        arguments = arguments_for({"log_level": "warning", **settings})
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed in close()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.services", "serve", "--headless", "1", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            # Ctrl-C in a terminal or a notebook is for the user's code; the pipe ends the server.
+            start_new_session=True,
+        )
+        self.router = self._wait_ready()
+
+    def _wait_ready(self) -> str:
+        output = self.process.stdout
+        if output is None:
+            raise ServerFailed("the server's output cannot be read")
+        for line in output:
+            word, _, router = line.decode().strip().partition(" ")
+            if word == READY_WORD:
+                return router
+        code = self.process.wait()
+        said = self.last_words()
+        if code == 2:
+            raise ConfigError(said)
+        raise ServerFailed(said or f"the server ended with code {code}")
+
+    def last_words(self) -> str:
+        """What the server wrote to its standard error, its newest lines."""
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - 4000))
+        text = self._errors.read().decode(errors="replace").strip()
+        return "\n".join(line.removeprefix("penstock: ") for line in text.splitlines()[-20:])
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def close(self) -> None:
+        """End all processes; returns when they are gone."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._errors.close()

@@ -1,0 +1,1 @@
+"""The router: who is alive, and where a new request goes. It sees requests, never tokens."""

@@ -1,0 +1,234 @@
+"""Who is alive: the router's record of every process, from hellos, beats and obituaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.protocol import codec
+from penstock.protocol.codec import Message
+from penstock.protocol.messages.membership import (
+    Beat,
+    BeatAnswer,
+    Capacity,
+    Fenced,
+    Hello,
+    Identity,
+    Members,
+    MetricsReport,
+    Peer,
+    Phase,
+    ProcessMetrics,
+    Refused,
+    WhoAreYou,
+)
+from penstock.protocol.metrics import merge
+
+SILENCE_SECONDS = 3.0
+"""Six beats missed: the process is dead or cut off."""
+PAUSE_SECONDS = 1.0
+"""A router that did not run itself for so long judges nobody's silence by it."""
+MAX_LOST = 256
+_decode_identity = msgspec.msgpack.Decoder(Identity).decode
+_decode_report = msgspec.msgpack.Decoder(MetricsReport).decode
+
+
+class Member:
+    """One living process."""
+
+    __slots__ = (
+        "address", "capacity", "heard_at", "identity", "incarnation", "item_age", "item_limit",
+        "load", "metrics", "note", "phase", "routed", "service",
+    )  # fmt: skip
+
+    def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
+        self.service = hello.service
+        self.address = hello.address
+        self.incarnation = hello.incarnation
+        self.identity = identity
+        self.heard_at = now
+        self.phase = Phase.STARTING
+        self.note = ""
+        self.capacity = Capacity()
+        self.load = 0
+        self.routed = 0
+        """Requests sent there since its last beat, which does not count them yet."""
+        self.item_age = 0.0
+        self.item_limit = 0.0
+        self.metrics = b""
+
+    def peer(self) -> Peer:
+        return Peer(
+            self.service,
+            self.address,
+            self.incarnation,
+            self.identity,
+            self.phase,
+            self.note,
+            self.capacity,
+            self.load,
+        )
+
+    def report(self) -> MetricsReport:
+        try:
+            return _decode_report(self.metrics) if self.metrics else MetricsReport([])
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return MetricsReport([])
+
+
+class Roster:
+    """Admits, watches and buries processes; every change goes to all of them."""
+
+    def __init__(
+        self,
+        incarnation: int,
+        send: Callable[[str, Message], bool],
+        send_last: Callable[[str, Message], None],
+        forget: Callable[[str], None],
+        log: Callable[[str, str], None],
+    ) -> None:
+        self.incarnation = incarnation
+        self.members: dict[int, Member] = {}
+        self.lost: list[int] = []
+        self.version = 0
+        self._send = send
+        self._send_last = send_last
+        self._forget = forget
+        self._log = log
+        self._dead: dict[str, MetricsReport] = {}
+        self._changed = False
+        self._ticked_at: float | None = None
+
+    def ready(self, service: str) -> list[Member]:
+        return [m for m in self.members.values() if m.service == service and m.phase == Phase.READY]
+
+    def hello(self, hello: Hello, now: float) -> None:
+        if hello.protocol_version != codec.PROTOCOL_VERSION or (
+            hello.schema_hash != codec.SCHEMA_HASH
+        ):
+            theirs = f"{hello.protocol_version}/{hello.schema_hash}"
+            ours = f"{codec.PROTOCOL_VERSION}/{codec.SCHEMA_HASH}"
+            reason = f"{hello.service} speaks protocol {theirs}, the router {ours}"
+            self._refuse(hello, reason, "run the same version of penstock everywhere")
+            return
+        if hello.incarnation in self.lost:
+            self._send_last(hello.address, Fenced(hello.incarnation))
+            return
+        member = self.members.get(hello.incarnation)
+        if member is not None:
+            self._send(member.address, self._snapshot())
+            return
+        try:
+            identity = _decode_identity(hello.identity)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._refuse(hello, f"its identity is malformed: {error}", "report it as a bug")
+            return
+        self.members[hello.incarnation] = Member(hello, identity, now)
+        self._log("info", f"{hello.service} joined (pid {identity.pid} on {identity.host})")
+        self._changed = True
+
+    def _refuse(self, hello: Hello, reason: str, remedy: str) -> None:
+        self._log("warning", f"refused {hello.address}: {reason}")
+        self._send_last(hello.address, Refused(reason, remedy))
+
+    def beat(self, beat: Beat, now: float) -> None:
+        member = self.members.get(beat.incarnation)
+        if member is None:
+            if beat.incarnation in self.lost:
+                self._send_last(beat.address, Fenced(beat.incarnation))
+            else:
+                self._send(beat.address, WhoAreYou(self.incarnation))
+            return
+        member.heard_at = now
+        member.load = beat.load
+        member.routed = 0
+        member.item_age = beat.item_age
+        member.item_limit = beat.item_limit
+        member.metrics = beat.metrics
+        if (member.phase, member.note, member.capacity) != (beat.phase, beat.note, beat.capacity):
+            member.phase, member.note, member.capacity = beat.phase, beat.note, beat.capacity
+            self._changed = True
+        elif beat.membership_version < self.version:
+            self._send(member.address, self._snapshot())
+        self._send(member.address, BeatAnswer(self.incarnation))
+
+    def goodbye(self, incarnation: int) -> None:
+        member = self.members.get(incarnation)
+        if member is not None:
+            self._log("info", f"{member.service} left (pid {member.identity.pid})")
+            self._remove(member)
+
+    def died(self, pid: int, host: str) -> None:
+        """The launcher saw the process end."""
+        for member in list(self.members.values()):
+            if (member.identity.pid, member.identity.host) == (pid, host):
+                self.bury(member, "its process ended")
+
+    def disconnected(self, address: str) -> None:
+        """Its connection broke. On one host (ipc) that is death; on tcp silence must follow."""
+        if not address.startswith("ipc://"):
+            return
+        for member in list(self.members.values()):
+            if member.address == address:
+                self.bury(member, "its connection broke")
+
+    def bury(self, member: Member, cause: str) -> None:
+        """Declare a process lost: from now on it is fenced."""
+        self._log("warning", f"{member.service} lost (pid {member.identity.pid}): {cause}")
+        self.lost.append(member.incarnation)
+        del self.lost[:-MAX_LOST]
+        self._remove(member)
+        self._send_last(member.address, Fenced(member.incarnation))
+
+    def _remove(self, member: Member) -> None:
+        del self.members[member.incarnation]
+        total = self._dead.get(member.service, MetricsReport([]))
+        self._dead[member.service] = merge([total, member.report()])
+        self._forget(member.address)
+        self._changed = True
+
+    def tick(self, now: float) -> None:
+        """Bury the silent and the stuck."""
+        if self._ticked_at is not None and now - self._ticked_at > PAUSE_SECONDS:
+            for member in self.members.values():
+                member.heard_at = now
+                member.item_age = 0.0
+        self._ticked_at = now
+        for member in list(self.members.values()):
+            if member.incarnation == self.incarnation:
+                continue
+            if now - member.heard_at > SILENCE_SECONDS:
+                self.bury(member, f"no beat for {SILENCE_SECONDS:.0f} s")
+            elif member.item_limit and member.item_age > member.item_limit:
+                self.bury(
+                    member,
+                    f"stuck: no progress for {member.item_age:.0f} s "
+                    f"(limit {member.item_limit:.0f} s)",
+                )
+
+    def publish(self) -> None:
+        """Send the membership to everyone, if it changed since the last call."""
+        if not self._changed:
+            return
+        self._changed = False
+        self.version += 1
+        snapshot = self._snapshot()
+        for member in list(self.members.values()):
+            self._send(member.address, snapshot)
+
+    def _snapshot(self) -> Members:
+        return Members(
+            self.incarnation,
+            self.version,
+            [member.peer() for member in self.members.values()],
+            list(self.lost),
+        )
+
+    def metrics(self) -> list[ProcessMetrics]:
+        living = [
+            ProcessMetrics(member.service, member.incarnation, member.report())
+            for member in self.members.values()
+        ]
+        dead = [ProcessMetrics(service, 0, report) for service, report in self._dead.items()]
+        return living + dead

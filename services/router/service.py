@@ -1,0 +1,85 @@
+"""The router's process."""
+
+from __future__ import annotations
+
+import time
+
+from penstock.protocol.codec import Message
+from penstock.protocol.config import Config
+from penstock.protocol.messages.membership import (
+    Beat,
+    Died,
+    Goodbye,
+    Hello,
+    MetricsAnswer,
+    MetricsQuery,
+    Phase,
+)
+from penstock.protocol.messages.requests import Cancel, Enqueue, Submit
+from penstock.protocol.metrics import Registry
+from penstock.protocol.runtime import AsyncService
+from penstock.services.router.dispatch import Dispatcher
+from penstock.services.router.roster import Roster
+
+
+class RouterService(AsyncService):
+    """Members, beats, requests. It is a member of its own roster like everybody else."""
+
+    name = "router"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, watch_disconnects=True)
+        self.metrics = Registry()
+        mailbox = self.mailbox
+        self.roster = Roster(
+            mailbox.incarnation, mailbox.send, mailbox.send_last, mailbox.forget, self._note
+        )
+        self.dispatcher = Dispatcher(self.roster, mailbox.send, time.monotonic())
+
+    def _note(self, level: str, text: str) -> None:
+        getattr(self.log, level)(text)
+
+    async def start(self) -> None:
+        self.set_phase(Phase.READY)
+
+    def handle(self, sender: int, message: Message, now: float) -> None:
+        """The roster hears also those who were declared lost: it tells them so."""
+        match message:
+            case Beat():
+                self.roster.beat(message, now)
+            case Hello():
+                self.roster.hello(message, now)
+            case _:
+                super().handle(sender, message, now)
+
+    def on_message(self, sender: int, message: Message, now: float) -> None:
+        match message:
+            case Submit() | Enqueue():
+                self.dispatcher.request(message, now)
+            case Cancel():
+                self.dispatcher.cancel(sender, message, now)
+            case Goodbye():
+                self.roster.goodbye(message.incarnation)
+            case Died():
+                self.roster.died(message.pid, message.host)
+            case MetricsQuery():
+                self.mailbox.send(message.reply_to, MetricsAnswer(self.roster.metrics()))
+            case _:
+                self.metrics.inc("dropped_messages_total", "unexpected")
+
+    def after_messages(self, now: float) -> None:
+        self.roster.publish()
+
+    def on_tick(self, now: float) -> None:
+        for address in self.mailbox.disconnected():
+            self.roster.disconnected(address)
+        self.roster.tick(now)
+        self.dispatcher.tick(now)
+        self.roster.publish()
+        self.metrics.set("queue_depth", len(self.dispatcher.held), "router")
+        self.report(self.metrics)
+
+
+def run(config: Config) -> int:
+    """Run the router until SIGTERM. Returns the exit code."""
+    return RouterService(config).run()

@@ -1,0 +1,151 @@
+"""From a request's bytes to its sequences, or to a clear reason why it cannot be served."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from penstock.protocol.messages.requests import Rejected, TokenWork
+from penstock.protocol.messages.steps import SlotSampling
+from penstock.protocol.sampling import SamplingParams
+from penstock.services.scheduler.block_hash import chain_root
+from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.sequence import Request, Sequence
+
+TOKEN_BYTES = 4
+RETRY_AFTER_SECONDS = 1.0
+"""A full queue moves every step: a client that comes back after a second meets another one."""
+
+
+class Unservable(ValueError):
+    """The request cannot be served here. ``status`` is the HTTP status it stands for."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def rejected(self, request_id: int, attempt: int) -> Rejected:
+        kind = "invalid_request_error" if self.status == 400 else "server_error"
+        return Rejected(request_id, attempt, self.status, kind, str(self))
+
+
+def overloaded(request_id: int, attempt: int, waiting: int) -> Rejected:
+    """The answer when the queue is full."""
+    return Rejected(
+        request_id,
+        attempt,
+        503,
+        "overloaded_error",
+        f"{waiting} requests are waiting already, which is the limit (--max-waiting-requests); "
+        "try again later",
+        retry_after=RETRY_AFTER_SECONDS,
+        retry_elsewhere=True,
+    )
+
+
+def make_request(
+    request_id: int,
+    attempt: int,
+    owner: str,
+    work: TokenWork,
+    now: float,
+    limits: Limits,
+) -> Request:
+    """Read a request without its sequences. Raises ``Unservable``."""
+    prompt_len = len(_token_ids(work.prompt, "the prompt", limits))
+    _check_length(prompt_len, limits)
+    deadline = None if work.time_left is None else now + work.time_left
+    max_output = limits.max_sequence_len - prompt_len
+    if work.params.max_tokens is not None:
+        max_output = min(max_output, work.params.max_tokens)
+    return Request(
+        id=request_id,
+        attempt=attempt,
+        owner=owner,
+        arrival=now - work.age,
+        priority=work.priority,
+        tenant=work.tenant,
+        deadline=deadline,
+        time_left=work.time_left,
+        stop_ids=frozenset(work.stop_ids),
+        root=chain_root(work.cache_salt.encode()),
+        prompt_len=prompt_len,
+        max_output=max_output,
+    )
+
+
+def make_sequences(
+    request: Request, work: TokenWork, limits: Limits, numbers: Iterator[int]
+) -> list[Sequence]:
+    """One sequence for each open choice. Raises ``Unservable``."""
+    params = work.params
+    wanted = [state.choice for state in work.choices]
+    if not wanted or len(dict.fromkeys(wanted)) != len(wanted):
+        raise Unservable(f"a request needs one or more distinct choices, got {wanted}")
+    sequences = []
+    for state in work.choices:
+        output = _token_ids(state.output, f"the output of choice {state.choice}", limits)
+        tokens = array("i")
+        tokens.frombytes(work.prompt)
+        tokens.extend(output)
+        sequences.append(
+            Sequence(
+                request=request,
+                choice=state.choice,
+                number=next(numbers),
+                tokens=tokens,
+                prompt_len=request.prompt_len,
+                max_len=request.prompt_len + request.max_output,
+                sampling=_slot_sampling(params, state.choice),
+            )
+        )
+    return sequences
+
+
+def _token_ids(data: bytes, what: str, limits: Limits) -> array[int]:
+    if len(data) % TOKEN_BYTES:
+        raise Unservable(f"{what} is {len(data)} bytes long, which is no whole count of int32 ids")
+    tokens = array("i")
+    tokens.frombytes(data)
+    for token in (min(tokens), max(tokens)) if tokens else ():
+        if not 0 <= token < limits.vocab_size:
+            raise Unservable(
+                f"token id {token} in {what} is outside the vocabulary: "
+                f"ids go from 0 to {limits.vocab_size - 1}"
+            )
+    return tokens
+
+
+def _check_length(prompt_len: int, limits: Limits) -> None:
+    if prompt_len == 0:
+        raise Unservable("the prompt is empty: it must hold at least one token")
+    if prompt_len + 1 > limits.max_model_len:
+        raise Unservable(
+            f"the prompt has {prompt_len} tokens; with one token of output it is longer than the "
+            f"model's limit of {limits.max_model_len} tokens (--max-model-len): "
+            f"shorten it to {limits.max_model_len - 1} tokens or less"
+        )
+    if prompt_len + 1 > limits.kv_tokens:
+        raise Unservable(
+            f"the prompt has {prompt_len} tokens; with one token of output it is longer than the "
+            f"{limits.kv_tokens} tokens that KV memory holds ({limits.num_blocks} blocks of "
+            f"{limits.block_size}): shorten it to {limits.kv_tokens - 1} tokens or less, or give "
+            "the server more KV memory (--num-kv-blocks)"
+        )
+
+
+def _slot_sampling(params: SamplingParams, choice: int) -> SlotSampling:
+    temperature, top_p, top_k, seed = params.temperature, params.top_p, params.top_k, params.seed
+    if temperature is None or top_p is None or top_k is None or seed is None:
+        raise Unservable(
+            "temperature, top_p, top_k and seed must be resolved before a request is scheduled, "
+            f"got {temperature}, {top_p}, {top_k}, {seed}",
+            status=500,
+        )
+    return SlotSampling(
+        temperature=temperature,
+        top_k=max(top_k, 0),
+        top_p=top_p,
+        seed=seed & 0xFFFF_FFFF_FFFF_FFFF,
+        choice=choice,
+    )

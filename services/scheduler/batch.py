@@ -1,0 +1,107 @@
+"""The running batch: which sequence is in which slot of the worker."""
+
+from __future__ import annotations
+
+import heapq
+
+from penstock.services.scheduler.block_manager import BlockManager
+from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.sequence import Sequence
+
+
+class RunningBatch:
+    """Slots and the blocks of those who sit in them.
+
+    A slot that is released goes to ``gone`` for the next plan, which frees it first: slot and
+    blocks can serve that same plan, because the worker executes plans in order.
+    """
+
+    def __init__(self, limits: Limits, blocks: BlockManager) -> None:
+        self._limits = limits
+        self._blocks = blocks
+        self._slots: list[Sequence | None] = [None] * limits.max_num_seqs
+        self._free_slots = list(range(limits.max_num_seqs))
+        """A heap: low slots first keeps the worker's batch dense."""
+        self._decoding: list[Sequence] | None = []
+        self.sequences: dict[int, Sequence] = {}
+        """By number, in order of admission."""
+        self.gone: list[int] = []
+        """Slots that the next plan must drop."""
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free_slots)
+
+    @property
+    def decoding(self) -> list[Sequence]:
+        """In ascending slot order: the order of their rows. A new list after every change."""
+        if self._decoding is None:
+            self._decoding = [s for s in self._slots if s is not None and s.decoding]
+        return self._decoding
+
+    @property
+    def prefilling(self) -> list[Sequence]:
+        """In order of admission."""
+        return [s for s in self.sequences.values() if not s.decoding]
+
+    @property
+    def lone_suspect(self) -> bool:
+        """A suspect has the engine for itself."""
+        return len(self.sequences) == 1 and next(iter(self.sequences.values())).suspect
+
+    def admit(self, sequence: Sequence) -> None:
+        """Give a sequence the lowest free slot; it has no blocks yet and begins with prefill."""
+        slot = heapq.heappop(self._free_slots)
+        sequence.slot = slot
+        sequence.decoding = False
+        self._slots[slot] = sequence
+        self.sequences[sequence.number] = sequence
+
+    def extend(self, sequence: Sequence, blocks: list[int]) -> None:
+        """Append blocks to a sequence's table."""
+        sequence.blocks.extend(blocks)
+        sequence.capacity = len(sequence.blocks) * self._limits.block_size
+
+    def start_decoding(self, sequence: Sequence) -> None:
+        """All its known tokens are planned: from the next plan on it has a decode row."""
+        sequence.decoding = True
+        self._decoding = None
+
+    def release(self, sequence: Sequence) -> None:
+        """Take slot and blocks back. What is in flight for it stays in flight."""
+        self._slots[sequence.slot] = None
+        heapq.heappush(self._free_slots, sequence.slot)
+        self.gone.append(sequence.slot)
+        del self.sequences[sequence.number]
+        self._blocks.release(sequence.blocks)
+        if sequence.decoding:
+            self._decoding = None
+        sequence.slot = -1
+        sequence.decoding = False
+        sequence.blocks = []
+        sequence.capacity = 0
+        sequence.num_served = max(sequence.num_served, sequence.num_computed)
+        sequence.num_computed = 0
+        sequence.cache_at = 0
+
+    def take_gone(self) -> list[int]:
+        gone, self.gone = self.gone, []
+        return gone
+
+    def check(self) -> None:
+        """Every slot is used once or free. Raises ``RuntimeError``."""
+        used = [slot for slot, sequence in enumerate(self._slots) if sequence is not None]
+        if sorted([*used, *self._free_slots]) != list(range(self._limits.max_num_seqs)):
+            raise RuntimeError("used and free slots are not all slots")
+        if sorted(s.slot for s in self.sequences.values()) != used:
+            raise RuntimeError("slots and running sequences differ")
+        for sequence in self.sequences.values():
+            if self._slots[sequence.slot] is not sequence or sequence.finished:
+                raise RuntimeError(f"slot {sequence.slot} holds a sequence that is not running")
+            if sequence.capacity != len(sequence.blocks) * self._limits.block_size:
+                raise RuntimeError(f"slot {sequence.slot}: capacity and block table differ")
+            if not sequence.num_computed <= sequence.capacity:
+                raise RuntimeError(f"slot {sequence.slot}: computed positions without a block")

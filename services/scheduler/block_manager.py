@@ -1,0 +1,146 @@
+"""KV blocks: who holds them, and which ones still hold the K and V of a known prefix.
+
+Every block is in exactly one of three states:
+
+    free     nobody holds it and its content is worthless
+    cached   nobody holds it, but its content can be found by hash; the least recently used goes
+             first when free blocks run out
+    used     held by ``ref_count`` sequences (and perhaps also found by hash)
+
+All operations are O(1) for each block, except the repair after a failed step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+
+class BlockManager:
+    """Hands out the blocks 0 … ``num_blocks`` - 1."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._digests: list[bytes | None] = [None] * num_blocks
+        self._steps = [0] * num_blocks
+        """The step that completes a block that is in the prefix cache."""
+        self._by_digest: dict[bytes, int] = {}
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be allocated: free ones and cached ones."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_available
+
+    def allocate(self, count: int) -> list[int]:
+        """Take blocks nobody holds; the caller has looked at ``num_available``."""
+        blocks = []
+        for _ in range(count):
+            if self._free:
+                block = self._free.pop()
+            else:
+                block, _ = self._cached.popitem(last=False)
+                self._unname(block)
+            self._ref_counts[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def release(self, blocks: list[int]) -> None:
+        """Give up one hold on each. The last blocks of a prefix become the first to be reused."""
+        for block in reversed(blocks):
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
+                if self._digests[block] is None:
+                    self._free.append(block)
+                else:
+                    self._cached[block] = None
+
+    def match(self, digests: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest known beginning of a hash chain. Holds nothing yet."""
+        found = []
+        for digest in digests:
+            block = self._by_digest.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_unheld(self, blocks: list[int]) -> int:
+        """How many of these nobody holds: holding them takes as many from ``num_available``."""
+        return sum(self._ref_counts[block] == 0 for block in blocks)
+
+    def hold(self, blocks: list[int]) -> None:
+        """Take matched blocks, before anything else is allocated."""
+        for block in blocks:
+            if self._ref_counts[block] == 0:
+                del self._cached[block]
+            self._ref_counts[block] += 1
+
+    def cache(self, block: int, digest: bytes, step: int) -> None:
+        """Let a held, full block be found, from the step that completes it on.
+
+        Of two blocks with the same content the first stays known.
+        """
+        if self._digests[block] is None and digest not in self._by_digest:
+            self._by_digest[digest] = block
+            self._digests[block] = digest
+            self._steps[block] = step
+
+    def forget(self, digests: Iterable[bytes]) -> None:
+        """Let these blocks be found no more; whoever holds them keeps them."""
+        for digest in digests:
+            block = self._by_digest.get(digest)
+            if block is not None:
+                self._forget(block)
+
+    def forget_since(self, step: int) -> None:
+        """Forget every block that a step from this one on completes. O(cached blocks)."""
+        for block in [b for b in self._by_digest.values() if self._steps[b] >= step]:
+            self._forget(block)
+
+    def _forget(self, block: int) -> None:
+        self._unname(block)
+        if self._ref_counts[block] == 0:
+            del self._cached[block]
+            self._free.append(block)
+
+    def _unname(self, block: int) -> None:
+        digest = self._digests[block]
+        if digest is not None:
+            del self._by_digest[digest]
+            self._digests[block] = None
+
+    def check(self, tables: Iterable[list[int]]) -> None:
+        """Compare every count with the block tables in use. Raises ``RuntimeError``."""
+        held = [0] * self.num_blocks
+        for table in tables:
+            if len(dict.fromkeys(table)) != len(table):
+                raise RuntimeError(f"a block table names a block twice: {table}")
+            for block in table:
+                held[block] += 1
+        if held != self._ref_counts:
+            wrong = [b for b in range(self.num_blocks) if held[b] != self._ref_counts[b]]
+            raise RuntimeError(f"blocks with wrong reference counts: {wrong}")
+        idle = sorted([*self._free, *self._cached])
+        if idle != [b for b in range(self.num_blocks) if not held[b]]:
+            raise RuntimeError("free + cached + used blocks are not all blocks")
+        for block, digest in enumerate(self._digests):
+            if digest is not None and self._by_digest.get(digest) != block:
+                raise RuntimeError(f"block {block} has a hash that finds another block")
+        named = sum(digest is not None for digest in self._digests)
+        if named != len(self._by_digest) or any(self._digests[b] is None for b in self._cached):
+            raise RuntimeError("the prefix cache and the cached blocks differ")

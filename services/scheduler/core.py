@@ -1,0 +1,393 @@
+"""The scheduler's core: requests and results in, step plans and token batches out.
+
+It has no clock (``now`` is passed in, monotonic seconds), no socket and no tensor.
+
+Plan *k+1* is made before the result of step *k* is back: every running sequence is assumed to
+have one token more, except one that ends by its length, which is not planned past it. When the
+result shows a stop, the token that step *k+1* draws for that sequence is thrown away.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+
+from penstock.protocol.messages.requests import Rejected, TokenWork
+from penstock.protocol.messages.steps import StepFailed, StepPlan, StepResult
+from penstock.protocol.messages.tokens import EndReason, TokenBatch
+from penstock.services.scheduler.admission import (
+    TOKEN_BYTES,
+    Unservable,
+    make_request,
+    make_sequences,
+    overloaded,
+)
+from penstock.services.scheduler.endings import (
+    LENGTH,
+    NOT_A_NUMBER,
+    Ending,
+    by_output,
+    fits_no_longer,
+    overdue,
+    struck_out,
+)
+from penstock.services.scheduler.in_flight import StepsInFlight
+from penstock.services.scheduler.integrity import check_state
+from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.outbox import Outbox
+from penstock.services.scheduler.planner import Planner, Step
+from penstock.services.scheduler.policy import SchedulingPolicy
+from penstock.services.scheduler.prefill_pace import PrefillPace
+from penstock.services.scheduler.registry import RequestRegistry
+from penstock.services.scheduler.sequence import Request, Sequence
+from penstock.services.scheduler.stats import Counters, SchedulerStats
+from penstock.services.scheduler.waiting_queue import WaitingQueue
+
+Batches = list[tuple[str, TokenBatch]]
+"""(owner, batch): at most one batch for each owner."""
+
+MAX_STRIKES = 3
+"""Failed steps without a new token in between, after which a sequence ends with an error."""
+
+
+class SchedulerCore:
+    """Queues, KV blocks and step plans of one engine."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        epoch: int,
+        policy: SchedulingPolicy,
+        enable_prefix_caching: bool,
+        max_waiting_requests: int,
+        max_in_flight: int = 2,
+        most_in_flight: int = 2,
+    ) -> None:
+        """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
+        shorter than a round trip to the worker."""
+        self.limits = limits
+        self.epoch = epoch
+        self.counters = Counters()
+        self._policy = policy
+        self._caching = enable_prefix_caching
+        self._max_waiting = max_waiting_requests
+        self._requests = RequestRegistry()
+        self._waiting = WaitingQueue(policy)
+        self._pace = PrefillPace()
+        self._planner = self._new_planner()
+        self._outbox = Outbox()
+        self._numbers = itertools.count()
+        self._in_flight = StepsInFlight(max_in_flight, most_in_flight)
+
+    # Requests.
+
+    def add(
+        self, request_id: int, attempt: int, owner: str, work: TokenWork, now: float
+    ) -> Rejected | None:
+        """Take a request with all its choices, or say why not.
+
+        A higher attempt replaces a lower one of the same id, silently; the same or a lower one
+        changes nothing. A continuation (any choice has output) is exempt from the limit on
+        waiting requests, and a choice that its output already ends, ends in the next batches.
+        """
+        known = self._requests.get(request_id)
+        if known is not None:
+            if attempt <= known.attempt:
+                return None
+            self._drop(known)
+        try:
+            request = make_request(request_id, attempt, owner, work, now, self.limits)
+            sequences = make_sequences(request, work, self.limits, self._numbers)
+        except Unservable as error:
+            self.counters.rejected_requests += 1
+            return error.rejected(request_id, attempt)
+        continued = any(sequence.num_output for sequence in sequences)
+        if not continued:
+            if self._waiting.num_requests >= self._max_waiting:
+                self.counters.rejected_requests += 1
+                return overloaded(request_id, attempt, self._waiting.num_requests)
+            self.counters.prompt_tokens += request.prompt_len
+        self._requests.add(request)
+        for sequence in sequences:
+            sequence.resumed = continued
+            request.open[sequence.choice] = sequence
+        if self._policy.uses_prefix_cache:
+            hits = self._planner.num_hits(sequences[0])
+            request.num_cached = min(hits, request.prompt_len)
+        for sequence in sequences:
+            ending = by_output(sequence)
+            if ending is None:
+                self._waiting.push(sequence)
+            else:
+                self._end(sequence, ending)
+        return None
+
+    def cancel(
+        self, request_id: int, attempt: int, owner: str | None = None, choice: int = -1
+    ) -> bool:
+        """Drop an open request, or one choice of it, without a word to its owner.
+
+        ``attempt`` must be the request's or higher; ``owner`` must be its owner, or ``None``.
+        Returns whether anything was dropped.
+        """
+        request = self._requests.get(request_id)
+        if request is None or attempt < request.attempt:
+            return False
+        if owner is not None and owner != request.owner:
+            return False
+        if choice < 0:
+            self._drop(request)
+            return True
+        sequence = request.open.get(choice)
+        if sequence is None:
+            return False
+        self._close(sequence)
+        return True
+
+    def cancel_owner(self, owner: str) -> int:
+        """Drop all requests of an owner; returns how many there were."""
+        requests = self._requests.of(owner)
+        for request in requests:
+            self._drop(request)
+        return len(requests)
+
+    def holder(self, request_id: int) -> tuple[int, str] | None:
+        """(attempt, owner) of an open request."""
+        request = self._requests.get(request_id)
+        return None if request is None else (request.attempt, request.owner)
+
+    def holding(self, owner: str) -> list[tuple[int, int]]:
+        """(id, attempt) of every open request of an owner."""
+        return [(request.id, request.attempt) for request in self._requests.of(owner)]
+
+    def owners(self) -> list[str]:
+        """Owners with open requests."""
+        return self._requests.owners()
+
+    def expire(self, now: float) -> Batches:
+        """End what has passed its deadline, and hand out all ends that came about between steps.
+
+        To be called a few times a second, also when the engine is idle.
+        """
+        self._expire(now)
+        return self._outbox.drain()
+
+    # Steps.
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Plan the next step.
+
+        ``None`` when nothing can run or as many plans are unanswered as may be.
+        """
+        if self._in_flight.at_limit:
+            return None
+        self._expire(now)
+        step = self._planner.plan(self._in_flight.last + 1)
+        for sequence in self._planner.take_stuck():
+            self._end(sequence, LENGTH)
+        if step is None:
+            return None
+        self.counters.steps += 1
+        gone = self._planner.batch.take_gone()
+        full = self._in_flight.push(step)
+        return StepPlan(
+            epoch=self.epoch,
+            step=step.number,
+            full=full,
+            gone=[] if full else gone,
+            added=step.added,
+            grown=step.grown,
+            chunks=step.chunks,
+        )
+
+    def apply(self, result: StepResult, now: float) -> Batches:
+        """Take the tokens of a step; returns the rows for their owners.
+
+        Results come in the order of their plans. Rows of sequences that have ended are dropped. A
+        result of another epoch, or of a step that is not awaited, is ignored and counted.
+        """
+        in_flight = self._in_flight
+        step = in_flight.find(result.step) if result.epoch == self.epoch else None
+        if step is None:
+            self.counters.ignored_results += 1
+            return self._outbox.drain()
+        tokens = array("i")
+        if len(result.tokens) == TOKEN_BYTES * len(step.rows):
+            tokens.frombytes(result.tokens)
+        if step is not in_flight.steps[0] or len(tokens) != len(step.rows):
+            oldest = in_flight.steps[0].number
+            return self.fail(StepFailed(self.epoch, oldest, "its result got lost"), now)
+        in_flight.steps.popleft()
+        in_flight.took(result.seconds)
+        prefilled = sum(chunk.count for chunk in step.chunks)
+        self._pace.observe(step.num_decoding, prefilled, result.seconds)
+        bad = frozenset(result.bad_rows)
+        generated = 0
+        for row, sequence in enumerate(step.rows):
+            if sequence is None or sequence.finished:
+                continue
+            sequence.in_flight -= 1
+            if bad and row in bad:
+                self._bad_row(sequence)
+                continue
+            self._append(sequence, tokens[row], step.number)
+            generated += 1
+        self.counters.generated_tokens += generated
+        return self._outbox.drain()
+
+    def fail(self, failed: StepFailed, now: float) -> Batches:
+        """A step raised: all that ran goes back to waiting, and the next plan is full.
+
+        What the failed step and those planned with it wrote leaves the prefix cache. Sequences
+        that have never produced a token, and those that failed twice without a new one, are
+        suspects: they are retried alone. The third failure without a new token is an error.
+
+        A failure of a step that was answered already (its plan came twice, say) also means that
+        the worker waits for a full plan. One from before the last full plan means nothing.
+        """
+        if failed.epoch == self.epoch and self._in_flight.matters(failed.step):
+            self.counters.failed_steps += 1
+            died = self._in_flight.find(failed.step)
+            self._roll_back([] if died is None else [died], failed.reason)
+        else:
+            self.counters.ignored_results += 1
+        return self._outbox.drain()
+
+    def restart(self, epoch: int, limits: Limits | None = None) -> Batches:
+        """A worker begins a new epoch with an empty cache, perhaps with other limits.
+
+        Every open request waits again; what was in flight counts as a failed step, since it may
+        be what ended the worker before. Requests that no longer fit end with an error.
+        """
+        self._roll_back(list(self._in_flight.steps), "the worker ended")
+        self.epoch = epoch
+        self._in_flight.new_epoch()
+        if limits is not None:
+            self.limits = limits
+            for sequence in self._requests.sequences():
+                self._refit(sequence)
+        self._planner = self._new_planner()
+        return self._outbox.drain()
+
+    # Looking in.
+
+    def stats(self) -> SchedulerStats:
+        blocks = self._planner.blocks
+        return SchedulerStats(
+            running=len(self._planner.batch),
+            waiting=len(self._waiting),
+            waiting_requests=self._waiting.num_requests,
+            open_requests=len(self._requests),
+            blocks_total=blocks.num_blocks,
+            blocks_used=blocks.num_used,
+            blocks_cached=blocks.num_cached,
+            blocks_free=blocks.num_free,
+            counters=self.counters,
+        )
+
+    def check(self) -> None:
+        """Compare all counts with each other; for tests. Raises ``RuntimeError``."""
+        check_state(self._planner, self._waiting, self._requests, self._in_flight.steps)
+
+    # Inside.
+
+    def _new_planner(self) -> Planner:
+        return Planner(
+            self.limits, self._policy, self._caching, self._waiting, self.counters, self._pace
+        )
+
+    def _append(self, sequence: Sequence, token: int, step: int) -> None:
+        """Take one sampled token; the body of the loop over a result's rows."""
+        tokens = sequence.tokens
+        tokens.append(token)
+        known = len(tokens)
+        if not sequence.trusted:
+            sequence.trust()
+        if known == sequence.cache_at:
+            self._planner.cache_generated(sequence, step)
+        if token in sequence.request.stop_ids:
+            self._outbox.token(sequence, token, EndReason.STOP, token)
+            self._finish(sequence)
+        elif known >= sequence.max_len:
+            self._outbox.token(sequence, token, EndReason.LENGTH)
+            self._finish(sequence)
+        else:
+            self._outbox.token(sequence, token)
+
+    def _finish(self, sequence: Sequence) -> None:
+        self._policy.on_finished(sequence)
+        self._close(sequence)
+
+    def _bad_row(self, sequence: Sequence) -> None:
+        """The logits of a row were not finite: what it computed must not be used again.
+
+        If it began with blocks that others computed, those may be to blame, and it gets another
+        chance with blocks of its own; the others find their own bad rows.
+        """
+        self._planner.blocks.forget(sequence.hashes)
+        sequence.strikes += 1
+        if sequence.num_hits and sequence.strikes < MAX_STRIKES:
+            sequence.trusted = False
+            self._in_flight.forget(sequence)
+            self._return_to_queue(sequence)
+            return
+        self._end(sequence, NOT_A_NUMBER)
+
+    def _roll_back(self, died: list[Step], reason: str) -> None:
+        """Forget all unanswered steps; ``died`` are those that may be to blame for it."""
+        involved = dict.fromkeys(self._planner.batch.sequences.values())
+        involved |= dict.fromkeys(s for step in self._in_flight.steps for s in step.sequences())
+        blamed = dict.fromkeys(s for step in died for s in step.sequences())
+        if unanswered := self._in_flight.clear():
+            self._planner.blocks.forget_since(unanswered[0].number)
+        for sequence in involved:
+            if sequence.finished:
+                continue
+            sequence.in_flight = 0
+            if sequence in blamed:
+                sequence.strikes += 1
+                sequence.trusted = False
+                sequence.suspect = not sequence.proven or sequence.strikes >= MAX_STRIKES - 1
+            if sequence.strikes < MAX_STRIKES:
+                self._return_to_queue(sequence)
+            else:
+                self._end(sequence, struck_out(sequence, reason))
+
+    def _return_to_queue(self, sequence: Sequence) -> None:
+        """Let a sequence wait, wherever it is, in the place that is due to it now."""
+        if sequence.running:
+            self._planner.batch.release(sequence)
+        self._waiting.remove(sequence)
+        sequence.resumed = True
+        self._waiting.push(sequence)
+
+    def _refit(self, sequence: Sequence) -> None:
+        """Hold an open, waiting sequence to new limits."""
+        sequence.max_len = min(sequence.max_len, self.limits.max_sequence_len)
+        if len(sequence.tokens) >= sequence.max_len:
+            self._end(sequence, fits_no_longer(sequence, self.limits.max_sequence_len))
+
+    def _expire(self, now: float) -> None:
+        while (request := self._requests.first_overdue(now)) is not None:
+            for sequence in list(request.open.values()):
+                self._end(sequence, overdue(sequence))
+
+    def _end(self, sequence: Sequence, ending: Ending) -> None:
+        """End a sequence with a row of its own."""
+        self._outbox.end(sequence, *ending)
+        self._close(sequence)
+
+    def _drop(self, request: Request) -> None:
+        for sequence in list(request.open.values()):
+            self._close(sequence)
+
+    def _close(self, sequence: Sequence) -> None:
+        """Take a sequence from wherever it is. Its blocks serve the next plan."""
+        if sequence.running:
+            self._planner.batch.release(sequence)
+        self._waiting.remove(sequence)
+        sequence.finished = True
+        request = sequence.request
+        del request.open[sequence.choice]
+        if not request.open:
+            self._requests.remove(request)

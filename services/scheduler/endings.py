@@ -1,0 +1,66 @@
+"""How a sequence ends, other than by its newest token, and what its client is told."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.protocol.messages.tokens import EndReason
+from penstock.services.scheduler.sequence import Sequence
+
+
+class Ending(NamedTuple):
+    """What the row of an end says; ``status`` is an HTTP status, 0 where there is no error."""
+
+    reason: EndReason
+    stop: int | None = None
+    """The stop token that was found."""
+    message: str = ""
+    status: int = 0
+
+
+LENGTH = Ending(EndReason.LENGTH)
+NOT_A_NUMBER = Ending(
+    EndReason.ERROR,
+    message="the model's output for this request is not a number (NaN or infinity), so no token "
+    "can be drawn; other requests are not affected",
+    status=500,
+)
+
+
+def by_output(sequence: Sequence) -> Ending | None:
+    """How the known output ends a sequence, if it does."""
+    if sequence.num_output and sequence.tokens[-1] in sequence.request.stop_ids:
+        return Ending(EndReason.STOP, sequence.tokens[-1])
+    return LENGTH if len(sequence.tokens) >= sequence.max_len else None
+
+
+def struck_out(sequence: Sequence, reason: str) -> Ending:
+    """Too many steps with it failed; ``reason`` is the last failure's."""
+    return Ending(
+        EndReason.ERROR,
+        message=f"{sequence.strikes} steps with this request failed without a new token in "
+        f"between; it is given up. The last failure: {reason}",
+        status=500,
+    )
+
+
+def fits_no_longer(sequence: Sequence, max_sequence_len: int) -> Ending:
+    """A worker came back with less memory."""
+    return Ending(
+        EndReason.ERROR,
+        message=f"the request has {len(sequence.tokens)} tokens, but the engine that came back "
+        f"holds {max_sequence_len} for one request",
+        status=503,
+    )
+
+
+def overdue(sequence: Sequence) -> Ending:
+    """Its deadline has passed."""
+    doing = "running" if sequence.running else "waiting for a place in the batch"
+    return Ending(
+        EndReason.ERROR,
+        message=f"the request did not finish in time: {sequence.request.time_left:.3g} s were "
+        f"left when it came to this engine; it was {doing} with {sequence.num_output} tokens of "
+        "output",
+        status=504,
+    )

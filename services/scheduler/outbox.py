@@ -1,0 +1,99 @@
+"""Token rows on their way to their owners: one ``TokenBatch`` for each."""
+
+from __future__ import annotations
+
+from array import array
+
+from penstock.protocol.messages.tokens import End, EndReason, TokenBatch
+from penstock.services.scheduler.sequence import Sequence
+
+
+class _Columns:
+    """The columns of one owner's batch."""
+
+    __slots__ = (
+        "attempts",
+        "cached",
+        "choices",
+        "counts",
+        "ends",
+        "ids",
+        "indices",
+        "tokens",
+    )
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.choices: list[int] = []
+        self.attempts: list[int] = []
+        self.indices: list[int] = []
+        self.counts: list[int] = []
+        self.tokens = array("i")
+        self.ends: list[End] = []
+        self.cached: list[int] = []
+
+    def batch(self) -> TokenBatch:
+        return TokenBatch(
+            ids=self.ids,
+            choices=self.choices,
+            attempts=self.attempts,
+            indices=self.indices,
+            counts=self.counts,
+            tokens=self.tokens.tobytes(),
+            ends=self.ends,
+            cached=self.cached,
+        )
+
+
+class Outbox:
+    """Collects rows until ``drain``."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, _Columns] = {}
+
+    def token(
+        self,
+        sequence: Sequence,
+        token: int,
+        reason: EndReason | None = None,
+        stop: int | None = None,
+    ) -> None:
+        """Add a row with the newest token of a sequence, already in ``sequence.tokens``."""
+        index = len(sequence.tokens) - sequence.prompt_len - 1
+        columns = self._row(sequence, index, 1)
+        columns.tokens.append(token)
+        if reason is not None:
+            columns.ends.append(End(len(columns.ids) - 1, reason, stop))
+
+    def end(
+        self,
+        sequence: Sequence,
+        reason: EndReason,
+        stop: int | None = None,
+        message: str = "",
+        status: int = 0,
+    ) -> None:
+        """Add a row that only ends."""
+        columns = self._row(sequence, sequence.num_output, 0)
+        columns.ends.append(End(len(columns.ids) - 1, reason, stop, message, status))
+
+    def _row(self, sequence: Sequence, index: int, count: int) -> _Columns:
+        request = sequence.request
+        columns = self._owners.get(request.owner)
+        if columns is None:
+            columns = self._owners[request.owner] = _Columns()
+        columns.ids.append(request.id)
+        columns.choices.append(sequence.choice)
+        columns.attempts.append(request.attempt)
+        columns.indices.append(index)
+        columns.counts.append(count)
+        columns.cached.append(max(sequence.cached_tokens, 0) if index == 0 else 0)
+        return columns
+
+    def drain(self) -> list[tuple[str, TokenBatch]]:
+        """All rows so far as (owner, batch); the outbox is empty afterwards."""
+        if not self._owners:
+            return []
+        batches = [(owner, columns.batch()) for owner, columns in self._owners.items()]
+        self._owners = {}
+        return batches

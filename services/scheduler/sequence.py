@@ -1,0 +1,132 @@
+"""Requests and their sequences (one for each choice): all state that the scheduler keeps of them.
+
+A sequence is in one of these places:
+
+    waiting    in the waiting queue; holds neither slot nor blocks
+    running    has a slot: either computes its known tokens in chunks (prefill) or decodes
+    draining   planned up to its length limit: slot and blocks are gone, results are not yet back
+    finished   its end is on the way to the owner
+
+A token counts as *in flight* from the plan that samples it until its result is applied. A
+sequence that is preempted keeps what is in flight and waits for it before it is planned again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.protocol.messages.steps import SlotSampling
+
+QueueKey = tuple[float, ...]
+
+
+class QueuePlace(NamedTuple):
+    """Where a sequence waits."""
+
+    rank: int
+    lane: str
+    key: QueueKey
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One attempt of a client's request."""
+
+    id: int
+    attempt: int
+    owner: str
+    """Address of the tokenizer that gets the tokens."""
+    arrival: float
+    """When the client's request arrived, in the scheduler's monotonic seconds."""
+    priority: int
+    """Lower goes first."""
+    tenant: str
+    deadline: float | None
+    time_left: float | None
+    """Seconds that were left at arrival here; for the message of an expired request."""
+    stop_ids: frozenset[int]
+    root: bytes
+    """Start of the hash chain of its blocks: requests share blocks only under the same root."""
+    prompt_len: int
+    max_output: int
+    """Tokens that one choice may generate: max_tokens, or what the engine's limits leave."""
+    num_cached: int = 0
+    """Prompt tokens that the prefix cache held when the request came, as far as the policy asks
+    for it; they may be gone when it starts."""
+    open: dict[int, Sequence] = field(default_factory=dict)
+    """Sequences that have not ended, by choice."""
+    num_waiting: int = 0
+    deadline_key: QueueKey | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request."""
+
+    request: Request
+    choice: int
+    number: int
+    """Unique in this scheduler, ascending with arrival."""
+    tokens: array[int]
+    """Prompt and the output known so far. ``array('i')`` is int32 wherever torch runs."""
+    prompt_len: int
+    max_len: int
+    """Tokens at which it ends with LENGTH: max_tokens, max_model_len or KV memory."""
+    sampling: SlotSampling
+
+    # Where it is.
+    slot: int = -1
+    """-1: not running."""
+    queue_place: QueuePlace | None = None
+    """``None``: not waiting."""
+    finished: bool = False
+    resumed: bool = False
+    """Preempted, rolled back or continued from elsewhere: goes before new sequences."""
+
+    # While it runs.
+    decoding: bool = False
+    num_computed: int = 0
+    """Positions whose K and V are written by the plans made so far."""
+    blocks: list[int] = field(default_factory=list)
+    capacity: int = 0
+    """Positions that ``blocks`` holds."""
+    num_served: int = 0
+    """Positions planned at any time; fewer are computed now after it lost its slot."""
+    in_flight: int = 0
+    """Tokens planned and not applied yet."""
+
+    # Prefix cache.
+    hashes: list[bytes] = field(default_factory=list)
+    """Chained hash of each full block of ``tokens``, as far as anyone asked."""
+    cache_at: int = 0
+    """Count of known tokens at which the next generated block is complete; 0: never."""
+    num_hits: int = 0
+    """Positions taken from the prefix cache when it last got its slot."""
+    cached_tokens: int = -1
+    """Prompt tokens found in the cache when it first ran; -1: never ran."""
+
+    # After failures.
+    trusted: bool = False
+    """Has produced a token since its last failure."""
+    proven: bool = False
+    """Has produced a token here at all."""
+    suspect: bool = False
+    """May have killed a step: runs alone until it has produced a token."""
+    strikes: int = 0
+    """Failed steps without a new token in between."""
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def running(self) -> bool:
+        return self.slot >= 0
+
+    def trust(self) -> None:
+        """It has produced a token: whatever failed before was not its doing."""
+        self.trusted = self.proven = True
+        self.suspect = False
+        self.strikes = 0

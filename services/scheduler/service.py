@@ -1,0 +1,231 @@
+"""The scheduler's process: one engine's queue and step plans."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from collections import deque
+from pathlib import Path
+
+from penstock.protocol.codec import Message
+from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phase
+from penstock.protocol.messages.requests import Enqueue, Rejected
+from penstock.protocol.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
+from penstock.protocol.metrics import Registry
+from penstock.protocol.ownership.scheduler import SchedulerLedger
+from penstock.protocol.runtime import LoopService
+from penstock.services.scheduler.core import Batches, SchedulerCore
+from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.policy_choice import make_policy
+
+ATTACH_SECONDS = 1.0
+MOST_IN_FLIGHT = 4
+PLAN_RESEND_SECONDS = 2.0
+"""A plan without an answer is sent again; the worker answers twice or executes what it missed."""
+
+
+class SchedulerService(LoopService):
+    """Attaches its engine's worker, takes requests, sends plans, and hands tokens out."""
+
+    name = "scheduler"
+
+    def __init__(self, config: Config) -> None:
+        try:
+            self.policy = make_policy(config.scheduler.scheduling_policy)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        super().__init__(config)
+        self.metrics = Registry()
+        self.core: SchedulerCore | None = None
+        self.ledger: SchedulerLedger | None = None
+        self.epoch = (self.mailbox.incarnation & 0x7FFF_FFFF) << 16
+        self.worker: Peer | None = None
+        self.attached = False
+        self._attach_at = 0.0
+        self._answers: list[StepResult | StepFailed] = []
+        self._sent: deque[StepPlan] = deque()
+        """Plans without an answer, oldest first."""
+        self._sent_at = 0.0
+
+    def identity(self) -> Identity:
+        model = self.config.model
+        names = model.served_model_name or [Path(model.model).resolve().name]
+        return Identity(
+            os.getpid(),
+            socket.gethostname(),
+            self.config.cluster.engine,
+            model=names[0],
+            aliases=names[1:],
+        )
+
+    def start(self) -> None:
+        self.set_phase(Phase.LOADING, "waiting for a worker")
+
+    # --- the worker
+
+    def _find_worker(self, now: float) -> None:
+        """Attach the engine's worker; ask again until it answers."""
+        if self.worker is None:
+            engine = self.config.cluster.engine
+            workers = [p for p in self.participant.of("worker") if p.identity.engine == engine]
+            if not workers:
+                return
+            self.worker = workers[-1]
+            self.epoch += 1
+            self._attach_at = 0.0
+        peer = self.participant.peers.get(self.worker.incarnation, self.worker)
+        if not self.attached:
+            self.status.note = f"worker {peer.phase} {peer.note}".strip()
+            if now >= self._attach_at:
+                self._attach_at = now + ATTACH_SECONDS
+                self.mailbox.send(peer.address, Attach(self.epoch, self.mailbox.address))
+
+    def _on_attached(self, message: Attached, now: float) -> None:
+        if message.epoch != self.epoch or self.attached:
+            return
+        limits = Limits.of(message)
+        self.attached = True
+        if self.core is None:
+            config = self.config
+            self.core = SchedulerCore(
+                limits,
+                self.epoch,
+                self.policy,
+                config.cache.enable_prefix_caching,
+                config.scheduler.max_waiting_requests,
+                most_in_flight=MOST_IN_FLIGHT,
+            )
+            self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
+            gc.collect()
+            gc.freeze()
+        else:
+            self._hand_out(self.core.restart(self.epoch, limits))
+        self.status.capacity = Capacity(
+            limits.max_sequence_len,
+            limits.max_num_seqs,
+            limits.block_size,
+            limits.num_blocks,
+            limits.vocab_size,
+        )
+        if self._draining_since is None:
+            self.set_phase(Phase.READY)
+
+    def on_gone(self, gone: dict[int, Peer], now: float) -> None:
+        if self.ledger is not None:
+            self.ledger.peers_gone(gone)
+        if self.worker is not None and self.worker.incarnation in gone:
+            self.log.warning("the worker is gone; its requests wait for the next one")
+            self.worker = None
+            self.attached = False
+            self._sent.clear()
+            self._answers.clear()
+            if self._draining_since is None:
+                self.set_phase(Phase.LOADING, "waiting for a worker")
+
+    # --- messages
+
+    def on_message(self, sender: int, message: Message, now: float) -> None:
+        match message:
+            case StepResult() | StepFailed():
+                self._answers.append(message)
+            case Attached():
+                self._on_attached(message, now)
+            case Enqueue() if self.ledger is None:
+                self.mailbox.send(message.reply_to, _not_ready(message))
+            case _:
+                if self.ledger is None or not self.ledger.handle(sender, message, now):
+                    self.metrics.inc("dropped_messages_total", "unexpected")
+
+    # --- steps
+
+    def work(self, now: float) -> None:
+        """Answers in, next plans out, then the tokens: the worker never waits for us."""
+        core = self.core
+        if core is None or self.worker is None or not self.attached:
+            return
+        batches: list[Batches] = []
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            if isinstance(answer, StepResult):
+                self.metrics.observe("step_seconds", answer.seconds)
+                batches.append(core.apply(answer, now))
+            else:
+                self.log.warning("step failed", step=answer.step, reason=answer.reason)
+                batches.append(core.fail(answer, now))
+                self._sent.clear()
+            while self._sent and self._sent[0].step <= answer.step:
+                self._sent.popleft()
+                self._sent_at = now
+        while (plan := core.plan(now)) is not None:
+            self.faults.at("step")
+            self.mailbox.send(self.worker.address, plan)
+            if not self._sent:
+                self._sent_at = now
+            self._sent.append(plan)
+        for batch in batches:
+            self._hand_out(batch)
+
+    def _hand_out(self, batches: Batches) -> None:
+        for owner, batch in batches:
+            self.mailbox.send(owner, batch)
+
+    def _resend(self, now: float) -> None:
+        if self.worker is not None and self._sent and now - self._sent_at > PLAN_RESEND_SECONDS:
+            self._sent_at = now
+            for plan in self._sent:
+                self.mailbox.send(self.worker.address, plan)
+
+    def on_tick(self, now: float) -> None:
+        self._find_worker(now)
+        self._resend(now)
+        if self.ledger is not None and self.core is not None:
+            self.ledger.tick(now)
+            self._hand_out(self.core.expire(now))
+            self._report(self.core)
+        self.report(self.metrics)
+
+    def _report(self, core: SchedulerCore) -> None:
+        stats, metrics = core.stats(), self.metrics
+        counters = stats.counters
+        self.status.load = stats.open_requests
+        metrics.set("num_requests_running", stats.running)
+        metrics.set("num_requests_waiting", stats.waiting)
+        metrics.set("kv_blocks_used", stats.blocks_used)
+        metrics.set("kv_blocks_total", stats.blocks_total)
+        metrics.set("queue_depth", stats.waiting, "scheduler")
+        for name, value in (
+            ("prefix_cache_query_tokens_total", counters.prefix_query_tokens),
+            ("prefix_cache_hit_tokens_total", counters.prefix_hit_tokens),
+            ("preemptions_total", counters.preemptions),
+            ("prompt_tokens_total", counters.prompt_tokens),
+            ("generation_tokens_total", counters.generated_tokens),
+            ("steps_total", counters.steps),
+            ("failed_steps_total", counters.failed_steps),
+        ):
+            metrics.counter(name).value = float(value)
+
+    def on_drain(self) -> None:
+        if self.ledger is not None:
+            self.ledger.draining = True
+
+    def drained(self) -> bool:
+        return self.core is None or not self.core.stats().open_requests
+
+
+def _not_ready(message: Enqueue) -> Rejected:
+    return Rejected(
+        message.id,
+        message.attempt,
+        503,
+        "overloaded_error",
+        "the engine is still loading; try again",
+        retry_after=1.0,
+        retry_elsewhere=True,
+    )
+
+
+def run(config: Config) -> int:
+    """Run a scheduler until SIGTERM. Returns the exit code."""
+    return SchedulerService(config).run()

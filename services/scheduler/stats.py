@@ -1,0 +1,42 @@
+"""What the scheduler counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Only ever grow, over all epochs of one scheduler process."""
+
+    steps: int = 0
+    preemptions: int = 0
+    failed_steps: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens of accepted requests, once for each request; continuations count none."""
+    generated_tokens: int = 0
+    """Tokens sent to owners."""
+    prefix_query_tokens: int = 0
+    """Tokens looked up in the prefix cache."""
+    prefix_hit_tokens: int = 0
+    ignored_results: int = 0
+    """Results and failures of another epoch or of a step that nobody waits for."""
+    rejected_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """A snapshot: gauges and the counters."""
+
+    running: int
+    """Sequences that hold a slot."""
+    waiting: int
+    """Sequences that wait for one."""
+    waiting_requests: int
+    open_requests: int
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
+    """Nobody holds them, but the prefix cache can find them."""
+    blocks_free: int
+    counters: Counters

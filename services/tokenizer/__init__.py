@@ -1,0 +1,1 @@
+"""The tokenizer: chat templates, encoding, incremental decoding and stop strings. No torch."""

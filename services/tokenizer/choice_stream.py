@@ -1,0 +1,106 @@
+"""The way of one choice from token ids to the text that its client sees."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.services.tokenizer.detokenizer import new_detokenizer
+from penstock.services.tokenizer.stop_strings import StopStrings
+from penstock.services.tokenizer.text_model import TextModel
+
+TokenRow: TypeAlias = "memoryview[int] | array[int] | list[int]"
+"""int32 token ids."""
+
+
+class Delta(msgspec.Struct, gc=False):
+    """What some tokens brought."""
+
+    text: str
+    """Released text; empty while a character or a possible stop string is unfinished."""
+    used: int
+    """How many of the tokens belong to the answer: those after the one that completed the stop
+    string are dropped and count in no usage."""
+    stop: str | None
+    """The stop string that ended the choice."""
+
+
+class ChoiceStream:
+    """Detokenizer and stop strings of one choice. Calls must not follow a found stop string."""
+
+    __slots__ = ("_push_token", "_flush_tokens", "_stops", "released")  # noqa: RUF023
+
+    def __init__(self, text_model: TextModel, stop: list[str]) -> None:
+        detokenizer = new_detokenizer(text_model.token_table)
+        self._push_token = detokenizer.push
+        self._flush_tokens = detokenizer.flush
+        self._stops = StopStrings(stop) if stop else None
+        self.released = 0
+        """Characters released so far."""
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the choice; ``finish`` and ``replay`` may find one too."""
+        return self._stops.found if self._stops else None
+
+    def push(self, tokens: TokenRow, last_is_stop: bool = False) -> Delta:
+        """Take the next tokens.
+
+        With ``last_is_stop`` the last one is the token that ended the choice: it counts
+        as used but its own text is no part of the answer. After a found stop string the choice is
+        over and every further token is dropped.
+        """
+        stops = self._stops
+        count = len(tokens)
+        rendered = count - 1 if last_is_stop else count
+        if stops is None:
+            if count == 1 and rendered:
+                text = self._push_token(tokens[0])
+            else:
+                text = "".join(map(self._push_token, tokens[:rendered]))
+            self.released += len(text)
+            return Delta(text, count, None)
+        earlier = stops.found
+        if earlier is not None:
+            return Delta("", 0, earlier)
+        released = []
+        for position in range(rendered):
+            released.append(stops.push(self._push_token(tokens[position])))
+            if stops.found is not None:
+                count = position + 1
+                break
+        text = released[0] if len(released) == 1 else "".join(released)
+        self.released += len(text)
+        return Delta(text, count, stops.found)
+
+    def finish(self) -> str:
+        """The choice ended by length or end token: release what was held back.
+
+        Bytes of an unfinished character become U+FFFD. The held text may itself complete a stop
+        string: then ``stop`` is set.
+        """
+        if self.stop is not None:
+            return ""
+        text = self._flush_tokens()
+        if self._stops is not None:
+            text = self._stops.push(text)
+            if self._stops.found is None:
+                text += self._stops.flush()
+        self.released += len(text)
+        return text
+
+    def replay(self, tokens: TokenRow, released: int) -> str:
+        """Rebuild the state of a choice that another tokenizer began.
+
+        Args:
+            tokens: the int32 ids that the choice has produced so far.
+            released: characters that its client already has.
+
+        Returns:
+            The released text that lies beyond them; usually empty.
+        """
+        text = self.push(tokens).text
+        self.released = max(len(text), released)
+        return text[released:]

@@ -1,0 +1,100 @@
+"""From what a client asked for to what a scheduler needs: token ids and resolved parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.protocol.messages.requests import Chat, Prompt, TokenWork, Work
+from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.sampling import SamplingParams, resolve
+from penstock.services.tokenizer.prompt_error import PromptError
+from penstock.services.tokenizer.text_model import TextModel
+
+COMPLETION_MAX_TOKENS = 16
+"""``max_tokens`` of a completion that does not say (OpenAI's default)."""
+TOKEN_BYTES = 4
+
+__all__ = ["COMPLETION_MAX_TOKENS", "PromptError", "prepare"]
+
+
+def _check_vocabulary(ids: np.ndarray[Any, np.dtype[Any]], vocab_size: int, param: str) -> None:
+    outside = (ids < 0) | (ids >= vocab_size)
+    if outside.any():
+        raise PromptError(
+            f"token id {int(ids[outside.argmax()])} is outside the vocabulary: "
+            f"this model's ids are 0 to {vocab_size - 1}",
+            param,
+        )
+
+
+def _check_prompt(ids: bytes, vocab_size: int, max_model_len: int, param: str) -> int:
+    """The prompt's length in tokens. Raises ``PromptError``."""
+    if len(ids) % TOKEN_BYTES:
+        raise PromptError(f"the prompt's {len(ids)} bytes are no row of int32 token ids", param)
+    length = len(ids) // TOKEN_BYTES
+    if not length:
+        raise PromptError("the prompt is empty; send at least one token", param)
+    _check_vocabulary(np.frombuffer(ids, dtype="<i4"), vocab_size, param)
+    if length >= max_model_len:
+        raise PromptError(
+            f"the prompt has {length} tokens; this server's limit is {max_model_len} tokens for "
+            "prompt and answer together, so a prompt may have at most "
+            f"{max_model_len - 1} (--max-model-len)",
+            param,
+        )
+    return length
+
+
+def _max_tokens(asked: int | None, prompt: Prompt, length: int, max_model_len: int) -> int:
+    """How many tokens to generate at most. Raises ``PromptError`` if they do not fit."""
+    room = max_model_len - length
+    if asked is None:
+        return room if isinstance(prompt, Chat) else min(COMPLETION_MAX_TOKENS, room)
+    if asked > room:
+        raise PromptError(
+            f"the prompt has {length} tokens and max_tokens is {asked}, together "
+            f"{length + asked}; this server's limit is {max_model_len} tokens (--max-model-len): "
+            f"shorten the prompt or ask for at most {room}",
+            "max_tokens",
+        )
+    return asked
+
+
+def _stop_ids(params: SamplingParams, info: ModelInfo) -> list[int]:
+    _check_vocabulary(
+        np.asarray(params.stop_token_ids, dtype=np.int64), info.vocab_size, "stop_token_ids"
+    )
+    ends = [] if params.ignore_eos else info.eos_token_ids
+    return list(dict.fromkeys([*params.stop_token_ids, *ends]))
+
+
+def prepare(
+    work: Work, text_model: TextModel, info: ModelInfo, max_model_len: int, seed: int
+) -> TokenWork:
+    """Encode the prompt and resolve every parameter.
+
+    Args:
+        max_model_len: the engine's limit for prompt and output together, in tokens.
+        seed: used where the client gave none.
+
+    Raises ``PromptError`` for whatever the client can change.
+    """
+    prompt = text_model.encode_prompt(work.prompt)
+    param = "messages" if isinstance(work.prompt, Chat) else "prompt"
+    length = _check_prompt(prompt, info.vocab_size, max_model_len, param)
+    params = resolve(work.params, info.defaults, seed)
+    limit = _max_tokens(params.max_tokens, work.prompt, length, max_model_len)
+    return TokenWork(
+        prompt=prompt,
+        params=msgspec.structs.replace(params, max_tokens=limit),
+        choices=work.choices,
+        stop_ids=_stop_ids(params, info),
+        tenant=work.tenant,
+        time_left=work.time_left,
+        age=work.age,
+        priority=work.priority,
+        cache_salt=work.cache_salt,
+    )

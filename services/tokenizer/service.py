@@ -1,0 +1,173 @@
+"""The tokenizer's process: text to tokens in threads, tokens to text on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import time
+from concurrent.futures import CancelledError, Future
+
+from penstock.protocol.codec import Message
+from penstock.protocol.config import Config
+from penstock.protocol.messages.membership import Identity, Peer, Phase
+from penstock.protocol.messages.requests import Rejected, TokenWork, Work
+from penstock.protocol.metrics import Registry
+from penstock.protocol.model_info import ModelInfo, read_model_info
+from penstock.protocol.ownership.text_rows import Stream
+from penstock.protocol.ownership.tokenizer import TokenizerLedger
+from penstock.protocol.runtime import AsyncService
+from penstock.services.tokenizer.choice_stream import ChoiceStream
+from penstock.services.tokenizer.encode_threads import EncodeThreads
+from penstock.services.tokenizer.preparation import PromptError, prepare
+from penstock.services.tokenizer.text_model import TextModel
+
+ENCODE_THREADS = 2
+MAX_ENCODING = 1024
+"""Requests that wait for or are in encoding; one more is handed back with 503."""
+ENCODE_SECONDS = 30.0
+"""A template and an encoding together may take this long, and may wait as long for a thread."""
+LOST_SECONDS = 60.0
+"""A thread that takes longer is lost (a template ends after 5 s, an encoding after less), and the
+process ends: its requests go on in another one, with all its threads."""
+LOST_THREAD = 7
+"""Exit code."""
+
+
+class TokenizerService(AsyncService):
+    """Owns submissions between ``Taken`` and their end."""
+
+    name = "tokenizer"
+
+    def __init__(self, config: Config) -> None:
+        self.info: ModelInfo = read_model_info(config.model.model)
+        super().__init__(config)
+        self.metrics = Registry()
+        self.text: TextModel | None = None
+        self.encoding: dict[tuple[int, int], asyncio.TimerHandle] = {}
+        self._threads = EncodeThreads(ENCODE_THREADS)
+        self.ledger = TokenizerLedger(
+            self.mailbox.address,
+            self.participant,
+            self.mailbox.send,
+            self._begin,
+            self._make_stream,
+        )
+
+    def identity(self) -> Identity:
+        return Identity(os.getpid(), socket.gethostname(), model=self.info.folder.name)
+
+    async def start(self) -> None:
+        self.set_phase(Phase.LOADING, "reading the tokenizer")
+        folder, vocab_size = self.info.folder, self.info.vocab_size
+        loading = self._threads.submit(TextModel.load, folder, vocab_size)
+        self.text = await asyncio.wrap_future(loading)
+        gc.collect()
+        gc.freeze()
+        self.set_phase(Phase.READY)
+
+    # --- encoding
+
+    def _max_model_len(self) -> int:
+        """The shortest limit of the engines that are there, else the model's own."""
+        lengths = [
+            peer.capacity.max_model_len
+            for peer in self.participant.of("scheduler")
+            if peer.capacity.max_model_len
+        ]
+        return min(lengths, default=self.info.max_model_len)
+
+    def _begin(self, request_id: int, attempt: int, work: Work) -> None:
+        if self.text is None or len(self.encoding) >= MAX_ENCODING:
+            self._refuse(request_id, attempt, 503, "the tokenizer's queue is full; try again")
+            return
+        future = self._threads.submit(
+            prepare, work, self.text, self.info, self._max_model_len(), work.params.seed or 0
+        )
+        self.encoding[request_id, attempt] = self.loop.call_later(
+            ENCODE_SECONDS, self._too_late, request_id, attempt, future
+        )
+        future.add_done_callback(
+            lambda done: self.loop.call_soon_threadsafe(self._encoded, request_id, attempt, done)
+        )
+
+    def _too_late(self, request_id: int, attempt: int, future: Future[TokenWork]) -> None:
+        """Time is over, for a job that is under way or for one that no thread has taken."""
+        if future.cancel():
+            message = f"no thread took the prompt within {ENCODE_SECONDS:g} s; try again"
+            self._refuse(request_id, attempt, 503, message)
+        else:
+            message = f"the prompt could not be rendered and encoded within {ENCODE_SECONDS:g} s"
+            self._refuse(request_id, attempt, 400, message)
+
+    def _encoded(self, request_id: int, attempt: int, done: Future[TokenWork]) -> None:
+        timer = self.encoding.pop((request_id, attempt), None)
+        if timer is not None:
+            timer.cancel()
+        try:
+            work = done.result()
+        except CancelledError:
+            return
+        except PromptError as error:
+            self._refuse(request_id, attempt, 400, str(error), error.param)
+            return
+        except Exception:
+            self.log.exception("encoding failed", request=request_id)
+            self._refuse(request_id, attempt, 500, "the prompt could not be encoded")
+            return
+        self.ledger.encoded(request_id, attempt, work, time.monotonic())
+        self.flush()
+
+    def _refuse(
+        self, request_id: int, attempt: int, status: int, message: str, param: str | None = None
+    ) -> None:
+        kind = {400: "invalid_request_error", 503: "overloaded_error"}.get(status, "server_error")
+        retry = 1.0 if status == 503 else None
+        self.ledger.refuse(
+            request_id, attempt, Rejected(request_id, attempt, status, kind, message, param, retry)
+        )
+        self.flush()
+
+    def _make_stream(self, work: TokenWork) -> Stream:
+        if self.text is None:
+            raise RuntimeError("a request was taken before the tokenizer was read")
+        return ChoiceStream(self.text, work.params.stop)
+
+    # --- messages
+
+    def on_message(self, sender: int, message: Message, now: float) -> None:
+        if not self.ledger.handle(sender, message, now):
+            self.metrics.inc("dropped_messages_total", "unexpected")
+
+    def on_gone(self, gone: dict[int, Peer], now: float) -> None:
+        self.ledger.peers_gone(gone, now)
+
+    def on_tick(self, now: float) -> None:
+        self._check_threads(now)
+        self.ledger.tick(now)
+        self.status.load = len(self.ledger.open)
+        self.metrics.set("queue_depth", len(self.encoding), "tokenizer")
+        self.report(self.metrics)
+
+    def _check_threads(self, now: float) -> None:
+        """End the process when a thread is lost; reading the tokenizer may take any time."""
+        if self.text is None or (seconds := self._threads.oldest(now)) <= LOST_SECONDS:
+            return
+        self.log.error(
+            f"a thread has been at one prompt for {seconds:.0f} s and cannot be stopped; this "
+            "process ends so that another one can take its place"
+        )
+        self.exit_code = LOST_THREAD
+        self._finished.set()
+
+    def on_drain(self) -> None:
+        self.ledger.draining = True
+
+    def drained(self) -> bool:
+        return not self.ledger.open
+
+
+def run(config: Config) -> int:
+    """Run a tokenizer until SIGTERM. Returns the exit code. Raises ``BadModelFolder``."""
+    return TokenizerService(config).run()

@@ -1,0 +1,236 @@
+"""The text side of a checkpoint: tokenizer, control tokens and chat template.
+
+Reads tokenizer.json with the ``tokenizers`` library alone; transformers is imported only for a
+folder without that file, because it costs seconds and hundreds of megabytes at start. Code in the
+folder is never run.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer
+
+from penstock.protocol.messages.requests import Chat, Prompt, Text, Tokens
+from penstock.protocol.model_info import BadModelFolder, read_text
+from penstock.services.tokenizer.chat_template import (
+    ChatTemplate,
+    read_chat_template,
+    read_messages,
+    read_special_tokens,
+    read_tokenizer_config,
+    read_variables,
+)
+from penstock.services.tokenizer.control_tokens import ControlTokens, Rendered
+from penstock.services.tokenizer.prompt_error import PromptError
+from penstock.services.tokenizer.token_table import build_token_table
+
+MAX_TOKENIZER_BYTES = 512 * 1024 * 1024
+_OTHER_TOKENIZER_FILES = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+
+
+def _to_bytes(ids: list[int]) -> bytes:
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def _read_tokenizer_json(path: Path) -> Tokenizer:
+    text = read_text(path, MAX_TOKENIZER_BYTES)
+    try:
+        return Tokenizer.from_buffer(text)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics do not derive from Exception
+        raise BadModelFolder(f"{path}: not a valid tokenizer: {error}") from None
+
+
+def _convert_tokenizer(folder: Path) -> Tokenizer:
+    """Let transformers build the tokenizer from older files. Raises ``BadModelFolder``."""
+    if not any((folder / name).exists() for name in _OTHER_TOKENIZER_FILES):
+        raise BadModelFolder(
+            f"{folder / 'tokenizer.json'}: no such file, and none of "
+            f"{', '.join(_OTHER_TOKENIZER_FILES)} either; the folder has no tokenizer"
+        )
+    try:
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:
+        raise BadModelFolder(
+            f"{folder / 'tokenizer.json'}: no such file, and transformers cannot make a tokenizer "
+            f"from the others: {type(error).__name__}: {error}"
+        ) from None
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise BadModelFolder(
+            f"{folder / 'tokenizer.json'}: no such file, and {type(loaded).__name__} cannot be "
+            "written as one; use a checkpoint that has tokenizer.json"
+        )
+    return backend
+
+
+def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int, path: Path) -> None:
+    """A tokenizer of another model would serve nonsense. Raises ``BadModelFolder``.
+
+    Tokens that were added past the model's vocabulary (a padding token, in many fine-tuned
+    checkpoints) are no fault: a request that uses one is refused.
+    """
+    highest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
+    if highest >= vocab_size:
+        raise BadModelFolder(
+            f"{path}: token ids reach {highest}, but the model has {vocab_size} (vocab_size in "
+            "config.json): the tokenizer is another model's"
+        )
+
+
+class _PlainEncoder:
+    """Encodes text whose control tokens are only those that the caller points out.
+
+    A second tokenizer that takes control tokens in the text for plain text. The true ones are
+    replaced by stand-ins that nobody can type (a random text, new in each process), so that all
+    else (what begins the text, what surrounds a token) stays as in an ordinary encoding; then
+    each stand-in's id is replaced by the id it stands for.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._added = {added.content: added for added in _special(tokenizer).values()}
+        self._id_of = {added.content: number for number, added in _special(tokenizer).items()}
+        unknown = getattr(tokenizer.model, "unk_token", None)
+        self._control_ids = {n for text, n in self._id_of.items() if text != unknown}
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._tokenizer.encode_special_tokens = True
+        nonce = secrets.token_hex(8)
+        self._stand_ins = {
+            (lstrip, rstrip): f"\U000f0000{nonce}{int(lstrip)}{int(rstrip)}\U000f0001"
+            for lstrip in (False, True)
+            for rstrip in (False, True)
+        }
+        self._tokenizer.add_tokens(
+            [
+                AddedToken(text, lstrip=lstrip, rstrip=rstrip, normalized=False, special=False)
+                for (lstrip, rstrip), text in self._stand_ins.items()
+            ]
+        )
+        self._stand_in_ids = {self._tokenizer.token_to_id(t) for t in self._stand_ins.values()}
+
+    def encode(self, text: str, own: list[tuple[int, int]]) -> list[int]:
+        """Ids of a text whose true control tokens are at ``own``. Raises ``PromptError``."""
+        pieces: list[str] = []
+        true_ids: list[int] = []
+        done = 0
+        for begin, end in own:
+            token = text[begin:end]
+            added = self._added[token]
+            true_ids.append(self._id_of[token])
+            pieces += (text[done:begin], self._stand_ins[added.lstrip, added.rstrip])
+            done = end
+        pieces.append(text[done:])
+        ids = self._tokenizer.encode("".join(pieces), add_special_tokens=False).ids
+        following = iter(true_ids)
+        out = []
+        for number in ids:
+            if number in self._stand_in_ids:
+                out.append(next(following))
+            elif number in self._control_ids:
+                raise PromptError(
+                    f"the messages contain {self._tokenizer.id_to_token(number)!r}, a control "
+                    "token that this model's tokenizer cannot read as plain text; remove it",
+                    "messages",
+                )
+            else:
+                out.append(number)
+        return out
+
+
+def _special(tokenizer: Tokenizer) -> dict[int, AddedToken]:
+    added = tokenizer.get_added_tokens_decoder()
+    return {number: token for number, token in added.items() if token.special}
+
+
+class TextModel:
+    """Encodes prompts for one model. Every method is safe to call from several threads."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, *, name: str = "this model"
+    ) -> None:
+        # What a checkpoint says about padding and truncation is meant for training.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self.tokenizer = tokenizer
+        self.token_table = build_token_table(tokenizer)
+        self._template = template
+        self._name = name
+        self._control = ControlTokens(token.content for token in _special(tokenizer).values())
+        self._plain: _PlainEncoder | None = None
+        self._plain_lock = threading.Lock()
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        """Highest token id of the tokenizer plus one; the model may have room for more."""
+
+    @classmethod
+    def load(cls, folder: Path, vocab_size: int | None = None) -> TextModel:
+        """Read the tokenizer files of a checkpoint; ``vocab_size`` is the model's. Raises
+        ``BadModelFolder``."""
+        path = folder / "tokenizer.json"
+        tokenizer = _read_tokenizer_json(path) if path.exists() else _convert_tokenizer(folder)
+        if vocab_size is not None:
+            _check_vocabulary(tokenizer, vocab_size, path)
+        config = read_tokenizer_config(folder)
+        special_tokens = read_special_tokens(folder, config)
+        template = read_chat_template(folder, config, special_tokens)
+        return cls(tokenizer, template, name=folder.resolve().name)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str, add_special_tokens: bool) -> bytes:
+        """int32 ids, little endian. Control tokens written in the text become control tokens."""
+        return _to_bytes(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def render_chat(self, messages: bytes, template_kwargs: bytes) -> str:
+        """The prompt's text. Raises ``PromptError``."""
+        return self._render(messages, template_kwargs).text
+
+    def encode_chat(self, messages: bytes, template_kwargs: bytes) -> bytes:
+        """int32 ids of a rendered chat. Raises ``PromptError``.
+
+        The template writes the control tokens, so none is added; those that a user wrote are
+        encoded as plain text.
+        """
+        rendered = self._render(messages, template_kwargs)
+        if rendered.own is None:
+            return self.encode(rendered.text, add_special_tokens=False)
+        return _to_bytes(self._plain_encoder().encode(rendered.text, rendered.own))
+
+    def encode_prompt(self, prompt: Prompt) -> bytes:
+        """int32 ids of whatever the client sent. Raises ``PromptError``."""
+        match prompt:
+            case Chat(messages, template_kwargs):
+                return self.encode_chat(messages, template_kwargs)
+            case Text(text):
+                return self.encode(text, add_special_tokens=True)
+            case Tokens(ids):
+                return ids
+
+    def _render(self, messages: bytes, template_kwargs: bytes) -> Rendered:
+        if self._template is None:
+            raise PromptError(
+                f"{self._name} has no chat template; send a prompt to /v1/completions instead",
+                "messages",
+            )
+        values: list[Any] = [read_messages(messages), read_variables(template_kwargs)]
+        (chat, variables), marks = self._control.mark(values)
+        return self._control.read(self._template.render(chat, variables), marks)
+
+    def _plain_encoder(self) -> _PlainEncoder:
+        """Made at first need: it doubles the tokenizer's memory, and few requests want it."""
+        with self._plain_lock:
+            if self._plain is None:
+                self._plain = _PlainEncoder(self.tokenizer)
+            return self._plain

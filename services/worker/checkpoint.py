@@ -1,0 +1,187 @@
+"""A checkpoint folder: ``model.safetensors``, or shards named by ``model.safetensors.index.json``.
+
+The headers of all files are read and compared with what the model expects before any memory is
+taken, and everything that is wrong is named at once; what the files alone show, before torch is
+imported. Only the safetensors format is read: nothing in a checkpoint is ever executed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.protocol.model_info import BadModelFolder, read_text
+from penstock.services.worker.load_report import LoadReport
+from penstock.services.worker.safetensors_file import (
+    ITEM_BYTES,
+    SafetensorsFile,
+    listed,
+    shown,
+    unique_keys,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
+"""Formats of other loaders: reading most of them can run code."""
+
+
+class Checkpoint:
+    """The files of a folder and which holds which tensor."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read every header. Raises ``BadModelFolder``."""
+        self.folder = folder
+        self._files: dict[str, SafetensorsFile] = {}
+        """File of each tensor, by the tensor's name."""
+        if (folder / SINGLE).exists():
+            file = SafetensorsFile(folder / SINGLE)
+            self._files = dict.fromkeys(file.entries, file)
+        elif (folder / INDEX).exists():
+            self._open_shards(folder / INDEX)
+        else:
+            raise BadModelFolder(f"{folder}: neither {SINGLE} nor {INDEX}; {_instead(folder)}")
+
+    def _open_shards(self, index: Path) -> None:
+        """Read the index and the header of each shard that it names. Links may lead out of the
+        folder (the hub's cache is made of them), names may not."""
+        weight_map = _read_weight_map(index)
+        names = dict.fromkeys(_shard_name(index, name) for name in weight_map.values())
+        gone = [shown(name) for name in sorted(names) if not (self.folder / name).exists()]
+        if gone:
+            raise BadModelFolder(
+                f"{index}: no such file beside it: {listed(gone)}; "
+                f"{len(gone)} of {len(names)} shards are missing: fetch them"
+            )
+        shards = {name: SafetensorsFile(self.folder / name) for name in names}
+        absent = [
+            f"{shown(name)} in {shard}"
+            for name, shard in weight_map.items()
+            if name not in shards[shard].entries
+        ]
+        if absent:
+            raise BadModelFolder(f"{index}: tensors not in the file it names: {listed(absent)}")
+        twice = []
+        for file in shards.values():
+            for name in file.entries:
+                first = self._files.setdefault(name, file)
+                if first is not file:
+                    twice.append(f"{shown(name)} in {first.path.name} and {file.path.name}")
+        if twice:
+            raise BadModelFolder(f"{index}: tensors in more than one file: {listed(twice)}")
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], harmless: Callable[[str], bool]) -> None:
+        """Compare all names, shapes and dtypes with what the model expects.
+
+        ``harmless`` tells which surplus names are ignored. Raises one ``BadModelFolder`` that
+        lists everything missing, surplus, misshapen or of a wrong type.
+        """
+        missing = [shown(name) for name in shapes if name not in self._files]
+        surplus, misshapen, mistyped = [], [], []
+        for name, file in self._files.items():
+            entry = file.entries[name]
+            place = f"{shown(name)} in {file.path.name}"
+            if name not in shapes:
+                if not harmless(name):
+                    surplus.append(place)
+                continue
+            if entry.shape != shapes[name]:
+                misshapen.append(f"{place}: {list(entry.shape)} instead of {list(shapes[name])}")
+            if entry.dtype not in ITEM_BYTES:
+                mistyped.append(f"{place}: {shown(entry.dtype)}")
+        kinds = {
+            "missing": missing,
+            "not of this model": surplus,
+            "of a wrong shape": misshapen,
+            f"of a type other than {', '.join(ITEM_BYTES)}": mistyped,
+        }
+        wrong = [f"{kind}: {listed(names)}" for kind, names in kinds.items() if names]
+        if wrong:
+            raise BadModelFolder(f"{self.folder}: tensors {'; '.join(wrong)}")
+
+    def load(
+        self,
+        targets: Mapping[str, Tensor],
+        progress: Callable[[str], None],
+        may_be_zero: Callable[[str], bool],
+    ) -> LoadReport:
+        """Copy every tensor of ``targets`` in place. Call ``check`` first.
+
+        A tensor of which every byte is zero is damage (an interrupted download leaves zeros)
+        unless ``may_be_zero`` says of its name that models mean it. Raises ``BadModelFolder``.
+        """
+        from penstock.services.worker.weight_reading import DTYPES, TensorRead, WeightReader
+
+        reads = []
+        for name, target in targets.items():
+            file = self._files[name]
+            entry = file.entries[name]
+            reads.append(TensorRead(name, file.path, entry.begin, DTYPES[entry.dtype], target))
+        reader = WeightReader(reads)
+        seconds = reader.run(lambda read: progress(str(read)))
+        zeros = reader.zero_tensors
+        self._refuse_zeros(targets, zeros, may_be_zero)
+        return LoadReport(
+            reader.total_bytes, seconds, [name for name in zeros if targets[name].dim() > 1]
+        )
+
+    def _refuse_zeros(
+        self, targets: Mapping[str, Tensor], zeros: list[str], may_be_zero: Callable[[str], bool]
+    ) -> None:
+        damaged = [name for name in zeros if not may_be_zero(name)]
+        if not damaged:
+            return
+        zero = set(zeros)
+        for path in dict.fromkeys(self._files[name].path for name in damaged):
+            if all(name in zero for name in targets if self._files[name].path == path):
+                raise BadModelFolder(
+                    f"{path}: every tensor is all zeros: a download that was interrupted; "
+                    "fetch the file again"
+                )
+        places = [f"{shown(name)} in {self._files[name].path.name}" for name in damaged]
+        raise BadModelFolder(
+            f"{self.folder}: tensors of nothing but zeros: {listed(places)}; the files are "
+            "damaged: fetch them again"
+        )
+
+
+def _read_weight_map(index: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(read_text(index), object_pairs_hook=unique_keys(index, "the index"))
+    except BadModelFolder:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise BadModelFolder(f"{index}: not valid JSON: {error}") from None
+    weight_map = table.get("weight_map") if isinstance(table, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BadModelFolder(f"{index}: weight_map must be an object of tensor → file")
+    return weight_map
+
+
+def _shard_name(index: Path, name: Any) -> str:
+    """A shard is a plain file name: it can lie nowhere but in the folder."""
+    if not isinstance(name, str) or not name or Path(name).name != name or "\\" in name:
+        raise BadModelFolder(f"{index}: {shown(name)} is no plain file name in the folder")
+    if not name.endswith(".safetensors") or "\0" in name:
+        raise BadModelFolder(f"{index}: {shown(name)}: shards are .safetensors files")
+    return name
+
+
+def _instead(folder: Path) -> str:
+    """What the folder holds in their place."""
+    names = sorted(path.name for path in folder.iterdir())
+    pickles = [shown(name) for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        return (
+            f"{listed(pickles)}: other formats are never opened, because reading them can run "
+            "code; convert the checkpoint to safetensors"
+        )
+    others = [shown(name) for name in names if name.endswith(".safetensors")]
+    if others:
+        return f"{listed(others)} can be read only with that index beside them; fetch it"
+    return "only checkpoints in the safetensors format are loaded"

@@ -1,0 +1,82 @@
+"""What the worker's process asks of whatever computes its steps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Protocol
+
+import msgspec
+
+from penstock.protocol.messages.steps import StepPlan, StepResult
+
+
+class ExecutorCapacity(msgspec.Struct, frozen=True):
+    """What an executor can hold; the fields of ``Attached`` by the same names."""
+
+    num_blocks: int
+    """KV blocks: ids 0 … ``num_blocks`` - 1."""
+    block_size: int
+    """Positions in a block."""
+    max_num_seqs: int
+    """Slots: 0 … ``max_num_seqs`` - 1."""
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+
+
+class Executor(Protocol):
+    """Executes step plans, in order. Used from one thread."""
+
+    capacity: ExecutorCapacity
+    summary: str
+    """What was decided for it and why, for the log; may be empty."""
+    max_in_flight: int
+    """Steps that may be launched and not yet collected."""
+
+    @property
+    def in_flight(self) -> int:
+        """Steps that are launched and not yet collected."""
+
+    def reset(self) -> None:
+        """Drop all slots and steps; the next plan must be full. KV memory is kept, its content
+        is not."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Begin one step; it may run on while this returns.
+
+        Raises ``penstock.services.worker.slots.PlanError`` for a plan that contradicts the slots,
+        and whatever the computation raises. All slots are then dropped already; steps that were
+        launched before can still be collected.
+        """
+
+    def finished(self, wait: bool = False) -> StepResult | None:
+        """Collect the oldest step; ``None`` when there is none, or, without ``wait``, when it
+        still runs."""
+
+
+class DirectExecutor(ABC):
+    """The part of an executor that computes each step at once, in ``execute``."""
+
+    capacity: ExecutorCapacity
+    max_in_flight = 1
+
+    def __init__(self) -> None:
+        self._results: deque[StepResult] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._results)
+
+    @abstractmethod
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Execute one step; raises as ``Executor.launch`` does."""
+
+    def launch(self, plan: StepPlan) -> None:
+        self._results.append(self.execute(plan))
+
+    def finished(self, wait: bool = False) -> StepResult | None:
+        return self._results.popleft() if self._results else None
+
+    def reset(self) -> None:
+        self._results.clear()

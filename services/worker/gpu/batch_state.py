@@ -1,0 +1,168 @@
+"""The batch on the device, and the few numbers of it that a step changes.
+
+One int32 array holds block tables, positions, last tokens, sampling state and the lists of rows.
+The kernels advance what follows from a step by itself (last token, position, number of outputs);
+what a plan changes is gathered here as (place, value) pairs, sent in one copy, and written by one
+kernel. A step that changes nothing sends nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.kernels.draw_keys import draw_bases
+from penstock.kernels.gpu.slots import scatter
+from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
+
+_ALIGNMENT = 32
+"""Arrays begin at multiples of this many numbers: kernels read 16 bytes at once."""
+_FIRST_CHANGES = 16_384
+RING = 6
+"""Host buffers in turn: one is written again only when the step that used it is over."""
+
+
+def _padded(count: int, unit: int = _ALIGNMENT) -> int:
+    return -(-count // unit) * unit
+
+
+class BatchState:
+    """Device arrays, each a view of one; see the attributes. ``rows``-like lists end with -1."""
+
+    def __init__(self, slots: SlotTable, device: torch.device) -> None:
+        count, width = slots.block_table.shape
+        self._slots = slots
+        self._width = _padded(width, 4)
+        self._places: dict[str, int] = {}
+        sizes = {"table": count * self._width}
+        for name in ("last_token", "position", "num_output", "seed_low", "seed_high",
+                     "temperature", "rows", "sample_index", "sample_slots"):  # fmt: skip
+            sizes[name] = count
+        total = 0
+        for name, size in sizes.items():
+            self._places[name] = total
+            total += _padded(size)
+        self._array = torch.zeros(total, dtype=torch.int32, device=device)
+
+        def view(name: str) -> Tensor:
+            place = self._places[name]
+            return self._array[place : place + sizes[name]]
+
+        self.table = view("table").view(count, self._width)
+        """[slots, W]: KV blocks."""
+        self.last_token = view("last_token")
+        self.position = view("position")
+        """Where each slot's next token goes."""
+        self.num_output = view("num_output")
+        self.seed_low, self.seed_high = view("seed_low"), view("seed_high")
+        self.temperature = view("temperature").view(torch.float32)
+        self.rows = view("rows")
+        """Slot of each decode row."""
+        self.sample_index = view("sample_index")
+        """Row of the step that each logits row is made from."""
+        self.sample_slots = view("sample_slots")
+        """Slot that each logits row's token belongs to."""
+        self.rows.fill_(-1)
+        self.sample_slots.fill_(-1)
+        self._lists = {
+            name: np.full(count, -1 if name != "sample_index" else 0, np.int64)
+            for name in ("rows", "sample_index", "sample_slots")
+        }
+        self._pinned = device.type == "cuda"
+        self._ring = [self._host_buffer(_FIRST_CHANGES) for _ in range(RING)]
+        self._device_changes = torch.empty(_FIRST_CHANGES, dtype=torch.int32, device=device)
+        self._decoding: IntArray | None = None
+        self._sampled: IntArray | None = None
+
+    def forget(self) -> None:
+        """The device's lists may be anything: the next step sends them whole."""
+        self._decoding = self._sampled = None
+        for current in self._lists.values():
+            current.fill(-2)
+
+    def _host_buffer(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.int32, pin_memory=self._pinned)
+
+    def update(self, step: PlannedStep, sample_rows: IntArray, ring: int) -> None:
+        """Send what a planned step changes.
+
+        sample_rows: the step's row of each entry of ``step.sampled``; ring: which host buffer,
+        0 … ``RING`` - 1, is free.
+        """
+        places: list[npt.NDArray[np.int64]] = []
+        values: list[npt.NDArray[np.int64]] = []
+        self._add_slots(step, places, values)
+        for slot, first, blocks in self._slots.appended:
+            begin = slot * self._width + first
+            places.append(np.arange(begin, begin + len(blocks)))
+            values.append(np.array(blocks, np.int64))
+        if step.decoding is not self._decoding:
+            self._decoding = step.decoding
+            self._change_list("rows", step.decoding, places, values)
+        if step.sampled is not self._sampled:
+            self._sampled = step.sampled
+            self._change_list("sample_slots", step.sampled, places, values)
+            self._change_list("sample_index", sample_rows, places, values)
+        if places:
+            self._send(np.concatenate(places), np.concatenate(values), ring)
+
+    def _add_slots(
+        self,
+        step: PlannedStep,
+        places: list[npt.NDArray[np.int64]],
+        values: list[npt.NDArray[np.int64]],
+    ) -> None:
+        slots = self._slots
+        if slots.added:
+            added = np.array(slots.added, np.int64)
+            bases = draw_bases(slots.seed[added], slots.choice[added])
+            for name, column in (
+                ("num_output", slots.num_output[added].astype(np.int64)),
+                ("temperature", slots.temperature[added].view(np.int32).astype(np.int64)),
+                ("seed_low", (bases & np.uint64(0xFFFFFFFF)).astype(np.int64)),
+                ("seed_high", (bases >> np.uint64(32)).astype(np.int64)),
+            ):
+                places.append(self._places[name] + added)
+                values.append(column)
+        begun = step.sampled[len(step.decoding) :]
+        if len(begun):
+            # The kernel that commits the token makes it the position after the prompt.
+            places.append(self._places["position"] + begun)
+            values.append(slots.position[begun] - 1)
+
+    def _change_list(
+        self,
+        name: str,
+        wanted: IntArray,
+        places: list[npt.NDArray[np.int64]],
+        values: list[npt.NDArray[np.int64]],
+    ) -> None:
+        """Make a device list ``wanted``, followed by padding; only what differs is sent."""
+        current = self._lists[name]
+        padding = 0 if name == "sample_index" else -1
+        target = np.full(len(current), padding, np.int64)
+        target[: len(wanted)] = wanted
+        differs = np.flatnonzero(target != current)
+        if len(differs):
+            places.append(self._places[name] + differs)
+            values.append(target[differs])
+            self._lists[name] = target
+
+    def _send(
+        self, places: npt.NDArray[np.int64], values: npt.NDArray[np.int64], ring: int
+    ) -> None:
+        count = len(places)
+        if 2 * count > len(self._ring[ring]):
+            self._ring[ring] = self._host_buffer(4 * count)
+        if 2 * count > len(self._device_changes):
+            self._device_changes = torch.empty(
+                4 * count, dtype=torch.int32, device=self._array.device
+            )
+        host = self._ring[ring]
+        packed = host.numpy()
+        packed[:count] = places
+        packed[count : 2 * count] = values  # unsigned words keep their bits
+        self._device_changes[: 2 * count].copy_(host[: 2 * count], non_blocking=True)
+        scatter(self._array, self._device_changes, count)

@@ -1,0 +1,78 @@
+"""What the kernels must know of the prefill rows of a step, sent in one copy."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from penstock.kernels.gpu.prefill_attention import QUERY_TILE
+from penstock.services.worker.slots import IntArray, PlannedStep
+
+
+class ChunkRows:
+    """Device arrays of one mixed step; rows past the step's own are padding."""
+
+    def __init__(self, max_rows: int, max_chunks: int, device: torch.device) -> None:
+        self.max_tiles = max_rows // QUERY_TILE + max_chunks + 1
+        lengths = [max_rows, max_rows, max_rows, 4 * self.max_tiles]
+        places = np.cumsum([0, *(-(-n // 32) * 32 for n in lengths)]).tolist()
+        self._places = places
+        self._device = torch.zeros(places[-1], dtype=torch.int32, device=device)
+        parts = [
+            self._device[place : place + length]
+            for place, length in zip(places, lengths, strict=False)
+        ]
+        self.tokens, self.slots, self.positions = parts[:3]
+        """[T] int32: token of each row, -1: the last token of the decode row's slot; slot of each
+        chunk row, -1 for others; position of each chunk row."""
+        self.tiles = parts[3].view(4, self.max_tiles)
+        """See ``prefill_attention``."""
+        self.num_tiles = 0
+        """Tiles that a launch covers; those past the step's own are empty."""
+        self.max_rows = max_rows
+
+    @staticmethod
+    def tiles_of(step: PlannedStep) -> int:
+        """Tiles that a step's chunks are cut into."""
+        return sum(-(-len(chunk.tokens) // QUERY_TILE) for chunk in step.chunks)
+
+    def host_buffer(self, pinned: bool) -> torch.Tensor:
+        """Memory that ``send`` may pack a step into."""
+        return torch.zeros(len(self._device), dtype=torch.int32, pin_memory=pinned)
+
+    def clear(self) -> None:
+        """Every row is padding. What lies past a step's rows came from a host buffer as it was."""
+        self._device.zero_()
+        self.slots.fill_(-1)
+
+    def send(self, step: PlannedStep, rows: int, host: torch.Tensor) -> IntArray:
+        """Lay out a step whose rows are padded to ``rows``; returns the row of each of its
+        sampled entries. host: from ``host_buffer``, free until the step is over."""
+        packed = host.numpy()
+        tokens, slots, positions = (packed[place : place + rows] for place in self._places[:3])
+        first = self._places[3]
+        tiles = packed[first : first + 4 * self.max_tiles].reshape(4, self.max_tiles)
+        decoding = len(step.decoding)
+        tokens[:decoding] = -1
+        slots[:] = -1
+        sampled, row, tile = [], decoding, 0
+        for chunk in step.chunks:
+            count = len(chunk.tokens)
+            end = row + count
+            tokens[row:end] = chunk.tokens
+            slots[row:end] = chunk.slot
+            positions[row:end] = np.arange(chunk.start, chunk.start + count)
+            starts = np.arange(0, count, QUERY_TILE)
+            last = tile + len(starts)
+            tiles[0, tile:last] = row + starts
+            tiles[1, tile:last] = np.minimum(QUERY_TILE, count - starts)
+            tiles[2, tile:last] = chunk.slot
+            tiles[3, tile:last] = chunk.start + starts
+            row, tile = end, last
+            if chunk.sample:
+                sampled.append(row - 1)
+        tokens[row:] = 0
+        tiles[1, tile:] = 0
+        self.num_tiles = tile
+        self._device.copy_(host, non_blocking=True)
+        return np.concatenate((np.arange(decoding), np.array(sampled, np.int64)))

@@ -1,0 +1,217 @@
+"""The decoder's forward pass on a CUDA device, in memory that is planned before the first step.
+
+The same layers as ``penstock.services.worker.models.decoder``, in two parts, so that each can be a
+graph of its own: the *body* writes K and V of every row and leaves the residual stream; the *head*
+makes logits of the rows that are sampled, and draws.
+
+The rows of a step: decode rows first, one a slot; then the tokens of chunks; then padding. What
+the kernels must know of them lies on the device (``BatchState``, ``ChunkRows``).
+"""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from torch import Tensor
+
+from penstock.kernels.gpu.activation import silu_and_mul
+from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
+from penstock.kernels.gpu.draw import commit, draw, stretches_of
+from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
+from penstock.kernels.gpu.prefill_attention import prefill_attention
+from penstock.kernels.gpu.rope_cache import rope_and_cache
+from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
+from penstock.kernels.gpu.slots import embed
+from penstock.kernels.rotary import cos_sin_table
+from penstock.protocol.sampling import GREEDY_TEMPERATURE
+from penstock.services.worker.gpu.batch_state import BatchState
+from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
+
+
+class Workspace(msgspec.Struct):
+    """Activations of the largest step. T: rows; R: logits rows; V: vocabulary."""
+
+    residual: Tensor
+    """[T, hidden]."""
+    normed: Tensor
+    qkv: Tensor
+    """[T, Hq + 2 Hkv, D]."""
+    query: Tensor
+    """[T, Hq, D]: turned queries of chunk rows."""
+    mixed: Tensor
+    """[T, Hq, D]: what attention gives."""
+    projected: Tensor
+    """[T, hidden]: what is added to the residual stream next."""
+    gate_up: Tensor
+    activated: Tensor
+    sampled: Tensor
+    """[R, hidden]: normed rows that logits are made from."""
+    logits: Tensor
+    """[R, V]."""
+    best: Tensor
+    token: Tensor
+    result: Tensor
+    """[2, R] int32: tokens, and whether a row was not finite."""
+
+
+def make_workspace(
+    config: DecoderConfig, rows: int, logits_rows: int, dtype: torch.dtype, device: torch.device
+) -> Workspace:
+    def empty(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.empty(*shape, dtype=kind, device=device)
+
+    hidden, heads, dim = config.hidden_size, config.num_heads, config.head_dim
+    parts = logits_rows * stretches_of(config.vocab_size)
+    return Workspace(
+        residual=empty(rows, hidden),
+        normed=empty(rows, hidden),
+        qkv=empty(rows, heads + 2 * config.num_kv_heads, dim),
+        query=empty(rows, heads, dim),
+        mixed=torch.zeros(rows, heads, dim, dtype=dtype, device=device),
+        projected=empty(rows, hidden),
+        gate_up=empty(rows, 2 * config.intermediate_size),
+        activated=empty(rows, config.intermediate_size),
+        sampled=empty(logits_rows, hidden),
+        logits=empty(logits_rows, config.vocab_size),
+        best=empty(parts, kind=torch.float32),
+        token=empty(parts, kind=torch.int32),
+        result=torch.zeros(2, logits_rows, dtype=torch.int32, device=device),
+    )
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """x: [N, in]; weight: [out, in]; out: [N, out]."""
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+class GpuDecoder:
+    """Weights, KV cache and workspace with a forward pass that allocates nothing."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        state: BatchState,
+        num_blocks: int,
+        block_size: int,
+        max_positions: int,
+        max_rows: int,
+    ) -> None:
+        device, dtype = weights.embedding.device, weights.embedding.dtype
+        self.config, self.weights, self.state = config, weights, state
+        half = config.head_dim // 2
+        cos, sin = cos_sin_table(config.head_dim, max_positions, config.rope, device)
+        self._cos, self._sin = cos[:, :half].contiguous(), sin[:, half:].contiguous()
+        slots = len(state.rows)
+        self.space = make_workspace(config, max_rows, slots, dtype, device)
+        self._split = decode_workspace(
+            slots, config.num_heads, config.num_kv_heads, config.head_dim, device
+        )
+        shape = (config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._skinny = dtype != torch.float16 and all(
+            fits(weight.shape[1], weight.shape[0])
+            for layer in weights.layers[:1]
+            for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        )
+        self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
+
+    def body(self, rows: int, num_decode: int, chunks: ChunkRows | None) -> None:
+        """The layers for ``rows`` rows, of which the first ``num_decode`` may be decode rows.
+
+        What ``BatchState.rows`` names is decoded; its padding costs next to nothing. chunks: the
+        step's chunk rows; ``None`` when all are decode rows.
+        """
+        space, state, weights, config = self.space, self.state, self.weights, self.config
+        residual, normed = space.residual[:rows], space.normed[:rows]
+        tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
+        embed(weights.embedding, tokens, state.rows, state.last_token, residual)
+        if rows == 1 and self._skinny:
+            for index in range(len(weights.layers)):
+                self._skinny_layer(index, rows, num_decode, chunks)
+            rms_norm(residual, weights.norm, config.rms_norm_eps, normed)
+            return
+        rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps, normed)
+        last = len(weights.layers) - 1
+        for index, layer in enumerate(weights.layers):
+            _linear(normed, layer.qkv, layer.qkv_bias, space.qkv[:rows].view(rows, -1))
+            self._attend(index, rows, num_decode, chunks)
+            projected = space.projected[:rows]
+            mixed = space.mixed[:rows].view(rows, -1)
+            _linear(mixed, layer.output, layer.output_bias, projected)
+            add_rms_norm(projected, residual, layer.post_norm, config.rms_norm_eps, normed)
+            gate_up, activated = space.gate_up[:rows], space.activated[:rows]
+            _linear(normed, layer.gate_up, layer.gate_up_bias, gate_up)
+            silu_and_mul(gate_up, activated)
+            _linear(activated, layer.down, layer.down_bias, projected)
+            norm = weights.norm if index == last else weights.layers[index + 1].input_norm
+            add_rms_norm(projected, residual, norm, config.rms_norm_eps, normed)
+
+    def _skinny_layer(
+        self, index: int, rows: int, num_decode: int, chunks: ChunkRows | None
+    ) -> None:
+        """A layer for one row: five kernels, the norms and sums inside the products."""
+        layer, space, eps = self.weights.layers[index], self.space, self.config.rms_norm_eps
+        residual, activated = space.residual[:rows], space.activated[:rows]
+        qkv, mixed = space.qkv[:rows].view(rows, -1), space.mixed[:rows].view(rows, -1)
+        skinny_linear(
+            residual, layer.qkv, layer.qkv_bias, qkv, norm_weight=layer.input_norm, eps=eps
+        )
+        self._attend(index, rows, num_decode, chunks)
+        skinny_linear(mixed, layer.output, layer.output_bias, residual, add=True)
+        skinny_linear(
+            residual, layer.gate_up, layer.gate_up_bias, activated,
+            norm_weight=layer.post_norm, eps=eps, gated=True,
+        )  # fmt: skip
+        skinny_linear(activated, layer.down, layer.down_bias, residual, add=True)
+
+    def _attend(self, index: int, rows: int, num_decode: int, chunks: ChunkRows | None) -> None:
+        layer, space, state = self.weights.layers[index], self.space, self.state
+        keys, values = self._keys[index], self._values[index]
+        eps = self.config.rms_norm_eps
+        if num_decode:
+            # First: its padding rows write zeros where chunk rows may be.
+            decode_attention(
+                space.qkv[:num_decode], state.rows[:num_decode], state.position, state.table,
+                self._cos, self._sin, layer.query_norm, layer.key_norm, keys, values,
+                space.mixed[:num_decode], self._split, eps,
+            )  # fmt: skip
+        if chunks is not None:
+            rope_and_cache(
+                space.qkv[:rows], chunks.slots[:rows], chunks.positions[:rows], state.table,
+                self._cos, self._sin, layer.query_norm, layer.key_norm, space.query[:rows],
+                keys, values, eps,
+            )  # fmt: skip
+            prefill_attention(
+                space.query[:rows], chunks.tiles, chunks.num_tiles, state.table, keys, values,
+                space.mixed[:rows],
+            )  # fmt: skip
+
+    def head(self, count: int) -> None:
+        """Logits of the ``count`` rows that ``BatchState.sample_index`` names."""
+        space = self.space
+        sampled = space.sampled[:count]
+        torch.index_select(space.normed, 0, self.state.sample_index[:count], out=sampled)
+        torch.mm(sampled, self.weights.lm_head.t(), out=space.logits[:count])
+
+    def draw(self, count: int) -> None:
+        """Choose a token for each logits row, greedy or plainly drawn, and advance its slot."""
+        space, state = self.space, self.state
+        draw(
+            space.logits[:count], state.sample_slots, state.temperature, state.seed_low,
+            state.seed_high, state.num_output, space.best, space.token, GREEDY_TEMPERATURE,
+        )  # fmt: skip
+        self.commit(count, stretches_of(self.config.vocab_size))
+
+    def commit(self, count: int, stretches: int) -> None:
+        """Advance the slots by the tokens in ``best`` and ``token``."""
+        space, state = self.space, self.state
+        commit(
+            space.best, space.token, state.sample_slots, state.last_token, state.position,
+            state.num_output, space.result, count, stretches,
+        )  # fmt: skip

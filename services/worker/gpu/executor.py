@@ -1,0 +1,191 @@
+"""Executes step plans on a CUDA device without waiting for it.
+
+``launch`` checks a plan against the slots, sends the differences, and puts the step's kernels on
+the device's stream; it returns while they run. ``finished`` gives the oldest step's tokens once
+its event has passed. So the next step is on the stream before this one ends: the sampled token
+never leaves the device before the next step reads it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import msgspec
+import numpy as np
+import torch
+
+from penstock.kernels.draw_keys import draw_keys
+from penstock.kernels.sampling import SamplingRows, bad_rows, sample
+from penstock.protocol.messages.steps import StepPlan, StepResult
+from penstock.protocol.sampling import GREEDY_TEMPERATURE
+from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.gpu.batch_state import RING, BatchState
+from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.decoder import GpuDecoder
+from penstock.services.worker.gpu.graphs import StepGraphs
+from penstock.services.worker.memory import EXTRA_BLOCKS
+from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
+from penstock.services.worker.slots import PlannedStep, SlotTable
+
+
+class _InFlight(msgspec.Struct):
+    """A launched step."""
+
+    epoch: int
+    step: int
+    rows: int
+    result: torch.Tensor
+    """[2, R] int32 on the host, once ``event`` has passed."""
+    event: torch.cuda.Event | None
+    launched: float
+
+
+class GpuExecutor:
+    """A decoder, its KV memory, its slots and its graphs."""
+
+    max_in_flight = RING - 1
+
+    def __init__(
+        self, config: DecoderConfig, weights: DecoderWeights, capacity: ExecutorCapacity
+    ) -> None:
+        self.capacity = capacity
+        self.summary = ""
+        self._device = weights.embedding.device
+        self._on_gpu = self._device.type == "cuda"
+        self.slots = SlotTable(capacity)
+        max_rows = max(capacity.max_num_batched_tokens, capacity.max_num_seqs)
+        with torch.inference_mode():
+            state = BatchState(self.slots, self._device)
+            self._state = state
+            self.chunks = ChunkRows(max_rows, capacity.max_num_seqs, self._device)
+            self.decoder = GpuDecoder(
+                config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
+                capacity.max_model_len, max_rows,
+            )  # fmt: skip
+            self._results = [self._host(2, capacity.max_num_seqs) for _ in range(RING)]
+            self._chunk_buffers = [self.chunks.host_buffer(self._on_gpu) for _ in range(RING)]
+        self.graphs = StepGraphs(self.decoder, self.chunks)
+        self._flight: deque[_InFlight] = deque()
+        self._turn = 0
+        self._last_end = 0.0
+
+    def _host(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.int32, pin_memory=self._on_gpu)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flight)
+
+    def reset(self) -> None:
+        """Drop all slots, and the steps that are under way."""
+        self.slots.reset()
+        self._state.forget()
+        self._flight.clear()
+        if self._on_gpu:
+            torch.cuda.synchronize(self._device)
+
+    def launch(self, plan: StepPlan) -> None:
+        """Put one step on the stream. At most ``max_in_flight`` may be under way."""
+        launched = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                step = self.slots.apply(plan)
+                self._flight.append(self._launch(plan, step, launched))
+                self.slots.advance(step)
+        except BaseException:
+            self.slots.reset()
+            self._state.forget()
+            raise
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """One step, waited for. Nothing else may be under way."""
+        self.launch(plan)
+        result = self.finished(wait=True)
+        if result is None:
+            raise RuntimeError(f"step {plan.step} was launched and is not under way")
+        return result
+
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Logits [rows, vocab] of a plan's rows, overwritten by the next step."""
+        return self.decoder.space.logits[: len(self.execute(plan).tokens) // 4]
+
+    def draw_limited(self) -> None:
+        """Draw for as many rows as can be with top-p, to see what memory that takes."""
+        rows = self.capacity.max_num_seqs
+        ones = np.ones(rows, np.float32)
+        wanted = SamplingRows(ones, np.zeros(rows, np.int64), 0.9 * ones, np.zeros(rows, np.uint64))
+        with torch.inference_mode():
+            logits = self.decoder.space.logits.normal_()
+            sample(logits, wanted, GREEDY_TEMPERATURE)
+
+    def warm_up(self) -> None:
+        """Compile every kernel that a step may need, and capture the graphs."""
+        with torch.inference_mode():
+            self.graphs.warm_up(self.capacity.max_num_seqs)
+
+    def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> _InFlight:
+        ring = self._turn
+        self._turn = (ring + 1) % RING
+        decoding, rows = len(step.decoding), len(step.sampled)
+        total = decoding + sum(len(chunk.tokens) for chunk in step.chunks)
+        if step.chunks:
+            padded = self.graphs.mixed_rows(total, self.chunks.tiles_of(step))
+            sample_rows = self.chunks.send(step, padded, self._chunk_buffers[ring])
+        else:
+            sample_rows = np.arange(rows)
+        self._state.update(step, sample_rows, ring)
+        if step.chunks:
+            self.graphs.run_mixed(padded, decoding)
+        elif decoding:
+            self.graphs.run_decode(decoding)
+        host = self._results[ring]
+        event = None
+        if rows:
+            self._choose(step, rows)
+            host.copy_(self.decoder.space.result, non_blocking=True)
+        if self._on_gpu:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        return _InFlight(plan.epoch, plan.step, rows, host, event, launched)
+
+    def _choose(self, step: PlannedStep, rows: int) -> None:
+        """Tokens for the step's logits rows."""
+        slots, at = self.slots, step.sampled
+        top_k, vocab = slots.top_k[at], self.capacity.vocab_size
+        limited = ((top_k > 0) & (top_k < vocab)) | (slots.top_p[at] < 1.0)
+        if not (limited & (slots.temperature[at] >= GREEDY_TEMPERATURE)).any():
+            self.graphs.run_head_and_draw(rows)
+            return
+        self.graphs.run_head(rows)
+        decoder = self.decoder
+        logits = decoder.space.logits[:rows]
+        keys = draw_keys(slots.seed[at], slots.choice[at], slots.num_output[at])
+        wanted = SamplingRows(slots.temperature[at], top_k, slots.top_p[at], keys)
+        tokens = sample(logits, wanted, GREEDY_TEMPERATURE).to(torch.int32)
+        decoder.space.best[:rows] = 0.0
+        decoder.space.token[:rows] = tokens | (bad_rows(logits).to(torch.int32) << 30)
+        decoder.commit(rows, 1)
+
+    def finished(self, wait: bool = False) -> StepResult | None:
+        """The oldest step's result, or ``None`` while it runs or when there is none."""
+        if not self._flight:
+            return None
+        oldest = self._flight[0]
+        if oldest.event is not None:
+            if wait:
+                oldest.event.synchronize()
+            elif not oldest.event.query():  # type: ignore[no-untyped-call]
+                return None
+        self._flight.popleft()
+        now = time.perf_counter()
+        seconds = now - max(oldest.launched, self._last_end)
+        self._last_end = now
+        tokens, bad = oldest.result.numpy()[:, : oldest.rows]
+        return StepResult(
+            oldest.epoch,
+            oldest.step,
+            tokens.astype("<i4").tobytes(),
+            np.flatnonzero(bad).tolist(),
+            seconds,
+        )

@@ -1,0 +1,171 @@
+"""CUDA graphs of the step: a ladder of batch sizes for decode, of token counts for mixed steps.
+
+A graph replays some hundred launches in one call, so the device never waits for Python. What
+varies between steps lies in device memory, so the same graph serves every step of its size; rows
+that a step does not have are padding. All graphs share one memory pool, and replay one after the
+other on one stream.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from penstock.kernels.gpu.decode_attention import splits_for
+from penstock.kernels.gpu.prefill_attention import QUERY_TILE
+from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.decoder import GpuDecoder
+
+MIXED_ROWS = [16, 32, 64, *range(128, 2049, 128)]
+"""Rows of mixed steps that graphs are made for. In larger ones the device is busy for longer than
+the launches take."""
+MIXED_DECODE = 64
+"""Mixed steps with up to so many decode rows have graphs of their own, that split contexts."""
+SPARE_TILES = 16
+"""Tiles of prefill attention beyond those of the rows: each chunk may begin another one."""
+
+
+def ladder(most: int) -> list[int]:
+    """Batch sizes that graphs are made for; the last is ``most``."""
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(544, 1 << 16, 32)]
+    return [*(size for size in sizes if size < most), most]
+
+
+class Replayable(Protocol):
+    """A piece of work that was recorded."""
+
+    def replay(self) -> None: ...
+
+
+Record = Callable[[Callable[[], None]], Replayable]
+"""Calls the work once to record it; replaying repeats its launches with the same arguments."""
+
+
+class StepGraphs:
+    """Runs the parts of a step: as graphs where one was captured, else launch by launch."""
+
+    def __init__(self, decoder: GpuDecoder, chunks: ChunkRows) -> None:
+        self._decoder = decoder
+        self._chunks = chunks
+        self._sizes: list[int] = []
+        self._bodies: dict[int, Replayable] = {}
+        self._heads: dict[int, Replayable] = {}
+        self._mixed: dict[tuple[int, int], Replayable] = {}
+        self._mixed_sizes: list[int] = []
+        self._decode_bounds: list[int] = []
+
+    def warm_up(self, most: int) -> None:
+        """Run every kernel once and capture graphs, for up to ``most`` decode rows."""
+        self.run_padding(most)
+        torch.cuda.synchronize()
+        self._capture(most)
+
+    def run_padding(self, most: int) -> None:
+        """Run every kernel once, on padding alone.
+
+        Padding rows read slot 0 at most and write nothing that a slot owns.
+        """
+        sizes = ladder(most)
+        seen: set[int] = set()
+        for size in reversed(sizes):
+            splits = splits_for(size, self._decoder.config.num_kv_heads)
+            if splits not in seen or size <= 2:
+                seen.add(splits)
+                self._decoder.body(size, size, None)
+                self._head_and_draw(size)
+        self._decoder.commit(1, 1)
+        self._chunks.clear()
+        self._chunks.num_tiles = 1
+        for bound in self._bounds(most):
+            self._decoder.body(self._chunks.max_rows, bound, self._chunks)
+
+    @staticmethod
+    def _bounds(most: int) -> list[int]:
+        """Decode rows that graphs of mixed steps have room for."""
+        return sorted({min(MIXED_DECODE, most), most})
+
+    def _capture(self, most: int) -> None:
+        pool = torch.cuda.graph_pool_handle()
+
+        def record(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+            # Not ``torch.cuda.graph``: it collects garbage and empties the cache every time.
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=pool)
+            work()
+            graph.capture_end()
+            return graph
+
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.make(record, most)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+
+    def make(self, record: Record, most: int) -> None:
+        """Record the steps of every size, with up to ``most`` sequences."""
+        sizes, bounds = ladder(most), self._bounds(most)
+        mixed = [rows for rows in MIXED_ROWS if rows <= self._chunks.max_rows]
+        for size in reversed(sizes):
+            self._bodies[size] = record(partial(self._decoder.body, size, size, None))
+            self._heads[size] = record(partial(self._head_and_draw, size))
+        for rows in reversed(mixed):
+            self._chunks.num_tiles = self._most_tiles(rows)
+            for bound in bounds:
+                self._mixed[rows, bound] = record(
+                    partial(self._decoder.body, rows, bound, self._chunks)
+                )
+        self._sizes, self._mixed_sizes, self._decode_bounds = sizes, mixed, bounds
+
+    def _padded(self, rows: int) -> int:
+        at = bisect_left(self._sizes, rows)
+        return self._sizes[at] if at < len(self._sizes) else rows
+
+    def _head_and_draw(self, count: int) -> None:
+        self._decoder.head(count)
+        self._decoder.draw(count)
+
+    def mixed_rows(self, rows: int, num_tiles: int) -> int:
+        """The number of rows that a mixed step of ``rows`` rows is computed with."""
+        at = bisect_left(self._mixed_sizes, rows)
+        if at == len(self._mixed_sizes) or num_tiles > self._most_tiles(self._mixed_sizes[at]):
+            return rows
+        return self._mixed_sizes[at]
+
+    def run_mixed(self, rows: int, num_decode: int) -> None:
+        """rows: from ``mixed_rows``."""
+        at = bisect_left(self._decode_bounds, num_decode)
+        bound = self._decode_bounds[at] if at < len(self._decode_bounds) else num_decode
+        graph = self._mixed.get((rows, bound))
+        if graph is not None and self._chunks.num_tiles <= self._most_tiles(rows):
+            graph.replay()
+        else:
+            self._decoder.body(rows, num_decode, self._chunks)
+
+    def _most_tiles(self, rows: int) -> int:
+        """Tiles that a graph of ``rows`` rows covers."""
+        return min(-(-rows // QUERY_TILE) + SPARE_TILES, self._chunks.max_tiles)
+
+    def run_decode(self, rows: int) -> None:
+        padded = self._padded(rows)
+        graph = self._bodies.get(padded)
+        if graph is not None:
+            graph.replay()
+        else:
+            self._decoder.body(padded, padded, None)
+
+    def run_head(self, rows: int) -> None:
+        """Logits alone; the rows' tokens are chosen otherwise."""
+        self._decoder.head(rows)
+
+    def run_head_and_draw(self, rows: int) -> None:
+        padded = self._padded(rows)
+        graph = self._heads.get(padded)
+        if graph is not None:
+            graph.replay()
+        else:
+            self._head_and_draw(padded)

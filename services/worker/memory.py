@@ -1,0 +1,98 @@
+"""How much KV memory an engine takes, and how long a sequence it can then hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.model_info import ModelInfo
+from penstock.services.worker.executor import ExecutorCapacity
+
+EXTRA_BLOCKS = 2
+"""Blocks of KV memory beside those of sequences; see ``ModelExecutor``."""
+NULL_BLOCKS = 65_536
+"""KV blocks of the null engine unless given: its blocks are numbers, but the scheduler's cost."""
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_host_bytes() -> int:
+    """Memory that this process may still take: the machine's, or its control group's if less."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+        if limit != "max":
+            free = min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass  # no control group with a limit
+    return free
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """Blocks that hold this many positions."""
+    return -(-tokens // block_size)
+
+
+def plan_capacity(
+    config: Config, info: ModelInfo, block_bytes: int, budget_bytes: int
+) -> ExecutorCapacity:
+    """Decide the number of KV blocks and ``max_model_len``.
+
+    block_bytes: K and V of one block over all layers; budget_bytes: what is free for KV memory.
+    ``num_kv_blocks`` decides, else ``kv_cache_memory_bytes``, else the budget; never more than
+    ``max_num_seqs`` sequences of ``max_model_len`` can use. Raises ``ConfigError`` that names
+    both sides when ``max_model_len`` exceeds what the model or the KV memory allows.
+    """
+    given = config.model.max_model_len
+    if given is not None and given > info.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {given}: the model was trained for {info.max_model_len} positions "
+            f"(max_position_embeddings in {info.folder / 'config.json'}); give at most that"
+        )
+    block_size = config.cache.block_size
+    longest = given or info.max_model_len
+    useful = config.scheduler.max_num_seqs * blocks_for(longest, block_size)
+    blocks, reason = _blocks(config, block_bytes, budget_bytes)
+    blocks = min(blocks, useful)
+    tokens = blocks * block_size
+    if blocks < 1:
+        raise ConfigError(
+            f"KV memory: {reason} holds no block of {block_size} tokens ({block_bytes} bytes); "
+            "give more with --kv-cache-memory-bytes"
+        )
+    if given is not None and given > tokens:
+        raise ConfigError(
+            f"--max-model-len {given}: KV memory holds {tokens} tokens ({blocks} blocks of "
+            f"{block_size}, from {reason}); lower --max-model-len or raise "
+            "--kv-cache-memory-bytes or --num-kv-blocks"
+        )
+    return ExecutorCapacity(
+        num_blocks=blocks,
+        block_size=block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=min(longest, tokens),
+        vocab_size=info.vocab_size,
+    )
+
+
+def check_fits(capacity: ExecutorCapacity, block_bytes: int, free_bytes: int) -> None:
+    """Raises ``ConfigError`` when the KV memory that was asked for is not free."""
+    needed = (capacity.num_blocks + EXTRA_BLOCKS) * block_bytes
+    if needed > free_bytes:
+        raise ConfigError(
+            f"KV memory: {capacity.num_blocks} blocks need {needed} bytes, {free_bytes} are free; "
+            "lower --num-kv-blocks, --kv-cache-memory-bytes, --max-num-seqs or --max-model-len"
+        )
+
+
+def _blocks(config: Config, block_bytes: int, budget_bytes: int) -> tuple[int, str]:
+    cache = config.cache
+    if cache.num_kv_blocks is not None:
+        return cache.num_kv_blocks, f"--num-kv-blocks {cache.num_kv_blocks}"
+    if cache.kv_cache_memory_bytes is not None:
+        given = cache.kv_cache_memory_bytes
+        return given // block_bytes, f"--kv-cache-memory-bytes {given}"
+    return budget_bytes // block_bytes, f"{budget_bytes} bytes of free memory"

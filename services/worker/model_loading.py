@@ -1,0 +1,242 @@
+"""Loads a checkpoint onto a device, measures a step, takes KV memory."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.config.machine import read_machine
+from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
+from penstock.services.worker.checkpoint import Checkpoint
+from penstock.services.worker.cpu_threads import choose_threads
+from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.load_report import LoadReport
+from penstock.services.worker.memory import (
+    EXTRA_BLOCKS,
+    blocks_for,
+    check_fits,
+    free_host_bytes,
+    plan_capacity,
+)
+from penstock.services.worker.model_executor import ModelExecutor
+from penstock.services.worker.models.decoder import Decoder, DecoderConfig, allocate_weights
+from penstock.services.worker.models.registry import adapter_for
+
+if TYPE_CHECKING:
+    from penstock.services.worker.gpu.executor import GpuExecutor
+
+    AnyExecutor = ModelExecutor | GpuExecutor
+    """Both have ``execute``."""
+
+Progress = Callable[[str], None]
+Loaded = Callable[[LoadReport], None]
+
+CPU_PROFILE_TOKENS = 512
+"""A step's memory on the CPU is small beside the share that is left free: measure a short one."""
+CPU_KV_SHARE = 0.25
+DUMMY_STD = 0.02
+"""Spread of random weights: as transformers initialises them."""
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model_executor(
+    config: Config, progress: Progress, loaded: Loaded = lambda report: None
+) -> AnyExecutor:
+    """``loaded`` is told what was read.
+
+    Raises ``BadModelFolder`` or ``ConfigError``, where possible before memory is taken.
+    """
+    info = read_model_info(config.model.model)
+    device = choose_device(config.device.device)
+    dtype = choose_dtype(config.model.dtype, info, device)
+    cores = read_machine().physical_cores
+    torch.set_num_threads(config.device.threads or cores)
+    if config.loading.load_format == "dummy":
+        model = random_model(info, dtype, device, config.model.seed)
+    else:
+        model = load_model(info, dtype, device, progress, loaded)
+    progress("measuring a step")
+    budget = kv_budget(model, config, info)
+    size = block_bytes(model, config.cache.block_size)
+    capacity = plan_capacity(config, info, size, budget)
+    extra = EXTRA_BLOCKS * size
+    check_fits(capacity, size, free_host_bytes() if device.type == "cpu" else budget + extra)
+    progress(f"taking KV memory for {capacity.num_blocks} blocks")
+    executor = make_executor(model, capacity)
+    if isinstance(executor, ModelExecutor) and device.type == "cpu":
+        progress("measuring how many threads are fastest")
+        executor.summary = set_threads(executor, config.device.threads, cores)
+    elif isinstance(executor, ModelExecutor):
+        executor.summary = f"plain torch kernels: {why_plain(model, capacity.block_size)}"
+        run_once(executor, 1)
+    else:
+        progress("compiling kernels and capturing graphs")
+        run_once(executor, 1)
+        executor.warm_up()
+    return executor
+
+
+def why_plain(model: Decoder, block_size: int) -> str:
+    """Why a model on a CUDA device cannot have our kernels; empty if it can."""
+    dim = model.config.head_dim
+    if dim & (dim - 1) or not 32 <= dim <= 256:
+        return f"heads of {dim}; the kernels take 32, 64, 128 and 256"
+    from penstock.kernels.gpu.prefill_attention import shape_for, shared_bytes
+
+    if shape_for(dim, model.dtype.itemsize, shared_bytes()) is None:
+        return f"heads of {dim} in {model.dtype} need more shared memory than this device has"
+    if block_size & (block_size - 1):
+        return f"blocks of {block_size}; the kernels take powers of two"
+    return ""
+
+
+def make_executor(model: Decoder, capacity: ExecutorCapacity) -> AnyExecutor:
+    """The executor for the model's device."""
+    if model.device.type == "cpu" or why_plain(model, capacity.block_size):
+        return ModelExecutor(model, capacity)
+    from penstock.services.worker.gpu.executor import GpuExecutor
+
+    return GpuExecutor(model.config, model.weights, capacity)
+
+
+def set_threads(executor: ModelExecutor, given: int | None, cores: int) -> str:
+    """Compute with as many threads as ``given``, or as are fastest; returns the reason."""
+    if given is None:
+        return str(choose_threads(executor, cores))
+    run_once(executor, 1)
+    return f"{given} thread{'s' if given > 1 else ''}, as --threads says"
+
+
+def choose_device(name: str) -> torch.device:
+    """Raises ``ConfigError`` for a device that is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: no CUDA device is available; use --device cpu")
+    return torch.device(name)
+
+
+def choose_dtype(name: str, info: ModelInfo, device: torch.device) -> torch.dtype:
+    """``auto`` is the checkpoint's dtype; the CPU computes float16 checkpoints in bfloat16."""
+    chosen = info.dtype.removeprefix("torch.") if name == "auto" else name
+    if chosen not in _DTYPES:
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: dtype {chosen!r}; supported are {', '.join(_DTYPES)}"
+        )
+    if chosen == "float16" and device.type == "cpu":
+        if name != "auto":
+            raise ConfigError("--dtype float16: the CPU computes in bfloat16 or float32")
+        chosen = "bfloat16"
+    return _DTYPES[chosen]
+
+
+def load_model(
+    info: ModelInfo,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    loaded: Loaded = lambda report: None,
+) -> Decoder:
+    """Check the whole checkpoint, then allocate and read the weights."""
+    adapter = adapter_for(info)
+    config = adapter.decoder_config(info)
+    progress("checking the checkpoint")
+    checkpoint = Checkpoint(Path(info.folder))
+    expected = allocate_weights(config, dtype, torch.device("meta"))
+    shapes = {
+        name: tuple(tensor.shape)
+        for name, tensor in adapter.named_tensors(config, expected).items()
+    }
+    checkpoint.check(shapes, lambda name: is_harmless(config, name))
+    weights = allocate_weights(config, dtype, device)
+    with torch.inference_mode():
+        loaded(checkpoint.load(adapter.named_tensors(config, weights), progress, may_be_zero))
+    return Decoder(config, weights)
+
+
+def random_model(info: ModelInfo, dtype: torch.dtype, device: torch.device, seed: int) -> Decoder:
+    """The model of ``config.json`` with random weights, drawn on the device; norms are 1."""
+    adapter = adapter_for(info)
+    config = adapter.decoder_config(info)
+    weights = allocate_weights(config, dtype, device)
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.inference_mode():
+        for name, tensor in adapter.named_tensors(config, weights).items():
+            if name.endswith("norm.weight"):
+                tensor.fill_(1.0)
+            else:
+                tensor.normal_(0.0, DUMMY_STD, generator=generator)
+    return Decoder(config, weights)
+
+
+def is_harmless(config: DecoderConfig, name: str) -> bool:
+    """Surplus tensors that older checkpoints hold and no model needs."""
+    if name == "lm_head.weight":
+        return config.tie_word_embeddings
+    return name.endswith(("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias"))
+
+
+def may_be_zero(name: str) -> bool:
+    """Tensors that sound checkpoints hold as zeros: biases of models trained without, and what
+    writes into the residual stream, in blocks that were added to a model and not yet trained."""
+    return name.endswith((".bias", ".o_proj.weight", ".down_proj.weight"))
+
+
+def block_bytes(model: Decoder, block_size: int) -> int:
+    """K and V of one block over all layers."""
+    config = model.config
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return per_token * block_size * model.dtype.itemsize
+
+
+def kv_budget(model: Decoder, config: Config, info: ModelInfo) -> int:
+    """Bytes left for KV memory, after a step of the largest size was measured."""
+    longest = config.model.max_model_len or info.max_model_len
+    tokens = min(config.scheduler.max_num_batched_tokens, longest, info.max_model_len)
+    if model.device.type == "cpu":
+        tokens = min(tokens, CPU_PROFILE_TOKENS)
+    block_size = config.cache.block_size
+    capacity = ExecutorCapacity(
+        num_blocks=blocks_for(tokens, block_size),
+        block_size=block_size,
+        max_num_seqs=1 if model.device.type == "cpu" else config.scheduler.max_num_seqs,
+        max_num_batched_tokens=tokens,
+        max_model_len=tokens,
+        vocab_size=info.vocab_size,
+    )
+    if model.device.type == "cpu":
+        run_once(ModelExecutor(model, capacity), tokens)
+        return int(CPU_KV_SHARE * free_host_bytes())
+    torch.cuda.reset_peak_memory_stats(model.device)
+    executor = make_executor(model, capacity)
+    run_once(executor, tokens)
+    if not isinstance(executor, ModelExecutor):
+        executor.draw_limited()
+    del executor
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(model.device)
+    held = torch.cuda.memory_reserved(model.device)
+    peak = torch.cuda.max_memory_allocated(model.device)
+    others = total - free - held
+    return max(0, int(config.cache.gpu_memory_utilization * total) - others - peak)
+
+
+def run_once(executor: AnyExecutor, tokens: int) -> float:
+    """Prefill one sequence of ``tokens`` tokens and drop it again; returns the seconds."""
+    capacity = executor.capacity
+    blocks = list(range(blocks_for(tokens, capacity.block_size)))
+    ids = (np.arange(tokens, dtype=np.int64) % capacity.vocab_size).astype("<i4").tobytes()
+    new = NewSlot(0, ids, tokens, 0, blocks, SlotSampling(1.0, 0, 1.0, 0, 0))
+    begun = time.perf_counter()
+    executor.execute(StepPlan(0, 1, True, [], [new], [], [Chunk(0, 0, tokens, True, [])]))
+    executor.reset()
+    return time.perf_counter() - begun

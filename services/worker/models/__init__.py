@@ -1,0 +1,1 @@
+"""Model families: one small file each, layers from the shared parts in ``decoder``."""

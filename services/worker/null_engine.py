@@ -1,0 +1,59 @@
+"""The null engine: an executor without a model, so that the pipeline can be measured and hurt.
+
+It keeps the same slots and refuses the same wrong plans as a real one. Its tokens are a function
+of (seed, choice, output position), so a continuation produces what the lost engine would have.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from penstock.kernels.draw_keys import UInt64Array
+from penstock.protocol.messages.steps import StepPlan, StepResult
+from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
+from penstock.services.worker.slots import IntArray, SlotTable
+
+
+class NullExecutor(DirectExecutor):
+    """Answers at once, or ``step_seconds`` after each plan was begun."""
+
+    def __init__(
+        self, capacity: ExecutorCapacity, end_tokens: list[int], step_seconds: float = 0.0
+    ) -> None:
+        """``end_tokens`` are never produced, unless nothing else is left."""
+        super().__init__()
+        self.capacity = capacity
+        self.summary = ""
+        self._slots = SlotTable(capacity)
+        self._step_seconds = step_seconds
+        skipped = sorted({token for token in end_tokens if 0 <= token < capacity.vocab_size})
+        self._skipped = skipped if len(skipped) < capacity.vocab_size else []
+        self._choices = np.uint64(capacity.vocab_size - len(self._skipped))
+
+    def reset(self) -> None:
+        super().reset()
+        self._slots.reset()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        begun = time.perf_counter()
+        slots = self._slots
+        try:
+            step = slots.apply(plan)
+        except BaseException:
+            slots.reset()
+            raise
+        tokens = self._tokens(slots.keys(step.sampled)).astype(np.int32)
+        slots.finish(step, tokens)
+        if self._step_seconds:
+            time.sleep(max(0.0, begun + self._step_seconds - time.perf_counter()))
+        seconds = time.perf_counter() - begun
+        return StepResult(plan.epoch, plan.step, tokens.astype("<i4").tobytes(), [], seconds)
+
+    def _tokens(self, keys: UInt64Array) -> IntArray:
+        tokens = (keys % self._choices).astype(np.int64)
+        for skipped in self._skipped:
+            tokens += tokens >= skipped
+        return tokens

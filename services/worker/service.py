@@ -1,0 +1,243 @@
+"""The worker's process: one device, one executor, one plan after another."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+
+from penstock.protocol.codec import Message
+from penstock.protocol.config import Config
+from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phase
+from penstock.protocol.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
+from penstock.protocol.metrics import Registry
+from penstock.protocol.runtime import LoopService
+from penstock.services.worker.executor import Executor
+from penstock.services.worker.load_report import LoadReport
+from penstock.services.worker.loading import load_executor
+from penstock.services.worker.step_limit import StepLimits
+
+LOAD_LIMIT_SECONDS = 1800.0
+KEPT_ANSWERS = 8
+
+
+class DeviceFailed(RuntimeError):
+    """The device reported an error for steps that were under way."""
+
+
+class WorkerService(LoopService):
+    """Executes the plans of its engine's scheduler. It outlives the scheduler: a new epoch
+    drops all slots and keeps weights and memory."""
+
+    name = "worker"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.metrics = Registry()
+        self.executor: Executor | None = None
+        self.epoch = 0
+        self.scheduler = ""
+        self._expected = 0
+        """Number of the next plan; 0 while only a full plan is accepted."""
+        self._limits = StepLimits()
+        self._answers: deque[StepResult] = deque(maxlen=KEPT_ANSWERS)
+        self._failure: BaseException | None = None
+        self._loader: threading.Thread | None = None
+        self._loaded: Executor | None = None
+        self._load_report: LoadReport | None = None
+        self._pending_attach: Attach | None = None
+        self._device_failed: DeviceFailed | None = None
+
+    def identity(self) -> Identity:
+        cluster = self.config.cluster
+        return Identity(os.getpid(), socket.gethostname(), cluster.engine, cluster.rank)
+
+    def start(self) -> None:
+        self.set_phase(Phase.LOADING, "starting")
+        self.status.begin(LOAD_LIMIT_SECONDS)
+        self._loader = threading.Thread(target=self._load, name="loader", daemon=True)
+        self._loader.start()
+
+    def _load(self) -> None:
+        """Runs beside the message loop, so that the worker answers while it loads."""
+        try:
+            self._loaded = load_executor(self.config, self._progress, self._on_weights)
+        except BaseException as error:
+            self._failure = error
+
+    def _progress(self, note: str) -> None:
+        self.status.note = note
+
+    def _on_weights(self, report: LoadReport) -> None:
+        self._load_report = report
+        if report.zero_tensors:
+            self.log.warning(
+                "matrices of nothing but zeros: meant in layers that were added and not trained, "
+                "else the files are damaged",
+                count=len(report.zero_tensors),
+                tensors=report.zero_tensors[:8],
+            )
+
+    def _finish_loading(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._loaded is None:
+            return
+        self.executor = self._loaded
+        self._loader = None
+        if self.executor.summary:
+            self.log.info("executor", summary=self.executor.summary)
+        limits = self.executor.capacity
+        self.status.capacity = Capacity(
+            limits.max_model_len,
+            limits.max_num_seqs,
+            limits.block_size,
+            limits.num_blocks,
+            limits.vocab_size,
+        )
+        self.status.done()
+        self.set_phase(Phase.READY, str(self._load_report) if self._load_report else "")
+        if self._pending_attach is not None:
+            self._attach(self._pending_attach)
+
+    def on_message(self, sender: int, message: Message, now: float) -> None:
+        match message:
+            case StepPlan():
+                self._execute(message)
+            case Attach():
+                self._attach(message)
+            case _:
+                self.metrics.inc("dropped_messages_total", "unexpected")
+
+    def _attach(self, message: Attach) -> None:
+        if self.executor is None:
+            self._pending_attach = message
+            return
+        if message.epoch != self.epoch:
+            self._reset(self.executor)
+            self.epoch = message.epoch
+            self.scheduler = message.reply_to
+            self._expected = 0
+            self._answers.clear()
+        limits = self.executor.capacity
+        self.mailbox.send(
+            message.reply_to,
+            Attached(
+                self.epoch,
+                self.config.cluster.rank,
+                limits.num_blocks,
+                limits.block_size,
+                limits.max_num_seqs,
+                limits.max_num_batched_tokens,
+                limits.max_model_len,
+                limits.vocab_size,
+            ),
+        )
+
+    def _execute(self, plan: StepPlan) -> None:
+        """Execute a plan in its turn; after a failure or a gap only a full plan counts."""
+        if self.executor is None or plan.epoch != self.epoch:
+            self.metrics.inc("dropped_messages_total", "epoch")
+            return
+        if plan.step < self._expected:
+            self._answer_again(plan.step)
+            return
+        if not plan.full and plan.step != self._expected:
+            if self._expected:
+                self._fail(plan, f"plan {plan.step} came, plan {self._expected} was due")
+            return
+        self.status.begin(self._limits.begin(plan))
+        if self.executor.in_flight == self.executor.max_in_flight:
+            self._collect(self.executor, wait=True)
+        try:
+            self.faults.at("step")
+            self.executor.launch(plan)
+        except Exception as error:
+            self.log.exception("step failed", step=plan.step)
+            self._fail(plan, f"{type(error).__name__}: {error}")
+            return
+        self._expected = plan.step + 1
+        self._collect(self.executor)
+
+    def _collect(self, executor: Executor, wait: bool = False) -> None:
+        """Send the results of the steps that are over."""
+        while (result := self._finished(executor, wait)) is not None:
+            self._limits.over(result.seconds)
+            self._answers.append(result)
+            self.mailbox.send(self.scheduler, result)
+        if not executor.in_flight:
+            self.status.done()
+
+    def _finished(self, executor: Executor, wait: bool) -> StepResult | None:
+        try:
+            return executor.finished(wait)
+        except Exception as error:
+            raise self._broken(error) from error
+
+    def _reset(self, executor: Executor) -> None:
+        """Drop all slots and what is under way."""
+        self._limits.drop()
+        try:
+            executor.reset()
+        except Exception as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> DeviceFailed:
+        """A device that failed once answers nothing any more; ``work`` ends the process, and the
+        next one may do better."""
+        self._device_failed = DeviceFailed(f"{type(error).__name__}: {error}")
+        return self._device_failed
+
+    def _answer_again(self, step: int) -> None:
+        """The scheduler asks for a step that is done: its answer was lost or is on its way."""
+        for result in self._answers:
+            if result.step == step:
+                self.mailbox.send(self.scheduler, result)
+
+    def _fail(self, plan: StepPlan, reason: str) -> None:
+        if self.executor is not None:
+            self._collect(self.executor, wait=True)
+            self._reset(self.executor)
+        self._expected = 0
+        self.mailbox.send(self.scheduler, StepFailed(self.epoch, plan.step, reason))
+        self.status.done()
+
+    def pump(self) -> None:
+        now = time.monotonic()
+        for sender, message in self.mailbox.drain():
+            self._dispatch(sender, message, now)
+
+    def work(self, now: float) -> None:
+        if self._loader is not None:
+            self._finish_loading()
+        if self._device_failed is not None:  # in handling a message, which ends no process
+            raise self._device_failed
+        if self.executor is not None and self.executor.in_flight:
+            self._collect(self.executor)
+
+    def patience(self, now: float) -> float:
+        """Steps under way are awaited without sleeping: a wake-up costs as much as a step."""
+        if self.executor is not None and self.executor.in_flight:
+            return 0.0
+        return 0.02 if self._loader is not None else super().patience(now)
+
+    def on_gone(self, gone: dict[int, Peer], now: float) -> None:
+        """The scheduler is gone: its plans mean nothing any more."""
+        if any(peer.address == self.scheduler for peer in gone.values()):
+            self.scheduler = ""
+            self.epoch = 0
+            if self.executor is not None:
+                self._reset(self.executor)
+
+    def on_tick(self, now: float) -> None:
+        self.report(self.metrics)
+
+
+def run(config: Config) -> int:
+    """Run a worker until SIGTERM. Returns the exit code.
+
+    Raises ``BadModelFolder`` when the checkpoint cannot be served.
+    """
+    return WorkerService(config).run()

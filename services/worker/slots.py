@@ -1,0 +1,286 @@
+"""The batch between steps: numbered slots, and what a plan's differences do to them.
+
+A slot is free, prefilling (a plan's chunks compute its known tokens) or decoding (it computes its
+last token in every step). All state is in numpy columns indexed by slot, so that a decode step
+costs a few array operations whatever the batch. This module knows no model and no torch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.kernels.draw_keys import UInt64Array, draw_keys
+from penstock.protocol.messages.steps import Chunk, NewSlot, StepPlan
+from penstock.services.worker.executor import ExecutorCapacity
+
+FREE, PREFILLING, DECODING = 0, 1, 2
+_UINT64 = (1 << 64) - 1
+
+IntArray = npt.NDArray[np.int64]
+
+
+class PlanError(ValueError):
+    """A plan that cannot be executed: it contradicts the slots or the executor's capacity."""
+
+
+class PlannedChunk(NamedTuple):
+    """``count`` known tokens of a slot, at positions ``start`` …."""
+
+    slot: int
+    start: int
+    tokens: npt.NDArray[np.int32]
+    sample: bool
+
+
+class PlannedStep(NamedTuple):
+    """What is to be computed."""
+
+    decoding: IntArray
+    """Decoding slots, ascending. Not changed later."""
+    chunks: list[PlannedChunk]
+    sampled: IntArray
+    """Slot of each row of the result: ``decoding``, then the chunks with ``sample``."""
+
+
+class SlotTable:
+    """The slots of one executor.
+
+    Call ``apply`` with a plan, compute, then ``finish`` with the sampled tokens. After a
+    ``PlanError`` or a failed computation call ``reset``: only a full plan is then accepted.
+    """
+
+    def __init__(
+        self, capacity: ExecutorCapacity, table_multiple: int = 1, empty_block: int = 0
+    ) -> None:
+        """``table_multiple``: block tables are this many entries wide, or a multiple of it;
+        ``empty_block``: what stands in the entries that have no block."""
+        self.capacity = capacity
+        slots = capacity.max_num_seqs
+        self._max_blocks = -(-capacity.max_model_len // capacity.block_size)
+        width = -(-self._max_blocks // table_multiple) * table_multiple
+        self._empty_block = empty_block
+        self.block_table = np.full((slots, width), empty_block, np.int64)
+        self.fresh_blocks: list[int] = []
+        """Blocks handed out by the last plan of which no position is computed yet."""
+        self.added: list[int] = []
+        """Slots that the last plan filled."""
+        self.appended: list[tuple[int, int, list[int]]] = []
+        """What the last plan appended to block tables: slot, first index, blocks."""
+        self.num_blocks = np.zeros(slots, np.int64)
+        self.position = np.zeros(slots, np.int64)
+        """Positions whose K and V are in the cache: where the slot's next token goes."""
+        self.last_token = np.zeros(slots, np.int64)
+        self.num_output = np.zeros(slots, np.uint64)
+        self.temperature = np.zeros(slots, np.float32)
+        self.top_k = np.zeros(slots, np.int64)
+        self.top_p = np.ones(slots, np.float32)
+        self.seed = np.zeros(slots, np.uint64)
+        self.choice = np.zeros(slots, np.uint64)
+        self._state = [FREE] * slots
+        self._known: list[npt.NDArray[np.int32] | None] = [None] * slots
+        self._order: list[int] = []
+        self._decoding: IntArray | None = None
+        self._epoch = 0
+        self._expected: int | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Free every slot; the next plan must be full."""
+        self._clear()
+        self._expected = None
+
+    def _clear(self) -> None:
+        self._state = [FREE] * len(self._state)
+        self._known = [None] * len(self._known)
+        self._order.clear()
+        self._decoding = None
+
+    def decoding(self) -> IntArray:
+        """Decoding slots, ascending."""
+        if self._decoding is None:
+            self._decoding = np.array(self._order, np.int64)
+        return self._decoding
+
+    def keys(self, slots: IntArray) -> UInt64Array:
+        """The draw's key for the next output token of each of these slots."""
+        return draw_keys(self.seed[slots], self.choice[slots], self.num_output[slots])
+
+    def apply(self, plan: StepPlan) -> PlannedStep:
+        """Change the slots as the plan says. Raises ``PlanError``; the slots are then undefined."""
+        self._check_number(plan)
+        if plan.copies:
+            raise PlanError("block copies between memory tiers: this worker has one tier")
+        if plan.repeat != 1:
+            raise PlanError(f"repeat={plan.repeat}: this worker executes a plan once")
+        self.fresh_blocks = []
+        self.added = [new.slot for new in plan.added]
+        self.appended = []
+        for slot in plan.gone:
+            self._free(slot)
+        for new in plan.added:
+            self._add(new)
+        if plan.grown:
+            self._grow(plan.grown)
+        decoding = self.decoding()
+        if len(decoding):
+            self._check_decoding(decoding)
+        chunks = [self._start_chunk(chunk) for chunk in plan.chunks]
+        self._check_budget(len(decoding), chunks)
+        sampling = [chunk.slot for chunk in chunks if chunk.sample]
+        sampled = np.concatenate((decoding, np.array(sampling, np.int64))) if sampling else decoding
+        return PlannedStep(decoding, chunks, sampled)
+
+    def finish(self, step: PlannedStep, tokens: npt.NDArray[np.int32]) -> None:
+        """Feed the sampled tokens, one for each row of ``step.sampled``, and ``advance``."""
+        self.last_token[step.sampled] = tokens
+        self.advance(step)
+
+    def advance(self, step: PlannedStep) -> None:
+        """The step is on its way: every sampled slot has one output token more."""
+        self.num_output[step.sampled] += np.uint64(1)
+        self.position[step.decoding] += 1
+        for slot in step.sampled[len(step.decoding) :].tolist():
+            self._state[slot] = DECODING
+            self._known[slot] = None
+            insort(self._order, slot)
+            self._decoding = None
+
+    def _check_number(self, plan: StepPlan) -> None:
+        if plan.full:
+            self._clear()
+        elif self._expected is None:
+            raise PlanError(f"plan {plan.step}: a full plan is needed first")
+        elif plan.epoch != self._epoch:
+            raise PlanError(f"plan of epoch {plan.epoch}: epoch {self._epoch} is being executed")
+        elif plan.step != self._expected:
+            raise PlanError(f"plan {plan.step} came, plan {self._expected} was due")
+        self._epoch = plan.epoch
+        self._expected = plan.step + 1
+
+    def _state_of(self, slot: int) -> int:
+        if not 0 <= slot < len(self._state):
+            raise PlanError(f"slot {slot}: slots are 0 … {len(self._state) - 1}")
+        return self._state[slot]
+
+    def _free(self, slot: int) -> None:
+        state = self._state_of(slot)
+        if state == FREE:
+            raise PlanError(f"slot {slot} is gone, but nothing is in it")
+        if state == DECODING:
+            del self._order[bisect_left(self._order, slot)]
+            self._decoding = None
+        self._state[slot] = FREE
+        self._known[slot] = None
+
+    def _add(self, new: NewSlot) -> None:
+        slot = new.slot
+        if self._state_of(slot) != FREE:
+            raise PlanError(f"slot {slot} is added, but it is in use")
+        if len(new.tokens) % 4:
+            raise PlanError(f"slot {slot}: tokens are int32, got {len(new.tokens)} bytes")
+        tokens = np.frombuffer(new.tokens, "<i4")
+        limits = self.capacity
+        if not 1 <= len(tokens) <= limits.max_model_len:
+            raise PlanError(
+                f"slot {slot}: {len(tokens)} tokens; allowed are 1 … {limits.max_model_len}"
+            )
+        if int(tokens.min()) < 0 or int(tokens.max()) >= limits.vocab_size:
+            raise PlanError(f"slot {slot}: token ids are 0 … {limits.vocab_size - 1}")
+        if not 1 <= new.prompt_len <= len(tokens):
+            raise PlanError(f"slot {slot}: prompt_len {new.prompt_len} of {len(tokens)} tokens")
+        if not 0 <= new.num_computed < len(tokens):
+            raise PlanError(
+                f"slot {slot}: num_computed {new.num_computed} of {len(tokens)} tokens leaves "
+                "nothing to compute"
+            )
+        self._state[slot] = PREFILLING
+        self._known[slot] = tokens
+        self.position[slot] = new.num_computed
+        self.num_output[slot] = len(tokens) - new.prompt_len
+        self.num_blocks[slot] = 0
+        self.block_table[slot] = self._empty_block
+        computed = -(-new.num_computed // limits.block_size)
+        self._append_blocks(slot, new.blocks, computed)
+        if new.num_computed > len(new.blocks) * limits.block_size:
+            raise PlanError(f"slot {slot}: {new.num_computed} positions computed without blocks")
+        sampling = new.sampling
+        self.temperature[slot] = sampling.temperature
+        self.top_k[slot] = max(0, sampling.top_k)
+        self.top_p[slot] = sampling.top_p
+        self.seed[slot] = sampling.seed & _UINT64
+        self.choice[slot] = sampling.choice & _UINT64
+
+    def _append_blocks(self, slot: int, blocks: list[int], computed: int = 0) -> None:
+        """``computed``: the first of these hold computed positions."""
+        if not blocks:
+            return
+        limit = self.capacity.num_blocks
+        if min(blocks) < 0 or max(blocks) >= limit:
+            raise PlanError(f"slot {slot}: blocks {min(blocks)} … {max(blocks)} of 0 … {limit - 1}")
+        have = int(self.num_blocks[slot])
+        if have + len(blocks) > self._max_blocks:
+            raise PlanError(
+                f"slot {slot}: {have + len(blocks)} blocks; a sequence of max_model_len "
+                f"{self.capacity.max_model_len} has {self._max_blocks}"
+            )
+        self.block_table[slot, have : have + len(blocks)] = blocks
+        self.num_blocks[slot] = have + len(blocks)
+        self.fresh_blocks += blocks[computed:]
+        self.appended.append((slot, have, blocks))
+
+    def _grow(self, grown: list[int]) -> None:
+        if len(grown) % 2:
+            raise PlanError(f"grown holds pairs (slot, block), got {len(grown)} numbers")
+        for slot, block in zip(grown[::2], grown[1::2], strict=True):
+            if self._state_of(slot) == FREE:
+                raise PlanError(f"slot {slot} grows, but nothing is in it")
+            self._append_blocks(slot, [block])
+
+    def _check_decoding(self, slots: IntArray) -> None:
+        position = self.position[slots]
+        short = position >= self.num_blocks[slots] * self.capacity.block_size
+        if short.any():
+            slot = int(slots[short.argmax()])
+            raise PlanError(
+                f"slot {slot}: no block for position {self.position[slot]}, it has "
+                f"{self.num_blocks[slot]} blocks of {self.capacity.block_size}"
+            )
+        if int(position.max()) >= self.capacity.max_model_len:
+            slot = int(slots[position.argmax()])
+            raise PlanError(
+                f"slot {slot}: position {self.position[slot]} is past max_model_len "
+                f"{self.capacity.max_model_len}"
+            )
+
+    def _start_chunk(self, chunk: Chunk) -> PlannedChunk:
+        slot = chunk.slot
+        if self._state_of(slot) != PREFILLING:
+            raise PlanError(f"slot {slot}: a chunk for a slot that is not prefilling")
+        known = self._known[slot]
+        length = 0 if known is None else len(known)
+        end = chunk.start + chunk.count
+        if known is None or chunk.start != self.position[slot] or not chunk.start < end <= length:
+            raise PlanError(
+                f"slot {slot}: chunk of positions {chunk.start} … {end - 1}; computed are "
+                f"{self.position[slot]} of {length}"
+            )
+        if chunk.sample != (end == length):
+            raise PlanError(f"slot {slot}: the chunk that reaches position {length - 1} samples")
+        self._append_blocks(slot, chunk.blocks)
+        if end > self.num_blocks[slot] * self.capacity.block_size:
+            raise PlanError(
+                f"slot {slot}: no block for position {end - 1}, it has "
+                f"{self.num_blocks[slot]} blocks of {self.capacity.block_size}"
+            )
+        self.position[slot] = end
+        return PlannedChunk(slot, chunk.start, known[chunk.start : end], chunk.sample)
+
+    def _check_budget(self, decoding: int, chunks: list[PlannedChunk]) -> None:
+        tokens = decoding + sum(len(chunk.tokens) for chunk in chunks)
+        budget = max(self.capacity.max_num_batched_tokens, self.capacity.max_num_seqs)
+        if tokens > budget:
+            raise PlanError(f"{tokens} tokens in one step; max_num_batched_tokens is {budget}")

@@ -1,0 +1,160 @@
+"""From slots and a planned step to the tensors of one forward pass."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.kernels.attention import QUERY_TILE, AttentionBatch, CacheShape, plan_groups
+from penstock.services.worker.models.decoder import StepInputs
+from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
+
+
+class _QueryGroups(NamedTuple):
+    """Groups of queries as ``plan_groups`` takes them, and the slot of each."""
+
+    rows: IntArray
+    positions: IntArray
+    real: npt.NDArray[np.bool_]
+    slots: IntArray
+
+
+class RowPadding(NamedTuple):
+    """The numbers of rows that a step may have: multiples of one number, from another on."""
+
+    multiple: int
+    minimum: int
+
+    def missing(self, rows: int) -> int:
+        """How many rows are to be added to ``rows``."""
+        return max(-rows % self.multiple, self.minimum - rows)
+
+
+class InputBuilder:
+    """Builds the inputs of steps, all on the host, and uploads them.
+
+    The rows of a step: one for each decoding slot, ascending; then the tokens of each chunk; then
+    padding rows, which write to a block that no sequence owns and that nobody reads.
+    """
+
+    def __init__(
+        self,
+        slots: SlotTable,
+        shape: CacheShape,
+        rows: RowPadding,
+        padding_block: int,
+        device: torch.device,
+    ) -> None:
+        self._slots = slots
+        self._shape = shape
+        self._rows = rows
+        self._device = device
+        self._padding_slot = padding_block * shape.block_size
+
+    def build(self, step: PlannedStep) -> StepInputs:
+        return self._build_mixed(step) if step.chunks else self._build_decode(step.decoding)
+
+    def _build_decode(self, decoding: IntArray) -> StepInputs:
+        """The common step: one row for each slot, all of them sampled."""
+        slots = self._slots
+        position = slots.position[decoding]
+        return StepInputs(
+            tokens=self._upload(slots.last_token[decoding], 0),
+            positions=self._upload(position, 0),
+            slot_mapping=self._upload(self._slot_mapping(decoding, position), self._padding_slot),
+            attention=self._plan_single(
+                np.arange(len(decoding), dtype=np.int64), position, decoding
+            ),
+            sampled=None,
+        )
+
+    def _build_mixed(self, step: PlannedStep) -> StepInputs:
+        slots, decoding = self._slots, step.decoding
+        tokens, positions = [slots.last_token[decoding]], [slots.position[decoding]]
+        owners, sampled = [decoding], [np.arange(len(decoding), dtype=np.int64)]
+        row = len(decoding)
+        for chunk in step.chunks:
+            count = len(chunk.tokens)
+            tokens.append(chunk.tokens.astype(np.int64))
+            positions.append(np.arange(chunk.start, chunk.start + count, dtype=np.int64))
+            owners.append(np.full(count, chunk.slot, np.int64))
+            row += count
+            if chunk.sample:
+                sampled.append(np.array([row - 1], np.int64))
+        position = np.concatenate(positions)
+        return StepInputs(
+            tokens=self._upload(np.concatenate(tokens), 0),
+            positions=self._upload(position, 0),
+            slot_mapping=self._upload(
+                self._slot_mapping(np.concatenate(owners), position), self._padding_slot
+            ),
+            attention=self._plan_attention(step, positions[0]),
+            sampled=self._upload(np.concatenate(sampled), 0),
+        )
+
+    def _slot_mapping(self, owners: IntArray, positions: IntArray) -> IntArray:
+        size = self._shape.block_size
+        blocks: IntArray = self._slots.block_table[owners, positions // size]
+        return blocks * size + positions % size
+
+    def _upload(self, values: IntArray, filler: int) -> torch.Tensor:
+        padding = self._rows.missing(len(values))
+        if padding > 0:
+            values = np.concatenate((values, np.full(padding, filler, np.int64)))
+        return torch.from_numpy(values).to(self._device)
+
+    def _plan_attention(
+        self, step: PlannedStep, decode_positions: IntArray
+    ) -> list[AttentionBatch]:
+        """Decode rows and chunks of one token are groups of one query; others are cut up."""
+        row = len(step.decoding)
+        rows, positions = [np.arange(row, dtype=np.int64)], [decode_positions]
+        owners, cut = [step.decoding], []
+        for chunk in step.chunks:
+            if len(chunk.tokens) == 1:
+                rows.append(np.array([row], np.int64))
+                positions.append(np.array([chunk.start], np.int64))
+                owners.append(np.array([chunk.slot], np.int64))
+            else:
+                cut.append(_cut(chunk, row))
+            row += len(chunk.tokens)
+        table, batches = self._slots.block_table, []
+        slots = np.concatenate(owners)
+        if len(slots):
+            batches += self._plan_single(np.concatenate(rows), np.concatenate(positions), slots)
+        if cut:
+            batches += plan_groups(
+                np.concatenate([groups.rows for groups in cut]),
+                np.concatenate([groups.positions for groups in cut]),
+                np.concatenate([groups.real for groups in cut]),
+                table[np.concatenate([groups.slots for groups in cut])],
+                self._shape,
+                self._device,
+            )
+        return batches
+
+    def _plan_single(
+        self, rows: IntArray, positions: IntArray, owners: IntArray
+    ) -> list[AttentionBatch]:
+        """Groups of one query."""
+        table = self._slots.block_table[owners]
+        return plan_groups(
+            rows[:, None], positions[:, None], None, table, self._shape, self._device
+        )
+
+
+def _cut(chunk: PlannedChunk, first_row: int) -> _QueryGroups:
+    """Groups of ``QUERY_TILE`` queries; the last one is filled up with its last query."""
+    count = len(chunk.tokens)
+    groups = -(-count // QUERY_TILE)
+    offsets = np.arange(groups * QUERY_TILE, dtype=np.int64).reshape(groups, QUERY_TILE)
+    filled = np.minimum(offsets, count - 1)
+    return _QueryGroups(
+        first_row + filled,
+        chunk.start + filled,
+        offsets < count,
+        np.full(groups, chunk.slot, np.int64),
+    )

@@ -1,0 +1,261 @@
+"""Reads many tensors at once: a few threads, each taking the next piece of some tensor.
+
+A piece whose target has the stored type and is contiguous host memory is read straight into it;
+any other goes through a scratch buffer of the thread. For a GPU the buffers are pinned, two a
+thread: while one is copied, the next piece is read into the other. ``preadv`` and the copies
+release the interpreter's lock. Memory beside the weights is bounded by ``threads`` times two
+pieces.
+
+Plain reads, not mappings: a file that shrinks while it is read gives an error, not a SIGBUS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.protocol.model_info import BadModelFolder
+from penstock.services.worker.load_report import ReadProgress
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+"""The stored types, as safetensors files name them."""
+THREADS = 4
+PIECE_BYTES = 16 * 1024 * 1024
+REPORT_SECONDS = 0.1
+_ZEROS = bytes(64 * 1024)
+
+
+class TensorRead(NamedTuple):
+    """One tensor: where its bytes lie, and where its values go."""
+
+    name: str
+    path: Path
+    begin: int
+    """Offset in the file."""
+    dtype: torch.dtype
+    """The stored type."""
+    target: Tensor
+    """Same shape; any type, layout and device."""
+
+
+class _Piece(NamedTuple):
+    read: TensorRead
+    rows: Tensor
+    """The part of the target that this piece fills."""
+    begin: int
+    size: int
+    """Bytes in the file."""
+
+
+def _pieces(read: TensorRead, piece_bytes: int) -> Iterator[_Piece]:
+    """Cut a tensor along its first dimension, a contiguous one anywhere."""
+    target = read.target
+    flat = target.view(-1) if target.is_contiguous() else target
+    if not target.numel():
+        return
+    row = flat[0].numel() * read.dtype.itemsize
+    count = max(1, piece_bytes // row)
+    for first in range(0, len(flat), count):
+        rows = flat[first : first + count]
+        yield _Piece(read, rows, read.begin + first * row, len(rows) * row)
+
+
+class _Stage(Protocol):
+    """Scratch memory between file and target, for one thread."""
+
+    def copy(self, piece: _Piece, fill: Callable[[memoryview], None]) -> None:
+        """Let ``fill`` read the piece into the scratch memory, and copy it to the target."""
+
+    def finish(self) -> None:
+        """Wait until every copy is done."""
+
+
+class _HostStage:
+    """For the CPU: converts types and layouts."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def copy(self, piece: _Piece, fill: Callable[[memoryview], None]) -> None:
+        if len(self._buffer) < piece.size:
+            self._buffer = torch.empty(piece.size, dtype=torch.uint8)
+        stored = self._buffer[: piece.size]
+        fill(_memory(stored))
+        piece.rows.copy_(stored.view(piece.read.dtype).view(piece.rows.shape))
+
+    def finish(self) -> None:
+        pass
+
+
+class _PinnedStage:
+    """For a GPU: two pinned buffers in turn, copied on a stream of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # The targets' memory may have been something else's, in work that is still queued.
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._copied = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]
+        self._turn = 0
+
+    def copy(self, piece: _Piece, fill: Callable[[memoryview], None]) -> None:
+        turn = self._turn = 1 - self._turn
+        self._copied[turn].synchronize()
+        if len(self._buffers[turn]) < piece.size:
+            self._buffers[turn] = torch.empty(piece.size, dtype=torch.uint8, pin_memory=True)
+        stored = self._buffers[turn][: piece.size]
+        fill(_memory(stored))
+        with torch.cuda.stream(self._stream):
+            values = stored.view(piece.read.dtype).view(piece.rows.shape)
+            piece.rows.copy_(values, non_blocking=True)
+            self._copied[turn].record(self._stream)
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+
+def _memory(values: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU."""
+    view: memoryview = values.view(torch.uint8).numpy().data
+    return view
+
+
+def all_zero(data: memoryview) -> bool:
+    """Whether every byte is zero; of ordinary weights it looks at the first few only."""
+    first = bytes(data[:1024])
+    return first == _ZEROS[: len(first)] and all(
+        bytes(part) == _ZEROS[: len(part)]
+        for part in (data[at : at + len(_ZEROS)] for at in range(0, len(data), len(_ZEROS)))
+    )
+
+
+class WeightReader:
+    """Reads tensors into their targets; ``zero_tensors`` then names those that are all zeros."""
+
+    def __init__(self, reads: Sequence[TensorRead]) -> None:
+        """Sorted by file and offset here: a disk likes to be read in order."""
+        ordered = sorted(reads, key=lambda read: (read.path, read.begin))
+        self._reads = ordered
+        self._pieces = deque(piece for read in ordered for piece in _pieces(read, PIECE_BYTES))
+        self.total_bytes = sum(piece.size for piece in self._pieces)
+        self._nonzero: set[str] = set()
+        self._done: list[int] = []
+        """Bytes that each thread has read."""
+        self._failure: BaseException | None = None
+
+    @property
+    def zero_tensors(self) -> list[str]:
+        return [
+            read.name
+            for read in self._reads
+            if read.name not in self._nonzero and read.target.numel()
+        ]
+
+    def run(self, progress: Callable[[ReadProgress], None], threads: int = THREADS) -> float:
+        """Read everything; ``progress`` is told every tenth of a second. Returns the seconds.
+
+        Raises ``BadModelFolder`` that names file and tensor when a file cannot be read or ends
+        too early.
+        """
+        began = time.perf_counter()
+        count = max(1, min(threads, len(self._pieces)))
+        self._done = [0] * count
+        # Daemons: a worker told to stop while it loads does not wait for the rest of the files.
+        workers = [
+            threading.Thread(target=self._work, args=(i,), name=f"weights {i}", daemon=True)
+            for i in range(count)
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            for worker in workers:
+                while worker.is_alive():
+                    progress(self._progress(began))
+                    worker.join(REPORT_SECONDS)
+        finally:
+            self._pieces.clear()
+            for worker in workers:
+                worker.join()
+        if self._failure is not None:
+            raise self._failure
+        progress(self._progress(began))
+        return time.perf_counter() - began
+
+    def _progress(self, began: float) -> ReadProgress:
+        return ReadProgress(sum(self._done), self.total_bytes, time.perf_counter() - began)
+
+    def _work(self, number: int) -> None:
+        """One thread: the next piece until there is none, or until some thread fails."""
+        stages: dict[torch.device, _Stage] = {}
+        try:
+            with torch.inference_mode(), contextlib.closing(_OpenFile()) as file:
+                while self._failure is None and self._pieces:
+                    try:
+                        piece = self._pieces.popleft()
+                    except IndexError:  # another thread took the last one
+                        break
+                    self._read(file, piece, stages)
+                    self._done[number] += piece.size
+                for stage in stages.values():
+                    stage.finish()
+        except BaseException as error:
+            self._failure = self._failure or error
+
+    def _read(self, file: _OpenFile, piece: _Piece, stages: dict[torch.device, _Stage]) -> None:
+        def fill(memory: memoryview) -> None:
+            file.read(piece, memory)
+            if piece.read.name not in self._nonzero and not all_zero(memory):
+                self._nonzero.add(piece.read.name)
+
+        rows = piece.rows
+        if rows.device.type == "cpu" and rows.dtype == piece.read.dtype and rows.is_contiguous():
+            fill(_memory(rows.view(-1)))
+            return
+        stage = stages.get(rows.device)
+        if stage is None:
+            on_host = rows.device.type == "cpu"
+            stage = stages[rows.device] = _HostStage() if on_host else _PinnedStage(rows.device)
+        stage.copy(piece, fill)
+
+
+class _OpenFile:
+    """The file that a thread reads at the moment: pieces come in the files' order."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._descriptor = -1
+
+    def read(self, piece: _Piece, memory: memoryview) -> None:
+        """Fill ``memory``. Raises ``BadModelFolder``."""
+        path = piece.read.path
+        try:
+            if path != self._path:
+                self.close()
+                self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._path = path
+            done = 0
+            while done < len(memory):
+                count = os.preadv(self._descriptor, [memory[done:]], piece.begin + done)
+                if not count:
+                    raise BadModelFolder(
+                        f"{path}: truncated while tensor {piece.read.name!r} was read"
+                    )
+                done += count
+        except OSError as error:
+            raise BadModelFolder(
+                f"{path}: tensor {piece.read.name!r} cannot be read: {error.strerror or error}"
+            ) from None
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._path = -1, None

@@ -1,0 +1,196 @@
+"""A real HTTP server on a real socket, over a gateway that plays a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.messages.membership import MetricsAnswer, ProcessMetrics
+from penstock.protocol.messages.requests import Rejected, Work
+from penstock.protocol.messages.tokens import End, EndReason
+from penstock.protocol.metrics import Registry
+from penstock.services.frontend.app import make_app, start
+from penstock.services.frontend.interface import Overloaded, Readiness, ServedModel, Sink
+
+Script = Callable[[Work, Sink], Coroutine[Any, Any, None]]
+
+STOP = End(0, EndReason.STOP)
+LENGTH = End(0, EndReason.LENGTH)
+VOCAB_SIZE = 1000
+MAX_MODEL_LEN = 64
+
+
+def rejected(status: int, message: str = "no", **fields: Any) -> Rejected:
+    kind = fields.pop("kind", "invalid_request_error")
+    return Rejected(0, 0, status, kind, message, **fields)
+
+
+def say(*texts: str, end: End = STOP, prompt_tokens: int = 3, cached: int = 0) -> Script:
+    """Accept, then every choice says the texts, one token each, and ends with the last one."""
+
+    async def script(work: Work, sink: Sink) -> None:
+        sink.on_accepted(prompt_tokens)
+        for index, text in enumerate(texts):
+            await asyncio.sleep(0)
+            for choice in work.choices:
+                last = end if index == len(texts) - 1 else None
+                sink.on_text(choice.choice, text, 1, last, cached if index == 0 else 0)
+
+    return script
+
+
+async def forever(work: Work, sink: Sink) -> None:
+    """Accept, and talk until cancelled."""
+    sink.on_accepted(1)
+    while True:
+        sink.on_text(0, "x", 1, None, 0)
+        await asyncio.sleep(0.005)
+
+
+class ScriptedGateway:
+    """Plays ``script`` for every request; notes what was opened and cancelled."""
+
+    def __init__(self, script: Script | None = None) -> None:
+        self.script = script or say("Hello", " world")
+        self.works: list[Work] = []
+        self.cancelled: list[int] = []
+        self.cancel_seen = asyncio.Event()
+        self.overloaded: Rejected | None = None
+        self.served = [ServedModel("org/model", ["alias"], MAX_MODEL_LEN, VOCAB_SIZE)]
+        self.readiness = Readiness(True, {"engine": "ready"})
+        self.is_draining = False
+        self.registry = Registry()
+        self.others: list[ProcessMetrics] = []
+        self.failures: list[BaseException] = []
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def open(self, work: Work, sink: Sink) -> int:
+        if self.overloaded is not None:
+            raise Overloaded(self.overloaded)
+        self.works.append(work)
+        request_id = len(self.works)
+        task = asyncio.get_running_loop().create_task(self.script(work, sink))
+        task.add_done_callback(self._done)
+        self._tasks[request_id] = task
+        return request_id
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures.append(error)
+
+    def cancel(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+        self.cancel_seen.set()
+        self._tasks[request_id].cancel()
+
+    def models(self) -> list[ServedModel]:
+        return self.served
+
+    def ready(self) -> Readiness:
+        return self.readiness
+
+    async def metrics(self) -> MetricsAnswer:
+        own = ProcessMetrics("frontend", 1, self.registry.report())
+        return MetricsAnswer([own, *self.others])
+
+    def draining(self) -> bool:
+        return self.is_draining
+
+
+class Client:
+    """A client of one server."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        port: int,
+        gateway: ScriptedGateway,
+        app: web.Application,
+    ) -> None:
+        self.session = session
+        self.app = app
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.gateway = gateway
+
+    async def post(
+        self, path: str, body: Any, **kwargs: Any
+    ) -> tuple[int, dict[str, Any], aiohttp.ClientResponse]:
+        if not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        async with self.session.post(self.url + path, data=body, **kwargs) as response:
+            return response.status, json.loads(await response.read()), response
+
+    async def get(self, path: str, **kwargs: Any) -> tuple[int, Any, aiohttp.ClientResponse]:
+        async with self.session.get(self.url + path, **kwargs) as response:
+            raw = await response.read()
+            is_json = response.content_type == "application/json"
+            return response.status, json.loads(raw) if is_json else raw, response
+
+    async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """All ``data:`` events of a stream: decoded JSON, or the text that is none."""
+        data = json.dumps({**body, "stream": True}).encode()
+        async with self.session.post(self.url + path, data=data) as response:
+            raw = await response.read()
+            assert response.status == 200, raw
+            assert response.content_type == "text/event-stream"
+            return parse_events(raw)
+
+
+def parse_events(raw: bytes) -> list[Any]:
+    """A strict reader of the event stream format, for the parts of it that are used here."""
+    assert raw.endswith(b"\n\n")
+    events: list[Any] = []
+    for block in raw.decode().removesuffix("\n\n").split("\n\n"):
+        if block.startswith(":"):
+            continue
+        assert block.startswith("data: "), block
+        assert "\n" not in block
+        text = block.removeprefix("data: ")
+        events.append(text if text == "[DONE]" else json.loads(text))
+    return events
+
+
+@asynccontextmanager
+async def serving(
+    gateway: ScriptedGateway, config: ServerConfig | None = None, *, stall_s: float = 60.0
+) -> AsyncIterator[Client]:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    port = sock.getsockname()[1]
+    app = make_app(config or ServerConfig(), gateway, gateway.registry, stall_s=stall_s)
+    runner = await start(app, sock)
+    try:
+        timeout = aiohttp.ClientTimeout(total=20)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            yield Client(session, port, gateway, app)
+    finally:
+        await runner.cleanup()
+    assert gateway.failures == []
+
+
+def run(
+    use: Callable[[Client], Awaitable[None]],
+    script: Script | None = None,
+    config: ServerConfig | None = None,
+    *,
+    stall_s: float = 60.0,
+) -> ScriptedGateway:
+    """Start a server, use it, stop it; returns its gateway."""
+
+    async def main() -> ScriptedGateway:
+        gateway = ScriptedGateway(script)
+        async with serving(gateway, config, stall_s=stall_s) as client:
+            async with asyncio.timeout(20):
+                await use(client)
+        return gateway
+
+    return asyncio.run(main())

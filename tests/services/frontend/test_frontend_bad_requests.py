@@ -1,0 +1,348 @@
+"""Bad requests: a clear 400 that names the parameter, the value and the limit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from frontend_scripted import MAX_MODEL_LEN, Client, run
+
+from penstock.protocol.config.fields import ServerConfig
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HUGE = 10**3999
+ONE = {"prompt": "x"}
+HI = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def user(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content, **fields}]}
+
+
+PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
+    # body without the prompt, param, words in the message
+    ({"temperature": -1}, "temperature", "0.0 -1"),
+    ({"temperature": 100.5}, "temperature", "100.0 100.5"),
+    ({"temperature": "1"}, "temperature", "float '1'"),
+    ({"temperature": True}, "temperature", "number true"),
+    ({"temperature": HUGE}, "temperature", "digits"),
+    ({"temperature": [1]}, "temperature", "array"),
+    ({"temperature": {}}, "temperature", "object"),
+    ({"top_p": 1.01}, "top_p", "1.0 1.01"),
+    ({"top_p": -0.1}, "top_p", "0.0 -0.1"),
+    ({"top_k": -2}, "top_k", "-1 -2"),
+    ({"top_k": 1.5}, "top_k", "int 1.5"),
+    ({"top_k": 2**31}, "top_k", "2147483647 2147483648"),
+    ({"top_k": HUGE}, "top_k", "2147483647 digits"),
+    ({"seed": 2**63}, "seed", str(2**63 - 1)),
+    ({"seed": "x"}, "seed", "int"),
+    ({"n": 0}, "n", ">= 1 0"),
+    ({"n": 129}, "n", "128 129"),
+    ({"n": 1e6}, "n", "int"),
+    ({"max_tokens": 0}, "max_tokens", ">= 1 0"),
+    ({"max_tokens": -5}, "max_tokens", "-5"),
+    ({"max_tokens": 2**31}, "max_tokens", "2147483647"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", ">= 1 0"),
+    (
+        {"max_tokens": 5, "max_completion_tokens": 7},
+        "max_completion_tokens",
+        "max_tokens max_completion_tokens contradict 5 7",
+    ),
+    ({"max_tokens": 0, "max_completion_tokens": 7}, "max_tokens", ">= 1 0"),
+    ({"stop": 5}, "stop", "string array strings 16 5"),
+    ({"stop": True}, "stop", "string array strings true"),
+    ({"stop": {"a": 1}}, "stop", "string array strings object"),
+    ({"stop": [""]}, "stop", "length"),
+    ({"stop": ["x"] * 17}, "stop", "16 17"),
+    ({"stop": "x" * 513}, "stop", "512"),
+    ({"stop": [None]}, "stop", "str"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids", "0"),
+    ({"stop_token_ids": [1000]}, "stop_token_ids", "1000"),
+    ({"stop_token_ids": [True]}, "stop_token_ids", "bool"),
+    ({"stop_token_ids": list(range(65))}, "stop_token_ids", "64 65"),
+    ({"ignore_eos": 1}, "ignore_eos", "bool 1"),
+    ({"stream": "yes"}, "stream", "true false 'yes'"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
+    ({"stream": True, "stream_options": 5}, "stream_options", "object 5"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options", "unknown x"),
+    (
+        {"stream": True, "stream_options": {"include_usage": 1}},
+        "stream_options.include_usage",
+        "true",
+    ),
+    ({"model": 5}, "model", "string 5"),
+    ({"user": "x" * 129}, "user", "128"),
+    ({"user": "a\x00b"}, "user", "printable"),
+    ({"user": 5}, "user", "string"),
+    ({"priority": 2**31}, "priority", "2147483647 2147483648"),
+    ({"priority": -(2**31) - 1}, "priority", "-2147483648 -2147483649"),
+    ({"priority": 0.5}, "priority", "int 0.5"),
+    ({"priority": "1"}, "priority", "int '1'"),
+    ({"priority": True}, "priority", "int true"),
+    ({"priority": HUGE}, "priority", "digits"),
+    ({"cache_salt": "x" * 129}, "cache_salt", "128"),
+    ({"cache_salt": "a\nb"}, "cache_salt", "printable"),
+    ({"cache_salt": 5}, "cache_salt", "string 5"),
+    ({"metadata": "x"}, "metadata", "object"),
+    ({"metadata": {"a": 5}}, "metadata", "string"),
+    ({"store": True}, "store", "false true"),
+    ({"service_tier": 5}, "service_tier", "string"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "true"),
+]
+
+UNSUPPORTED: list[dict[str, Any]] = [
+    {"logprobs": True},
+    {"presence_penalty": 0.5},
+    {"repetition_penalty": 1.1},
+    {"response_format": {"type": "json_object"}},
+    {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    {"tool_choice": "required"},
+    {"logit_bias": {"5": 1}},
+    {"min_p": 0.1},
+    {"min_tokens": 3},
+    {"best_of": 3},
+    {"prompt_logprobs": 0},
+    {"guided_json": {}},
+    {"echo": True},
+    {"presence_penalty": False},
+]
+
+PROMPTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "missing"),
+    ({"prompt": None}, "missing"),
+    ({"prompt": ""}, "empty"),
+    ({"prompt": []}, "empty"),
+    ({"prompt": [[]]}, "prompt[0] empty"),
+    ({"prompt": [""]}, "prompt[0] empty"),
+    ({"prompt": ["a", ""]}, "prompt[1] empty"),
+    ({"prompt": 5}, "string 5"),
+    ({"prompt": {"a": 1}}, "object"),
+    ({"prompt": [1, "a"]}, "int"),
+    ({"prompt": ["a", 1]}, "prompt[1]"),
+    ({"prompt": [1, True]}, "bool"),
+    ({"prompt": [1.5]}, "int float"),
+    ({"prompt": [-1]}, "at least 0"),
+    ({"prompt": [1, 1000]}, "1000 position 1"),
+    ({"prompt": [2**31]}, "2147483648"),
+    ({"prompt": [HUGE]}, "4000"),
+    ({"prompt": [1] * (MAX_MODEL_LEN + 1)}, f"{MAX_MODEL_LEN + 1} {MAX_MODEL_LEN}"),
+    ({"prompt": ["a"] * 129}, "128 129"),
+    ({"prompt": ["a"] * 128, "n": 3}, "384 256"),
+]
+
+MESSAGES: list[tuple[dict[str, Any], str]] = [
+    ({}, "missing"),
+    ({"messages": []}, "empty"),
+    ({"messages": "hi"}, "array 'hi'"),
+    ({"messages": [5]}, "messages[0] object 5"),
+    ({"messages": [{"content": "x"}]}, "role null"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "role user 'king'"),
+    ({"messages": [{"role": 5, "content": "x"}]}, "role 5"),
+    ({"messages": [{"role": ["user"], "content": "x"}]}, "role"),
+    ({"messages": [{"role": "user"}]}, "content"),
+    (user(None), "content null"),
+    (user(5), "content 5"),
+    (user([]), "content part"),
+    (user([5]), "content[0] 5"),
+    (user([{"type": "image_url", "image_url": {"url": "http://x"}}]), "text 'image_url'"),
+    (user([{"type": "text"}]), "text null"),
+    (user([{"type": "text", "text": "a", "x": 1}]), "unknown 'x'"),
+    (user("x", colour="red"), "unknown 'colour'"),
+    (user("x", name=5), "messages[0].name 5"),
+    (user("x", tool_calls=[{"id": "1"}]), "tool_calls supported"),
+    ({"messages": [{"role": "user", "content": "x"}] * 8193}, "8192 8193"),
+    ({**HI, "chat_template_kwargs": {"tokenize": True}}, "tokenize"),
+    ({**HI, "chat_template_kwargs": {"enable_thinking": "yes"}}, "enable_thinking"),
+    ({**HI, "chat_template": "{{ x }}"}, "chat_template supported"),
+]
+
+BODIES: list[tuple[bytes, str]] = [
+    (b"", "JSON"),
+    (b"{", "JSON"),
+    (b"[]", "object"),
+    (b'"x"', "object"),
+    (b"null", "object"),
+    (b'{"prompt": "x", "temperature": NaN}', "JSON"),
+    (b'{"prompt": "x", "temperature": Infinity}', "JSON"),
+    (b'{"prompt": "x", "temperature": 1e400}', "range"),
+    (b'{"prompt": "x", "seed": %s}' % (b"1" * 5000), "range"),
+    (b'{"prompt": "\\ud800"}', "JSON"),
+    (b'{"prompt": "\\udc00 x"}', "JSON"),
+    (b'{"prompt": "\xed\xa0\x80"}', "JSON"),
+    (b'{"prompt": "\xff"}', "JSON"),
+    (b'{"prompt": ' + b"[" * 65 + b"1" + b"]" * 65 + b"}", "64"),
+    (b'{"prompt": "x", "junk": ' + b"[" * 100_000, "64"),
+    (b'{"prompt": "x", "junk": ' + b'{"a":' * 100_000, "64"),
+    (b"[" * 1_000_000, "64"),
+    (b'{"prompt": [' + b"[1]," * 100_001 + b"[1]]}", "100000"),
+    (b"\xef\xbb\xbf{}", "JSON"),
+    (b'{"prompt": "x"} trailing', "JSON"),
+]
+
+
+def check(path: str, cases: list[tuple[Any, str | None, str]], config: ServerConfig) -> None:
+    """Post every case to one server; nothing may reach the gateway."""
+
+    async def use(client: Client) -> None:
+        for body, param, words in cases:
+            started = asyncio.get_running_loop().time()
+            status, answer, response = await client.post(path, body)
+            case = str(body)[:200]
+            assert asyncio.get_running_loop().time() - started < 1.0, case
+            assert status == 400, (case, answer)
+            assert set(answer) == {"error"}
+            error = answer["error"]
+            assert set(error) == {"message", "type", "param", "code"}, case
+            assert error["type"] == "invalid_request_error"
+            assert len(error["message"]) < 600, case
+            for word in words.split():
+                assert word in error["message"], (case, error["message"])
+            if param is not None:
+                assert error["param"] == param, case
+            assert response.headers["x-request-id"]
+        status, _, _ = await client.post(TEXT, ONE)
+        assert status == 200
+
+    assert len(run(use, config=config).works) == 1
+
+
+def test_each_bad_parameter_is_named_with_its_value_and_limit() -> None:
+    cases = [({**ONE, **fields}, param, words) for fields, param, words in PARAMETERS]
+    check(TEXT, list(cases), ServerConfig())
+    cases = [({**HI, **fields}, param, words) for fields, param, words in PARAMETERS]
+    check(CHAT, list(cases), ServerConfig())
+
+
+def test_parameters_that_are_not_supported_yet_are_refused_by_name() -> None:
+    cases = [({**ONE, **f}, next(iter(f)), f"supported {next(iter(f))}") for f in UNSUPPORTED]
+    check(TEXT, list(cases), ServerConfig())
+
+
+def test_all_unknown_and_unsupported_parameters_are_named_at_once() -> None:
+    body = {**ONE, "foo": 1, "bar": 2, "tools": [1], "logprobs": 3, "x" * 500: 1}
+    check(TEXT, [(body, "foo", "unknown foo bar tools logprobs supported")], ServerConfig())
+    many = {**ONE, **{f"p{number}": 1 for number in range(1000)}}
+    check(TEXT, [(many, "p0", "p0 p15 984 more")], ServerConfig())
+
+
+def test_bad_prompts_are_refused() -> None:
+    check(TEXT, [(body, None, words) for body, words in PROMPTS], ServerConfig())
+
+
+def test_bad_messages_are_refused() -> None:
+    check(CHAT, [(body, None, words) for body, words in MESSAGES], ServerConfig())
+
+
+def test_bodies_that_are_no_good_json_are_refused() -> None:
+    check(TEXT, [(body, None, words) for body, words in BODIES], ServerConfig())
+
+
+def test_an_unknown_model_is_a_404_that_names_the_served_ones() -> None:
+    async def use(client: Client) -> None:
+        for name in ("gpt-5", "", "Org/model", "../x", "x" * 5000):
+            status, answer, _ = await client.post(TEXT, {**ONE, "model": name})
+            assert status == 404
+            assert "org/model" in answer["error"]["message"]
+            assert len(answer["error"]["message"]) < 400
+            assert answer["error"]["code"] == "model_not_found"
+
+    assert run(use).works == []
+
+
+def test_a_body_over_the_limit_is_a_413_with_and_without_a_declared_length() -> None:
+    limit = 4096
+
+    def body(size: int) -> bytes:
+        start = b'{"prompt": "'
+        return start + b"x" * (size - len(start) - 2) + b'"}'
+
+    async def chunks(data: bytes) -> Any:
+        yield data[:1000]
+        yield data[1000:]
+
+    async def use(client: Client) -> None:
+        assert (await client.post(TEXT, body(limit)))[0] == 200
+        status, answer, _ = await client.post(TEXT, body(limit + 1))
+        assert status == 413
+        assert "4096" in answer["error"]["message"]
+        url = client.url + TEXT
+        async with client.session.post(url, data=chunks(body(limit))) as response:
+            assert response.status == 200
+        async with client.session.post(url, data=chunks(body(limit + 1))) as response:
+            assert response.status == 413
+            assert "error" in json.loads(await response.read())
+
+    run(use, config=ServerConfig(max_body_bytes=limit))
+
+
+def test_a_declared_length_over_the_limit_is_refused_before_the_body_is_sent() -> None:
+    async def use(client: Client) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999\r\n\r\n"
+        )
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+        writer.close()
+
+    run(use)
+
+
+def test_a_compressed_bomb_is_refused_by_its_decoded_size() -> None:
+    import zlib
+
+    async def use(client: Client) -> None:
+        bomb = zlib.compress(b" " * 50_000_000)
+        headers = {"Content-Encoding": "deflate"}
+        status, _, _ = await client.post(TEXT, bomb, headers=headers)
+        assert status == 413
+        status, _, _ = await client.post(TEXT, b"not compressed", headers=headers)
+        assert status == 400
+
+    run(use)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("DELETE", "/", 405),
+        ("GET", "/v1", 404),
+        ("POST", "/v1/chat/completion", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/completions", 405),
+        ("POST", "/v1/models", 405),
+        ("POST", "/nothing/%0d%0aX: y", 404),
+    ],
+)
+def test_unknown_routes_and_methods_have_the_error_shape(
+    method: str, path: str, status: int
+) -> None:
+    async def use(client: Client) -> None:
+        async with client.session.request(method, client.url + path) as response:
+            answer = json.loads(await response.read())
+            assert response.status == status
+            assert set(answer["error"]) == {"message", "type", "param", "code"}
+            assert response.headers["x-request-id"]
+            assert ("Allow" in response.headers) == (status == 405)
+
+    run(use)
+
+
+def test_a_crash_in_a_handler_is_a_500_that_tells_nothing_of_its_inside(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def use(client: Client) -> None:
+        def models() -> Any:
+            raise RuntimeError("secret at 0xdeadbeef")
+
+        client.gateway.models = models  # type: ignore[method-assign]
+        status, answer, response = await client.post(TEXT, ONE)
+        assert status == 500
+        assert answer["error"]["type"] == "server_error"
+        assert "secret" not in json.dumps(answer)
+        assert response.headers["x-request-id"] in answer["error"]["message"]
+
+    run(use)
+    assert "secret" in caplog.text

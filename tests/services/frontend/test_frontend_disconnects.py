@@ -1,0 +1,327 @@
+"""Clients that leave, and clients that read slowly or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import time
+from typing import Any
+
+import pytest
+from aiohttp import web
+from frontend_scripted import STOP, Client, forever, parse_events, run, say
+
+from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.messages.requests import Work
+from penstock.services.frontend.context import CONTEXT
+from penstock.services.frontend.interface import Sink
+from penstock.services.frontend.stream import EventStream
+
+PATH = "/v1/completions"
+
+
+def request_bytes(**fields: Any) -> bytes:
+    body = json.dumps({"prompt": "x", **fields}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    return head + body
+
+
+async def connect(client: Client, *, receive_buffer: int | None = None) -> socket.socket:
+    sock = socket.socket()
+    if receive_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", client.port))
+    return sock
+
+
+async def wait_until(condition: Any, seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def was_cut_off(sock: socket.socket) -> bool:
+    """Read to the end of the connection: whether the last chunk of the answer is missing."""
+    end = b""
+    try:
+        while data := await asyncio.get_running_loop().sock_recv(sock, 1 << 20):
+            end = (end + data)[-20:]
+    except ConnectionResetError:
+        return True
+    return not end.endswith(b"\r\n0\r\n\r\n")
+
+
+def open_streams(client: Client) -> int:
+    return len(client.app[CONTEXT].clock._streams)
+
+
+async def waiting(work: Work, sink: Sink) -> None:
+    await asyncio.sleep(60)
+
+
+async def accepted_and_silent(work: Work, sink: Sink) -> None:
+    sink.on_accepted(1)
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("script", [waiting, accepted_and_silent, forever])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_client_that_leaves_cancels_its_request_at_once(
+    script: Any, stream: bool, reset: bool
+) -> None:
+    async def use(client: Client) -> None:
+        loop = asyncio.get_running_loop()
+        sock = await connect(client)
+        await loop.sock_sendall(sock, request_bytes(stream=stream, n=2))
+        await wait_until(lambda: client.gateway.works)
+        await asyncio.sleep(0.03)
+        assert client.gateway.cancelled == []
+        if reset:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        left = time.monotonic()
+        sock.close()
+        async with asyncio.timeout(5):
+            await client.gateway.cancel_seen.wait()
+        assert time.monotonic() - left < 0.5
+        await asyncio.sleep(0.02)
+        assert client.gateway.cancelled == [1]
+        _, text, _ = await client.get("/metrics")
+        assert b'request_finished_total{reason="abort"} 2\n' in text
+
+    run(use, script)
+
+
+def test_all_prompts_of_a_client_that_leaves_are_cancelled() -> None:
+    async def use(client: Client) -> None:
+        sock = await connect(client)
+        await asyncio.get_running_loop().sock_sendall(sock, request_bytes(prompt=["a", "b", "c"]))
+        await wait_until(lambda: len(client.gateway.works) == 3)
+        sock.close()
+        await wait_until(lambda: len(client.gateway.cancelled) == 3)
+        assert sorted(client.gateway.cancelled) == [1, 2, 3]
+
+    run(use, waiting)
+
+
+def test_a_finished_request_is_not_cancelled() -> None:
+    async def use(client: Client) -> None:
+        for stream in (True, False):
+            async with client.session.post(
+                client.url + PATH, json={"prompt": "x", "stream": stream, "n": 3}
+            ) as response:
+                await response.read()
+
+    assert run(use, say("a", "b")).cancelled == []
+
+
+def test_a_slow_reader_gets_all_text_merged_into_few_events() -> None:
+    rows, piece = 30_000, "word "
+    sent = asyncio.Event()
+
+    async def script(work: Work, sink: Sink) -> None:
+        sink.on_accepted(1)
+        await asyncio.sleep(0.05)
+        for row in range(rows):
+            sink.on_text(0, piece, 1, None, 0)
+            if row % 100 == 0:
+                await asyncio.sleep(0)
+        sink.on_text(0, "", 0, STOP, 0)
+        sent.set()
+
+    async def use(client: Client) -> None:
+        loop = asyncio.get_running_loop()
+        sock = await connect(client, receive_buffer=4096)
+        request = request_bytes(stream=True, stream_options={"include_usage": True})
+        await loop.sock_sendall(sock, request)
+        await sent.wait()
+        await asyncio.sleep(0.1)
+        raw = b""
+        while b"[DONE]" not in raw:
+            raw += await loop.sock_recv(sock, 1 << 20)
+        sock.close()
+        events = parse_events(dechunk(raw.partition(b"\r\n\r\n")[2]))
+        text = "".join(e["choices"][0]["text"] for e in events[:-2])
+        assert text == piece * rows
+        assert events[-2]["usage"]["completion_tokens"] == rows
+        assert len(events) < rows
+
+    assert run(use, script).cancelled == []
+
+
+def dechunk(raw: bytes) -> bytes:
+    out = b""
+    while raw:
+        size, _, raw = raw.partition(b"\r\n")
+        out += raw[: int(size, 16)]
+        raw = raw[int(size, 16) + 2 :]
+        if int(size, 16) == 0:
+            break
+    return out
+
+
+def test_a_reader_that_falls_too_far_behind_is_given_up_and_its_memory_is_bounded() -> None:
+    written = 0
+
+    async def script(work: Work, sink: Sink) -> None:
+        nonlocal written
+        sink.on_accepted(1)
+        await asyncio.sleep(0.05)
+        while True:
+            sink.on_text(0, "x" * 1000, 1, None, 0)
+            written += 1000
+            await asyncio.sleep(0)
+
+    async def use(client: Client) -> None:
+        loop = asyncio.get_running_loop()
+        sock = await connect(client, receive_buffer=4096)
+        await loop.sock_sendall(sock, request_bytes(stream=True))
+        async with asyncio.timeout(10):
+            await client.gateway.cancel_seen.wait()
+        assert client.gateway.cancelled == [1]
+        assert written < 16 * 1024 * 1024  # the kernel's buffers and 256 KiB
+        assert await was_cut_off(sock)
+        sock.close()
+
+    run(use, script)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_reader_that_takes_nothing_for_too_long_is_given_up(ends: bool) -> None:
+    async def script(work: Work, sink: Sink) -> None:
+        sink.on_accepted(1)
+        await asyncio.sleep(0.05)
+        for _ in range(80):  # more than the kernel's buffers take, less than the limit
+            sink.on_text(0, "x" * 50_000, 1, None, 0)
+            await asyncio.sleep(0.001)
+            if held(sink):
+                break
+        sink.on_text(0, "x" * 70_000, 1, STOP if ends else None, 0)
+        await asyncio.sleep(60)
+
+    def held(sink: Any) -> bool:
+        return bool(sink._stream.held)
+
+    async def use(client: Client) -> None:
+        loop = asyncio.get_running_loop()
+        sock = await connect(client, receive_buffer=4096)
+        await loop.sock_sendall(sock, request_bytes(stream=True))
+        await wait_until(lambda: client.gateway.works)
+        await wait_until(lambda: not open_streams(client))
+        assert await was_cut_off(sock)
+        sock.close()
+        assert client.gateway.cancelled == ([] if ends else [1])
+
+    run(use, script, stall_s=0.4)
+
+
+def test_a_stream_that_fails_takes_no_other_along(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush = EventStream.flush
+
+    def failing(stream: EventStream, now: float) -> None:
+        if any(b"poison" in frame for frame in stream._pending):
+            raise RuntimeError("poisoned")
+        flush(stream, now)
+
+    async def script(work: Work, sink: Sink) -> None:
+        sink.on_accepted(1)
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            sink.on_text(0, work.tenant, 1, None, 0)
+        sink.on_text(0, "", 0, STOP, 0)
+
+    async def use(client: Client) -> None:
+        monkeypatch.setattr(EventStream, "flush", failing)
+        users = ["good", "poison", "fine"]
+        answers = await asyncio.gather(
+            *(client.events(PATH, {"prompt": "x", "user": user}) for user in users),
+            return_exceptions=True,
+        )
+        assert [isinstance(answer, list) for answer in answers] == [True, False, True]
+        assert len(client.gateway.cancelled) == 1
+
+    run(use, script)
+    assert "poisoned" in caplog.text
+
+
+def test_no_timer_is_left_when_no_stream_is_open() -> None:
+    async def use(client: Client) -> None:
+        assert not client.app[CONTEXT].clock._ticking
+        await client.events(PATH, {"prompt": "x"})
+        assert open_streams(client) == 0
+        await wait_until(lambda: not client.app[CONTEXT].clock._ticking)
+
+    run(use, config=ServerConfig(keep_alive_comment_s=0.2))
+
+
+def test_four_hundred_requests_cancelled_at_random_end_exactly_once() -> None:
+    async def script(work: Work, sink: Sink) -> None:
+        draw = random.Random(work.params.seed)
+        await asyncio.sleep(draw.random() * 0.02)
+        sink.on_accepted(1)
+        for _ in range(draw.randrange(5)):
+            await asyncio.sleep(draw.random() * 0.01)
+            sink.on_text(0, "ab", 1, None, 0)
+        sink.on_text(0, "", 1, STOP, 0)
+
+    async def one(client: Client, seed: int, gate: asyncio.Semaphore) -> bool:
+        draw = random.Random(-seed)
+        body = {"prompt": "x", "seed": seed, "stream": draw.random() < 0.5}
+        async with gate:
+            posting = asyncio.ensure_future(
+                client.post(PATH, body) if not body["stream"] else client.events(PATH, body)
+            )
+            if draw.random() < 0.2:
+                await asyncio.sleep(draw.random() * 0.03)
+                posting.cancel()
+            try:
+                await posting
+            except asyncio.CancelledError:
+                return False
+            return True
+
+    async def use(client: Client) -> None:
+        gate = asyncio.Semaphore(50)
+        done = await asyncio.gather(*(one(client, seed, gate) for seed in range(400)))
+        assert done.count(True) >= 300
+        await asyncio.sleep(0.05)
+        registry = client.gateway.registry
+        counted = {
+            tuple(sample.labels): sample.values[0]
+            for sample in registry.report().samples
+            if sample.name == "request_finished_total"
+        }
+        assert counted[("stop",)] + counted.get(("abort",), 0) == len(client.gateway.works)
+
+    run(use, script)
+
+
+def test_a_client_that_leaves_as_the_headers_go_out_is_no_error_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare = web.StreamResponse.prepare
+
+    async def prepare_too_late(response: web.StreamResponse, request: web.BaseRequest) -> Any:
+        assert request.transport is not None
+        request.transport.abort()
+        return await prepare(response, request)
+
+    async def use(client: Client) -> None:
+        for stream in (True, False):
+            sock = await connect(client)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(sock, request_bytes(stream=stream))
+            with contextlib.suppress(ConnectionResetError):
+                assert await loop.sock_recv(sock, 1000) == b""
+            sock.close()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(web.StreamResponse, "prepare", prepare_too_late)
+        run(use, say("yes"))
+    assert caplog.records == []

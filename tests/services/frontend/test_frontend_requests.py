@@ -1,0 +1,266 @@
+"""What reaches the gateway from a good request, and what an unstreamed answer looks like."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from frontend_scripted import LENGTH, Client, rejected, run, say
+
+from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.messages.requests import Chat, Text, Tokens, Work
+from penstock.protocol.messages.tokens import End, EndReason
+from penstock.protocol.sampling import SamplingParams
+from penstock.services.frontend.interface import Sink
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+
+
+def works_of(path: str, body: dict[str, Any], **kwargs: Any) -> list[Work]:
+    async def use(client: Client) -> None:
+        status, answer, _ = await client.post(path, body, **kwargs)
+        assert status == 200, answer
+
+    return run(use).works
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}], **fields}
+
+
+def test_a_chat_answer_has_the_openai_shape() -> None:
+    async def use(client: Client) -> None:
+        status, answer, response = await client.post(CHAT, chat(model="org/model"))
+        assert status == 200
+        assert response.content_type == "application/json"
+        assert answer.pop("id").startswith("chatcmpl-")
+        assert isinstance(answer.pop("created"), int)
+        assert answer == {
+            "object": "chat.completion",
+            "model": "org/model",
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": "Hello world", "refusal": None},
+                    "logprobs": None,
+                    "finish_reason": "length",
+                    "stop_reason": None,
+                }
+            ],
+            "usage": {
+                "prompt_tokens": 3,
+                "completion_tokens": 2,
+                "total_tokens": 5,
+                "prompt_tokens_details": {"cached_tokens": 0},
+            },
+        }
+
+    run(use, say("Hello", " world", end=LENGTH))
+
+
+def test_the_stop_that_was_found_is_named() -> None:
+    async def use(client: Client) -> None:
+        _, answer, _ = await client.post(TEXT, {"prompt": "x"})
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["choices"][0]["stop_reason"] == "END"
+
+    run(use, say("a", end=End(0, EndReason.STOP, stop="END")))
+
+
+def test_every_sampling_parameter_reaches_the_gateway() -> None:
+    body = chat(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        seed=-3,
+        n=2,
+        max_tokens=11,
+        stop=["a", "b"],
+        stop_token_ids=[5],
+        ignore_eos=True,
+    )
+    (work,) = works_of(CHAT, body)
+    assert work.params == SamplingParams(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        seed=-3,
+        n=2,
+        max_tokens=11,
+        stop=["a", "b"],
+        stop_token_ids=[5],
+        ignore_eos=True,
+    )
+    assert len(work.choices) == 2
+
+
+@pytest.mark.parametrize("priority", [-(2**31), -1, 0, 2**31 - 1])
+def test_priority_and_cache_salt_reach_the_gateway_for_every_prompt(priority: int) -> None:
+    body = {"prompt": ["a", "b"], "priority": priority, "cache_salt": "mine é"}
+    works = works_of(TEXT, body)
+    assert [(work.priority, work.cache_salt) for work in works] == [(priority, "mine é")] * 2
+    (work,) = works_of(CHAT, chat(priority=priority, cache_salt="s"))
+    assert (work.priority, work.cache_salt) == (priority, "s")
+
+
+def test_priority_and_cache_salt_are_zero_and_empty_where_they_are_left_out() -> None:
+    for fields in ({}, {"priority": None, "cache_salt": None}, {"priority": 0, "cache_salt": ""}):
+        (work,) = works_of(CHAT, chat(**fields))
+        assert (work.priority, work.cache_salt) == (0, "")
+
+
+def test_null_fields_are_as_absent_and_defaults_are_the_customary_ones() -> None:
+    nulls = dict.fromkeys(
+        ("temperature", "top_p", "seed", "stop", "n", "logprobs", "tools", "stream", "user"), None
+    )
+    (work,) = works_of(CHAT, chat(**nulls, stream_options=None, max_tokens=None, model=None))
+    assert work.params == SamplingParams()
+    (work,) = works_of(TEXT, {"prompt": "x", "max_tokens": None})
+    assert work.params == SamplingParams(max_tokens=16)
+
+
+def test_max_completion_tokens_is_max_tokens_and_one_stop_string_is_a_list() -> None:
+    (work,) = works_of(CHAT, chat(max_completion_tokens=9, stop="x"))
+    assert work.params.max_tokens == 9
+    assert work.params.stop == ["x"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": False, "top_logprobs": 0},
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+        {"tools": [], "tool_choice": "none"},
+        {"tool_choice": "auto", "parallel_tool_calls": True},
+        {"response_format": {"type": "text"}, "logit_bias": {}},
+        {"user": "me@example.org", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
+        {"min_p": 0, "min_tokens": 0, "best_of": 2, "n": 2, "skip_special_tokens": True},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
+def test_parameters_with_their_neutral_value_are_accepted(fields: dict[str, Any]) -> None:
+    assert len(works_of(CHAT, chat(**fields))) == 1
+
+
+def test_prompts_come_as_text_token_ids_or_lists_of_either() -> None:
+    def prompts(value: Any) -> list[Any]:
+        return [work.prompt for work in works_of(TEXT, {"prompt": value})]
+
+    def tokens(*ids: int) -> Tokens:
+        return Tokens(struct.pack(f"<{len(ids)}i", *ids))
+
+    assert prompts("one") == [Text("one")]
+    assert prompts(["one"]) == [Text("one")]
+    assert prompts(["one", "two"]) == [Text("one"), Text("two")]
+    assert prompts([1, 2, 999]) == [tokens(1, 2, 999)]
+    assert prompts([[1], [0, 3]]) == [tokens(1), tokens(0, 3)]
+    assert prompts(["one", [4]]) == [Text("one"), tokens(4)]
+
+
+def test_messages_are_normalized() -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {
+            "role": "assistant",
+            "content": "c",
+            "refusal": None,
+            "tool_calls": None,
+            "annotations": [],
+            "audio": None,
+            "reasoning_content": "hm",
+        },
+        {"role": "user", "content": "", "name": "Ann"},
+    ]
+    body = {"messages": messages, "chat_template_kwargs": {"enable_thinking": True}}
+    (work,) = works_of(CHAT, body)
+    assert isinstance(work.prompt, Chat)
+    assert msgspec.json.decode(work.prompt.messages) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": "c", "reasoning_content": "hm"},
+        {"role": "user", "content": "", "name": "Ann"},
+    ]
+    assert msgspec.json.decode(work.prompt.template_kwargs) == {"enable_thinking": True}
+
+
+def test_the_tenant_is_the_key_else_the_user_else_nobody() -> None:
+    (work,) = works_of(TEXT, {"prompt": "x"})
+    assert work.tenant == ""
+    (work,) = works_of(TEXT, {"prompt": "x", "user": "ann"})
+    assert work.tenant == "ann"
+
+    async def use(client: Client) -> None:
+        for key in ("first-key", "second-key", "first-key"):
+            headers = {"Authorization": f"Bearer {key}"}
+            body = {"prompt": "x", "user": "ann"}
+            status, _, _ = await client.post(TEXT, body, headers=headers)
+            assert status == 200
+
+    gateway = run(use, config=ServerConfig(api_key=["first-key", "second-key"]))
+    one, two, again = (work.tenant for work in gateway.works)
+    assert one == again != two
+    assert "first" not in one and 1 <= len(one) <= 32
+
+
+def test_a_request_may_take_only_so_long() -> None:
+    async def script(work: Work, sink: Sink) -> None:
+        import asyncio
+
+        sink.on_accepted(1)
+        await asyncio.sleep(60)
+
+    async def use(client: Client) -> None:
+        status, answer, _ = await client.post(TEXT, {"prompt": "x"})
+        assert status == 504
+        assert answer["error"]["type"] == "timeout_error"
+        assert "0.2 s" in answer["error"]["message"]
+        (event,) = await client.events(TEXT, {"prompt": "x"})
+        assert event["error"]["type"] == "timeout_error"
+
+    gateway = run(use, script, ServerConfig(request_timeout_s=0.2))
+    assert gateway.cancelled == [1, 2]
+    assert gateway.works[0].time_left == pytest.approx(0.2, abs=0.1)
+
+
+def test_an_overloaded_gateway_is_a_503_at_once() -> None:
+    async def use(client: Client) -> None:
+        client.gateway.overloaded = rejected(503, "full", kind="overloaded_error", retry_after=5.0)
+        for stream in (False, True):
+            status, answer, response = await client.post(TEXT, {"prompt": "x", "stream": stream})
+            assert status == 503
+            assert answer["error"]["message"] == "full"
+            assert response.headers["Retry-After"] == "5"
+
+    run(use)
+
+
+def test_no_model_yet_is_a_503_and_not_an_unknown_model() -> None:
+    async def use(client: Client) -> None:
+        client.gateway.served = []
+        status, _, response = await client.post(TEXT, {"prompt": "x", "model": "org/model"})
+        assert status == 503
+        assert "Retry-After" in response.headers
+
+    run(use)
+
+
+def test_latencies_and_finish_reasons_are_counted() -> None:
+    async def use(client: Client) -> None:
+        await client.events(TEXT, {"prompt": "x", "n": 2})
+        await client.post(TEXT, {"prompt": "x"})
+        await client.post(TEXT, {"prompt": ""})
+        _, text, _ = await client.get("/metrics")
+        lines = dict(line.rsplit(" ", 1) for line in text.decode().splitlines() if line[0] != "#")
+        assert lines["penstock:time_to_first_token_seconds_count"] == "2"
+        assert lines["penstock:inter_token_latency_seconds_count"] == "6"
+        assert lines["penstock:e2e_request_latency_seconds_count"] == "2"
+        assert lines['penstock:request_finished_total{reason="stop"}'] == "3"
+        name = "penstock:http_requests_total"
+        assert lines[f'{name}{{route="/v1/completions",status="200"}}'] == "2"
+        assert lines[f'{name}{{route="/v1/completions",status="400"}}'] == "1"
+
+    run(use, say("a", "b", "c"))

@@ -1,0 +1,500 @@
+"""``penstock serve`` as its user meets it: real processes, the null device."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from penstock.services.launcher.builtin_model import builtin_model
+
+PATIENCE = 30.0
+"""Seconds for anything on a busy machine; where a test is about speed it says so itself."""
+
+
+def wait_for(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+class Server:
+    """One ``penstock serve`` with a runtime folder of its own."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        # Not below pytest's folder: the path of an ipc socket has at most 107 characters.
+        self.runtime = Path(tempfile.mkdtemp(prefix="p"))
+        self.output: list[str] = []
+        kept = {n: v for n, v in os.environ.items() if not n.startswith("PENSTOCK_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.services", "serve", *arguments],
+            env={**kept, "XDG_RUNTIME_DIR": str(self.runtime), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._everyone: list[psutil.Process] = []
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.output.extend(iter(self.process.stdout.readline, ""))
+
+    def wait_for_text(self, text: str) -> None:
+        wait_for(lambda: text in self.text)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.output)
+
+    def ready(self) -> Server:
+        wait_for(lambda: "Ctrl-C stops" in self.text or self.process.poll() is not None)
+        assert self.process.poll() is None, self.text
+        self.remember()
+        return self
+
+    def remember(self) -> list[psutil.Process]:
+        """The children that live now; remembered for ``processes_left``."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self._everyone += [child for child in children if child not in self._everyone]
+        return children
+
+    def child(self, title: str) -> psutil.Process:
+        """The living child whose title is ``penstock: TITLE``."""
+
+        def find() -> psutil.Process | None:
+            for child in self.remember():
+                try:
+                    if child.cmdline()[:1] == [f"penstock: {title}"]:
+                        return child
+                except psutil.Error:
+                    continue
+            return None
+
+        found: psutil.Process = wait_for(find)
+        return found
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"at (http://\S+)/v1 after", self.text)
+        assert found, self.text
+        return found[1]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.HTTPError, OSError):
+            return False
+
+    def complete(self, **fields: Any) -> Any:
+        body = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True, **fields}
+        request = urllib.request.Request(
+            self.url + "/v1/completions",
+            msgspec.json.encode({"model": "penstock-demo", **body}),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return msgspec.json.decode(answer.read())
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        return code
+
+    def processes_left(self) -> list[psutil.Process]:
+        return [
+            process
+            for process in self._everyone
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        ]
+
+    def nothing_is_left(self) -> None:
+        assert self.processes_left() == []
+        assert os.listdir(self.runtime) == []
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", self.port)) != 0
+
+    def clean(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(PATIENCE)
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+
+Start = Callable[..., Server]
+NULL = ("--device", "null", "--port", "0")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("cache")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def shared(cache: str) -> Iterator[Server]:
+    """A server for tests that leave it as they find it."""
+    server = Server(*NULL, "--tokenizers", "2", "--api-key", "s3cret-key", XDG_CACHE_HOME=cache)
+    try:
+        yield server.ready()
+    finally:
+        server.clean()
+
+
+@pytest.fixture
+def start(cache: str) -> Iterator[Start]:
+    servers: list[Server] = []
+
+    def begin(*arguments: str, **environment: str) -> Server:
+        servers.append(Server(*arguments, XDG_CACHE_HOME=cache, **environment))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        server.clean()
+
+
+# --- starting
+
+
+def test_launcher_prints_a_line_with_its_time_for_each_phase(shared: Server) -> None:
+    for label in ("router", "tokenizer 0", "tokenizer 1", "scheduler 0", "worker 0", "frontend 0"):
+        assert re.search(rf"^ *\d+\.\d\d s  {label} ready$", shared.text, re.M), shared.text
+    assert "this built-in model is small" in shared.text
+    assert re.search(r"Penstock serves penstock-demo at http://127.0.0.1:\d+/v1 after", shared.text)
+
+
+def test_launcher_prints_a_curl_line_that_works(shared: Server) -> None:
+    line = next(line for line in shared.output if line.strip().startswith("curl "))
+    assert "s3cret" not in line
+    words = shlex.split(line)
+    headers = [words[i + 1] for i, word in enumerate(words) if word == "-H"]
+    request = urllib.request.Request(words[1], words[words.index("-d") + 1].encode())
+    for header in headers:
+        name, _, value = header.partition(": ")
+        request.add_header(name, value.replace("$API_KEY", "s3cret-key"))
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        body = msgspec.json.decode(answer.read())
+    assert body["model"] == "penstock-demo"
+    assert body["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_launcher_starts_separate_processes_that_ps_can_tell_apart(shared: Server) -> None:
+    titles = {child.cmdline()[0] for child in shared.remember()}
+    assert titles == {
+        f"penstock: {name}"
+        for name in ("router 0", "tokenizer 0", "tokenizer 1", "scheduler 0", "worker 0")
+    } | {"penstock: frontend 0"}
+
+
+def test_launcher_gives_each_process_a_group_of_its_own(shared: Server) -> None:
+    """A terminal's Ctrl-C goes to a whole process group; only the launcher is to get it."""
+    assert all(os.getpgid(child.pid) == child.pid for child in shared.remember())
+
+
+def test_launcher_puts_keys_into_no_command_line(shared: Server) -> None:
+    for child in shared.remember():
+        assert b"s3cret" not in Path(f"/proc/{child.pid}/cmdline").read_bytes()
+
+
+def test_launcher_uses_almost_no_cpu_when_idle(shared: Server) -> None:
+    launcher = psutil.Process(shared.process.pid)
+    before = sum(launcher.cpu_times()[:2])
+    time.sleep(2.0)
+    assert sum(launcher.cpu_times()[:2]) - before <= 0.04
+
+
+def test_launcher_two_servers_of_one_user_do_not_disturb_each_other(start: Start) -> None:
+    one = start(*NULL)
+    two = start(*NULL, XDG_RUNTIME_DIR=str(one.runtime))
+    one.ready()
+    two.ready()
+    assert len(list(one.runtime.iterdir())) == 2
+    assert one.complete()["usage"]["completion_tokens"] == 4
+    assert two.complete()["usage"]["completion_tokens"] == 4
+    assert one.stop() == 0
+    assert two.complete()["usage"]["completion_tokens"] == 4
+    assert two.stop() == 0
+    one.nothing_is_left()
+    two.nothing_is_left()
+
+
+def test_launcher_a_process_started_by_hand_joins_and_leaves(start: Start, cache: str) -> None:
+    server = start(*NULL).ready()
+    router = re.search(r"--router (\S+)", server.text)
+    assert router
+    environment = {**os.environ, "XDG_CACHE_HOME": cache, "PENSTOCK_ROUTER": router[1]}
+    command = [sys.executable, "-m", "penstock.services", "tokenizer"]
+    joined = server.text.count("tokenizer joined")
+    tokenizer = subprocess.Popen(command, env=environment)
+    try:
+        wait_for(lambda: server.text.count("tokenizer joined") == joined + 1)
+        for _ in range(4):
+            assert server.complete()["usage"]["completion_tokens"] == 4
+    finally:
+        tokenizer.terminate()
+        assert tokenizer.wait(PATIENCE) == 0
+    assert server.stop() == 0
+    server.nothing_is_left()
+
+
+# --- stopping
+
+
+def test_launcher_stopped_leaves_no_process_port_or_file(start: Start) -> None:
+    server = start(*NULL).ready()
+    server.complete()
+    assert server.stop(signal.SIGINT) == 0, server.text
+    server.nothing_is_left()
+
+
+def test_launcher_takes_a_signal_that_comes_twice_at_once_for_one(start: Start) -> None:
+    """As from ``make`` or ``timeout``, which pass on what the whole process group got."""
+    server = start(*NULL).ready()
+    server.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: "draining" in server.text)
+    assert server.stop(signal.SIGTERM) == 0, server.text
+    server.nothing_is_left()
+
+
+def test_launcher_leaves_only_the_folder_that_the_user_named(start: Start) -> None:
+    named = Path(tempfile.mkdtemp(prefix="p"))
+    try:
+        server = start(*NULL, "--runtime-dir", str(named)).ready()
+        assert (named / "router.sock").exists()
+        server.child("tokenizer 0").kill()
+        wait_for(lambda: "starting it again" in server.text)
+        assert server.stop() == 0, server.text
+        assert os.listdir(named) == []
+        server.nothing_is_left()
+    finally:
+        shutil.rmtree(named)
+
+
+def test_launcher_lets_running_requests_finish(start: Start) -> None:
+    server = start(*NULL, "--null-step-ms", "100").ready()
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(server.complete(max_tokens=15)))
+    asking.start()
+    time.sleep(0.5)
+    assert server.stop() == 0, server.text
+    asking.join(PATIENCE)
+    assert answers[0]["usage"]["completion_tokens"] == 15
+    server.nothing_is_left()
+
+
+def test_launcher_ends_at_once_at_the_second_signal(start: Start) -> None:
+    server = start(*NULL, "--null-step-ms", "1000").ready()
+
+    def ask() -> None:
+        try:
+            server.complete(max_tokens=1000)
+        except (OSError, urllib.error.URLError):
+            pass  # its connection is cut
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.5)
+    server.process.send_signal(signal.SIGINT)
+    time.sleep(0.4)
+    began = time.monotonic()
+    assert server.stop() == 128 + signal.SIGINT
+    assert time.monotonic() - began < 2.0
+    server.nothing_is_left()
+    asking.join(PATIENCE)
+
+
+def test_launcher_can_be_stopped_while_it_starts(start: Start) -> None:
+    server = start(*NULL)
+    wait_for(lambda: "ready" in server.text)
+    server.remember()
+    assert server.stop() == 0, server.text
+    assert server.processes_left() == []
+    assert os.listdir(server.runtime) == []
+
+
+def test_launcher_killed_leaves_no_process_and_the_next_one_cleans_up(start: Start) -> None:
+    server = start(*NULL).ready()
+    server.process.kill()
+    wait_for(lambda: not server.processes_left(), 2.0)
+    assert len(os.listdir(server.runtime)) == 1
+    following = start(*NULL, XDG_RUNTIME_DIR=str(server.runtime)).ready()
+    assert len(os.listdir(server.runtime)) == 1
+    assert following.stop() == 0
+    server.nothing_is_left()
+
+
+# --- repairing
+
+
+def test_launcher_starts_any_killed_process_again(start: Start) -> None:
+    server = start(*NULL).ready()
+    for title in ("router 0", "tokenizer 0", "scheduler 0", "worker 0", "frontend 0"):
+        killed = server.child(title)
+        killed.kill()
+        label = "router" if title == "router 0" else title
+        server.wait_for_text(f"{label} was killed by SIGKILL; starting it again")
+        assert server.child(title).pid != killed.pid
+        wait_for(server.is_ready)
+        assert server.complete()["usage"]["completion_tokens"] == 4
+    assert server.stop() == 0, server.text
+    server.nothing_is_left()
+
+
+def test_launcher_kills_a_process_that_hangs_and_replaces_it(start: Start) -> None:
+    server = start(*NULL).ready()
+    hung = server.child("worker 0")
+    hung.suspend()
+    wait_for(lambda: "worker 0 was declared lost; killing it" in server.text)
+    wait_for(lambda: not hung.is_running())
+    assert server.child("worker 0").pid != hung.pid
+    wait_for(server.is_ready)
+    assert server.complete()["usage"]["completion_tokens"] == 4
+    assert server.stop() == 0, server.text
+    server.nothing_is_left()
+
+
+@pytest.mark.slow
+def test_launcher_replaces_a_process_that_no_router_ever_heard_of(start: Start) -> None:
+    server = start(*NULL).ready()
+    hung = server.child("worker 0")
+    hung.suspend()
+    server.child("router 0").kill()  # the next one does not know that there was a worker
+    wait_for(lambda: "worker 0 has not joined for 30 s; killing it" in server.text, 60.0)
+    wait_for(lambda: not hung.is_running())
+    wait_for(server.is_ready)
+    assert server.complete()["usage"]["completion_tokens"] == 4
+    assert server.stop() == 0, server.text
+    server.nothing_is_left()
+
+
+@pytest.mark.slow
+def test_launcher_replaces_a_router_that_hangs(start: Start) -> None:
+    server = start(*NULL).ready()
+    hung = server.child("router 0")
+    hung.suspend()
+    server.wait_for_text("the router hangs; killing it")
+    assert server.child("router 0").pid != hung.pid
+    server.wait_for_text("router joined")
+    wait_for(server.is_ready)
+    assert server.complete()["usage"]["completion_tokens"] == 4
+    assert server.stop() == 0, server.text
+    server.nothing_is_left()
+
+
+def test_launcher_that_was_stopped_itself_joins_again(start: Start) -> None:
+    server = start(*NULL).ready()
+    server.process.send_signal(signal.SIGSTOP)
+    time.sleep(4.0)  # after 3 s of silence the router declares it lost
+    server.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: "joining again" in server.text)
+    killed = server.child("tokenizer 0")
+    killed.kill()
+    wait_for(lambda: server.child("tokenizer 0").pid != killed.pid)
+    wait_for(server.is_ready)
+    assert server.stop() == 0, server.text
+    server.nothing_is_left()
+
+
+# --- failing
+
+
+def failed(server: Server, code: int, within: float) -> str:
+    """Wait for a start that fails; returns what the user reads last."""
+    began = time.monotonic()
+    assert server.wait() == code, server.text
+    assert time.monotonic() - began < within
+    assert "Traceback" not in server.text
+    assert os.listdir(server.runtime) == []
+    return server.output[-1]
+
+
+def test_launcher_says_at_once_that_the_model_is_not_there(start: Start) -> None:
+    server = start("/nowhere/at/all", *NULL)
+    assert "/nowhere/at/all: no such folder" in failed(server, 3, 2.0)
+    assert len(server.output) == 1
+
+
+def test_launcher_says_at_once_that_the_model_cannot_be_read(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ')
+    server = start(str(tmp_path), *NULL)
+    assert f"{tmp_path}/config.json: not valid JSON" in failed(server, 3, 2.0)
+    assert len(server.output) == 1
+
+
+def test_launcher_says_at_once_that_the_port_is_in_use(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        server = start("--device", "null", "--port", str(port))
+        text = failed(server, 4, 2.0)
+    assert f"127.0.0.1:{port}" in text
+    assert "--port" in text
+    assert len(server.output) == 1
+
+
+def test_launcher_refuses_the_runtime_folder_of_a_running_server(start: Start) -> None:
+    named = Path(tempfile.mkdtemp(prefix="p"))
+    try:
+        first = start(*NULL, "--runtime-dir", str(named)).ready()
+        assert "in use" in failed(start(*NULL, "--runtime-dir", str(named)), 4, 2.0)
+        assert first.complete()["usage"]["completion_tokens"] == 4
+    finally:
+        shutil.rmtree(named)
+
+
+def test_launcher_a_truncated_shard_ends_the_start_with_the_workers_message(
+    start: Start, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(builtin_model(), folder)
+    shard = next(folder.glob("*.safetensors"))
+    os.truncate(shard, shard.stat().st_size - 100)
+    server = start(str(folder), "--device", "cpu", "--port", "0", "--threads", "1")
+    text = failed(server, 3, PATIENCE)
+    assert text.startswith("penstock: worker 0 ended with exit code 3 before the server was ready:")
+    assert shard.name in text
+
+
+def test_launcher_says_once_why_a_process_cannot_start(start: Start) -> None:
+    server = start("--device", "cpu", "--port", "0", "--threads", "1", "--max-model-len", "100000")
+    text = failed(server, 2, PATIENCE)
+    assert "--max-model-len 100000" in text
+    assert "2048" in text
+    assert "\n".join(server.output).count("--max-model-len 100000") == 1
+
+
+def test_launcher_gives_up_when_the_server_is_not_ready_in_time(start: Start) -> None:
+    server = start(*NULL, "--startup-timeout-s", "0.01")
+    text = failed(server, 6, 5.0)
+    assert "not ready within 0.01 s" in text
+    assert "--startup-timeout-s" in text

@@ -1,0 +1,174 @@
+"""The library starts the same processes as a server, and leaves none behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.protocol.config import ConfigError
+from penstock.services.library.server_process import ServerFailed
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(device="cpu", dtype="float32", max_num_seqs=16) as llm:
+        yield llm
+
+
+def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [[5 + n, 6, 7] for n in range(40)]
+    together = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=6))
+    assert [output.prompt_token_ids for output in together] == prompts
+    for prompt, output in list(zip(prompts, together, strict=True))[::13]:
+        alone = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=6))[0]
+        assert alone.outputs == output.outputs
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
+    outputs = llm.generate(
+        ["one", "two"],
+        [
+            SamplingParams(max_tokens=3, ignore_eos=True),
+            SamplingParams(max_tokens=5, n=2, ignore_eos=True),
+        ],
+    )
+    assert [len(output.outputs) for output in outputs] == [1, 2]
+    assert [len(choice.token_ids) for choice in outputs[1].outputs] == [5, 5]
+    assert outputs[0].prompt == "one"
+    assert outputs[0].outputs[0].finish_reason == "length"
+
+
+def test_a_seed_gives_the_same_text_again(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, seed=4, max_tokens=20)
+    first, second = (llm.generate("Once", params)[0].outputs[0].text for _ in range(2))
+    assert first == second
+
+
+def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
+    (output,) = llm.chat([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=4))
+    assert len(output.prompt_token_ids) > 4
+    assert output.outputs[0].token_ids
+
+
+def test_a_wrong_prompt_or_parameter_is_a_value_error_that_names_it(llm: LLM) -> None:
+    with pytest.raises(ValueError, match=r"prompt 1: .*99999"):
+        llm.generate([[5], [99999]])
+    with pytest.raises(ValueError, match="100"):
+        llm.generate("x", SamplingParams(temperature=1000.0))
+    with pytest.raises(ValueError, match="2 sampling_params for 1 prompts"):
+        llm.generate(["x"], [SamplingParams(), SamplingParams()])
+    assert llm.generate("still alive", SamplingParams(max_tokens=1))
+
+
+def test_several_threads_may_call(llm: LLM) -> None:
+    results: list[int] = []
+
+    def call() -> None:
+        results.append(len(llm.generate(["a", "b"], SamplingParams(max_tokens=2))))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == [2, 2, 2, 2]
+
+
+def test_a_notebook_cell_may_start_and_call() -> None:
+    """A cell runs inside an event loop, and its output streams are no files."""
+
+    async def cell() -> list[str]:
+        with LLM(device="null") as llm:
+            outputs = llm.generate(["Hello", "again"], SamplingParams(max_tokens=3))
+        return [output.prompt for output in outputs]
+
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        assert asyncio.run(cell()) == ["Hello", "again"]
+
+
+def test_an_idle_library_stays_a_member(llm: LLM) -> None:
+    time.sleep(4.0)
+    assert llm.generate("x", SamplingParams(max_tokens=1))
+
+
+def test_wrong_settings_are_refused_before_anything_starts() -> None:
+    with pytest.raises(TypeError, match="no setting max_seqs"):
+        LLM(max_seqs=3)
+    with pytest.raises(ConfigError, match="max-num-seqs"):
+        LLM(max_num_seqs=0)
+    with pytest.raises(ServerFailed, match="/no/such/folder"):
+        LLM("/no/such/folder")
+
+
+SCRIPT = """
+import os, sys
+from penstock import LLM, SamplingParams
+llm = LLM(device="null")
+output = llm.generate("Hello", SamplingParams(max_tokens=2))[0]
+print(output.prompt, llm._server.process.pid, flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["pass", "raise SystemExit(0)", "1 / 0", "os._exit(0)", "os.kill(os.getpid(), 9)",
+     "os.kill(os.getpid(), 15)"],
+)  # fmt: skip
+def test_a_script_without_a_main_guard_leaves_no_process(end: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(end=end))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+    assert process.stdout is not None
+    word, pid = process.stdout.readline().split()
+    assert word == "Hello"
+    launcher = int(pid)
+    process.wait(20)
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(launcher) and time.monotonic() < deadline:
+        if psutil.Process(launcher).status() == psutil.STATUS_ZOMBIE:
+            break
+        time.sleep(0.05)
+    left = [
+        p.pid
+        for p in psutil.process_iter(["pid", "status"])
+        if _group(p.pid) == launcher and p.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+    assert left == []
+
+
+def _group(pid: int) -> int:
+    """The session of a process: all of one library's processes share the launcher's."""
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return -1
+
+
+def test_a_killed_launcher_is_an_error_and_not_a_hang() -> None:
+    with LLM(device="null", null_step_ms=50) as llm:
+        timer = threading.Timer(0.5, os.kill, (llm._server.process.pid, signal.SIGKILL))
+        timer.start()
+        with pytest.raises(ServerFailed, match="ended"):
+            llm.generate(["x"] * 10, SamplingParams(max_tokens=500, ignore_eos=True))

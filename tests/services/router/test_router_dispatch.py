@@ -1,0 +1,412 @@
+"""Where requests go: by load, back to where they were, held, turned away, cancelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.protocol import codec
+from penstock.protocol.codec import Message
+from penstock.protocol.messages.membership import (
+    Beat,
+    Capacity,
+    Hello,
+    Identity,
+    MetricsReport,
+    Phase,
+)
+from penstock.protocol.messages.requests import Cancel, Enqueue, Rejected, Submit, first_attempt
+from penstock.services.router.dispatch import (
+    HOLD_SECONDS,
+    MAX_HELD,
+    ROUTE_SECONDS,
+    YOUNG_SECONDS,
+    Dispatcher,
+)
+from penstock.services.router.roster import Roster
+
+FRONTEND, TOKENIZER = "ipc:///run/f.sock", "ipc:///run/t.sock"
+FIRST = first_attempt(1)
+encode = msgspec.msgpack.encode
+
+
+def address(number: int) -> str:
+    return f"ipc:///run/{number}.sock"
+
+
+class World:
+    """A router's parts without its process: a roster, a dispatcher, a clock."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.sent: list[tuple[str, Any]] = []
+        self.full: set[str] = set()
+        self.roster = Roster(99, self.send, self.send, lambda _: None, lambda *_: None)
+        self.dispatcher = Dispatcher(self.roster, self.send, self.now)
+
+    def send(self, to: str, message: Message) -> bool:
+        if to in self.full:
+            return False
+        self.sent.append((to, message))
+        return True
+
+    def add(self, number: int, service: str, load: int = 0, phase: str = Phase.READY) -> None:
+        identity = encode(Identity(number, "host-a"))
+        hello = Hello(
+            service, address(number), number, codec.PROTOCOL_VERSION, codec.SCHEMA_HASH, identity
+        )
+        self.roster.hello(hello, self.now)
+        self.beat(number, load, phase)
+
+    def beat(self, number: int, load: int = 0, phase: str = Phase.READY, note: str = "") -> None:
+        metrics = encode(MetricsReport([]))
+        beat = Beat(
+            address(number), number, phase, note, 1, 0.0, 0.0, load, Capacity(), metrics, 10**6
+        )
+        self.roster.beat(beat, self.now)
+
+    def grow_up(self) -> None:
+        self.now += YOUNG_SECONDS + 0.1
+
+    def submit(self, number: int, attempt: int = FIRST) -> None:
+        self.dispatcher.request(Submit(number, attempt, FRONTEND, b"work"), self.now)
+
+    def enqueue(self, number: int, attempt: int = FIRST) -> None:
+        self.dispatcher.request(Enqueue(number, attempt, TOKENIZER, 9, b"", b"work"), self.now)
+
+    def cancel(self, number: int, attempt: int = FIRST, sender: int = 0, choice: int = -1) -> None:
+        self.dispatcher.cancel(sender, Cancel([number], [attempt], [choice]), self.now)
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.dispatcher.tick(self.now)
+
+    def take(self, *kinds: type) -> list[tuple[str, Any]]:
+        """What was sent since the last call, of some kinds (by default requests)."""
+        kinds = kinds or (Submit, Enqueue)
+        found = [(to, m) for to, m in self.sent if isinstance(m, kinds)]
+        self.sent.clear()
+        return found
+
+    def where(self) -> list[int]:
+        """Numbers of the members that the newest requests went to."""
+        return [int(to.removeprefix("ipc:///run/").removesuffix(".sock")) for to, _ in self.take()]
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.grow_up()
+    return made
+
+
+# --- choice
+
+
+def test_submits_go_to_tokenizers_and_enqueues_to_schedulers(world: World) -> None:
+    world.add(1, "tokenizer")
+    world.add(2, "scheduler")
+    world.add(3, "worker")
+    world.submit(10)
+    world.enqueue(10)
+    assert world.take() == [
+        (address(1), Submit(10, FIRST, FRONTEND, b"work")),
+        (address(2), Enqueue(10, FIRST, TOKENIZER, 9, b"", b"work")),
+    ]
+    assert world.dispatcher.routed == 2
+
+
+def test_the_least_loaded_is_chosen(world: World) -> None:
+    world.add(1, "scheduler", load=5)
+    world.add(2, "scheduler", load=3)
+    world.add(3, "scheduler", load=4)
+    world.enqueue(10)
+    assert world.where() == [2]
+
+
+def test_requests_since_the_last_beat_count_as_load(world: World) -> None:
+    world.add(1, "scheduler", load=2)
+    world.add(2, "scheduler")
+    for number in range(6):
+        world.enqueue(number)
+    assert sorted(world.where()) == [1, 1, 2, 2, 2, 2]
+    world.beat(2, load=10)
+    world.enqueue(20)
+    assert world.where() == [1]
+
+
+def test_equal_load_is_shared_equally(world: World) -> None:
+    for number in (1, 2, 3):
+        world.add(number, "tokenizer")
+    for number in range(300):
+        world.submit(number)
+    where = world.where()
+    assert [where.count(number) for number in (1, 2, 3)] == [100, 100, 100]
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.LOADING, Phase.DRAINING])
+def test_only_ready_members_get_requests(world: World, phase: str) -> None:
+    world.add(1, "scheduler", load=0, phase=phase)
+    world.add(2, "scheduler", load=99)
+    world.enqueue(10)
+    assert world.where() == [2]
+
+
+# --- the same request again
+
+
+def test_a_resent_request_goes_where_it_went_before(world: World) -> None:
+    world.add(1, "scheduler")
+    world.add(2, "scheduler", load=1)
+    world.enqueue(10)
+    assert world.where() == [1]
+    world.beat(1, load=50)
+    world.enqueue(10)
+    assert world.where() == [1], "elsewhere it would run twice"
+    world.enqueue(11)
+    assert world.where() == [2]
+
+
+@pytest.mark.parametrize("phase", [Phase.DRAINING, "lost"])
+def test_a_resent_request_goes_elsewhere_when_its_place_is_gone(world: World, phase: str) -> None:
+    world.add(1, "scheduler")
+    world.add(2, "scheduler", load=1)
+    world.enqueue(10)
+    world.where()
+    if phase == "lost":
+        world.roster.bury(world.roster.members[1], "a test")
+    else:
+        world.beat(1, phase=phase)
+    world.enqueue(10)
+    assert world.where() == [2]
+    world.add(3, "scheduler")
+    world.enqueue(10)
+    assert world.where() == [2]
+
+
+def test_a_new_attempt_is_placed_by_load_again(world: World) -> None:
+    """Its last place turned it away, or forgot it: that place is not better for being known."""
+    world.add(1, "scheduler")
+    world.add(2, "scheduler", load=1)
+    world.enqueue(10, FIRST)
+    assert world.where() == [1]
+    world.beat(1, load=50)
+    world.enqueue(10, FIRST + 1)
+    assert world.where() == [2]
+    world.beat(2, load=99)
+    world.enqueue(10, FIRST + 1)
+    assert world.where() == [2]
+
+
+def test_a_route_is_remembered_for_a_minute(world: World) -> None:
+    world.add(1, "scheduler")
+    world.add(2, "scheduler", load=1)
+    world.enqueue(10)
+    world.where()
+    world.beat(1, load=50)
+    world.tick(ROUTE_SECONDS - 1)
+    world.enqueue(10)
+    assert world.where() == [1]
+    world.tick(ROUTE_SECONDS + 1)
+    world.enqueue(10)
+    assert world.where() == [2]
+    assert len(world.dispatcher._routes) == 1
+
+
+def test_routes_of_tokenizers_and_engines_are_kept_apart(world: World) -> None:
+    world.add(1, "tokenizer")
+    world.add(2, "scheduler")
+    for _ in range(2):
+        world.submit(10)
+        world.enqueue(10)
+    assert world.where() == [1, 2, 1, 2]
+
+
+# --- holding and turning away
+
+
+def test_a_new_request_is_turned_away_at_once_when_nobody_is_ready(world: World) -> None:
+    world.submit(10)
+    ((to, rejected),) = world.take(Rejected)
+    assert to == FRONTEND
+    assert (rejected.id, rejected.attempt, rejected.status) == (10, FIRST, 503)
+    assert rejected.kind == "overloaded_error"
+    assert rejected.message == "no tokenizer is running; try again"
+    assert rejected.retry_after > 0
+    world.add(1, "scheduler", phase=Phase.LOADING)
+    world.beat(1, phase=Phase.LOADING, note="weights 45 %")
+    world.enqueue(11)
+    ((to, rejected),) = world.take(Rejected)
+    assert to == TOKENIZER
+    assert rejected.message == "no engine is ready (loading weights 45 %); try again"
+    assert world.dispatcher.held == {}
+
+
+@pytest.mark.parametrize("attempt", [FIRST + 1, first_attempt(2)])
+def test_a_continuation_waits_until_somebody_is_ready(world: World, attempt: int) -> None:
+    world.enqueue(10, attempt)
+    world.tick(0.25)
+    world.enqueue(10, attempt)
+    world.tick(0.75)
+    assert world.sent == []
+    assert len(world.dispatcher.held) == 1
+    world.add(1, "scheduler")
+    world.tick(0.25)
+    assert world.where() == [1]
+    assert world.dispatcher.held == {}
+    world.tick(0.25)
+    assert world.sent == []
+
+
+def test_a_continuation_does_not_wait_for_ever(world: World) -> None:
+    world.enqueue(10, FIRST + 1)
+    for _ in range(int(HOLD_SECONDS)):
+        world.tick(1.0)
+        world.enqueue(10, FIRST + 1)  # its owner sends it again each second
+        assert world.take(Rejected) == []
+    world.tick(1.0)
+    ((to, rejected),) = world.take(Rejected)
+    assert (to, rejected.status, rejected.attempt) == (TOKENIZER, 503, FIRST + 1)
+
+
+def test_a_newer_attempt_replaces_the_held_one_and_an_older_does_not(world: World) -> None:
+    world.enqueue(10, FIRST + 2)
+    world.enqueue(10, FIRST + 1)
+    world.enqueue(10, FIRST + 3)
+    world.add(1, "scheduler")
+    world.tick(0.25)
+    assert [message.attempt for _, message in world.take()] == [FIRST + 3]
+
+
+def test_what_is_held_is_bounded(world: World) -> None:
+    for number in range(MAX_HELD):
+        world.enqueue(number, FIRST + 1)
+    assert world.sent == []
+    world.enqueue(MAX_HELD, FIRST + 1)
+    assert [m.id for _, m in world.take(Rejected)] == [MAX_HELD]
+    world.enqueue(5, FIRST + 1)
+    world.enqueue(5, FIRST + 2)
+    assert world.take(Rejected) == []
+    assert len(world.dispatcher.held) == MAX_HELD
+
+
+def test_a_young_router_holds_what_comes_until_it_knows_everybody() -> None:
+    world = World()
+    world.add(1, "tokenizer", load=10)
+    world.submit(10)
+    world.submit(11)
+    assert world.take(Submit, Rejected) == []
+    world.now += 0.5
+    world.add(2, "tokenizer")
+    world.tick()
+    assert world.take(Submit, Rejected) == []
+    world.grow_up()
+    world.tick()
+    assert world.where() == [2, 2]
+
+
+def test_a_young_router_without_anybody_turns_new_requests_away_when_grown() -> None:
+    world = World()
+    world.submit(10)
+    world.enqueue(11, FIRST + 1)
+    world.grow_up()
+    world.tick()
+    assert [m.id for _, m in world.take(Rejected)] == [10]
+    assert len(world.dispatcher.held) == 1
+
+
+def test_a_full_outbox_is_an_error_at_once_and_no_load(world: World) -> None:
+    world.add(1, "tokenizer")
+    world.full.add(address(1))
+    world.submit(10)
+    ((to, rejected),) = world.take(Rejected)
+    assert (to, rejected.status) == (FRONTEND, 503)
+    assert "tokenizer" in rejected.message
+    assert "does not keep up" in rejected.message
+    assert world.dispatcher.routed == 0
+
+
+# --- cancelling
+
+
+def test_a_cancellation_follows_its_request(world: World) -> None:
+    for number, service in ((1, "tokenizer"), (2, "tokenizer"), (3, "scheduler"), (4, "frontend")):
+        world.add(number, service)
+    world.submit(10)
+    world.submit(11)
+    where = {message.id: to for to, message in world.take(Submit)}
+    world.cancel(11, sender=4)
+    world.cancel(10, sender=4, choice=2)
+    assert world.take(Cancel) == [
+        (where[11], Cancel([11], [FIRST], [-1])),
+        (where[10], Cancel([10], [FIRST], [2])),
+    ]
+
+
+def test_the_cancellation_of_a_tokenizer_follows_to_the_engine(world: World) -> None:
+    world.add(1, "tokenizer")
+    world.add(2, "scheduler")
+    world.submit(10)
+    world.enqueue(10)
+    world.take()
+    world.cancel(10, sender=1)
+    assert world.take(Cancel) == [(address(2), Cancel([10], [FIRST], [-1]))]
+
+
+def test_a_cancellation_without_a_route_goes_to_all_who_might_get_the_request(
+    world: World,
+) -> None:
+    for number, service in ((1, "tokenizer"), (2, "tokenizer"), (3, "scheduler")):
+        world.add(number, service)
+    world.cancel(10)
+    assert [to for to, _ in world.take(Cancel)] == [address(1), address(2)]
+
+
+def test_a_request_that_its_cancellation_overtook_goes_nowhere(world: World) -> None:
+    world.add(1, "tokenizer")
+    world.cancel(10)
+    world.take(Cancel)
+    world.submit(10)
+    assert world.take(Submit, Rejected) == []
+    world.submit(10, first_attempt(2))
+    assert world.where() == [1], "a later attempt was not meant"
+    world.tick(61.0)
+    world.submit(10)
+    assert world.where() == [1], "a tombstone lasts a minute"
+
+
+def test_the_cancellation_of_one_choice_does_not_bury_the_request(world: World) -> None:
+    world.add(1, "tokenizer")
+    world.cancel(10, choice=0)
+    world.submit(10)
+    assert world.where() == [1]
+
+
+def test_a_cancelled_request_is_held_no_longer(world: World) -> None:
+    world.submit(10, FIRST + 1)
+    world.submit(11, FIRST + 2)
+    world.cancel(10, FIRST + 1)
+    world.cancel(11, FIRST + 1)  # of an attempt before the one that is held
+    world.add(1, "tokenizer")
+    world.tick(0.25)
+    assert [message.id for _, message in world.take(Submit)] == [11]
+
+
+def test_many_cancellations_in_one_message_each_find_their_way(world: World) -> None:
+    world.add(1, "tokenizer")
+    world.add(2, "tokenizer")
+    for number in range(10):
+        world.submit(number)
+    where = {message.id: to for to, message in world.take(Submit)}
+    world.dispatcher.cancel(0, Cancel(list(range(10)), [FIRST] * 10, [-1] * 10), world.now)
+    sent = world.take(Cancel)
+    assert {(i, to) for to, message in sent for i in message.ids} == set(where.items())
+
+
+def test_columns_of_different_length_cancel_nothing(world: World) -> None:
+    world.add(1, "tokenizer")
+    with pytest.raises(ValueError, match="differ in length"):
+        world.dispatcher.cancel(0, Cancel([1, 2], [FIRST], [-1]), world.now)
+    assert world.take(Cancel) == []

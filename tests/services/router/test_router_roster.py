@@ -1,0 +1,394 @@
+"""The router's record of who is alive, with injected time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.protocol import codec
+from penstock.protocol.codec import Message
+from penstock.protocol.messages.membership import (
+    Beat,
+    BeatAnswer,
+    Capacity,
+    Fenced,
+    Hello,
+    Identity,
+    Members,
+    MetricSample,
+    MetricsReport,
+    Phase,
+    Refused,
+    WhoAreYou,
+)
+from penstock.services.router.roster import MAX_LOST, PAUSE_SECONDS, SILENCE_SECONDS, Roster
+
+OWN = 99
+encode = msgspec.msgpack.encode
+
+
+class Wire:
+    """What the router said, in order, and to whom it will never talk again."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Message]] = []
+        self.last_words: list[tuple[str, Message]] = []
+        self.forgotten: list[str] = []
+        self.log: list[tuple[str, str]] = []
+
+    def send(self, to: str, message: Message) -> bool:
+        self.sent.append((to, message))
+        return to not in self.forgotten
+
+    def take(self, kind: type) -> list[tuple[str, Any]]:
+        found = [(to, message) for to, message in self.sent if isinstance(message, kind)]
+        self.sent = [(to, message) for to, message in self.sent if not isinstance(message, kind)]
+        return found
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def roster(wire: Wire) -> Roster:
+    return Roster(
+        OWN,
+        wire.send,
+        lambda to, message: wire.last_words.append((to, message)),
+        wire.forgotten.append,
+        lambda level, text: wire.log.append((level, text)),
+    )
+
+
+def address(number: int) -> str:
+    return f"ipc:///run/{number}.sock"
+
+
+def hello(number: int, service: str = "worker", **changes: Any) -> Hello:
+    identity = encode(Identity(number, "host-a"))
+    plain = Hello(
+        service, address(number), number, codec.PROTOCOL_VERSION, codec.SCHEMA_HASH, identity
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def beat(number: int, phase: str = Phase.READY, version: int = 10**6, **changes: Any) -> Beat:
+    metrics = encode(MetricsReport([]))
+    plain = Beat(address(number), number, phase, "", 1, 0.0, 10.0, 0, Capacity(), metrics, version)
+    return msgspec.structs.replace(plain, **changes)
+
+
+def join(roster: Roster, *numbers: int, now: float = 100.0, service: str = "worker") -> None:
+    for number in numbers:
+        roster.hello(hello(number, service), now)
+        roster.beat(beat(number), now)
+    roster.publish()
+
+
+def counter(value: float) -> bytes:
+    return encode(MetricsReport([MetricSample("steps_total", [], [value])]))
+
+
+def total(roster: Roster) -> float:
+    reports = [process.report for process in roster.metrics()]
+    return sum(sample.values[0] for report in reports for sample in report.samples)
+
+
+# --- joining
+
+
+def test_everybody_hears_of_a_new_member_once(roster: Roster, wire: Wire) -> None:
+    roster.hello(hello(1, "tokenizer"), 100.0)
+    roster.hello(hello(2), 100.0)
+    roster.publish()
+    roster.publish()
+    snapshots = wire.take(Members)
+    assert [to for to, _ in snapshots] == [address(1), address(2)]
+    (_, snapshot) = snapshots[0]
+    assert (snapshot.router, snapshot.version, snapshot.lost) == (OWN, 1, [])
+    assert [(p.service, p.incarnation, p.address, p.phase) for p in snapshot.peers] == [
+        ("tokenizer", 1, address(1), Phase.STARTING),
+        ("worker", 2, address(2), Phase.STARTING),
+    ]
+    assert snapshot.peers[0].identity == Identity(1, "host-a")
+
+
+def test_a_second_hello_of_a_member_is_answered_to_it_alone(roster: Roster, wire: Wire) -> None:
+    join(roster, 1, 2)
+    wire.sent.clear()
+    roster.hello(hello(1), 101.0)
+    roster.publish()
+    assert [to for to, _ in wire.take(Members)] == [address(1)]
+    assert len(roster.members) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"protocol_version": codec.PROTOCOL_VERSION + 1},
+        {"protocol_version": 0},
+        {"schema_hash": "0" * 16},
+        {"protocol_version": codec.PROTOCOL_VERSION + 1, "identity": b"\xc1 another layout"},
+    ],
+)
+def test_another_version_is_refused_with_both_versions_and_a_remedy(
+    roster: Roster, wire: Wire, changes: dict[str, Any]
+) -> None:
+    theirs = hello(1, "tokenizer", **changes)
+    roster.hello(theirs, 100.0)
+    roster.publish()
+    assert roster.members == {}
+    assert wire.sent == []
+    ((to, refused),) = wire.last_words
+    assert to == address(1)
+    assert isinstance(refused, Refused)
+    assert f"{theirs.protocol_version}/{theirs.schema_hash}" in refused.reason
+    assert f"{codec.PROTOCOL_VERSION}/{codec.SCHEMA_HASH}" in refused.reason
+    assert refused.remedy
+    ((level, text),) = wire.log
+    assert level == "warning"
+    assert address(1) in text
+
+
+@pytest.mark.parametrize("identity", [b"", b"\xc1", b"\xff" * 9, encode([1, "h", "\x00"])[:-1]])
+def test_an_identity_that_cannot_be_read_is_refused_and_not_asked_for_again(
+    roster: Roster, wire: Wire, identity: bytes
+) -> None:
+    roster.hello(hello(1, identity=identity), 100.0)
+    roster.hello(hello(2, identity=b"\x92\x01\xa2\xff\xfe"), 100.0)
+    assert roster.members == {}
+    assert all(isinstance(message, Refused) for _, message in wire.last_words)
+    assert [to for to, _ in wire.last_words] == [address(1), address(2)]
+
+
+def test_an_unknown_sender_of_beats_is_asked_who_it_is(roster: Roster, wire: Wire) -> None:
+    roster.beat(beat(1), 100.0)
+    assert wire.sent == [(address(1), WhoAreYou(OWN))]
+    assert roster.members == {}
+
+
+# --- beats
+
+
+def test_a_beat_is_answered_with_the_router_s_incarnation(roster: Roster, wire: Wire) -> None:
+    join(roster, 1)
+    assert wire.take(BeatAnswer) == [(address(1), BeatAnswer(OWN))]
+
+
+def test_a_change_of_phase_note_or_capacity_is_told_to_all_and_load_is_not(
+    roster: Roster, wire: Wire
+) -> None:
+    join(roster, 1, 2)
+    version = roster.version
+    wire.sent.clear()
+    for changes in (
+        {"phase": Phase.DRAINING},
+        {"note": "weights 45 %"},
+        {"capacity": Capacity(4096, 64, 16, 1000, 32000)},
+    ):
+        roster.beat(beat(1, **changes), 101.0)
+        roster.publish()
+        version += 1
+        assert {to for to, m in wire.take(Members) if m.version == version} == {
+            address(1),
+            address(2),
+        }
+        roster.beat(beat(1), 101.0)
+        roster.publish()
+        version += 1
+        wire.sent.clear()
+    roster.beat(beat(1, load=55, progress=9), 101.0)
+    roster.publish()
+    assert wire.take(Members) == []
+    assert roster.members[1].load == 55
+
+
+def test_who_missed_a_snapshot_gets_it_with_the_next_beat(roster: Roster, wire: Wire) -> None:
+    join(roster, 1, 2)
+    wire.sent.clear()
+    roster.beat(beat(1, version=roster.version), 101.0)
+    assert wire.take(Members) == []
+    roster.beat(beat(1, version=roster.version - 1), 101.0)
+    ((to, snapshot),) = wire.take(Members)
+    assert (to, snapshot.version) == (address(1), roster.version)
+
+
+def test_versions_only_grow(roster: Roster, wire: Wire) -> None:
+    join(roster, 1)
+    join(roster, 2)
+    roster.goodbye(1)
+    roster.publish()
+    versions = [snapshot.version for _, snapshot in wire.take(Members)]
+    assert versions == sorted(versions)
+    assert roster.version == 3, "one for each change that was published"
+
+
+# --- dying
+
+
+def test_a_silent_member_is_lost_and_fenced(roster: Roster, wire: Wire) -> None:
+    join(roster, 1, 2)
+    now = 100.0
+    while now < 100.0 + SILENCE_SECONDS:
+        now += 0.25
+        roster.beat(beat(2), now)
+        roster.tick(now)
+        assert 1 in roster.members
+    roster.tick(now + 0.25)
+    roster.publish()
+    assert roster.members.keys() == {2}
+    assert roster.lost == [1]
+    assert wire.forgotten == [address(1)]
+    assert wire.last_words == [(address(1), Fenced(1))]
+    (_, snapshot) = wire.take(Members)[-1]
+    assert (snapshot.lost, [p.incarnation for p in snapshot.peers]) == ([1], [2])
+    level, text = wire.log[-1]
+    assert level == "warning"
+    assert "no beat for 3 s" in text
+    assert "pid 1" in text
+
+
+def test_a_lost_member_that_comes_back_is_fenced_each_time(roster: Roster, wire: Wire) -> None:
+    join(roster, 1)
+    roster.bury(roster.members[1], "a test")
+    wire.last_words.clear()
+    roster.beat(beat(1), 101.0)
+    roster.hello(hello(1), 101.0)
+    assert wire.last_words == [(address(1), Fenced(1))] * 2
+    assert roster.members == {}
+
+
+def test_a_stuck_member_is_lost_although_it_beats(roster: Roster, wire: Wire) -> None:
+    join(roster, 1)
+    roster.tick(100.0)
+    roster.beat(beat(1, item_age=9.9, item_limit=10.0), 100.5)
+    roster.tick(100.5)
+    assert 1 in roster.members
+    roster.beat(beat(1, item_age=10.4, item_limit=10.0), 101.0)
+    roster.tick(101.0)
+    assert roster.members == {}
+    assert "stuck: no progress for 10 s (limit 10 s)" in wire.log[-1][1]
+
+
+def test_a_long_item_with_a_long_limit_is_not_stuck(roster: Roster) -> None:
+    join(roster, 1, 2)
+    now = 100.0
+    for _ in range(1000):
+        now += 0.5
+        roster.beat(beat(1, item_age=now - 100.0, item_limit=600.0), now)
+        roster.beat(beat(2, item_age=0.0, item_limit=0.0), now)
+        roster.tick(now)
+    assert roster.members.keys() == {1, 2}
+
+
+def test_a_router_that_paused_itself_blames_nobody(roster: Roster) -> None:
+    join(roster, 1, 2)
+    roster.tick(100.0)
+    roster.beat(beat(2, item_age=9.0, item_limit=10.0), 100.1)
+    roster.tick(100.0 + PAUSE_SECONDS + 60.0)
+    assert roster.members.keys() == {1, 2}
+    now = 161.0
+    while now < 161.0 + SILENCE_SECONDS:
+        now += 0.25
+        roster.tick(now)
+    roster.tick(now + 0.25)
+    assert roster.members == {}, "but their silence after the pause counts"
+
+
+def test_the_router_does_not_judge_itself(roster: Roster) -> None:
+    join(roster, OWN, 1, service="router")
+    now = 100.0
+    for _ in range(40):
+        now += 0.25
+        roster.tick(now)
+    assert roster.members.keys() == {OWN}
+
+
+def test_a_death_seen_by_the_launcher_counts_at_once(roster: Roster) -> None:
+    join(roster, 1, 2)
+    roster.died(1, "host-b")
+    assert roster.members.keys() == {1, 2}, "the same pid on another host"
+    roster.died(1, "host-a")
+    assert roster.members.keys() == {2}
+    assert roster.lost == [1]
+    roster.died(1, "host-a")
+    roster.died(77, "host-a")
+
+
+def test_a_broken_connection_is_death_on_ipc_and_not_on_tcp(roster: Roster) -> None:
+    join(roster, 1)
+    roster.hello(hello(2, address="tcp://10.0.0.1:5000"), 100.0)
+    roster.disconnected("tcp://10.0.0.1:5000")
+    roster.disconnected(address(77))
+    assert roster.members.keys() == {1, 2}
+    roster.disconnected(address(1))
+    assert roster.members.keys() == {2}
+    assert roster.lost == [1]
+
+
+def test_who_says_goodbye_is_not_lost(roster: Roster, wire: Wire) -> None:
+    join(roster, 1, 2)
+    roster.goodbye(1)
+    roster.goodbye(1)
+    roster.goodbye(77)
+    roster.publish()
+    assert roster.lost == []
+    assert wire.last_words == []
+    assert wire.forgotten == [address(1)]
+    (_, snapshot) = wire.take(Members)[-1]
+    assert [p.incarnation for p in snapshot.peers] == [2]
+
+
+def test_the_list_of_the_lost_is_bounded_and_keeps_the_newest(roster: Roster) -> None:
+    for number in range(1, MAX_LOST + 51):
+        join(roster, number)
+        roster.bury(roster.members[number], "a test")
+    assert roster.lost == list(range(51, MAX_LOST + 51))
+
+
+# --- metrics
+
+
+def test_the_counters_of_the_dead_are_kept(roster: Roster) -> None:
+    join(roster, 1, 2, 3)
+    for number in (1, 2, 3):
+        roster.beat(beat(number, metrics=counter(number * 100.0)), 101.0)
+    assert total(roster) == 600.0
+    roster.bury(roster.members[1], "a test")
+    roster.goodbye(2)
+    assert total(roster) == 600.0
+    dead = [process for process in roster.metrics() if process.incarnation == 0]
+    assert [(process.service, process.report.samples[0].values) for process in dead] == [
+        ("worker", [300.0])
+    ]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        b"\xc1",
+        b"\x91\x91\x93\xa2\xff\xfe\x90\x90",  # a name that is not UTF-8
+        encode([[["steps_total", [], []]]]),
+        encode([[["steps_total", ["unexpected"], [1.0, 2.0]]]]),
+        encode([[["no_such_metric", [], [1.0]]]]),
+    ],
+)
+def test_a_report_that_cannot_be_read_keeps_nobody_alive(
+    roster: Roster, wire: Wire, metrics: bytes
+) -> None:
+    join(roster, 1, 2)
+    roster.beat(beat(1, metrics=metrics), 101.0)
+    roster.metrics()
+    roster.bury(roster.members[1], "a test")
+    roster.publish()
+    assert roster.members.keys() == {2}
+    assert wire.forgotten == [address(1)]
+    (_, snapshot) = wire.take(Members)[-1]
+    assert snapshot.lost == [1]
+    roster.beat(beat(2, metrics=counter(5.0)), 101.0)
+    roster.goodbye(2)
+    assert total(roster) >= 5.0

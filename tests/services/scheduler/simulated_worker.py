@@ -1,0 +1,330 @@
+"""A worker in plain Python that executes step plans and refuses every plan that breaks a rule.
+
+K and V are modelled by content: a position holds a hash of all tokens up to it, which is what the
+K and V of a real model depend on. So a block table that is wrong, stale or too short, a block that
+two sequences write, or a prefix hit on other tokens is seen at the read. The token sampled is a
+function of that hash, so that a whole run can be compared with one sequence computed alone.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+
+from penstock.protocol.messages.steps import (
+    Chunk,
+    NewSlot,
+    SlotSampling,
+    StepFailed,
+    StepPlan,
+    StepResult,
+)
+from penstock.services.scheduler.limits import Limits
+
+_MASK = (1 << 61) - 1
+_NOT_A_NUMBER = -1
+"""Content of a position whose K and V are NaN, and of all that depend on it."""
+
+
+class BrokenRule(AssertionError):
+    """The plan is not one that the protocol allows."""
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise BrokenRule(message)
+
+
+def token_bytes(tokens: Ordered[int]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+def token_list(data: bytes) -> list[int]:
+    tokens = array("i")
+    tokens.frombytes(data)
+    return tokens.tolist()
+
+
+def mix(history: int, value: int) -> int:
+    """Hash of a history and one value more."""
+    mixed = ((history ^ (value + 0x9E37_79B9)) * 0x2545_F491_4F6C_DD1D) & _MASK
+    return mixed ^ (mixed >> 29)
+
+
+def history_hash(tokens: Ordered[int]) -> int:
+    history = 0
+    for token in tokens:
+        history = mix(history, token)
+    return history
+
+
+def draw(history: int, sampling: SlotSampling, position: int, vocab_size: int) -> int:
+    """The token sampled after a history, as output number ``position`` of its choice."""
+    value = mix(mix(mix(history, sampling.seed), sampling.choice), position)
+    return mix(value, 7) % vocab_size
+
+
+@dataclass
+class Slot:
+    """What the worker knows of one slot."""
+
+    tokens: list[int]
+    prompt_len: int
+    computed: int
+    blocks: list[int]
+    sampling: SlotSampling
+    histories: list[int] = field(default_factory=list)
+    """Hash of the tokens up to each position."""
+    decoding: bool = False
+
+    def __post_init__(self) -> None:
+        history = 0
+        for token in self.tokens:
+            history = mix(history, token)
+            self.histories.append(history)
+
+    def append(self, token: int) -> None:
+        self.histories.append(mix(self.histories[-1], token))
+        self.tokens.append(token)
+
+
+@dataclass
+class SimulatedWorker:
+    """Executes plans one at a time, as ``protocol/messages/steps.py`` says.
+
+    ``poison``: a step that computes this token raises (as a kernel fault would).
+    ``not_a_number``: K, V and logits of this token and of all that attend to it are NaN.
+    """
+
+    limits: Limits
+    epoch: int
+    poison: int = -1
+    not_a_number: int = -1
+    fail_steps: dict[int, str] = field(default_factory=dict)
+    """Steps that raise, with the reason."""
+    executed: int = 0
+    slots: dict[int, Slot] = field(default_factory=dict)
+    max_rows: int = 0
+
+    def __post_init__(self) -> None:
+        self._expected = 1
+        self._needs_full = True
+        self._memory: list[list[int | None]] = [
+            [None] * self.limits.block_size for _ in range(self.limits.num_blocks)
+        ]
+
+    def execute(self, plan: StepPlan) -> StepResult | StepFailed | None:
+        """Run one plan. ``None``: not executed (another epoch, or waiting for a full plan)."""
+        if plan.epoch != self.epoch:
+            return None
+        require(plan.step == self._expected, f"plan {plan.step} came, {self._expected} was due")
+        self._expected += 1
+        if self._needs_full and not plan.full:
+            require(plan.step > 1, "the first plan of an epoch is full")
+            return None
+        require(plan.full == self._needs_full, "a full plan came without a reason")
+        self._needs_full = False
+        self._rearrange(plan)
+        decoding = [slot for _, slot in sorted(self.slots.items()) if slot.decoding]
+        work = self._work(plan, decoding)
+        try:
+            self._write(plan, work)
+        except _StepRaised as raised:
+            self.slots.clear()
+            self._needs_full = True
+            return StepFailed(plan.epoch, plan.step, str(raised))
+        self.executed += 1
+        return self._finish(plan, decoding, work)
+
+    # Slots and block tables.
+
+    def _rearrange(self, plan: StepPlan) -> None:
+        require(not plan.copies and plan.repeat == 1, "copies and repeat are not used today")
+        if plan.full:
+            require(not plan.gone and not plan.grown, "a full plan begins without slots")
+            self.slots.clear()
+        for number in plan.gone:
+            require(number in self.slots, f"slot {number} is gone, but was not in use")
+            del self.slots[number]
+        for new in plan.added:
+            self._add(new)
+        require(len(plan.grown) % 2 == 0, "grown holds pairs")
+        for number, block in zip(plan.grown[::2], plan.grown[1::2], strict=True):
+            slot = self._slot(number)
+            require(slot.decoding, f"slot {number} grew, but does not decode")
+            self._append_blocks(slot, [block])
+            require(self._covers(slot, slot.computed + 1), f"slot {number} grew for nothing")
+            require(
+                len(slot.blocks) == self.limits.blocks_for(slot.computed + 1),
+                f"slot {number} grew before it needed to",
+            )
+
+    def _add(self, new: NewSlot) -> None:
+        require(0 <= new.slot < self.limits.max_num_seqs, f"there is no slot {new.slot}")
+        require(new.slot not in self.slots, f"slot {new.slot} is in use")
+        tokens = token_list(new.tokens)
+        require(all(0 <= t < self.limits.vocab_size for t in tokens), "token out of vocabulary")
+        require(0 < new.prompt_len <= len(tokens), "the prompt is empty or longer than the tokens")
+        require(len(tokens) < self.limits.max_model_len, "no room for one token more")
+        require(0 <= new.num_computed < len(tokens), "nothing is left to compute")
+        require(
+            new.num_computed == len(new.blocks) * self.limits.block_size,
+            "prefix hits are whole blocks",
+        )
+        require(0 <= new.sampling.seed < 2**64, "the seed is unsigned, 64 bits")
+        slot = Slot(tokens, new.prompt_len, new.num_computed, [], new.sampling)
+        self._append_blocks(slot, new.blocks)
+        self.slots[new.slot] = slot
+
+    def _slot(self, number: int) -> Slot:
+        require(number in self.slots, f"slot {number} is not in use")
+        return self.slots[number]
+
+    def _append_blocks(self, slot: Slot, blocks: list[int]) -> None:
+        for block in blocks:
+            require(0 <= block < self.limits.num_blocks, f"there is no block {block}")
+            require(block not in slot.blocks, f"block {block} is twice in a table")
+            slot.blocks.append(block)
+
+    def _covers(self, slot: Slot, positions: int) -> bool:
+        return len(slot.blocks) * self.limits.block_size >= positions
+
+    # Computing.
+
+    def _work(self, plan: StepPlan, decoding: list[Slot]) -> list[tuple[Slot, int]]:
+        """(slot, end) for all that compute: positions from ``computed`` to ``end``."""
+        work = [(slot, slot.computed + 1) for slot in decoding]
+        chunked: list[int] = []
+        for chunk in plan.chunks:
+            require(chunk.slot not in chunked, f"slot {chunk.slot} has two chunks")
+            chunked.append(chunk.slot)
+            work.append((self._slot(chunk.slot), self._end_of(chunk)))
+        require(
+            all(new.slot in chunked for new in plan.added), "a slot was added that computes nothing"
+        )
+        count = sum(end - slot.computed for slot, end in work)
+        require(count > 0, "the step computes nothing")
+        require(count <= self.limits.max_num_batched_tokens, f"{count} tokens pass the budget")
+        for slot, end in work:
+            require(end <= self.limits.max_model_len - 1, "computes the last token of its limit")
+            require(self._covers(slot, end), "a position lies behind the block table")
+        self.max_rows = max(self.max_rows, len(work))
+        return work
+
+    def _end_of(self, chunk: Chunk) -> int:
+        slot = self._slot(chunk.slot)
+        end = chunk.start + chunk.count
+        require(not slot.decoding, f"slot {chunk.slot} decodes and has a chunk")
+        require(chunk.start == slot.computed, f"chunk starts at {chunk.start}: not what was due")
+        require(chunk.count > 0 and end <= len(slot.tokens), "chunk of unknown tokens")
+        require(chunk.sample == (end == len(slot.tokens)), "sample is set wrongly")
+        self._append_blocks(slot, chunk.blocks)
+        require(
+            len(slot.blocks) == self.limits.blocks_for(end),
+            "the chunk's blocks are too many or few",
+        )
+        return end
+
+    def _write(self, plan: StepPlan, work: list[tuple[Slot, int]]) -> None:
+        """Write K and V of the whole step, before anything is read. May fail half way."""
+        size = self.limits.block_size
+        writers: dict[int, Slot] = {}
+        for slot, end in work:
+            for position in range(slot.computed, end):
+                block = slot.blocks[position // size]
+                require(writers.setdefault(block, slot) is slot, f"block {block} has two writers")
+                self._require_sole_writer(slot, block, position // size)
+                self._memory[block][position % size] = slot.histories[position]
+        for slot, end in work:
+            if self.poison in slot.tokens[slot.computed : end]:
+                self._scramble(writers)
+                raise _StepRaised(f"token {self.poison} is poison")
+        if plan.step in self.fail_steps:
+            self._scramble(writers)
+            raise _StepRaised(self.fail_steps[plan.step])
+        self._spread_not_a_number(work)
+
+    def _require_sole_writer(self, slot: Slot, block: int, index: int) -> None:
+        """No other slot has computed anything in a block that is being written."""
+        for other in self.slots.values():
+            if other is not slot and block in other.blocks:
+                at = other.blocks.index(block)
+                require(at == index, f"block {block} stands at two places of two tables")
+                require(
+                    other.computed >= (at + 1) * self.limits.block_size,
+                    f"block {block} is written while another sequence writes to it too",
+                )
+
+    def _scramble(self, writers: dict[int, Slot]) -> None:
+        """What a step that died leaves in the blocks that it was writing."""
+        for block, slot in writers.items():
+            size = self.limits.block_size
+            at = slot.blocks.index(block) * size
+            for offset in range(max(slot.computed - at, 0), size):
+                self._memory[block][offset] = None
+
+    def _spread_not_a_number(self, work: list[tuple[Slot, int]]) -> None:
+        """NaN in K and V reaches everything that attends to it, in this same step."""
+        if self.not_a_number < 0:
+            return
+        spreading = True
+        while spreading:
+            spreading = False
+            for slot, end in work:
+                for position in range(slot.computed, end):
+                    touched = slot.tokens[position] == self.not_a_number or any(
+                        self._read(slot, p) == _NOT_A_NUMBER for p in range(position)
+                    )
+                    if touched and self._read(slot, position) != _NOT_A_NUMBER:
+                        block = slot.blocks[position // self.limits.block_size]
+                        self._memory[block][position % self.limits.block_size] = _NOT_A_NUMBER
+                        spreading = True
+
+    def _read(self, slot: Slot, position: int) -> int | None:
+        size = self.limits.block_size
+        return self._memory[slot.blocks[position // size]][position % size]
+
+    def _finish(
+        self, plan: StepPlan, decoding: list[Slot], work: list[tuple[Slot, int]]
+    ) -> StepResult:
+        """Attend to everything before, then sample."""
+        for slot, end in work:
+            for position in range(end):
+                content = self._read(slot, position)
+                require(
+                    content == slot.histories[position]
+                    or (self.not_a_number >= 0 and content == _NOT_A_NUMBER),
+                    f"position {position} reads K and V that are not its own",
+                )
+            slot.computed = end
+        rows = decoding + [self.slots[chunk.slot] for chunk in plan.chunks if chunk.sample]
+        tokens, bad_rows = [], []
+        for row, slot in enumerate(rows):
+            position = len(slot.tokens) - slot.prompt_len
+            token = draw(slot.histories[-1], slot.sampling, position, self.limits.vocab_size)
+            if self._read(slot, len(slot.tokens) - 1) == _NOT_A_NUMBER:
+                bad_rows.append(row)
+                token = 0
+            slot.append(token)
+            slot.decoding = True
+            tokens.append(token)
+        return StepResult(plan.epoch, plan.step, token_bytes(tokens), bad_rows, 0.001)
+
+
+class _StepRaised(Exception):
+    """The step died."""
+
+
+def output_alone(
+    prompt: Ordered[int], sampling: SlotSampling, stop_ids: Ordered[int], max_len: int, vocab: int
+) -> list[int]:
+    """The output of one sequence that has the worker for itself."""
+    history, output = history_hash(prompt), list[int]()
+    while len(prompt) + len(output) < max_len:
+        token = draw(history, sampling, len(output), vocab)
+        history = mix(history, token)
+        output.append(token)
+        if token in stop_ids:
+            break
+    return output

@@ -1,0 +1,308 @@
+"""The life of a request in the scheduler's core: taken, planned, ended."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_harness import Engine, prompt, small, token_work
+
+from penstock.protocol.messages.requests import ChoiceState
+from penstock.protocol.messages.tokens import EndReason
+
+
+def test_a_request_gets_the_tokens_of_a_run_alone_and_ends_by_length() -> None:
+    engine = Engine()
+    assert engine.submit(1, prompt(10), max_tokens=5) is None
+    engine.run()
+    engine.assert_finished(1)
+    assert len(engine.tokens(1)) == 5
+    assert engine.end(1).reason is EndReason.LENGTH
+    engine.assert_idle()
+
+
+def test_a_stop_token_ends_a_request_and_rides_in_its_last_row() -> None:
+    free = Engine()
+    free.submit(1, prompt(10), max_tokens=8)
+    free.run()
+    stop = free.tokens(1)[4]
+    engine = Engine()
+    engine.submit(1, prompt(10), max_tokens=8, stop_ids=[stop])
+    engine.run()
+    assert engine.tokens(1) == free.tokens(1)[: free.tokens(1).index(stop) + 1]
+    assert (engine.end(1).reason, engine.end(1).stop) == (EndReason.STOP, stop)
+    engine.assert_idle()
+
+
+def test_a_request_without_max_tokens_ends_at_the_models_limit() -> None:
+    engine = Engine(small())
+    engine.submit(1, prompt(50), max_tokens=None)
+    engine.run()
+    assert len(engine.tokens(1)) == 10
+    assert engine.end(1).reason is EndReason.LENGTH
+
+
+def test_the_next_step_is_planned_before_a_result_is_back() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(10))
+    first, second = engine.plan(), engine.plan()
+    assert first is not None and second is not None
+    assert (first.step, first.full, second.step, second.full) == (1, True, 2, False)
+    assert engine.plan() is None  # two plans are unanswered
+    engine.deliver()
+    assert engine.plan() is not None
+
+
+def test_a_sequence_is_not_planned_past_its_length() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(10), max_tokens=2)
+    assert engine.plan() is not None and engine.plan() is not None
+    engine.deliver()
+    assert engine.plan() is None
+    engine.deliver()
+    engine.assert_finished(1)
+    assert len(engine.plans) == 2
+
+
+def test_a_decode_step_that_changes_nothing_is_empty() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(9), max_tokens=8)
+    engine.plan()
+    plan = engine.plan()
+    assert plan is not None
+    assert not (plan.gone or plan.added or plan.grown or plan.chunks)
+
+
+def test_a_finished_slot_is_gone_in_the_next_plan_and_can_be_taken_in_it() -> None:
+    engine = Engine(small(max_num_seqs=1))
+    engine.submit(1, prompt(5), max_tokens=1)
+    engine.submit(2, prompt(5, 40), max_tokens=1)
+    assert engine.plan() is not None
+    second = engine.plan()
+    assert second is not None
+    assert second.gone == [0] and second.added[0].slot == 0
+    engine.run()
+    engine.assert_finished(1)
+    engine.assert_finished(2)
+
+
+def test_sampling_reaches_the_worker_in_its_own_terms() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(5), seed=-1)
+    plan = engine.plan()
+    assert plan is not None
+    sampling = plan.added[0].sampling
+    assert (sampling.seed, sampling.top_k, sampling.choice) == (2**64 - 1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ([], "empty"),
+        (prompt(60), "60 tokens"),
+        ([5, 100], "token id 100"),
+        ([-1], "token id -1"),
+    ],
+)
+def test_a_prompt_that_can_never_run_is_a_400_that_says_why(tokens: list[int], words: str) -> None:
+    engine = Engine(small())
+    rejected = engine.submit(7, tokens, attempt=256)
+    assert rejected is not None
+    assert (rejected.id, rejected.attempt, rejected.status) == (7, 256, 400)
+    assert words in rejected.message
+    engine.assert_idle()
+
+
+def test_a_prompt_too_long_for_kv_memory_is_a_400_that_names_the_flag() -> None:
+    engine = Engine(small(num_blocks=3))
+    assert engine.submit(1, prompt(11)) is None
+    rejected = engine.submit(2, prompt(12))
+    assert rejected is not None and rejected.status == 400
+    assert "12 tokens" in rejected.message and "--num-kv-blocks" in rejected.message
+    engine.run()
+    engine.assert_finished(1)
+
+
+def test_bytes_that_are_no_whole_tokens_are_a_400() -> None:
+    engine = Engine()
+    work = token_work([1, 2])
+    broken = type(work)(b"12345", work.params, [ChoiceState(0)], [], "", None, 0.0)
+    rejected = engine.core.add(1, 0, "tokenizer", broken, 0.0)
+    assert rejected is not None and rejected.status == 400
+
+
+def test_a_full_queue_answers_503_but_takes_continuations() -> None:
+    engine = Engine(small(), max_waiting=2)
+    assert engine.submit(1, prompt(5)) is None
+    assert engine.submit(2, prompt(5), n=3) is None
+    rejected = engine.submit(3, prompt(5))
+    assert rejected is not None
+    assert rejected.status == 503 and rejected.retry_after and rejected.retry_elsewhere
+    assert engine.core.plan(0.0) is not None
+    assert engine.core.stats().waiting == 0
+    assert engine.submit(3, prompt(5)) is None
+    assert engine.submit(4, prompt(5)) is None
+    assert engine.submit(5, prompt(5)) is not None
+    alone = Engine()
+    alone.submit(6, prompt(5))
+    alone.run()
+    assert engine.submit(6, prompt(5), outputs={0: []}) is not None
+    assert engine.core.add(6, 1, "t", token_work(prompt(5), outputs={0: [3]}), 0.0) is None
+
+
+def test_limits_that_cannot_work_are_refused_with_the_flags_named() -> None:
+    with pytest.raises(ValueError, match="--max-num-batched-tokens"):
+        small(max_num_seqs=64, max_num_batched_tokens=63)
+    with pytest.raises(ValueError, match="num_blocks"):
+        small(num_blocks=0)
+
+
+def test_a_continuation_goes_on_with_the_next_index() -> None:
+    whole = Engine()
+    whole.submit(1, prompt(10), max_tokens=8)
+    whole.run()
+    engine = Engine()
+    engine.submit(1, prompt(10), max_tokens=8, outputs={0: whole.tokens(1)[:3]}, attempt=1)
+    engine.run()
+    assert engine.tokens(1) == whole.tokens(1)
+    engine.assert_finished(1)
+
+
+def test_continuations_start_before_new_requests() -> None:
+    engine = Engine(small(max_num_seqs=1))
+    engine.submit(1, prompt(5))
+    engine.core.add(2, 0, "t", token_work(prompt(6), outputs={0: [3]}), 0.0)
+    plan = engine.plan()
+    assert plan is not None
+    assert len(plan.added[0].tokens) == 4 * 7
+
+
+def test_a_continuation_that_is_complete_ends_at_once() -> None:
+    engine = Engine()
+    for request_id, output, max_tokens in ((1, [7, 9], 8), (2, [7, 8], 2)):
+        work = token_work(prompt(4), max_tokens, {0: output}, stop_ids=[9])
+        assert engine.core.add(request_id, 0, "t", work, 0.0) is None
+    assert engine.core.plan(0.0) is None
+    ((owner, batch),) = engine.core.expire(0.0)
+    assert (owner, batch.ids, batch.indices, batch.counts) == ("t", [1, 2], [2, 2], [0, 0])
+    assert [(end.row, end.reason) for end in batch.ends] == [
+        (0, EndReason.STOP),
+        (1, EndReason.LENGTH),
+    ]
+    engine.assert_idle()
+
+
+def test_the_same_attempt_again_changes_nothing() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(5))
+    engine.plan()
+    assert engine.core.add(1, 0, "tokenizer", token_work(prompt(9)), 0.0) is None
+    assert engine.core.stats().open_requests == 1
+    engine.run()
+    engine.assert_finished(1)
+
+
+def test_a_higher_attempt_replaces_a_lower_one_and_its_tokens() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(5), owner="a")
+    engine.plan()
+    engine.plan()
+    engine.submit(1, prompt(5), owner="b", attempt=1)
+    assert engine.core.holder(1) == (1, "b")
+    assert engine.core.holding("a") == []
+    engine.run()
+    engine.assert_finished(1)
+    engine.assert_idle()
+
+
+def test_cancel_needs_the_owner_and_an_attempt_high_enough() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(5), owner="a", attempt=2)
+    assert not engine.core.cancel(1, 1, "a")
+    assert not engine.core.cancel(1, 2, "b")
+    assert not engine.core.cancel(9, 2, "a")
+    assert engine.core.cancel(1, 3, "a")
+    engine.assert_idle()
+
+
+def test_a_cancelled_running_request_leaves_its_slot_and_its_results_are_ignored() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(5))
+    engine.submit(2, prompt(6, 50))
+    engine.plan()
+    engine.plan()
+    assert engine.cancel(1)
+    engine.deliver()
+    third = engine.plan()
+    assert third is not None and third.gone == [0]
+    engine.run()
+    assert engine.tokens(1) == []
+    engine.assert_finished(2)
+    engine.assert_idle()
+
+
+def test_one_choice_can_be_cancelled_alone() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(5), n=3)
+    engine.plan()
+    assert engine.cancel(1, choice=1)
+    assert not engine.cancel(1, choice=1)
+    engine.run()
+    engine.assert_finished(1, 0)
+    engine.assert_finished(1, 2)
+    engine.assert_idle()
+
+
+def test_a_lost_owner_takes_all_its_requests_with_it() -> None:
+    engine = Engine(small(max_num_seqs=2))
+    for request_id in range(6):
+        engine.submit(request_id, prompt(5, request_id), owner="ab"[request_id % 2])
+    engine.plan()
+    assert engine.core.holding("a") == [(0, 0), (2, 0), (4, 0)]
+    assert engine.core.cancel_owner("a") == 3
+    assert engine.core.owners() == ["b"]
+    for request_id in (0, 2, 4):
+        engine.cancel(request_id)
+    engine.run()
+    for request_id in (1, 3, 5):
+        engine.assert_finished(request_id)
+    engine.assert_idle()
+
+
+def test_one_choice_with_output_makes_the_whole_request_a_continuation() -> None:
+    engine = Engine(small(), max_waiting=1)
+    assert engine.submit(1, prompt(5)) is None
+    work = token_work(prompt(4), outputs={0: [3], 1: []})
+    assert engine.core.add(2, 0, "t", work, 0.0) is None
+    plan = engine.plan()
+    assert plan is not None
+    assert [len(new.tokens) // 4 for new in plan.added] == [5, 4, 5]
+
+
+def test_requests_past_their_deadline_end_whether_they_wait_or_run() -> None:
+    engine = Engine(small(max_num_seqs=1))
+    engine.submit(1, prompt(5), time_left=2.0, max_tokens=30)
+    engine.submit(2, prompt(5), time_left=1.0)
+    engine.submit(3, prompt(5), time_left=100.0)
+    engine.step()
+    engine.now = 1.5
+    engine.expire()
+    assert (engine.end(2).reason, engine.end(2).status) == (EndReason.ERROR, 504)
+    assert "waiting" in engine.end(2).message
+    assert engine.streams[1, 0].open
+    engine.now = 2.5
+    engine.run()
+    assert engine.end(1).status == 504
+    assert "running" in engine.end(1).message
+    engine.assert_finished(3)
+    engine.assert_idle()
+
+
+def test_counters_add_up() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(5), n=2, max_tokens=3)
+    engine.submit(2, prompt(7), max_tokens=4)
+    engine.run()
+    stats = engine.core.stats()
+    assert stats.counters.prompt_tokens == 12
+    assert stats.counters.generated_tokens == 10
+    assert stats.counters.steps == len(engine.plans)
+    assert stats.blocks_used + stats.blocks_free + stats.blocks_cached == stats.blocks_total

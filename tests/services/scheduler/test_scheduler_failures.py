@@ -1,0 +1,248 @@
+"""Failed steps, bad rows, lost results and new epochs."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_harness import ROOMY, Engine, prompt, small, token_work
+from simulated_worker import token_bytes
+
+from penstock.protocol.messages.steps import StepFailed, StepResult
+from penstock.protocol.messages.tokens import EndReason
+from penstock.services.scheduler.core import SchedulerCore
+from penstock.services.scheduler.policy_choice import make_policy
+
+
+def test_after_a_failed_step_everything_is_computed_again() -> None:
+    engine = Engine()
+    engine.worker.fail_steps[3] = "device lost"
+    for request_id in range(3):
+        engine.submit(request_id, prompt(9, 30 * request_id), max_tokens=8)
+    engine.run()
+    for request_id in range(3):
+        engine.assert_finished(request_id)
+    assert [plan.step for plan in engine.plans] == list(range(1, len(engine.plans) + 1))
+    assert [plan.step for plan in engine.plans if plan.full] == [1, 5]
+    engine.assert_idle()
+
+
+def test_a_failure_after_the_answer_also_brings_a_full_plan() -> None:
+    engine = Engine(max_in_flight=1)
+    engine.submit(1, prompt(9), max_tokens=8)
+    for _ in range(3):
+        assert engine.plan() is not None
+        engine.deliver()
+    engine.worker.slots.clear()  # the worker refused plan 3 when it came a second time
+    engine.worker._needs_full = True
+    engine.take(engine.core.fail(StepFailed(1, 3, "plan 3 came, plan 4 was due"), 0.0))
+    plan = engine.plan()
+    assert plan is not None and plan.full
+    assert engine.core.fail(StepFailed(1, 3, "plan 3 came, plan 4 was due"), 0.0) == []
+    engine.deliver()
+    plan = engine.plan()
+    assert plan is not None and not plan.full
+    engine.run()
+    engine.assert_finished(1)
+
+
+def test_blocks_of_a_failed_step_leave_the_prefix_cache() -> None:
+    engine = Engine()
+    engine.worker.fail_steps[1] = "device lost"
+    engine.submit(1, prompt(16), max_tokens=1)
+    engine.submit(2, prompt(16), max_tokens=1, seed=1)
+    engine.run()
+    engine.assert_finished(1)  # the worker checks every read
+    engine.assert_finished(2)
+
+
+def test_a_poisonous_request_takes_nobody_along() -> None:
+    engine = Engine(poison=99)
+    engine.submit(1, prompt(9), max_tokens=8)
+    engine.plan()
+    engine.deliver()
+    for request_id in range(2, 6):
+        engine.submit(request_id, prompt(7, 10 * request_id), max_tokens=4)
+    engine.submit(6, [*prompt(5), 99], max_tokens=4)
+    engine.submit(7, [99], max_tokens=4)
+    engine.run()
+    for request_id in range(1, 6):
+        engine.assert_finished(request_id)
+    for request_id in (6, 7):
+        end = engine.end(request_id)
+        assert (end.reason, end.status) == (EndReason.ERROR, 500)
+        assert "token 99 is poison" in end.message
+    assert engine.core.stats().counters.failed_steps == 5  # once together, twice each alone
+    engine.assert_idle()
+
+
+def test_a_request_that_turns_poisonous_late_takes_nobody_along() -> None:
+    engine = Engine(small(vocab_size=40, max_num_seqs=4))
+    engine.submit(1, prompt(5), max_tokens=12)
+    engine.run()
+    late = engine.tokens(1)[6]
+    engine = Engine(small(vocab_size=40, max_num_seqs=4), poison=late)
+    engine.submit(1, prompt(5), max_tokens=12)
+    for request_id in (2, 3):
+        engine.submit(request_id, prompt(5, request_id), max_tokens=12)
+    engine.run()
+    for request_id in (1, 2, 3):
+        if late in engine.streams[request_id, 0].expected[:-1]:
+            assert engine.end(request_id).reason is EndReason.ERROR
+        else:
+            engine.assert_finished(request_id)
+
+
+def test_suspects_run_alone_until_they_have_produced_a_token() -> None:
+    engine = Engine()
+    engine.worker.fail_steps[1] = "once"
+    for request_id in range(3):
+        engine.submit(request_id, prompt(6, 30 * request_id), max_tokens=6)
+    engine.plan()
+    engine.deliver()
+    engine.submit(9, prompt(3), max_tokens=2)
+    alone = 0
+    while engine.core.stats().counters.generated_tokens == 0:
+        engine.plan()
+        assert len(engine.worker.slots) <= 1
+        alone += len(engine.worker.slots)
+        if engine.answers:
+            engine.deliver()
+    assert alone
+    engine.run()
+    for request_id in (0, 1, 2, 9):
+        engine.assert_finished(request_id)
+
+
+def test_the_next_suspect_does_not_wait_for_the_end_of_the_one_before() -> None:
+    engine = Engine()
+    engine.worker.fail_steps[1] = "once"
+    for request_id in range(3):
+        engine.submit(request_id, prompt(6, 30 * request_id), max_tokens=100)
+    while not all(engine.streams[request_id, 0].received for request_id in range(3)):
+        engine.step()
+    assert len(engine.tokens(0)) < 10
+    engine.run()
+    for request_id in range(3):
+        engine.assert_finished(request_id)
+
+
+def test_failures_with_new_tokens_in_between_cost_no_request() -> None:
+    engine = Engine()
+    for request_id in range(3):
+        engine.submit(request_id, prompt(6, 30 * request_id), max_tokens=100)
+    for _ in range(6):
+        before = engine.core.stats().counters.generated_tokens
+        while engine.core.stats().counters.generated_tokens < before + 12:
+            engine.step()
+        engine.worker.fail_steps[engine.core._in_flight.last + 1] = "now and then"
+    engine.run()
+    assert engine.core.stats().counters.failed_steps == 6
+    for request_id in range(3):
+        engine.assert_finished(request_id)
+
+
+def test_rows_that_are_not_finite_end_their_request_only() -> None:
+    engine = Engine(not_a_number=99)
+    engine.submit(1, [*prompt(5), 99, 1, 2], max_tokens=4)
+    engine.submit(2, prompt(9), max_tokens=4)
+    engine.run()
+    end = engine.end(1)
+    assert (end.reason, end.status) == (EndReason.ERROR, 500)
+    assert "NaN" in end.message
+    engine.assert_finished(2)
+    engine.submit(3, [*prompt(5), 99, 1, 2], max_tokens=4)
+    engine.run()
+    assert engine.streams[3, 0].end is not None
+    assert engine.end(3).reason is EndReason.ERROR
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2, 4])
+def test_a_sequence_that_used_a_bad_block_of_another_is_computed_again(max_in_flight: int) -> None:
+    engine = Engine(not_a_number=999_999, max_in_flight=max_in_flight)
+    engine.submit(1, prompt(9), max_tokens=8)
+    engine.submit(2, prompt(9), max_tokens=8, seed=1)
+    engine.plan()
+    engine.deliver()
+    shared = engine.worker.slots[0].blocks[0]
+    assert shared == engine.worker.slots[1].blocks[0]
+    engine.worker._memory[shared][1] = -1  # a glitch of the device
+    engine.run()
+    assert engine.end(1).reason is EndReason.ERROR  # it computed the block
+    engine.assert_finished(2)
+    engine.submit(3, prompt(9), max_tokens=8)
+    engine.run()
+    engine.assert_finished(3)
+
+
+def test_results_nobody_waits_for_are_ignored_and_counted() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(5))
+    engine.plan()
+    for stray in (
+        StepResult(0, 1, token_bytes([1]), [], 0.0),
+        StepResult(1, 2, token_bytes([1]), [], 0.0),
+        StepResult(1, 0, b"", [], 0.0),
+    ):
+        assert engine.core.apply(stray, 0.0) == []
+    assert engine.core.fail(StepFailed(1, 7, "no such step"), 0.0) == []
+    assert engine.core.stats().counters.ignored_results == 4
+    engine.run()
+    engine.assert_finished(1)
+
+
+@pytest.mark.parametrize("lost", ["whole", "cut"])
+def test_a_lost_result_is_made_good_by_a_full_plan(lost: str) -> None:
+    core = SchedulerCore(ROOMY, 1, make_policy("fcfs"), True, 10)
+    core.add(1, 0, "t", token_work(prompt(5), max_tokens=4), 0.0)
+    assert core.plan(0.0) is not None and core.plan(0.0) is not None
+    if lost == "whole":
+        assert core.apply(StepResult(1, 2, token_bytes([7]), [], 0.0), 0.0) == []
+    else:
+        assert core.apply(StepResult(1, 1, b"123", [], 0.0), 0.0) == []
+    core.check()
+    plan = core.plan(0.0)
+    assert plan is not None and plan.full and plan.step == 3
+    assert plan.added[0].tokens == token_bytes(prompt(5))
+
+
+def test_a_new_epoch_begins_with_an_empty_cache_and_loses_no_request() -> None:
+    engine = Engine()
+    for request_id in range(3):
+        engine.submit(request_id, prompt(17, 30 * request_id), max_tokens=9)
+    for _ in range(4):
+        engine.step()
+    engine.plan()
+    engine.restart()
+    assert engine.core.stats().blocks_cached == 0
+    plan = engine.plan()
+    assert plan is not None and (plan.epoch, plan.step, plan.full) == (2, 1, True)
+    engine.run()
+    for request_id in range(3):
+        engine.assert_finished(request_id)
+    engine.assert_idle()
+
+
+def test_a_smaller_worker_after_a_restart_gets_only_what_it_can_hold() -> None:
+    engine = Engine(small())
+    engine.submit(1, prompt(30), max_tokens=5)
+    engine.submit(2, prompt(6), max_tokens=5)
+    engine.plan()
+    engine.restart(small(num_blocks=4))
+    engine.run()
+    end = engine.end(1)
+    assert (end.reason, end.status) == (EndReason.ERROR, 503)
+    engine.assert_finished(2)
+
+
+def test_proven_sequences_come_back_together_after_one_failure() -> None:
+    engine = Engine()
+    for request_id in range(3):
+        engine.submit(request_id, prompt(6, 30 * request_id))
+    engine.step()
+    engine.worker.fail_steps[engine.core._in_flight.last + 1] = "once"
+    while engine.core.stats().counters.failed_steps == 0:
+        engine.step()
+    plan = engine.plan()
+    assert plan is not None and len(plan.added) == 3
+    engine.run()
+    for request_id in range(3):
+        engine.assert_finished(request_id)

@@ -1,0 +1,89 @@
+"""The prefill of a step is bounded by time while others decode."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from scheduler_harness import Engine, prompt, small
+
+from penstock.protocol.messages.steps import StepResult
+from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, PrefillPace
+
+
+def learnt(decode_seconds: float, token_seconds: float) -> PrefillPace:
+    pace = PrefillPace()
+    for _ in range(100):
+        pace.observe(8, 0, decode_seconds)
+        pace.observe(8, 1000, decode_seconds + 1000 * token_seconds)
+    return pace
+
+
+def test_nothing_is_bounded_before_steps_of_both_kinds_were_seen() -> None:
+    pace = PrefillPace()
+    assert pace.most_tokens() is None
+    pace.observe(0, 500, 0.1)
+    assert pace.most_tokens() is None
+    pace.observe(1, 0, 0.01)
+    assert pace.most_tokens() is not None
+
+
+@pytest.mark.parametrize(
+    ("decode_seconds", "token_seconds", "seconds"),
+    [(0.002, 3e-6, 0.008), (0.010, 25e-6, 0.030), (0.060, 1e-3, 0.180)],
+)
+def test_prefill_beside_decode_takes_three_decode_steps_or_eight_milliseconds(
+    decode_seconds: float, token_seconds: float, seconds: float
+) -> None:
+    tokens = learnt(decode_seconds, token_seconds).most_tokens()
+    assert tokens is not None
+    assert tokens * token_seconds == pytest.approx(seconds, rel=0.02)
+
+
+def test_chunks_are_never_cut_below_a_useful_size() -> None:
+    assert learnt(0.001, 0.01).most_tokens() == LEAST_TOKENS
+
+
+def test_a_prefill_of_a_few_tokens_does_not_count_as_slow_prefill() -> None:
+    pace = learnt(0.002, 3e-6)
+    before = pace.most_tokens()
+    for _ in range(100):
+        pace.observe(8, 1, 0.003)
+    assert pace.most_tokens() == before
+
+
+def test_steps_no_longer_than_decode_steps_do_not_lift_the_bound() -> None:
+    pace = learnt(0.002, 3e-6)
+    before = pace.most_tokens()
+    for _ in range(10_000):
+        pace.observe(8, 500, 0.001)
+    assert pace.most_tokens() == before
+
+
+class TimedEngine(Engine):
+    """Steps take 2 ms, and 20 µs more for each token of prefill."""
+
+    def deliver(self) -> None:
+        answer = self.answers[0]
+        assert isinstance(answer, StepResult)
+        plan = next(plan for plan in self.plans if plan.step == answer.step)
+        seconds = 0.002 + 20e-6 * sum(chunk.count for chunk in plan.chunks)
+        self.answers[0] = msgspec.structs.replace(answer, seconds=seconds)
+        super().deliver()
+
+
+def test_a_long_prompt_makes_no_step_of_a_running_stream_much_longer() -> None:
+    limits = small(num_blocks=1024, block_size=16, max_num_batched_tokens=4096, max_model_len=8192)
+    engine = TimedEngine(limits)
+    engine.submit(1, prompt(200, 10), max_tokens=400)
+    for _ in range(20):
+        engine.step()
+    engine.submit(2, prompt(4000, 30), max_tokens=5)
+    engine.submit(3, prompt(3000, 50), max_tokens=5)
+    engine.run()
+    sizes = [sum(chunk.count for chunk in plan.chunks) for plan in engine.plans]
+    assert sizes[0] == 200
+    beside_decode = [size for size in sizes[1:] if size]
+    assert sum(beside_decode) == 7000
+    assert max(beside_decode) * 20e-6 <= 0.012
+    assert len(engine.tokens(1)) == 400
+    engine.assert_idle()

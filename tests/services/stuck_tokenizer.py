@@ -1,0 +1,30 @@
+"""A tokenizer's process in which a prompt of the one token 666 never comes back from its thread.
+
+``sleep`` stands for a call into a library that releases the interpreter and does not return.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from penstock.protocol.messages.requests import Tokens, TokenWork, Work
+from penstock.services import cli
+from penstock.services.tokenizer import service
+from penstock.services.tokenizer.preparation import prepare
+
+STUCK = (666).to_bytes(4, "little")
+
+
+def stuck_prepare(work: Work, *arguments: Any) -> TokenWork:
+    if isinstance(work.prompt, Tokens) and work.prompt.ids == STUCK:
+        time.sleep(3600)
+    return prepare(work, *arguments)
+
+
+if __name__ == "__main__":
+    service.prepare = stuck_prepare
+    service.ENCODE_SECONDS = 0.5
+    service.LOST_SECONDS = 2.0
+    sys.exit(cli.main(["tokenizer", *sys.argv[1:]]))

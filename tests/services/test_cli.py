@@ -1,0 +1,179 @@
+"""The command ``penstock``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.services import cli
+
+HEAVY = {"torch", "transformers", "aiohttp", "zmq", "tokenizers", "numpy", "structlog"}
+MAIN = "import sys; from penstock.services.cli import main; code = main(sys.argv[1:]); "
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    kept = {n: v for n, v in os.environ.items() if not n.startswith("PENSTOCK_")}
+    return {**kept, **more}
+
+
+def penstock_command(
+    *arguments: str, timeout: float = 30.0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.services", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=clean_environment(**environment),
+    )
+
+
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_cli_help_is_quick_and_imports_nothing_heavy(command: str) -> None:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN + f"print({HEAVY!r} & sys.modules.keys(), code)"]
+        + [part for part in (command, "--help") if part],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=clean_environment(),
+    )
+    assert time.monotonic() - began < 1.0  # 0.05 s when the machine is free
+    assert done.stdout.startswith(f"usage: penstock {command}".rstrip())
+    assert done.stdout.splitlines()[-1] == "set() 0"
+
+
+def test_cli_help_lists_every_command() -> None:
+    text = penstock_command("--help").stdout
+    assert all(f"\n  {name} " in text for name in [*cli.COMMANDS, "version"])
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+def test_cli_version_is_the_packages(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
+
+
+def test_cli_an_unknown_command_names_those_that_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["sevre"]) == 2
+    text = capsys.readouterr().err
+    assert "'sevre'" in text
+    assert "serve, router, tokenizer, scheduler, worker, frontend, version" in text
+
+
+def test_cli_without_a_command_shows_the_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "commands:" in capsys.readouterr().err
+
+
+def test_cli_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["router", "--max-num-seqs", "3"]) == 2
+    assert "--max-num-seqs" in capsys.readouterr().err
+
+
+def test_cli_every_wrong_setting_is_on_a_line_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_PROT", "8000")
+    assert cli.main(["serve", "--port", "70000", "--block-size", "17"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("penstock: ") for line in lines)
+    for name in ("PENSTOCK_PROT", "--port", "--block-size"):
+        assert sum(name in line for line in lines) == 1
+
+
+def test_cli_show_config_says_where_each_value_is_from_and_hides_secrets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SECRET", "correct horse battery staple")
+    assert cli.main(["serve", "/models/x", "--port", "8001", "--show-config"]) == 0
+    text = capsys.readouterr().out
+    assert "model = '/models/x'  # flag --model" in text
+    assert "port = 8001  # flag --port" in text
+    assert "host = '127.0.0.1'  # default" in text
+    assert "horse" not in text
+
+
+def test_cli_processes_started_by_hand_meet_at_one_address_of_the_user(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    found = set()
+    for command in ("router", "tokenizer", "scheduler", "worker", "frontend"):
+        assert cli.main([command, "--show-config"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        found.add(next(line for line in lines if line.startswith("router = ")))
+    assert len(found) == 1
+    assert f"'ipc://{tmp_path}/penstock-{os.getuid()}/default/router.sock'" in found.pop()
+
+
+def test_cli_a_runtime_dir_names_the_router_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["router", "--runtime-dir", str(tmp_path), "--show-config"]) == 0
+    assert f"router = 'ipc://{tmp_path}/router.sock'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["tokenizer", "serve"])
+def test_cli_a_model_path_that_does_not_exist_is_one_line_and_code_3(
+    command: str, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    done = penstock_command(command, str(tmp_path / "none"), XDG_RUNTIME_DIR=str(tmp_path))
+    assert time.monotonic() - began < 2.0
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("penstock: ")
+    assert str(tmp_path / "none") in done.stderr
+
+
+def test_cli_an_address_of_no_known_form_is_one_line_and_code_2() -> None:
+    done = penstock_command("router", "--router", "http://127.0.0.1:1")
+    assert done.returncode == 2
+    assert "http://127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_cli_a_tcp_address_without_a_secret_is_one_line_and_code_2() -> None:
+    done = penstock_command("router", "--router", "tcp://0.0.0.0:5555")
+    assert done.returncode == 2
+    assert "--secret" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_cli_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    done = penstock_command("router", "--runtime-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert f"chmod 700 {tmp_path}" in done.stderr
+
+
+def test_cli_show_config_without_a_model_shows_the_built_in_one() -> None:
+    done = penstock_command("serve", "--show-config")
+    assert done.returncode == 0, done.stderr
+    assert "served_model_name = ['penstock-demo']  # derived the built-in model" in done.stdout
+    assert "dtype = 'bfloat16'" in done.stdout
+
+
+def test_cli_a_reader_that_closes_its_pipe_gets_no_traceback() -> None:
+    command = f"{sys.executable} -m penstock.services serve --show-config | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,206 @@
+"""A worker's process with a scheduler, and a scheduler's with a worker, that the test plays."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from service_member import Join, Start, small_system
+
+from penstock.protocol.messages.membership import Capacity
+from penstock.protocol.messages.requests import Accepted, ChoiceState, Enqueue, TokenWork
+from penstock.protocol.messages.steps import (
+    Attach,
+    Attached,
+    Chunk,
+    NewSlot,
+    SlotSampling,
+    StepFailed,
+    StepPlan,
+    StepResult,
+)
+from penstock.protocol.messages.tokens import TokenBatch
+from penstock.protocol.sampling import SamplingParams
+
+PROMPT = array("i", [5, 6, 7]).tobytes()
+EPOCH = 77
+
+
+@pytest.fixture
+def system() -> Iterator[tuple[Start, Join]]:
+    with small_system() as parts:
+        yield parts
+
+
+# --- the worker
+
+
+class Engine:
+    """A worker with the null engine, attached to a scheduler that is the test."""
+
+    def __init__(self, start: Start, join: Join) -> None:
+        start("worker", "--device", "null")
+        self.scheduler = join("scheduler")
+        self.address = self.scheduler.peer("worker").address
+        self.attach(EPOCH)
+
+    def attach(self, epoch: int) -> None:
+        self.scheduler.send(self.address, Attach(epoch, self.scheduler.mailbox.address))
+        assert self.scheduler.next(Attached).epoch == epoch
+
+    def plan(self, step: int, *, epoch: int = EPOCH, full: bool = False) -> StepPlan:
+        """A full plan begins one sequence; any other one lets it decode."""
+        plan = StepPlan(epoch, step, full, [], [], [], [])
+        if full:
+            sampling = SlotSampling(0.0, 0, 1.0, 1, 0)
+            slot = NewSlot(0, PROMPT, 3, 0, [], sampling)
+            plan = msgspec.structs.replace(plan, added=[slot], chunks=[Chunk(0, 0, 3, True, [0])])
+        return plan
+
+    def send(self, plan: StepPlan) -> None:
+        self.scheduler.send(self.address, plan)
+
+    def result(self, plan: StepPlan) -> StepResult:
+        self.send(plan)
+        result = self.scheduler.next(StepResult)
+        assert (result.epoch, result.step) == (plan.epoch, plan.step)
+        return result
+
+
+@pytest.fixture
+def engine(system: tuple[Start, Join]) -> Engine:
+    return Engine(*system)
+
+
+def test_a_worker_drops_plans_of_another_epoch(engine: Engine) -> None:
+    engine.result(engine.plan(1, full=True))
+    engine.send(engine.plan(2, epoch=EPOCH - 1))
+    engine.send(engine.plan(1, epoch=EPOCH + 1, full=True))
+    assert engine.scheduler.silence(StepResult)
+    assert engine.scheduler.silence(StepFailed, 0.0)
+    engine.result(engine.plan(2))
+
+
+def test_a_worker_fails_a_plan_after_a_gap_and_goes_on_with_a_full_one(engine: Engine) -> None:
+    engine.result(engine.plan(1, full=True))
+    engine.send(engine.plan(3))
+    failed = engine.scheduler.next(StepFailed)
+    assert (failed.epoch, failed.step) == (EPOCH, 3)
+    assert failed.reason == "plan 3 came, plan 2 was due"
+    engine.send(engine.plan(4))  # not full: of slots that are gone
+    assert engine.scheduler.silence(StepResult)
+    engine.result(engine.plan(5, full=True))
+
+
+def test_a_worker_answers_a_plan_that_comes_again_with_the_same_tokens(engine: Engine) -> None:
+    engine.result(engine.plan(1, full=True))
+    first = engine.result(engine.plan(2))
+    again = engine.result(engine.plan(2))
+    assert again == first
+    assert engine.result(engine.plan(3)).tokens != b""
+
+
+def test_a_worker_begins_a_new_epoch_without_slots_and_old_answers(engine: Engine) -> None:
+    engine.result(engine.plan(1, full=True))
+    engine.attach(EPOCH + 1)
+    engine.send(engine.plan(2, epoch=EPOCH + 1))
+    assert engine.scheduler.silence(StepResult)
+    engine.result(engine.plan(1, epoch=EPOCH + 1, full=True))
+
+
+# --- the scheduler
+
+
+class Frontier:
+    """A scheduler whose worker and tokenizer are the test."""
+
+    def __init__(self, start: Start, join: Join) -> None:
+        start("scheduler")
+        self.worker = join("worker", Capacity(64, 4, 16, 32, 1000))
+        self.tokenizer = join("tokenizer")
+        self.address = self.worker.peer("scheduler").address
+        attach = self.worker.next(Attach)
+        self.epoch = attach.epoch
+        self.to_scheduler(Attached(self.epoch + 1, 0, 1, 16, 1, 16, 16, 10))  # not of this epoch
+        self.to_scheduler(Attached(self.epoch, 0, 32, 16, 4, 64, 64, 1000))
+        self.enqueue(1)
+
+    def to_scheduler(self, message: Attached | StepResult | StepFailed) -> None:
+        self.worker.send(self.address, message)
+
+    def enqueue(self, number: int) -> None:
+        params = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, seed=1, max_tokens=3)
+        work = TokenWork(PROMPT, params, [ChoiceState(0)], [], "", None, 0.0)
+        body = msgspec.msgpack.encode(work)
+        for _ in range(100):  # until it has taken ``Attached``
+            own = self.tokenizer.mailbox.address
+            self.tokenizer.send(self.address, Enqueue(number, 257, own, 3, b"", body))
+            self.tokenizer.wait(0.1)
+            if any(isinstance(m, Accepted) for m in self.tokenizer.received):
+                return
+        raise AssertionError("the scheduler takes nothing")
+
+    def answer(self, plan: StepPlan, token: int, *, epoch: int | None = None) -> None:
+        tokens = array("i", [token]).tobytes()
+        epoch = self.epoch if epoch is None else epoch
+        self.to_scheduler(StepResult(epoch, plan.step, tokens, [], 0.001))
+
+    def tokens(self) -> list[int]:
+        """What the tokenizer gets next."""
+        batch = self.tokenizer.next(TokenBatch, 5.0)
+        return array("i", batch.tokens).tolist()
+
+
+@pytest.fixture
+def frontier(system: tuple[Start, Join]) -> Frontier:
+    return Frontier(*system)
+
+
+def test_a_scheduler_drops_results_of_another_epoch(frontier: Frontier) -> None:
+    plan = frontier.worker.next(StepPlan)
+    assert (plan.epoch, plan.step, plan.full) == (frontier.epoch, 1, True)
+    frontier.answer(plan, 99, epoch=frontier.epoch - 1)
+    assert frontier.tokenizer.silence(TokenBatch)
+    frontier.answer(plan, 7)
+    assert frontier.tokens() == [7]
+
+
+def test_a_scheduler_sends_a_plan_without_an_answer_again(frontier: Frontier) -> None:
+    plan = frontier.worker.next(StepPlan)
+    second = frontier.worker.next(StepPlan)  # made before the first one's result
+    assert (second.step, second.full) == (2, False)
+    assert frontier.worker.next(StepPlan, 5.0) == plan
+    assert frontier.worker.next(StepPlan, 5.0) == second
+    frontier.answer(plan, 7)
+    frontier.answer(plan, 8)  # both were answered: the second answer counts for nothing
+    frontier.answer(second, 9)
+    assert [*frontier.tokens(), *frontier.tokens()] == [7, 9]
+
+
+def test_a_scheduler_begins_anew_with_a_full_plan_after_a_failure(frontier: Frontier) -> None:
+    plan = frontier.worker.next(StepPlan)
+    second = frontier.worker.next(StepPlan)
+    frontier.answer(plan, 7)
+    assert frontier.tokens() == [7]
+    frontier.worker.next(StepPlan)
+    frontier.to_scheduler(StepFailed(frontier.epoch, second.step, "a gap"))
+    again = frontier.worker.next(StepPlan)
+    while not again.full:
+        again = frontier.worker.next(StepPlan)
+    [slot] = again.added
+    assert slot.tokens == PROMPT + array("i", [7]).tobytes()
+    frontier.answer(second, 66)  # a result of the life before
+    frontier.answer(again, 8)
+    assert frontier.tokens() == [8]
+
+
+def test_a_scheduler_takes_no_result_out_of_its_turn(frontier: Frontier) -> None:
+    frontier.worker.next(StepPlan)
+    second = frontier.worker.next(StepPlan)
+    frontier.answer(second, 9)  # the first one's result is lost
+    again = frontier.worker.next(StepPlan)
+    assert again.full
+    assert [slot.tokens for slot in again.added] == [PROMPT]
+    assert frontier.tokenizer.silence(TokenBatch)

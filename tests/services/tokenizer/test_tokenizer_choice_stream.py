@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.loadtest.make_model import make_model
+from penstock.services.tokenizer.choice_stream import ChoiceStream
+from penstock.services.tokenizer.text_model import TextModel
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    folder: Path = make_model(tmp_path_factory.mktemp("choice") / "model")
+    return TextModel.load(folder)
+
+
+def ids_of(model: TextModel, text: str) -> list[int]:
+    return array("i", model.encode(text, add_special_tokens=False)).tolist()
+
+
+def test_tokens_become_text_one_by_one(model: TextModel) -> None:
+    stream = ChoiceStream(model, [])
+    text = "Water flows 😀 through.\n"
+    deltas = [stream.push([token]) for token in ids_of(model, text)]
+    assert "".join(delta.text for delta in deltas) == text
+    assert all(delta.used == 1 and delta.stop is None for delta in deltas)
+    assert stream.finish() == ""
+    assert stream.released == len(text)
+
+
+def test_rows_may_be_memoryviews_arrays_or_lists(model: TextModel) -> None:
+    ids = ids_of(model, "the same text")
+    rows = (ids, array("i", ids), memoryview(array("i", ids)), memoryview(array("i", ids))[:])
+    assert {ChoiceStream(model, []).push(row).text for row in rows} == {"the same text"}
+
+
+def test_tokens_after_a_stop_string_are_dropped_and_not_used(model: TextModel) -> None:
+    ids = ids_of(model, "abc") + ids_of(model, "!!") + ids_of(model, "more")
+    stream = ChoiceStream(model, ["!!"])
+    delta = stream.push(ids)
+    assert (delta.text, delta.stop) == ("abc", "!!")
+    assert delta.used == len(ids_of(model, "abc")) + len(ids_of(model, "!!"))
+    assert stream.push([5, 6]).used == 0
+    assert stream.finish() == ""
+    assert stream.released == 3
+
+
+def test_the_token_that_ended_the_choice_is_used_but_not_rendered(model: TextModel) -> None:
+    ids = ids_of(model, "ab")
+    for stop in ([], ["zz"]):
+        stream = ChoiceStream(model, stop)
+        delta = stream.push([*ids, ids_of(model, "!")[0]], True)
+        assert (delta.text, delta.used, delta.stop) == ("ab", len(ids) + 1, None)
+        assert stream.push(ids_of(model, "c"), True).text == ""
+
+
+def test_a_held_beginning_of_a_stop_string_is_released_at_the_end(model: TextModel) -> None:
+    stream = ChoiceStream(model, ["###"])
+    assert stream.push(ids_of(model, "a")).text == "a"
+    assert stream.push(ids_of(model, "#")).text == ""
+    assert stream.finish() == "#"
+    assert stream.released == 2
+
+
+def test_an_unfinished_character_at_the_end_can_complete_a_stop_string(model: TextModel) -> None:
+    stream = ChoiceStream(model, ["\ufffd"])
+    stream.push(ids_of(model, "a😀")[:-1])
+    assert stream.finish() == ""
+    assert stream.stop == "\ufffd"
+
+
+@given(
+    ids=st.lists(st.integers(0, 511), max_size=30),
+    stops=st.lists(st.sampled_from(["e", "th", "\n\n", "ab", "\ufffd"]), max_size=3),
+    data=st.data(),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_a_continuation_anywhere_gives_the_same_text_and_end(
+    model: TextModel, ids: list[int], stops: list[str], data: st.DataObject
+) -> None:
+    whole = ChoiceStream(model, stops)
+    delta = whole.push(ids)
+    text, used = delta.text + whole.finish(), delta.used
+
+    cut = data.draw(st.integers(0, len(ids)))
+    first = ChoiceStream(model, stops)
+    before = first.push(ids[:cut])
+    second = ChoiceStream(model, stops)
+    assert second.replay(ids[:cut], first.released) == ""
+    after = second.push(ids[cut:])
+    assert before.text + after.text + second.finish() == text
+    assert before.used + after.used == used
+    assert second.stop == whole.stop
+    assert second.released == whole.released == len(text)
+
+
+def test_replay_returns_what_the_client_does_not_have_yet(model: TextModel) -> None:
+    stream = ChoiceStream(model, [])
+    assert stream.replay(ids_of(model, "hello there"), 6) == "there"
+    assert stream.released == 11

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from penstock.loadtest.make_model import make_model
+from penstock.protocol.messages.requests import Chat, ChoiceState, Prompt, Text, Tokens, Work
+from penstock.protocol.model_info import ModelInfo, read_model_info
+from penstock.protocol.sampling import SamplingParams
+from penstock.services.tokenizer.preparation import PromptError, prepare
+from penstock.services.tokenizer.text_model import TextModel
+
+LIMIT = 100
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_model(tmp_path_factory.mktemp("preparation") / "model")
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [2, 0], "temperature": 0.6, "top_k": 20})
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> TextModel:
+    return TextModel.load(folder)
+
+
+@pytest.fixture(scope="module")
+def info(folder: Path) -> ModelInfo:
+    return read_model_info(folder)
+
+
+def tokens(*ids: int) -> Tokens:
+    return Tokens(np.array(ids, dtype="<i4").tobytes())
+
+
+def work(prompt: Prompt, **params: object) -> Work:
+    return Work(
+        prompt=prompt,
+        params=SamplingParams(**params),  # type: ignore[arg-type]
+        choices=[ChoiceState(0)],
+        tenant="t",
+        time_left=5.0,
+        age=0.25,
+    )
+
+
+HELLO = Chat(b'[{"role": "user", "content": "hello"}]')
+
+
+def test_every_parameter_is_resolved(model: TextModel, info: ModelInfo) -> None:
+    done = prepare(work(tokens(5, 6, 7), top_p=0.5), model, info, LIMIT, 99)
+    assert done.params == SamplingParams(
+        temperature=0.6, top_p=0.5, top_k=20, seed=99, max_tokens=16
+    )
+    assert (done.tenant, done.time_left, done.age) == ("t", 5.0, 0.25)
+    assert done.choices == [ChoiceState(0)]
+    assert done.prompt == tokens(5, 6, 7).ids
+
+
+def test_a_seed_of_the_client_is_kept(model: TextModel, info: ModelInfo) -> None:
+    assert prepare(work(tokens(5), seed=-3), model, info, LIMIT, 99).params.seed == -3
+
+
+def test_a_chat_may_fill_the_context(model: TextModel, info: ModelInfo) -> None:
+    done = prepare(work(HELLO), model, info, LIMIT, 0)
+    assert done.params.max_tokens == LIMIT - len(done.prompt) // 4
+
+
+def test_priority_and_cache_salt_go_on_to_the_scheduler(model: TextModel, info: ModelInfo) -> None:
+    given = msgspec.structs.replace(work(tokens(5)), priority=-7, cache_salt="mine")
+    done = prepare(given, model, info, LIMIT, 0)
+    assert (done.priority, done.cache_salt) == (-7, "mine")
+
+
+@pytest.mark.parametrize("prompt", [Text("hello"), tokens(5, 6)])
+def test_a_completion_gets_sixteen_tokens(
+    prompt: Prompt, model: TextModel, info: ModelInfo
+) -> None:
+    assert prepare(work(prompt), model, info, LIMIT, 0).params.max_tokens == 16
+
+
+def test_the_default_is_cut_to_what_fits(model: TextModel, info: ModelInfo) -> None:
+    done = prepare(work(tokens(*[5] * (LIMIT - 3))), model, info, LIMIT, 0)
+    assert done.params.max_tokens == 3
+
+
+def test_a_continuation_keeps_output_and_limit(model: TextModel, info: ModelInfo) -> None:
+    state = ChoiceState(1, output=tokens(8, 9).ids, released=4)
+    given = Work(tokens(5, 6), SamplingParams(max_tokens=40, seed=1), [state], "t", None, 1.0)
+    done = prepare(given, model, info, LIMIT, 0)
+    assert done.params.max_tokens == 40
+    assert done.choices == [state]
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "says"),
+    [
+        (work(Text("")), "prompt", "prompt is empty"),
+        (work(tokens()), "prompt", "prompt is empty"),
+        (work(Tokens(b"abc")), "prompt", "3 bytes"),
+        (work(tokens(1, 512)), "prompt", "token id 512 .* 0 to 511"),
+        (work(tokens(1, -1)), "prompt", "token id -1 .* 0 to 511"),
+        (work(tokens(1, 2**31 - 1)), "prompt", "token id 2147483647 "),
+        (work(tokens(*[5] * 100)), "prompt", "100 tokens.* limit is 100 .*at most 99"),
+        (work(Text("a b" * 500)), "prompt", "limit is 100 tokens"),
+        (work(Chat(b'[{"content": "' + b"a b" * 500 + b'", "role": "user"}]')), "messages", "100"),
+        (work(Chat(b"[]")), "messages", "at least one message"),
+        (work(tokens(5), max_tokens=100), "max_tokens", "1 tokens .* 100, together 101.*most 99"),
+        (work(tokens(5), max_tokens=2**31 - 1), "max_tokens", "at most 99"),
+        (work(tokens(5), stop_token_ids=[3, 512]), "stop_token_ids", "token id 512 "),
+        (work(tokens(5), stop_token_ids=[2**31 - 1]), "stop_token_ids", "token id 2147483647 "),
+    ],
+)
+def test_what_cannot_be_served_is_named(
+    asked: Work, param: str, says: str, model: TextModel, info: ModelInfo
+) -> None:
+    with pytest.raises(PromptError, match=says) as caught:
+        prepare(asked, model, info, LIMIT, 0)
+    assert caught.value.param == param
+
+
+def test_the_largest_max_tokens_fits(model: TextModel, info: ModelInfo) -> None:
+    done = prepare(work(tokens(5), max_tokens=LIMIT - 1), model, info, LIMIT, 0)
+    assert done.params.max_tokens == LIMIT - 1
+
+
+def test_end_tokens_stop_unless_ignored(model: TextModel, info: ModelInfo) -> None:
+    asked = {"stop_token_ids": [7, 2]}
+    assert prepare(work(tokens(5), **asked), model, info, LIMIT, 0).stop_ids == [7, 2, 0]
+    ignoring = prepare(work(tokens(5), ignore_eos=True, **asked), model, info, LIMIT, 0)
+    assert ignoring.stop_ids == [7, 2]
+
+
+def test_without_template_a_chat_is_refused(folder: Path, info: ModelInfo, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    with pytest.raises(PromptError, match="/v1/completions"):
+        prepare(work(HELLO), TextModel.load(tmp_path), info, LIMIT, 0)

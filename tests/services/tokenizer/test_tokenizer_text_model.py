@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chat_templates import ALTERNATING, CHATML, CONVERSATIONS, SYSTEM, TEMPLATES, THINKING
+from tokenizer_zoo import byte_level, llama_2, zoo
+from tokenizers import Tokenizer
+
+from penstock.loadtest.make_model import make_model
+from penstock.protocol.messages.requests import Chat, Text, Tokens
+from penstock.protocol.model_info import BadModelFolder
+from penstock.services.tokenizer.prompt_error import PromptError
+from penstock.services.tokenizer.text_model import TextModel
+
+KINDS = ["byte_level", "llama_2", "metaspace first"]
+
+
+def write_folder(folder: Path, tokenizer: Tokenizer, template: str | None, **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **config})
+    )
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def load(tmp_path: Path, kind: str, template: str | None) -> TextModel:
+    tokens = {"byte_level": ("<|endoftext|>", "<|im_end|>")}.get(kind, ("<s>", "</s>"))
+    folder = write_folder(
+        tmp_path / "model", zoo()[kind], template, bos_token=tokens[0], eos_token=tokens[1]
+    )
+    return TextModel.load(folder)
+
+
+def ids_of(encoded: bytes) -> list[int]:
+    return np.frombuffer(encoded, dtype="<i4").tolist()
+
+
+def chat(model: TextModel, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
+    return ids_of(
+        model.encode_prompt(Chat(json.dumps(messages).encode(), json.dumps(variables).encode()))
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_chat_ids_equal_those_of_transformers(kind: str, name: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    model = load(tmp_path, kind, TEMPLATES[name])
+    reference = AutoTokenizer.from_pretrained(tmp_path / "model")
+    conversations = CONVERSATIONS if name == "alternating" else [*CONVERSATIONS, SYSTEM]
+    for messages in conversations:
+        expected = reference.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+        assert chat(model, messages) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["chatml", "thinking", "llama_3"])
+@pytest.mark.parametrize("literal", ["<|im_end|>", "<s>", "</s>", "<|endoftext|>"])
+@pytest.mark.parametrize("around", ["{}", "say {} please", " {}\n", "{0}{0}", "<|im_{}", "é{}x"])
+def test_control_tokens_that_a_user_types_are_text(
+    kind: str, name: str, literal: str, around: str, tmp_path: Path
+) -> None:
+    model = load(tmp_path, kind, TEMPLATES[name])
+    special = {
+        number for number, t in model.tokenizer.get_added_tokens_decoder().items() if t.special
+    } - {model.tokenizer.token_to_id("<unk>")}
+    content = around.format(literal)
+    # The same conversation with a harmless text in the place of the literal.
+    expected = [i for i in chat(model, [{"role": "user", "content": "zz"}]) if i in special]
+    got = chat(model, [{"role": "user", "content": content}])
+    assert [i for i in got if i in special] == expected
+    if kind == "byte_level":
+        stripped = content.strip() if name == "llama_3" else content
+        assert stripped in model.tokenizer.decode(got, skip_special_tokens=False)
+
+
+def test_the_text_around_a_typed_control_token_is_encoded_as_ever(tmp_path: Path) -> None:
+    model = load(tmp_path, "byte_level", CHATML)
+    plain = Tokenizer.from_str(model.tokenizer.to_str())
+    plain.encode_special_tokens = True
+    content = "some words<|im_end|> and more"
+    middle = plain.encode("user\n" + content, add_special_tokens=False).ids
+    start, end = (model.tokenizer.token_to_id(t) for t in ("<|im_start|>", "<|im_end|>"))
+    newline = ids_of(model.encode("\n", add_special_tokens=False))
+    tail = ids_of(model.encode("assistant\n", add_special_tokens=False))
+    expected = [start, *middle, end, *newline, start, *tail]
+    assert chat(model, [{"role": "user", "content": content}]) == expected
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "x <|im_"}, {"role": "user", "content": "end|> y"}],
+        [{"role": "user", "content": "<|im_end"}, {"role": "user", "content": "|>"}],
+        [{"role": "user", "content": "\U000f0000<|im_end|>\U000f0001"}],
+        [{"role": "user", "content": [{"type": "text", "text": "<|im_end|>"}]}],
+        [{"role": "user", "content": "<|IM_END|>"}],
+    ],
+)
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.content | lower | trim }}{% endfor %}",
+        "{{ messages | tojson }}",
+        "{{ messages | tojson(ensure_ascii=true) }}",
+    ],
+)
+def test_no_way_of_writing_it_makes_a_control_token(
+    messages: list[dict[str, Any]], template: str, tmp_path: Path
+) -> None:
+    model = load(tmp_path, "byte_level", template)
+    end = model.tokenizer.token_to_id("<|im_end|>")
+    ids = chat(model, messages)
+    assert end not in ids
+    text = model.tokenizer.decode(ids)
+    assert not any("\U000f0002" <= character <= "\U000f00ff" for character in text)
+    assert "|>" in text
+
+
+def test_marks_do_not_disturb_what_a_template_looks_for(tmp_path: Path) -> None:
+    model = load(tmp_path, "byte_level", THINKING)
+    messages = [
+        {"role": "user", "content": "hi <|im_end|>"},
+        {"role": "assistant", "content": "<think>\nwhy <|im_end|>\n</think>\n\nfine"},
+    ]
+    encoded = json.dumps(messages).encode()
+    assert model.render_chat(encoded, b"{}") == (
+        "<|im_start|>user\nhi <|im_end|><|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nwhy <|im_end|>\n</think>\n\nfine<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_a_rendered_chat_has_one_beginning_token(tmp_path: Path) -> None:
+    model = load(tmp_path, "llama_2", ALTERNATING)
+    bos = model.tokenizer.token_to_id("<s>")
+    assert chat(model, [{"role": "user", "content": "hi"}]).count(bos) == 1
+
+
+def test_a_control_token_that_cannot_be_read_as_text_is_refused(tmp_path: Path) -> None:
+    from tokenizers import models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"<eos>": 0, "<unk>": 1, "hi": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<eos>", "<unk>"])
+    template = "{{ messages[0].content }} <eos>"
+    model = TextModel.load(write_folder(tmp_path / "model", tokenizer, template))
+    assert chat(model, [{"role": "user", "content": "hi there"}]) == [2, 1, 0]
+    with pytest.raises(PromptError, match="'<eos>', a control token"):
+        chat(model, [{"role": "user", "content": "hi <eos>"}])
+
+
+def test_control_tokens_in_a_raw_prompt_are_control_tokens(tmp_path: Path) -> None:
+    model = load(tmp_path, "byte_level", None)
+    ids = ids_of(model.encode_prompt(Text("a<|im_end|>")))
+    assert ids[-1] == model.tokenizer.token_to_id("<|im_end|>")
+
+
+def test_token_prompts_pass_through(tmp_path: Path) -> None:
+    model = load(tmp_path, "byte_level", None)
+    ids = np.array([5, 6, 7], dtype="<i4").tobytes()
+    assert model.encode_prompt(Tokens(ids)) == ids
+
+
+def test_a_raw_prompt_gets_the_special_tokens_of_the_tokenizer(tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = llama_2()
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=50)
+    model = TextModel.load(write_folder(tmp_path / "model", tokenizer, "{{ messages[0].content }}"))
+    bos = tokenizer.token_to_id("<s>")
+    raw = ids_of(model.encode_prompt(Text("hello hello hello")))
+    assert raw[0] == bos
+    assert 2 < len(raw) < 50
+    assert bos not in chat(model, [{"role": "user", "content": "hello"}])
+
+
+def test_a_folder_without_template_names_the_other_endpoint(tmp_path: Path) -> None:
+    model = load(tmp_path, "byte_level", None)
+    assert not model.has_chat_template
+    with pytest.raises(PromptError, match=r"model has no chat template.*/v1/completions"):
+        chat(model, [{"role": "user", "content": "hi"}])
+
+
+def test_a_folder_without_tokenizer_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BadModelFolder, match=r"tokenizer\.json: no such file.*no tokenizer"):
+        TextModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "not a valid tokenizer"),
+        (b"{", "not a valid tokenizer"),
+        (b"[]", "not a valid tokenizer"),
+        (b'{"model": {"type": "BPE"}}', "not a valid tokenizer"),
+        (b"\xff\xfe", "not a valid tokenizer"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS pointer"),
+    ],
+)
+def test_a_corrupt_tokenizer_file_is_named(content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(BadModelFolder, match=rf"tokenizer\.json: .*{says}"):
+        TextModel.load(tmp_path)
+
+
+def test_a_corrupt_tokenizer_configuration_is_named(tmp_path: Path) -> None:
+    write_folder(tmp_path / "m", byte_level(), None)
+    (tmp_path / "m" / "tokenizer_config.json").write_text("{")
+    with pytest.raises(BadModelFolder, match=r"tokenizer_config\.json: not valid JSON"):
+        TextModel.load(tmp_path / "m")
+
+
+def test_a_folder_with_older_files_is_converted(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    written = json.loads(tokenizer.to_str())["model"]
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "vocab.json").write_text(json.dumps(written["vocab"]))
+    merges = [" ".join(m) if isinstance(m, list) else m for m in written["merges"]]
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    model = TextModel.load(folder)
+    text = "water flows 😀"
+    assert model.tokenizer.decode(ids_of(model.encode(text, False))) == text
+
+
+def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:
+    folder = write_folder(
+        tmp_path / "m", byte_level(), None, auto_map={"AutoTokenizer": ["tokenizer.T", None]}
+    )
+    (folder / "tokenizer.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    TextModel.load(folder)
+    (folder / "tokenizer.json").rename(folder / "vocab.json")
+    with pytest.raises(BadModelFolder):
+        TextModel.load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_loading_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m")
+    script = (
+        "import sys; from pathlib import Path;"
+        "from penstock.services.tokenizer.choice_stream import ChoiceStream;"
+        "from penstock.services.tokenizer.preparation import prepare;"
+        "from penstock.services.tokenizer.text_model import TextModel;"
+        f"TextModel.load(Path({str(folder)!r}));"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_several_threads_encode_and_render_at_once(tmp_path: Path) -> None:
+    model = load(tmp_path, "byte_level", CHATML)
+    messages = [[{"role": "user", "content": f"{n} <|im_end|> " * (n % 7)}] for n in range(60)]
+    expected = [chat(model, m) for m in messages]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda m: chat(model, m), messages)) == expected

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import write_model
+
+from penstock.services.worker.cpu_libraries import set_up_cpu_libraries
+
+set_up_cpu_libraries()
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a variant of ``tiny_models``, written once in a run."""
+    root = tmp_path_factory.mktemp("models")
+
+    def folder(variant: str) -> Path:
+        path = root / variant
+        return path if path.exists() else write_model(variant, path)
+
+    return folder

@@ -1,0 +1,132 @@
+"""Drives an executor with hand-made plans, the way a scheduler would, but simple and seeded."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import numpy as np
+
+from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.services.worker.executor import Executor
+
+GREEDY = SlotSampling(0.0, 0, 1.0, 0, 0)
+
+
+class Sequence:
+    def __init__(self, name: int, prompt: list[int], sampling: SlotSampling) -> None:
+        self.name = name
+        self.prompt = prompt
+        self.sampling = sampling
+        self.output: list[int] = []
+        self.slot = -1
+        self.blocks: list[int] = []
+        self.computed = 0
+        self.decoding = False
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.output
+
+
+class PlanDriver:
+    """Plans steps for a list of sequences: shuffled blocks, random chunk sizes, preemptions."""
+
+    def __init__(self, executor: Executor, seed: int = 0) -> None:
+        self.executor = executor
+        self.random = random.Random(seed)
+        capacity = executor.capacity
+        self.block_size = capacity.block_size
+        self.free = list(range(capacity.num_blocks))
+        self.random.shuffle(self.free)
+        self.slots = list(range(capacity.max_num_seqs))
+        self.random.shuffle(self.slots)
+        self.step = 0
+        self.bad: set[int] = set()
+
+    def _take(self, sequence: Sequence, positions: int) -> list[int]:
+        count = -(-positions // self.block_size) - len(sequence.blocks)
+        taken = [self.free.pop() for _ in range(max(0, count))]
+        sequence.blocks += taken
+        return taken
+
+    def _drop(self, sequence: Sequence) -> int:
+        self.free += sequence.blocks
+        self.random.shuffle(self.free)
+        sequence.blocks, sequence.computed, sequence.decoding = [], 0, False
+        slot, sequence.slot = sequence.slot, -1
+        self.slots.append(slot)
+        return slot
+
+    def run(
+        self,
+        prompts: list[list[int]],
+        max_tokens: int,
+        *,
+        samplings: list[SlotSampling] | None = None,
+        chunk: int | None = None,
+        running: int = 64,
+        preemptions: int = 0,
+    ) -> list[list[int]]:
+        """Outputs of all prompts. ``chunk``: prefill chunks of this size, else of random sizes."""
+        every = [
+            Sequence(i, prompt, samplings[i] if samplings else GREEDY)
+            for i, prompt in enumerate(prompts)
+        ]
+        waiting, active = deque(every), []
+        gone: list[int] = []
+        while waiting or active:
+            for _ in range(len(active)):
+                if preemptions and self.random.random() < 0.05:
+                    victim = self.random.choice(active)
+                    active.remove(victim)
+                    gone.append(self._drop(victim))
+                    waiting.append(victim)
+                    preemptions -= 1
+            added = []
+            while waiting and len(active) < running and self.slots:
+                sequence = waiting.popleft()
+                sequence.slot = self.slots.pop(0)
+                ids = np.array(sequence.tokens, "<i4").tobytes()
+                added.append(
+                    NewSlot(sequence.slot, ids, len(sequence.prompt), 0, [], sequence.sampling)
+                )
+                active.append(sequence)
+            rows, grown, chunks = [], [], []
+            budget = self.executor.capacity.max_num_batched_tokens
+            for sequence in sorted(active, key=lambda s: s.slot):
+                if sequence.decoding:
+                    budget -= 1
+                    sequence.computed += 1
+                    for block in self._take(sequence, sequence.computed):
+                        grown += [sequence.slot, block]
+                    rows.append(sequence)
+            for sequence in active:
+                if sequence.decoding or budget < 1:
+                    continue
+                left = len(sequence.tokens) - sequence.computed
+                size = min(left, budget, chunk or self.random.randint(1, max(1, left)))
+                blocks = self._take(sequence, sequence.computed + size)
+                chunks.append(Chunk(sequence.slot, sequence.computed, size, size == left, blocks))
+                sequence.computed += size
+                budget -= size
+                if size == left:
+                    rows.append(sequence)
+                    sequence.decoding = True
+            self.step += 1
+            full = self.step == 1
+            plan = StepPlan(1, self.step, full, gone, added, grown, chunks)
+            result = self.executor.execute(plan)
+            assert (result.epoch, result.step) == (1, self.step)
+            tokens = np.frombuffer(result.tokens, "<i4").tolist()
+            assert len(tokens) == len(rows)
+            self.bad |= {rows[i].name for i in result.bad_rows}
+            gone = []
+            for sequence, token in zip(rows, tokens, strict=True):
+                sequence.output.append(token)
+                if len(sequence.output) == max_tokens:
+                    active.remove(sequence)
+                    gone.append(self._drop(sequence))
+        self.step += 1
+        self.executor.execute(StepPlan(1, self.step, self.step == 1, gone, [], [], []))
+        return [sequence.output for sequence in every]

@@ -1,0 +1,63 @@
+"""A device that breaks ends the worker's process, wherever the break shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.protocol.config import ClusterConfig, Config
+from penstock.protocol.messages.steps import Attach, StepPlan, StepResult
+from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.null_engine import NullExecutor
+from penstock.services.worker.service import DeviceFailed, WorkerService
+
+
+class BrokenDevice(NullExecutor):
+    """Like a CUDA device after a fault: every call but the first attachment's reports it."""
+
+    broken = False
+
+    def launch(self, plan: StepPlan) -> None:
+        self.broken = True
+        raise RuntimeError("unspecified launch failure")
+
+    def finished(self, wait: bool = False) -> StepResult | None:
+        return super().finished(wait)
+
+    def reset(self) -> None:
+        if self.broken:
+            raise RuntimeError("unspecified launch failure")
+        super().reset()
+
+
+class BrokenInFlight(NullExecutor):
+    """The fault shows when a step that was launched is asked for."""
+
+    in_flight = 1
+
+    def finished(self, wait: bool = False) -> StepResult | None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[WorkerService]:
+    service = WorkerService(Config(cluster=ClusterConfig(router=f"ipc://{tmp_path}/router.sock")))
+    yield service
+    service.mailbox.close()
+
+
+CAPACITY = ExecutorCapacity(8, 16, 2, 32, 64, 100)
+
+
+@pytest.mark.parametrize("executor", [BrokenDevice(CAPACITY, []), BrokenInFlight(CAPACITY, [])])
+def test_a_broken_device_ends_the_process(worker: WorkerService, executor: NullExecutor) -> None:
+    worker.executor = executor
+    now = time.monotonic()
+    worker.on_message(1, Attach(5, worker.mailbox.address), now)
+    with pytest.raises(DeviceFailed):  # the loop logs what a message's handler raises
+        worker.on_message(1, StepPlan(5, 1, True, [], [], [], []), now)
+    with pytest.raises(DeviceFailed, match=r"launch failure|illegal memory access"):
+        worker.work(now)

@@ -1,0 +1,170 @@
+"""The GPU's executor against transformers and against the plain one.
+
+Without a GPU its kernels run in Triton's interpreter, launch by launch: the same code but for
+graphs and streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from plan_driver import GREEDY, PlanDriver
+from tiny_models import generated, some_prompts
+
+from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.protocol.model_info import read_model_info
+from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.executor import GpuExecutor
+from penstock.services.worker.model_executor import ModelExecutor
+from penstock.services.worker.model_loading import load_model
+from penstock.services.worker.slots import PlanError
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+Folder = Callable[[str], Path]
+
+
+def silent(note: str) -> None:
+    pass
+
+
+def gpu_executor(folder: Path, block_size: int = 16) -> GpuExecutor:
+    info = read_model_info(folder)
+    model = load_model(info, torch.float32, DEVICE, silent)
+    capacity = ExecutorCapacity(80, block_size, 8, 48, 256, info.vocab_size)
+    return GpuExecutor(model.config, model.weights, capacity)
+
+
+def plain_executor(folder: Path) -> ModelExecutor:
+    info = read_model_info(folder)
+    capacity = ExecutorCapacity(80, 16, 8, 48, 256, info.vocab_size)
+    return ModelExecutor(load_model(info, torch.float32, torch.device("cpu"), silent), capacity)
+
+
+@pytest.mark.parametrize(
+    ("variant", "block_size"), [("qwen3", 16), ("qwen2-wide", 32), ("llama3-wide", 64)]
+)
+def test_the_gpu_executor_gives_the_tokens_of_transformers(
+    variant: str, block_size: int, tiny_folder: Folder
+) -> None:
+    prompts = some_prompts([1, 35, 70] if ON_GPU else [1, 35])
+    executor = gpu_executor(tiny_folder(variant), block_size)
+    driver = PlanDriver(executor, 1)
+    assert driver.run(prompts, 4, preemptions=1) == generated(variant, prompts, 4)
+
+
+class Repeated:
+    """Work that is done again as it was recorded: what a graph does, launch by launch."""
+
+    def __init__(self, chunks: ChunkRows, work: Callable[[], None]) -> None:
+        self._chunks, self._work = chunks, work
+        self._tiles = chunks.num_tiles
+
+    def replay(self) -> None:
+        actual, self._chunks.num_tiles = self._chunks.num_tiles, self._tiles
+        with torch.inference_mode():
+            self._work()
+        self._chunks.num_tiles = actual
+
+
+def test_steps_that_are_padded_to_the_size_of_a_graph_give_the_same_tokens(
+    tiny_folder: Folder,
+) -> None:
+    prompts = some_prompts([1, 20, 9])
+    executor = gpu_executor(tiny_folder("qwen3"))
+    executor.graphs.make(lambda work: Repeated(executor.chunks, work), 8)
+    assert PlanDriver(executor, 6).run(prompts, 3) == generated("qwen3", prompts, 3)
+
+
+def test_the_gpu_executor_draws_what_the_plain_one_draws(tiny_folder: Folder) -> None:
+    """Greedy, plain, top-k and top-p rows in one batch."""
+    prompts = some_prompts([3, 12, 7, 5, 9])
+    samplings = [
+        GREEDY,
+        SlotSampling(0.8, 0, 1.0, 7, 0),
+        SlotSampling(1.3, 0, 1.0, (1 << 64) - 3, 5),
+        SlotSampling(1.0, 20, 1.0, 11, 1),
+        SlotSampling(0.9, 0, 0.8, 12, 2),
+    ]
+    folder = tiny_folder("qwen3")
+    for chosen in (samplings, samplings[:3]):
+        count = len(chosen)
+        wanted = PlanDriver(plain_executor(folder), 2).run(prompts[:count], 3, samplings=chosen)
+        driver = PlanDriver(gpu_executor(folder), 3)
+        assert driver.run(prompts[:count], 3, samplings=chosen) == wanted
+
+
+def prefill(slot: int, tokens: list[int], blocks: list[int], step: int, full: bool) -> StepPlan:
+    ids = torch.tensor(tokens, dtype=torch.int32).numpy().tobytes()
+    new = NewSlot(slot, ids, len(tokens), 0, blocks, GREEDY)
+    chunk = Chunk(slot, 0, len(tokens), True, [])
+    return StepPlan(1, step, full, [], [new], [], [chunk])
+
+
+def test_steps_may_be_launched_before_earlier_ones_are_collected(tiny_folder: Folder) -> None:
+    folder = tiny_folder("qwen3")
+    (prompt,) = some_prompts([10])
+    (wanted,) = generated("qwen3", [prompt], 3)
+    executor = gpu_executor(folder)
+    executor.launch(prefill(2, prompt, [3], 1, True))
+    for step in (2, 3):
+        executor.launch(StepPlan(1, step, False, [], [], [], []))
+    assert executor.in_flight == 3
+    found = []
+    for step in (1, 2, 3):
+        result = executor.finished(wait=True)
+        assert result is not None
+        assert (result.step, result.bad_rows) == (step, [])
+        found += torch.frombuffer(bytearray(result.tokens), dtype=torch.int32).tolist()
+    assert found == wanted
+    assert executor.finished() is None
+
+
+def test_a_wrong_plan_drops_the_slots_and_keeps_the_steps_under_way(tiny_folder: Folder) -> None:
+    executor = gpu_executor(tiny_folder("qwen3"))
+    executor.launch(prefill(0, [1, 2, 3], [0], 1, True))
+    with pytest.raises(PlanError, match="slot 5"):
+        executor.launch(StepPlan(1, 2, False, [5], [], [], []))
+    with pytest.raises(PlanError, match="full plan"):
+        executor.launch(StepPlan(1, 3, False, [], [], [], []))
+    result = executor.finished(wait=True)
+    assert result is not None
+    assert result.step == 1
+    executor.launch(prefill(0, [1, 2, 3], [0], 4, True))
+    again = executor.finished(wait=True)
+    assert again is not None
+    assert again.tokens == result.tokens
+
+
+def test_a_row_that_is_not_finite_is_named_and_costs_its_neighbours_nothing(
+    tiny_folder: Folder,
+) -> None:
+    folder = tiny_folder("llama3-wide")
+    prompts = some_prompts([4, 6])
+    wanted = generated("llama3-wide", prompts, 1)
+    executor = gpu_executor(folder)
+    executor.decoder.weights.embedding[299] = float("nan")
+    prompts.append([5, 299, 7])
+    added, chunks = [], []
+    for slot, prompt in enumerate(prompts):
+        ids = torch.tensor(prompt, dtype=torch.int32).numpy().tobytes()
+        added.append(NewSlot(slot, ids, len(prompt), 0, [slot], GREEDY))
+        chunks.append(Chunk(slot, 0, len(prompt), True, []))
+    result = executor.execute(StepPlan(1, 1, True, [], added, [], chunks))
+    assert result.bad_rows == [2]
+    tokens = torch.frombuffer(bytearray(result.tokens), dtype=torch.int32).tolist()
+    assert [[token] for token in tokens[:2]] == wanted
+
+
+def test_the_warm_up_reads_nothing_that_a_host_buffer_held_before(tiny_folder: Folder) -> None:
+    executor = gpu_executor(tiny_folder("qwen3"))
+    with torch.inference_mode():
+        # Weights, in memory that is used again.
+        executor.chunks._device.fill_(0x3C003C00)
+        executor.graphs.run_padding(8)
+    assert executor.chunks.slots.eq(-1).all()
+    assert not executor.decoder._keys.any()

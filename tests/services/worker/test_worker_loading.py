@@ -1,0 +1,163 @@
+"""Capacity, and executors as the worker's process gets them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plan_driver import PlanDriver
+
+from penstock.protocol.config import (
+    CacheConfig,
+    Config,
+    ConfigError,
+    DeviceConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
+from penstock.services.worker.loading import load_executor
+from penstock.services.worker.memory import check_fits, free_host_bytes, plan_capacity
+from penstock.services.worker.model_loading import choose_device, choose_dtype
+
+Folder = Callable[[str], Path]
+
+
+def config_for(folder: Path | str = "", **parts: Any) -> Config:
+    groups: dict[str, dict[str, Any]] = {"model": {"model": str(folder)}, "scheduler": {}}
+    groups |= {"cache": {}, "device": {"device": "cpu", "threads": 2}}
+    for key, value in parts.items():
+        group = next(
+            name
+            for name, kind in (
+                ("model", ModelConfig),
+                ("cache", CacheConfig),
+                ("scheduler", SchedulerConfig),
+                ("device", DeviceConfig),
+            )
+            if key in kind.__struct_fields__
+        )
+        groups[group][key] = value
+    return Config(
+        model=ModelConfig(**groups["model"]),
+        cache=CacheConfig(**groups["cache"]),
+        scheduler=SchedulerConfig(**groups["scheduler"]),
+        device=DeviceConfig(**groups["device"]),
+    )
+
+
+INFO = ModelInfo(Path("/m"), "LlamaForCausalLM", 100, 1000, "float32", [1], {}, {})
+
+
+def test_blocks_come_from_the_flag_then_the_bytes_then_what_is_free() -> None:
+    for parts, blocks in (
+        ({"num_kv_blocks": 50, "kv_cache_memory_bytes": 9}, 50),
+        ({"kv_cache_memory_bytes": 7_999}, 7),
+        ({}, 20),
+    ):
+        assert plan_capacity(config_for(**parts), INFO, 1000, 20_500).num_blocks == blocks
+
+
+def test_never_more_blocks_than_the_sequences_can_use() -> None:
+    wanted = config_for(max_num_seqs=3, max_model_len=100, num_kv_blocks=10**6)
+    assert plan_capacity(wanted, INFO, 1, 10**12).num_blocks == 3 * 7
+
+
+def test_the_longest_sequence_is_what_model_and_memory_allow() -> None:
+    assert plan_capacity(config_for(), INFO, 1, 10**9).max_model_len == 1000
+    assert plan_capacity(config_for(), INFO, 1, 10).max_model_len == 160
+    assert plan_capacity(config_for(max_model_len=99), INFO, 1, 10).max_model_len == 99
+
+
+def test_a_length_past_the_model_or_the_memory_names_both() -> None:
+    with pytest.raises(ConfigError, match=r"--max-model-len 1001.*1000 positions"):
+        plan_capacity(config_for(max_model_len=1001), INFO, 1, 10**9)
+    with pytest.raises(ConfigError, match=r"--max-model-len 161: KV memory holds 160 tokens"):
+        plan_capacity(config_for(max_model_len=161, num_kv_blocks=10), INFO, 1, 10)
+    with pytest.raises(ConfigError, match="holds no block of 16 tokens"):
+        plan_capacity(config_for(kv_cache_memory_bytes=99), INFO, 100, 10**9)
+
+
+def test_kv_memory_that_is_not_free_is_refused_with_both_numbers() -> None:
+    capacity = plan_capacity(config_for(num_kv_blocks=9), INFO, 100, 0)
+    check_fits(capacity, 100, 1100)
+    with pytest.raises(ConfigError, match="9 blocks need 1100 bytes, 1099 are free"):
+        check_fits(capacity, 100, 1099)
+
+
+def test_free_memory_is_positive() -> None:
+    assert 0 < free_host_bytes() < 2**50
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_is_loaded_and_serves_plans(dtype: str, tiny_folder: Folder) -> None:
+    notes: list[str] = []
+    executor = load_executor(
+        config_for(tiny_folder("qwen3"), dtype=dtype, num_kv_blocks=64, max_num_batched_tokens=64),
+        notes.append,
+    )
+    assert executor.capacity.num_blocks == 64
+    assert executor.capacity.vocab_size == 307
+    assert executor.capacity.max_model_len == 1024
+    assert any("reading weights" in note for note in notes)
+    outputs = PlanDriver(executor).run([[1, 2, 3], [4] * 70], 5)
+    assert [len(output) for output in outputs] == [5, 5]
+
+
+def test_auto_dtype_is_the_checkpoints_and_never_float16_on_the_cpu() -> None:
+    cpu = torch.device("cpu")
+
+    def info(dtype: str) -> ModelInfo:
+        return ModelInfo(Path("/m"), "x", 1, 1, dtype, [], {}, {})
+
+    assert choose_dtype("auto", info("bfloat16"), cpu) == torch.bfloat16
+    assert choose_dtype("auto", info("float16"), cpu) == torch.bfloat16
+    assert choose_dtype("auto", info("float16"), torch.device("cuda")) == torch.float16
+    assert choose_dtype("float32", info("bfloat16"), cpu) == torch.float32
+    with pytest.raises(ConfigError, match="--dtype float16"):
+        choose_dtype("float16", info("float32"), cpu)
+    with pytest.raises(BadModelFolder, match="'int4'"):
+        choose_dtype("auto", info("int4"), cpu)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_an_absent_cuda_device_is_a_clear_error() -> None:
+    assert choose_device("auto").type == "cpu"
+    with pytest.raises(ConfigError, match="--device cpu"):
+        choose_device("cuda")
+
+
+def test_a_missing_folder_is_a_clear_error() -> None:
+    for device in ("cpu", "null"):
+        with pytest.raises(BadModelFolder, match="no such folder"):
+            load_executor(config_for("/nonexistent", device=device), lambda note: None)
+
+
+def test_the_null_engine_follows_the_config_of_the_folder(tiny_folder: Folder) -> None:
+    folder = tiny_folder("llama")
+    executor = load_executor(
+        config_for(folder, device="null", max_num_seqs=2, num_kv_blocks=500), lambda note: None
+    )
+    assert executor.capacity.vocab_size == read_model_info(folder).vocab_size
+    assert executor.capacity.num_blocks == 2 * 1024 // 16
+    outputs = PlanDriver(executor).run([[1]], 400)
+    assert 306 not in outputs[0]
+
+
+def test_the_null_worker_imports_neither_torch_nor_transformers(tiny_folder: Folder) -> None:
+    code = (
+        "import sys\n"
+        "from penstock.protocol.config import Config, DeviceConfig, ModelConfig\n"
+        "from penstock.services.worker.loading import load_executor\n"
+        "model, device = ModelConfig(model=sys.argv[1]), DeviceConfig(device='null')\n"
+        "config = Config(model=model, device=device)\n"
+        "load_executor(config, print)\n"
+        "bad = {'torch', 'transformers', 'aiohttp'} & set(sys.modules)\n"
+        "sys.exit(f'imported {bad}' if bad else 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tiny_folder("llama"))], check=True, timeout=60)

@@ -1,0 +1,224 @@
+"""The executor against transformers' own greedy search, and the identity of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from plan_driver import GREEDY, PlanDriver
+from tiny_models import VARIANTS, generated, make_model, some_prompts
+
+from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.protocol.model_info import read_model_info
+from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.model_executor import ModelExecutor
+from penstock.services.worker.model_loading import load_model
+from penstock.services.worker.slots import PlanError, PlannedStep
+
+CPU = torch.device("cpu")
+Folder = Callable[[str], Path]
+
+
+def silent(note: str) -> None:
+    pass
+
+
+def executor_for(
+    folder: Path,
+    *,
+    kind: type[ModelExecutor] = ModelExecutor,
+    dtype: torch.dtype = torch.float32,
+    block_size: int = 8,
+    budget: int = 256,
+    slots: int = 16,
+) -> Any:
+    info = read_model_info(folder)
+    capacity = ExecutorCapacity(600, block_size, slots, budget, 512, info.vocab_size)
+    return kind(load_model(info, dtype, CPU, silent), capacity)
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_greedy_tokens_equal_those_of_transformers(variant: str, tiny_folder: Folder) -> None:
+    prompts = some_prompts([1, 2, 5, 33, 129, 260, 31, 64])
+    expected = generated(variant, prompts, 24)
+    executor = executor_for(tiny_folder(variant))
+    for seed, settings in enumerate(
+        ({"chunk": 10_000}, {"chunk": 16}, {"preemptions": 6}, {"running": 1, "chunk": 1})
+    ):
+        executor.reset()
+        got = PlanDriver(executor, seed).run(prompts, 24, **settings)  # type: ignore[arg-type]
+        assert got == expected, f"{variant} {settings}"
+
+
+@pytest.mark.parametrize(("block_size", "budget"), [(16, 64), (32, 20), (64, 2048)])
+def test_block_size_and_budget_do_not_change_the_tokens(
+    block_size: int, budget: int, tiny_folder: Folder
+) -> None:
+    prompts = some_prompts([3, 40, 200, 65, 128, 17])
+    expected = generated("qwen3", prompts, 12)
+    executor = executor_for(tiny_folder("qwen3"), block_size=block_size, budget=budget)
+    assert PlanDriver(executor, 5).run(prompts, 12, preemptions=3) == expected
+
+
+class Recorder(ModelExecutor):
+    """Keeps the logits of every sampled row by (choice, output position)."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.logits: dict[tuple[int, int], torch.Tensor] = {}
+
+    def forward(self, step: PlannedStep) -> torch.Tensor:
+        logits = super().forward(step)
+        slots = self.slots
+        for row, slot in enumerate(step.sampled.tolist()):
+            self.logits[int(slots.choice[slot]), int(slots.num_output[slot])] = logits[row].clone()
+        return logits
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "qwen2", "llama-tied-biases"])
+def test_logits_have_the_same_bits_in_every_batch_chunking_and_preemption(
+    variant: str, tiny_folder: Folder
+) -> None:
+    lengths = [1, 4, 37, 128, 129, 300, 12]
+    prompts = some_prompts(lengths, 3)
+    samplings = [
+        SlotSampling([0.0, 0.8, 1.2][i % 3], [0, 20][i % 2], [1.0, 0.9][i % 2], 99 + i, i)
+        for i in range(len(lengths))
+    ]
+    executor = executor_for(tiny_folder(variant), kind=Recorder)
+    reference_tokens, reference = None, None
+    for seed, settings in enumerate(
+        (
+            {"chunk": 10_000, "running": 1},
+            {"chunk": 1, "running": 2},
+            {"chunk": 7},
+            {"chunk": 100, "running": 3},
+            {"preemptions": 8},
+            {},
+        )
+    ):
+        executor.reset()
+        executor.logits = {}
+        tokens = PlanDriver(executor, seed).run(prompts, 10, samplings=samplings, **settings)  # type: ignore[arg-type]
+        if reference is None:
+            reference_tokens, reference = tokens, executor.logits
+            assert len(reference) == 10 * len(lengths)
+            continue
+        assert tokens == reference_tokens
+        for row, logits in executor.logits.items():
+            assert torch.equal(logits, reference[row]), (settings, row)
+
+
+def test_a_cached_prefix_gives_the_same_tokens_as_computing_it(tiny_folder: Folder) -> None:
+    executor = executor_for(tiny_folder("llama3"))
+    prompt = some_prompts([50])[0]
+    ids = np.array(prompt, "<i4").tobytes()
+    blocks = [9, 3, 77, 21, 5, 40, 41]
+    first = executor.execute(
+        StepPlan(
+            1,
+            1,
+            True,
+            [],
+            [NewSlot(2, ids, 50, 0, blocks, GREEDY)],
+            [],
+            [Chunk(2, 0, 50, True, [])],
+        )
+    )
+    # Six full blocks are shared; the seventh is the new sequence's own.
+    shared = NewSlot(0, ids, 50, 48, blocks[:6], GREEDY)
+    second = executor.execute(
+        StepPlan(1, 2, False, [], [shared], [], [Chunk(0, 48, 2, True, [100])])
+    )
+    decoded, sampled = np.frombuffer(second.tokens, "<i4")
+    assert sampled == np.frombuffer(first.tokens, "<i4")[0]
+    third = np.frombuffer(executor.execute(StepPlan(1, 3, False, [], [], [], [])).tokens, "<i4")
+    assert third.tolist()[0] == decoded
+    assert len(third) == 2
+
+
+def test_sequences_with_one_prefix_share_blocks_within_a_step(tiny_folder: Folder) -> None:
+    """Each layer writes K and V before it attends, so one step may compute and use a prefix."""
+    executor = executor_for(tiny_folder("qwen2"))
+    prompt = some_prompts([44])[0]
+    ids = np.array(prompt, "<i4").tobytes()
+    owner = NewSlot(0, ids, 44, 0, [0, 1, 2, 3, 4, 5], GREEDY)
+    guest = NewSlot(1, ids, 44, 40, [0, 1, 2, 3, 4, 6], GREEDY)
+    plan = StepPlan(
+        1, 1, True, [], [owner, guest], [], [Chunk(0, 0, 44, True, []), Chunk(1, 40, 4, True, [])]
+    )
+    first, second = np.frombuffer(executor.execute(plan).tokens, "<i4")
+    assert first == second == generated("qwen2", [prompt], 1)[0][0]
+
+
+def test_a_continued_sequence_draws_what_it_would_have_drawn(tiny_folder: Folder) -> None:
+    executor = executor_for(tiny_folder("qwen3"))
+    prompt = some_prompts([20])[0]
+    sampling = SlotSampling(1.3, 0, 0.95, 2**64 - 5, 2)
+    whole = PlanDriver(executor).run([prompt], 16, samplings=[sampling])[0]
+    executor.reset()
+    ids = np.array(prompt + whole[:7], "<i4").tobytes()
+    new = NewSlot(4, ids, 20, 0, list(range(6)), sampling)
+    plans = [StepPlan(1, 1, True, [], [new], [], [Chunk(4, 0, 27, True, [])])]
+    plans += [StepPlan(1, step, False, [], [], [], []) for step in range(2, 10)]
+    rest = [int(np.frombuffer(executor.execute(plan).tokens, "<i4")[0]) for plan in plans]
+    assert rest == whole[7:]
+    assert len(set(whole)) > 4
+
+
+def test_a_sequence_that_is_not_finite_is_reported_and_harms_no_other(tiny_folder: Folder) -> None:
+    executor = executor_for(tiny_folder("qwen2"))
+    prompts = some_prompts([30, 30, 140], 9)
+    poison = 301
+    before = PlanDriver(executor).run(prompts, 8)
+    executor.reset()
+    with torch.inference_mode():
+        executor._model.weights.embedding[poison] = torch.nan
+    sick = [*prompts[:1], [1, 2, poison, 4], *prompts[1:]]
+    driver = PlanDriver(executor, 1)
+    after = driver.run(sick, 8)
+    assert driver.bad == {1}
+    assert [after[0], *after[2:]] == before
+    # Its blocks hold NaN now; whoever gets them next is not harmed.
+    assert PlanDriver(executor, 2).executor.reset() is None
+    assert PlanDriver(executor, 2).run(prompts, 8) == before
+
+
+def test_a_failed_step_drops_all_slots_until_a_full_plan(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = executor_for(tiny_folder("llama"))
+    ids = np.array([5, 6, 7], "<i4").tobytes()
+    new = NewSlot(0, ids, 3, 0, [0], GREEDY)
+    good = StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, 3, True, [])])
+    first = executor.execute(good)
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "forward", lambda step: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            executor.execute(StepPlan(1, 2, False, [], [], [], []))
+    with pytest.raises(PlanError, match="full plan"):
+        executor.execute(StepPlan(1, 3, False, [], [], [], []))
+    again = executor.execute(StepPlan(1, 9, True, [], [new], [], [Chunk(0, 0, 3, True, [])]))
+    assert again.tokens == first.tokens
+    assert len(executor.execute(StepPlan(1, 10, False, [], [], [], [])).tokens) == 4
+
+
+def test_bf16_tokens_are_close_to_the_top_of_the_fp32_logits(tiny_folder: Folder) -> None:
+    """Teacher-forced: each bf16 token is nearly the likeliest for transformers in fp32."""
+    executor = executor_for(tiny_folder("qwen3"), dtype=torch.bfloat16)
+    prompts = some_prompts([5, 64, 150, 20])
+    outputs = PlanDriver(executor, 2).run(prompts, 16)
+    model = make_model("qwen3")
+    agreed = 0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+        behind = logits.max(-1).values - chosen
+        assert float(behind.max()) < 0.05 * float(logits.std()) * 8
+        agreed += int((behind == 0).sum())
+    assert agreed >= 0.8 * 64

@@ -1,0 +1,1 @@
+"""Load generator, workloads, reports, and models made on the spot."""

@@ -1,0 +1,38 @@
+"""``penstock bench``: measurements of a server and of the library."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "serve": "put load on any OpenAI-compatible server and measure its answers",
+    "throughput": "many prompts at once through the library: tokens a second",
+    "latency": "one batch at a time through the library: milliseconds a token",
+}
+WRONG_FLAGS = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one of the commands with the flags after its name. Returns the exit code."""
+    name = arguments[0] if arguments else ""
+    if name in COMMANDS:
+        module = importlib.import_module(f"penstock.loadtest.bench_{name}")
+        code: int = module.main(arguments[1:])
+        return code
+    table = "\n".join(f"  {name:12}{summary}" for name, summary in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        "penstock bench",
+        description="Measure a server or the library.",
+        usage="penstock bench COMMAND [flags]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"commands:\n{table}\n\n`penstock bench COMMAND --help` lists the flags.",
+    )
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    parsed, _ = parser.parse_known_args(arguments[:1])
+    if parsed.command is not None:
+        parser.error(f"there is no command {parsed.command!r}; there are {', '.join(COMMANDS)}")
+    parser.print_help(sys.stderr)
+    return WRONG_FLAGS

@@ -1,0 +1,105 @@
+"""``penstock bench throughput``: how many tokens a second the library makes of many prompts.
+
+Exit codes: 0, 1 the library failed, 2 wrong flags, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from penstock import LLM, SamplingParams
+from penstock.loadtest import report
+from penstock.loadtest.offline_engine import (
+    WRONG_SETTINGS,
+    Engine,
+    check_length,
+    described,
+    engine_of,
+    guarded,
+    parser_for,
+)
+from penstock.loadtest.offline_requests import OfflineRequests, draw_requests, moved
+from penstock.loadtest.options import integer, length_range, number
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run with these flags. Returns the exit code."""
+    parser = parser_for("throughput", "Complete random prompts with the library, all at once.")
+    group = parser.add_argument_group("what is asked (--seed draws it)")
+    group.add_argument("--num-prompts", type=integer(1, 10_000_000), default=256, metavar="N")
+    for name in ("input", "output"):
+        group.add_argument(
+            f"--{name}-len", type=length_range, default=(100, 1024), metavar="LOW:HIGH",
+            help=f"{name} tokens, drawn evenly (default: 100:1024)",
+        )  # fmt: skip
+    group.add_argument("--temperature", type=number(0, 100), default=0.6, metavar="X")
+    group.add_argument(
+        "--runs", type=integer(1, 1000), default=1, metavar="N", help="the middle one counts"
+    )
+    parsed = parser.parse_args(arguments)
+    engine = engine_of(parsed)
+    requests = draw_requests(parsed.num_prompts, parsed.input_len, parsed.output_len, engine.seed)
+    longest = zip(requests.prompts, requests.output_lens, strict=True)
+    try:
+        check_length(engine, max(len(prompt) + out for prompt, out in longest))
+    except ValueError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return WRONG_SETTINGS
+
+    def measure() -> dict[str, Any]:
+        found = _measure(engine, requests, parsed.temperature, parsed.runs, quiet=parsed.quiet)
+        return {**described("throughput", arguments, engine), **found}
+
+    return guarded(measure, _table, parsed)
+
+
+def _measure(
+    engine: Engine, requests: OfflineRequests, temperature: float, runs: int, *, quiet: bool
+) -> dict[str, Any]:
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True)
+        for length in requests.output_lens
+    ]
+    inputs = sum(map(len, requests.prompts))
+    began = time.perf_counter()
+    with LLM(**engine.settings) as llm:
+        start = time.perf_counter() - began
+        llm.generate("Penstock", SamplingParams(temperature=0, max_tokens=8), progress=False)
+        times, outputs = [], 0
+        for run in range(runs):
+            prompts = moved(requests.prompts, run, engine.info.vocab_size)
+            began = time.perf_counter()
+            answers = llm.generate(prompts, params, progress=False if quiet else None)
+            times.append(time.perf_counter() - began)
+            outputs = sum(len(choice.token_ids) for one in answers for choice in one.outputs)
+    elapsed = sorted(times)[len(times) // 2]
+    return {
+        "num_requests": len(params),
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "total_num_tokens": inputs + outputs,
+        "elapsed_time": elapsed,
+        "elapsed_times": times,
+        "requests_per_second": len(params) / elapsed,
+        "tokens_per_second": (inputs + outputs) / elapsed,
+        "output_tokens_per_second": outputs / elapsed,
+        "start_seconds": start,
+    }
+
+
+def _table(result: dict[str, Any]) -> str:
+    return report.rows(
+        [
+            ("Requests", result["num_requests"]),
+            ("Input tokens", result["total_input_tokens"]),
+            ("Output tokens", result["total_output_tokens"]),
+            ("Start (s)", result["start_seconds"]),
+            ("Duration (s)", result["elapsed_time"]),
+            ("Requests a second", result["requests_per_second"]),
+            ("Output tokens a second", result["output_tokens_per_second"]),
+            ("Input and output tokens a second", result["tokens_per_second"]),
+        ]
+    )

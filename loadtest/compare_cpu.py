@@ -1,0 +1,139 @@
+"""Tokens per second of the library beside transformers' `generate`, interleaved in one run.
+
+    python -m penstock.loadtest.compare_cpu --model tiny
+    python -m penstock.loadtest.compare_cpu --model 0.6b --rounds 3 --tokens 32
+
+Both take the same random checkpoint and the same prompts. The library chooses its threads itself;
+`generate` runs with each number of threads of ``--transformers-threads`` and its better one counts.
+Each round runs all of them one after the other, so that what else the machine does meets them all;
+the ratio is taken round by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+import penstock
+from penstock.loadtest.make_model import make_model
+
+PROMPT = 32
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "hidden_size": 256, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64,
+        "intermediate_size": 688, "vocab_size": 4096, "max_position_embeddings": 2048,
+    },
+    "0.6b": {
+        "hidden_size": 1024, "num_layers": 28, "num_heads": 16, "num_kv_heads": 8,
+        "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
+        "max_position_embeddings": 2048,
+    },
+}  # fmt: skip
+
+
+class Transformers:
+    """`generate` on a static batch, greedy."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        self.model = model.eval()
+        self.model.generation_config.eos_token_id = None
+
+    def tokens_per_second(self, prompts: list[list[int]], tokens: int, threads: int) -> float:
+        torch.set_num_threads(threads)
+        ids = torch.tensor(prompts)
+        settings = GenerationConfig(  # type: ignore[no-untyped-call]
+            do_sample=False, max_new_tokens=tokens, eos_token_id=None, pad_token_id=0
+        )
+        began = time.perf_counter()
+        with torch.inference_mode():
+            self.model.generate(
+                ids, attention_mask=torch.ones_like(ids), generation_config=settings
+            )
+        return len(prompts) * tokens / (time.perf_counter() - began)
+
+
+class Ours:
+    """The library, all its processes."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self.llm = penstock.LLM(str(folder), device="cpu", dtype=dtype, enable_prefix_caching=False)
+
+    def tokens_per_second(self, prompts: list[list[int]], tokens: int) -> float:
+        params = penstock.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        began = time.perf_counter()
+        self.llm.generate(prompts, params, progress=False)
+        return len(prompts) * tokens / (time.perf_counter() - began)
+
+
+def compare(
+    folder: Path, dtype: str, batches: list[int], rounds: int, tokens: int, threads: list[int]
+) -> list[dict[str, Any]]:
+    theirs, ours = Transformers(folder, dtype), Ours(folder, dtype)
+    random = np.random.default_rng(0)
+    rows = []
+    for batch in batches:
+        prompts = random.integers(3, 4000, (batch, PROMPT)).tolist()
+        ours.tokens_per_second(prompts, 4)
+        for count in threads:
+            theirs.tokens_per_second(prompts, 4, count)
+        own: list[float] = []
+        other: dict[int, list[float]] = {count: [] for count in threads}
+        for _ in range(rounds):
+            own.append(ours.tokens_per_second(prompts, tokens))
+            for count in threads:
+                other[count].append(theirs.tokens_per_second(prompts, tokens, count))
+        best = max(threads, key=lambda count: statistics.median(other[count]))
+        ratios = sorted(a / b for a, b in zip(own, other[best], strict=True))
+        rows.append(
+            {
+                "dtype": dtype,
+                "batch": batch,
+                "penstock_tokens_per_s": round(statistics.median(own), 1),
+                "transformers_tokens_per_s": {
+                    count: round(statistics.median(values), 1) for count, values in other.items()
+                },
+                "ratio": round(statistics.median(ratios), 2),
+                "ratio_spread": [round(ratios[0], 2), round(ratios[-1], 2)],
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    ours.llm.close()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--model", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    cores = psutil.cpu_count(logical=False) or 1
+    parser.add_argument("--transformers-threads", nargs="+", type=int, default=sorted({1, cores}))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        for dtype in options.dtype:
+            folder = make_model(Path(place) / dtype, dtype=dtype, **SHAPES[options.model])
+            compare(
+                folder,
+                dtype,
+                options.batch,
+                options.rounds,
+                options.tokens,
+                options.transformers_threads,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""``penstock eval``: held-out questions to a server, and the accuracy of each skill.
+
+Exit codes: 0 asked and good enough, 1 the server cannot be used or did not answer every question,
+2 wrong flags, 3 a skill is below ``--require``, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.demo.grading import ALL_SKILLS, questions
+from penstock.loadtest.environment import environment
+from penstock.loadtest.eval_questions import ENDPOINT, Outcome, ask_all
+from penstock.loadtest.eval_server import ServerFailed, own_server
+from penstock.loadtest.target import Target, TargetError
+
+FAILED, WRONG_FLAGS, BELOW, INTERRUPTED = 1, 2, 3, 130
+NUM_QUESTIONS = 20
+CONCURRENCY = 64
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "penstock eval",
+        description="Ask held-out questions over the API and report the accuracy of each skill. "
+        "Without --base-url it starts `penstock serve` itself, with every flag that is not listed "
+        "here (for instance MODEL or --dtype float32).",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--base-url", metavar="URL", help="a running server")
+    parser.add_argument("--api-key", help="its key; default: OPENAI_API_KEY")
+    parser.add_argument("--served-model", metavar="NAME", help="default: the first that it lists")
+    parser.add_argument("--skills", nargs="+", metavar="SKILL", default=list(ALL_SKILLS),
+                        choices=ALL_SKILLS, help="default: all")  # fmt: skip
+    parser.add_argument("--num-questions", type=_count, default=NUM_QUESTIONS, metavar="N",
+                        help="of each skill [%(default)s]")  # fmt: skip
+    parser.add_argument("--wording", choices=("known", "free"), default="known",
+                        help="free: asked as visitors type [%(default)s]")  # fmt: skip
+    parser.add_argument("--eval-seed", type=int, default=1, metavar="N",
+                        help="other questions [%(default)s]")  # fmt: skip
+    parser.add_argument("--max-concurrency", type=_count, default=CONCURRENCY, metavar="N",
+                        help="questions under way at once [%(default)s]")  # fmt: skip
+    parser.add_argument("--require", type=_fraction, metavar="SHARE",
+                        help="exit with 3 if a skill answers a smaller share")  # fmt: skip
+    parser.add_argument("--show", type=int, default=0, metavar="N",
+                        help="print this many wrong answers of each skill")  # fmt: skip
+    parser.add_argument("--output-json", metavar="FILE", help="write the figures there")
+    parser.add_argument("--ready-timeout", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument("--quiet", action="store_true", help="no progress on the terminal")
+    return parser
+
+
+def _progress(total: int, *, quiet: bool) -> Callable[[int], None]:
+    if quiet or not sys.stderr.isatty():
+        return lambda done: None
+    return lambda done: print(
+        f"\r{done}/{total} answered", end="\n" if done == total else "", file=sys.stderr
+    )
+
+
+async def _ask(parsed: argparse.Namespace, url: str) -> tuple[str, list[Outcome], float]:
+    key = parsed.api_key or os.environ.get("OPENAI_API_KEY")
+    target = Target(url, ENDPOINT, {"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        models = await target.wait_ready(parsed.ready_timeout)
+        model = parsed.served_model or (models[0].id if models else "")
+        free = parsed.wording == "free"
+        asked = list(questions(parsed.skills, parsed.num_questions, parsed.eval_seed, free=free))
+        progress = _progress(len(asked), quiet=parsed.quiet)
+        began = time.monotonic()
+        outcomes = await ask_all(target, model, asked, parsed.max_concurrency, progress)
+        return model, outcomes, time.monotonic() - began
+    finally:
+        target.pool.close()
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Right answers and their share, of each skill in the order asked, and of all."""
+    skills: dict[str, dict[str, Any]] = {}
+    for outcome in outcomes:
+        row = skills.setdefault(outcome.skill, {"asked": 0, "right": 0, "failed": 0})
+        row["asked"] += 1
+        row["right"] += outcome.right
+        row["failed"] += bool(outcome.error)
+    for row in skills.values():
+        row["accuracy"] = row["right"] / row["asked"]
+    right = sum(outcome.right for outcome in outcomes)
+    return {
+        "asked": len(outcomes),
+        "right": right,
+        "failed": sum(bool(outcome.error) for outcome in outcomes),
+        "accuracy": right / len(outcomes) if outcomes else 0.0,
+        "output_tokens": sum(outcome.tokens for outcome in outcomes),
+        "skills": skills,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The summary for people."""
+    lines = [f"{'skill':18}{'asked':>7}{'right':>7}{'accuracy':>10}"]
+    rows = [*result["skills"].items(), ("all", result)]
+    lines += [
+        f"{name:18}{row['asked']:7}{row['right']:7}{100 * row['accuracy']:9.1f}%"
+        for name, row in rows
+    ]
+    lines.append(f"{result['output_tokens']} tokens in {result['seconds']:.1f} s")
+    return "\n".join(lines)
+
+
+def _show_wrong(outcomes: Sequence[Outcome], count: int) -> None:
+    shown: dict[str, int] = {}
+    for outcome in outcomes:
+        if outcome.right or shown.get(outcome.skill, 0) >= count:
+            continue
+        shown[outcome.skill] = shown.get(outcome.skill, 0) + 1
+        print(f"{outcome.skill}: {outcome.question!r}")
+        print(f"    expected {outcome.expected!r}")
+        print(f"    got      {outcome.error or outcome.said!r}")
+
+
+def _verdict(result: dict[str, Any], outcomes: Sequence[Outcome], require: float | None) -> int:
+    if result["failed"]:
+        error = next(outcome.error for outcome in outcomes if outcome.error)
+        print(f"penstock: {result['failed']} questions got no answer: {error}", file=sys.stderr)
+        return FAILED
+    low = [name for name, row in result["skills"].items() if row["accuracy"] < (require or 0.0)]
+    if low:
+        print(f"penstock: below --require {require}: {', '.join(low)}", file=sys.stderr)
+        return BELOW
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run with these flags. Returns the exit code."""
+    parser = _parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if parsed.base_url and rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)} (a running server is asked)")
+    path = Path(parsed.output_json) if parsed.output_json else None
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("ab").close()
+        with contextlib.ExitStack() as stack:
+            url = parsed.base_url or stack.enter_context(own_server(rest))
+            model, outcomes, seconds = asyncio.run(_ask(parsed, url))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        print(f"penstock: {error.filename}: {error.strerror}", file=sys.stderr)
+        return WRONG_FLAGS
+    except (TargetError, ServerFailed) as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return FAILED
+    settings = {"model": model, "seed": parsed.eval_seed, "wording": parsed.wording}
+    result = {**settings, "seconds": seconds, **summary(outcomes)}
+    print(table(result))
+    _show_wrong(outcomes, parsed.show)
+    if path is not None:
+        wrong = [msgspec.to_builtins(each) for each in outcomes if not each.right]
+        document = {
+            **result,
+            "wrong": wrong,
+            "environment": environment("penstock eval", arguments),
+        }
+        path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return _verdict(result, outcomes, parsed.require)

@@ -1,0 +1,106 @@
+"""The library as the subject of a measurement: its flags, its model, how it is started."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.loadtest import report
+from penstock.loadtest.environment import date, environment
+from penstock.protocol.config.resolve import build_parser, fields, resolve, show
+from penstock.protocol.model_info import ModelInfo, read_model_info
+from penstock.services.launcher.builtin_model import builtin_model
+from penstock.services.library.outputs import RequestError
+from penstock.services.library.server_process import GROUPS, ServerFailed
+
+FAILED, WRONG_SETTINGS, INTERRUPTED = 1, 2, 130
+_ORIGINS = ("flag", "file")
+"""What comes from the environment, the library's own processes read for themselves."""
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """What ``LLM(**settings)`` is to be called with, and the model behind it."""
+
+    settings: dict[str, Any]
+    info: ModelInfo
+    seed: int
+
+
+def parser_for(command: str, description: str) -> argparse.ArgumentParser:
+    """A parser with every setting of the library; ``MODEL`` may come first."""
+    parser = build_parser(f"penstock bench {command}", description, GROUPS, positional_model=True)
+    group = parser.add_argument_group("results")
+    group.add_argument("--output-json", metavar="FILE", help="write the figures there")
+    group.add_argument("--quiet", action="store_true", help="no progress on the terminal")
+    return parser
+
+
+def engine_of(parsed: argparse.Namespace) -> Engine:
+    """Raises ``ConfigError`` and ``BadModelFolder``; ``SystemExit`` after ``--show-config``."""
+    config, sources = resolve(GROUPS, parsed, os.environ)
+    settings = {
+        name: getattr(getattr(config, field.group), name)
+        for name, field in fields(GROUPS).items()
+        if sources[name].origin in _ORIGINS
+    }
+    if parsed.show_config:
+        print(show(config, sources, GROUPS))
+        raise SystemExit(0)
+    info = read_model_info(config.model.model or builtin_model())
+    return Engine(settings, info, config.model.seed)
+
+
+def guarded(
+    measure: Callable[[], dict[str, Any]],
+    table: Callable[[dict[str, Any]], str],
+    parsed: argparse.Namespace,
+) -> int:
+    """Measure, print, save; errors of the library become one line. Returns the exit code."""
+    path = Path(parsed.output_json) if parsed.output_json else None
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("ab").close()
+        result = measure()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        print(f"penstock: {error.filename}: {error.strerror}", file=sys.stderr)
+        return WRONG_SETTINGS
+    except (ServerFailed, RequestError) as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return FAILED
+    print(table(result))
+    if path is not None:
+        report.save(result, path)
+        print(f"\nsaved in {path}")
+    return 0
+
+
+def described(command: str, arguments: Sequence[str], engine: Engine) -> dict[str, Any]:
+    """The first members of a result: what was measured, where and how."""
+    known = environment(f"penstock bench {command}", arguments)
+    known["torch"] = metadata.version("torch")
+    return {
+        "date": date(),
+        "model": str(engine.info.folder),
+        "settings": {n: value for n, value in engine.settings.items() if n != "secret"},
+        "environment": known,
+    }
+
+
+def check_length(engine: Engine, longest: int) -> None:
+    """Raises ``ValueError`` if a prompt and its answer are longer than the model allows."""
+    limit = engine.settings.get("max_model_len") or engine.info.max_model_len
+    if longest > limit:
+        raise ValueError(
+            f"a prompt and its answer of together {longest} tokens are more than the {limit} of "
+            "the model; lower --input-len or --output-len, or raise --max-model-len"
+        )

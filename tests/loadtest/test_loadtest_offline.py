@@ -1,0 +1,90 @@
+"""``penstock bench throughput`` and ``latency``, and the requests that they make."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.loadtest.offline_requests import draw_requests, moved
+
+
+def bench(*arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.services", "bench", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def saved(command: str, path: Path, *flags: str) -> dict[str, Any]:
+    done = bench(command, "--device", "null", "--output-json", str(path), *flags)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_the_draws_are_those_of_the_published_workload() -> None:
+    """256 requests of 100 to 1,024 in and out, seed 0: totals as nano-vllm publishes them."""
+    made = draw_requests(256, (100, 1024), (100, 1024), 0)
+    assert sum(map(len, made.prompts)) == 142_827
+    assert sum(made.output_lens) == 133_966
+    assert max(made.output_lens) == 1024
+    assert made == draw_requests(256, (100, 1024), (100, 1024), 0)
+    assert max(map(max, made.prompts)) <= 10_000
+
+
+def test_moved_prompts_keep_their_lengths_and_share_no_beginning() -> None:
+    prompts = draw_requests(20, (5, 50), (1, 1), 0).prompts
+    first, second = moved(prompts, 1, 300), moved(prompts, 2, 300)
+    assert [len(p) for p in first] == [len(p) for p in second] == [len(p) for p in prompts]
+    assert all(a[0] != b[0] for a, b in zip(first, second, strict=True))
+    assert all(0 <= token < 300 for prompt in first + second for token in prompt)
+
+
+def test_throughput_counts_exactly_what_was_drawn(tmp_path: Path) -> None:
+    flags = ["--num-prompts", "20", "--input-len", "5:40", "--output-len", "3:30", "--seed", "4"]
+    result = saved("throughput", tmp_path / "t.json", *flags, "--runs", "3", "--secret", "s" * 20)
+    drawn = draw_requests(20, (5, 40), (3, 30), 4)
+    assert result["total_input_tokens"] == sum(map(len, drawn.prompts))
+    assert result["total_output_tokens"] == sum(drawn.output_lens)
+    assert result["elapsed_time"] == sorted(result["elapsed_times"])[1]
+    rate = result["total_output_tokens"] / result["elapsed_time"]
+    assert result["output_tokens_per_second"] == pytest.approx(rate)
+    assert result["settings"]["device"] == "null"
+    assert "s" * 20 not in json.dumps(result)
+
+
+def test_latency_is_the_time_of_the_steps(tmp_path: Path) -> None:
+    """A null step takes 10 ms: 20 tokens are 20 of them whatever the batch, and one is one."""
+    result = saved(
+        "latency", tmp_path / "l.json", "--null-step-ms", "10", "--batch-size", "1", "4",
+        "--input-len", "8", "--output-len", "20", "--num-iters", "3",
+    )  # fmt: skip
+    assert [batch["batch_size"] for batch in result["batches"]] == [1, 4]
+    for batch in result["batches"]:
+        assert len(batch["latencies"]) == 3
+        assert batch["ms_per_step"] == pytest.approx(10, rel=0.2)
+        assert batch["median_latency"] == pytest.approx(0.2, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["throughput", "--input-len", "9:3"], "9:3"),
+        (["throughput", "--input-len", "5000"], "--max-model-len"),
+        (["latency", "--batch-size", "0"], "--batch-size"),
+        (["latency", "--max-num-seqs", "0"], "--max-num-seqs"),
+        (["latency", "/no/such/folder"], "/no/such/folder"),
+    ],
+)
+def test_wrong_flags_are_named_before_anything_starts(arguments: list[str], words: str) -> None:
+    done = bench(*arguments, timeout=20)
+    assert done.returncode in (2, 3)
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr

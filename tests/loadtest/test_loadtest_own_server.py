@@ -1,0 +1,68 @@
+"""``penstock bench serve`` against ``penstock serve`` with a device of known step time."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.loadtest import bench_serve
+
+STEP_MS = 10.0
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "penstock.services", "serve", "--device", "null",
+            "--null-step-ms", str(STEP_MS), "--port", "0",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    output = ""
+    for line in process.stdout:
+        output += line
+        if found := re.search(r"(http://[\d.]+:\d+)/v1", line):
+            break
+    else:
+        raise AssertionError(output)
+    threading.Thread(target=process.stdout.read, daemon=True).start()
+    yield found[1]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
+def test_every_token_of_our_server_is_counted_and_takes_a_step(
+    url: str, endpoint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.json"
+    code = bench_serve.main(
+        [
+            "--base-url", url, "--endpoint", endpoint, "--num-prompts", "24", "--ignore-eos",
+            "--max-concurrency", "8", "--random-input-len", "32", "--random-output-len", "30",
+            "--save-result", str(path), "--quiet",
+        ]
+    )  # fmt: skip
+    assert code == 0
+    result: dict[str, Any] = json.loads(path.read_text())
+    assert result["completed"] == 24
+    assert result["total_output_tokens"] == 24 * 30
+    if endpoint == "/v1/completions":
+        assert result["total_input_tokens"] == 24 * 32
+    assert result["token_counts"]["without_usage"] == 0
+    assert result["median_tpot_ms"] == pytest.approx(STEP_MS, rel=0.25)
+    assert result["median_itl_ms"] == pytest.approx(STEP_MS, rel=0.25)
+    assert result["environment"]["server_version"]

@@ -1,0 +1,1 @@
+"""The model ``penstock-demo``: its training text, tokenizer, trainer and questions."""

@@ -1,0 +1,1 @@
+"""One file a family of skills: functions that make one question with its answer."""

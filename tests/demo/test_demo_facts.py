@@ -1,0 +1,77 @@
+"""What the model is taught about Penstock agrees with Penstock."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.demo.skills.facts import (
+    COMMANDS,
+    DEFAULTS,
+    FLAGS,
+    MORE_QUESTIONS,
+    QUESTIONS,
+    TERMS,
+)
+from penstock.protocol.config import Config
+from penstock.services.cli import COMMANDS as SERVICES
+from penstock.services.cli import TOOLS
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWERS = [answer for _, answer in (*QUESTIONS, *MORE_QUESTIONS, *TERMS, *COMMANDS)]
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+ELSEWHERE = {"--help", "--config", "--show-config"}
+"""Flags of the command line itself."""
+SETTINGS = {
+    "--" + field.name.replace("_", "-"): field.default
+    for group in msgspec.structs.fields(Config)
+    if group.name != "test"
+    for field in msgspec.structs.fields(group.type)
+}
+
+
+def written(default: object) -> str:
+    """A default as people write it."""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def test_demo_facts_know_every_flag_and_no_other() -> None:
+    assert set(FLAGS) == set(SETTINGS)
+
+
+@pytest.mark.parametrize("flag", DEFAULTS)
+def test_demo_facts_know_the_default_of(flag: str) -> None:
+    assert DEFAULTS[flag] == written(SETTINGS[flag])
+
+
+def test_demo_facts_name_only_flags_that_exist() -> None:
+    named = {flag for answer in ANSWERS for flag in FLAG.findall(answer)}
+    assert "--device" in named
+    assert named <= SETTINGS.keys() | ELSEWHERE
+
+
+def test_demo_facts_name_only_commands_that_exist() -> None:
+    commands = {f"penstock {name}" for name in (*SERVICES, *TOOLS)} | {"penstock bench serve"}
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    commands |= {f"make {name}" for name in targets}
+    assert {name for name, _ in COMMANDS} <= commands
+    for answer in ANSWERS:
+        for text in re.findall(r"`((?:penstock|make) [a-z ]+)", answer):
+            assert text.strip() in commands, answer
+
+
+def test_demo_facts_name_the_port_and_the_block_size_that_are_the_defaults() -> None:
+    said = " ".join(ANSWERS)
+    assert f"listens on port {SETTINGS['--port']};" in said
+    assert f"of {SETTINGS['--block-size']} tokens;" in said
+
+
+def test_demo_facts_name_only_environment_variables_of_flags() -> None:
+    for answer in ANSWERS:
+        for name in re.findall(r"PENSTOCK_[A-Z_]+", answer):
+            assert "--" + name.removeprefix("PENSTOCK_").replace("_", "-").lower() in SETTINGS

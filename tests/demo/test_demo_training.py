@@ -1,0 +1,112 @@
+"""The training module is Qwen3, its checkpoints go on where they were, and the model ships."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import penstock.demo
+from penstock.demo import plot, train
+from penstock.demo.export import export
+from penstock.demo.generate import answers, load
+from penstock.demo.model import Qwen3, Shape, dense_mask
+from penstock.demo.muon import orthogonal
+
+MODEL = Path(penstock.demo.__file__).parent / "model"
+needs_model = pytest.mark.skipif(
+    not (MODEL / "config.json").exists(), reason="demo/model is not there"
+)
+SHAPE = Shape(
+    vocab_size=4096, hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1,
+    intermediate_size=96,
+)  # fmt: skip
+
+
+@needs_model
+def test_demo_the_exported_module_is_what_transformers_computes(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = Qwen3(SHAPE)
+    for parameter in model.parameters():
+        parameter.data.copy_((parameter + 0.1 * torch.randn_like(parameter)).bfloat16())
+    folder = export(model, MODEL / "tokenizer.json", tmp_path / "model")
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.randint(0, 4096, (2, 33))
+    with torch.inference_mode():
+        expected = theirs(ids).logits
+        ours = model.hidden(ids, dense_mask(torch.ones_like(ids))) @ model.embed_tokens.weight.T
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_demo_a_document_in_a_row_does_not_see_its_neighbours() -> None:
+    torch.manual_seed(0)
+    model = Qwen3(SHAPE)
+    ids = torch.randint(0, 4096, (1, 12))
+    documents = torch.tensor([[1] * 5 + [2] * 7])
+    with torch.inference_mode():
+        packed = model.hidden(ids, dense_mask(documents))[:, 5:]
+        alone = model.hidden(ids[:, 5:], dense_mask(documents[:, 5:]))
+    torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_demo_muon_makes_its_updates_orthogonal() -> None:
+    torch.manual_seed(0)
+    for shape in ((3, 32, 64), (3, 64, 32)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape)).float())
+        assert values.min() > 0.5
+        assert values.max() < 1.5
+
+
+@needs_model
+def test_demo_an_interrupted_training_ends_like_one_that_was_not(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    flags = [
+        "--device", "cpu", "--rows", "1", "--length", "256", "--processes", "0", "--layers", "1",
+        "--hidden-size", "128",
+    ]  # fmt: skip
+    for name in ("whole", "parts"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "tokenizer.json").write_bytes((MODEL / "tokenizer.json").read_bytes())
+    train.main([str(tmp_path / "whole"), "--steps", "4", *flags])
+    parts = tmp_path / "parts"
+    train.main([str(parts), "--steps", "4", "--max-seconds", "0", "--log-every", "2", *flags])
+    assert json.loads((parts / "log.jsonl").read_text().splitlines()[-1])["step"] == 2
+    train.main([str(parts), "--steps", "4", "--resume", *flags])
+    torch.set_num_threads(threads)
+    for file in sorted((tmp_path / "whole" / "model").glob("*.safetensors")):
+        expected, found = load_file(file), load_file(parts / "model" / file.name)
+        for name, tensor in expected.items():
+            assert torch.equal(tensor, found[name]), name
+
+
+@needs_model
+def test_demo_the_shipped_model_is_small_enough_and_answers() -> None:
+    files = list(MODEL.iterdir())
+    assert sum(file.stat().st_size for file in files) <= 24_000_000
+    assert max(file.stat().st_size for file in files) <= 15_000_000
+    model, tokenizer = load(MODEL, "cpu", torch.float32)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert 5_000_000 <= count <= 12_000_000
+    ask = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    said = answers(
+        model, tokenizer, [ask.format("What is 17 + 25?"), ask.format("Reverse the word stone.")]
+    )
+    assert [text.rpartition("\n")[2] for text in said] == ["42", "enots"]
+
+
+def test_demo_the_picture_of_a_loss_curve_is_an_image_with_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    lines = [{"tokens": step * 10**6, "loss": 5 / step} for step in range(1, 50)]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert plot.main([str(log), str(tmp_path / "loss.svg")]) == 0
+    picture = (tmp_path / "loss.svg").read_text()
+    assert picture.startswith("<svg")
+    assert picture.count("<polyline") == 1
+    assert plot.main([]) == 2

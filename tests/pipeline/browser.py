@@ -1,0 +1,101 @@
+"""A real Chromium for a test, driven by Playwright; the test is skipped where there is none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'"
+)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+]
+DESKTOP = {"width": 1360, "height": 850}
+PHONE = {"width": 390, "height": 780}
+WAIT_MS = 8000
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """A browser without a window. Skips the test where none is installed."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+class PlaygroundPage:
+    """The playground in a tab of its own; what goes wrong in its scripts fails the test."""
+
+    def __init__(self, browser: Any, url: str, *, key: str = "", phone: bool = False) -> None:
+        viewport = PHONE if phone else DESKTOP
+        self.context = browser.new_context(viewport=viewport, is_mobile=phone, has_touch=phone)
+        self.context.set_default_timeout(WAIT_MS)
+        if key:
+            self.context.add_init_script(f"sessionStorage.setItem('penstock-api-key', '{key}')")
+        self.page = self.context.new_page()
+        self.errors: list[str] = []
+        self.asked: list[dict[str, Any]] = []
+        self.polls = 0
+        self.outside: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", self._on_console)
+        self.page.on("request", self._on_request)
+        self.url = url
+        self.page.goto(url + "/")
+
+    def _on_console(self, message: Any) -> None:
+        if "Content Security Policy" in message.text or "TrustedHTML" in message.text:
+            self.errors.append(message.text)
+
+    def _on_request(self, request: Any) -> None:
+        if not request.url.startswith(self.url + "/"):
+            self.outside.append(request.url)
+        if request.url.endswith("/playground/status"):
+            self.polls += 1
+        if request.url.endswith("/v1/chat/completions"):
+            self.asked.append(request.post_data_json)
+
+    def wait_for_controls(self) -> None:
+        self.page.wait_for_selector("#sampling-temperature", state="attached")
+
+    def set(self, **values: float) -> None:
+        """Fill sampling controls in the settings panel."""
+        for name, value in values.items():
+            self.page.fill(f"#sampling-{name}", str(value))
+
+    def ask(self, question: str) -> None:
+        self.page.fill("#question", question)
+        self.page.press("#question", "Enter")
+
+    def answer(self, state: str = "ended") -> Any:
+        """The last answer, once it is in that state."""
+        self.page.wait_for_selector(f"article.answer[data-state={state}] >> nth=-1")
+        return self.page.locator("article.answer").last
+
+    def play(self, *pieces: str) -> None:
+        """Let the next questions be answered with these pieces in place of the server's."""
+        events = [
+            {"choices": [{"delta": {"content": piece}, "finish_reason": None}]} for piece in pieces
+        ]
+        events.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+        self.page.route(
+            "**/v1/chat/completions",
+            lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body),
+        )
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.errors == []
+        assert self.outside == []

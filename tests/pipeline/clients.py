@@ -1,0 +1,69 @@
+"""Small HTTP clients for the tests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+
+@dataclass
+class Answer:
+    """One request as its client saw it."""
+
+    status: int
+    text: dict[int, str] = field(default_factory=dict)
+    finish: dict[int, str | None] = field(default_factory=dict)
+    usage: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    done: bool = False
+    request_id: str = ""
+
+
+async def ask(
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any], path: str = "/v1/completions"
+) -> Answer:
+    """POST and read the whole answer, streamed or not."""
+    async with session.post(url + path, json=body) as response:
+        answer = Answer(response.status, request_id=response.headers.get("x-request-id", ""))
+        if not body.get("stream") or response.status != 200:
+            data = await response.json()
+            answer.error = data.get("error")
+            answer.usage = data.get("usage")
+            for choice in data.get("choices", []):
+                text = choice.get("text")
+                if text is None:
+                    text = choice["message"]["content"]
+                answer.text[choice["index"]] = text
+                answer.finish[choice["index"]] = choice["finish_reason"]
+            answer.done = response.status == 200
+            return answer
+        async for line in response.content:
+            take_event(answer, line)
+        return answer
+
+
+def take_event(answer: Answer, line: bytes) -> None:
+    """Add one line of an SSE stream."""
+    if not line.startswith(b"data: "):
+        return
+    data = line[6:].strip()
+    if data == b"[DONE]":
+        answer.done = True
+        return
+    event = json.loads(data)
+    if "error" in event:
+        answer.error = event["error"]
+        return
+    if event.get("usage"):
+        answer.usage = event["usage"]
+    for choice in event["choices"]:
+        index = choice["index"]
+        text = choice.get("text")
+        if text is None:
+            text = choice["delta"].get("content") or ""
+        answer.text[index] = answer.text.get(index, "") + text
+        if choice["finish_reason"] is not None:
+            answer.finish[index] = choice["finish_reason"]

@@ -1,0 +1,102 @@
+"""Tiny random models written by transformers' own `save_pretrained`, and what they answer.
+
+Their tokenizer spells token n as `⟨n⟩`, so that an answer's text names its token ids.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCABULARY = 320
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.12,
+}
+
+
+def _model(architecture: str) -> PreTrainedModel:
+    if architecture == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=16, tie_word_embeddings=True))
+    if architecture == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**_SHAPE, tie_word_embeddings=False))
+    if architecture == "llama":
+        scaling = {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 256,
+        }
+        config = LlamaConfig(**_SHAPE, tie_word_embeddings=False, rope_parameters=scaling)
+        return LlamaForCausalLM(config)
+    raise ValueError(architecture)
+
+
+def write_model(architecture: str, folder: Path) -> Path:
+    """A folder as users have it: config, weights, tokenizer. Norms and biases are not neutral."""
+    torch.manual_seed(11)
+    model = _model(architecture).to(torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    words = {f"⟨{number}⟩": number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="⟨0⟩"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("⟩", "merged_with_previous")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def spell(ids: list[int]) -> str:
+    return "".join(f"⟨{number}⟩" for number in ids)
+
+
+def ids_of(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"⟨(\d+)⟩", text)]
+
+
+def greedy(
+    folder: Path, architecture: str, prompts: list[list[int]], tokens: int
+) -> list[list[int]]:
+    """What transformers' `generate` makes of each prompt alone, in float32."""
+    kind = {"qwen3": Qwen3ForCausalLM, "qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}
+    model = kind[architecture].from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # else it fills the None below
+    torch.set_num_threads(1)  # two stall each other for milliseconds on a busy machine
+    settings = GenerationConfig(
+        do_sample=False, max_new_tokens=tokens, eos_token_id=None, pad_token_id=0
+    )
+    outputs = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            full = model.generate(
+                ids, attention_mask=torch.ones_like(ids), generation_config=settings
+            )
+            outputs.append(full[0, len(prompt) :].tolist())
+    return outputs

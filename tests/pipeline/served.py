@@ -1,0 +1,152 @@
+"""A whole server for a test: `penstock serve` as real processes, and means to look at it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+START_SECONDS = 60.0
+
+
+class Served:
+    """One running server."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self.lines: list[str] = []
+        self._began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.services", "serve", "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PENSTOCK_LOG_FORMAT": "json", **(environment or {})},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = self._find(r"(http://[\d.]+:\d+)/v1")
+        self.router = self._find(r"--router (ipc://\S+)")
+        self.ready_after = time.monotonic() - self._began
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def _find(self, pattern: str) -> str:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            found = re.search(pattern, self.output)
+            if found:
+                return found[1]
+            if self.process.poll() is not None:
+                self._reader.join(2)
+                raise AssertionError(f"serve ended with {self.process.returncode}:\n{self.output}")
+            time.sleep(0.02)
+        self.kill()
+        raise AssertionError(f"serve did not say {pattern!r} in time:\n{self.output}")
+
+    def processes(self) -> dict[int, psutil.Process]:
+        """All processes of the server, the launcher included."""
+        root = psutil.Process(self.process.pid)
+        return {p.pid: p for p in (root, *root.children(recursive=True))}
+
+    def role_of(self, process: psutil.Process) -> str:
+        command = process.cmdline()
+        text = " ".join(command)
+        for role in ("frontend", "tokenizer", "router", "scheduler", "worker"):
+            if role in text:
+                return role
+        return "launcher"
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics, summed over its labels; histograms by their _count and _sum."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        found: dict[str, float] = {}
+        for line in text.splitlines():
+            if line.startswith("#") or "_bucket" in line:
+                continue
+            name, _, value = line.rpartition(" ")
+            name = name.partition("{")[0]
+            found[name] = found.get(name, 0.0) + float(value)
+        return found
+
+    def settled(self, seconds: float = 10.0) -> dict[str, float]:
+        """The metrics once nothing runs or waits any more.
+
+        Counters travel in the beats, twice a second: what they say of now is known a second later.
+        """
+        time.sleep(1.0)
+        deadline = time.monotonic() + seconds
+        while True:
+            metrics = self.metrics()
+            busy = [
+                metrics.get(name, 0.0)
+                for name in (
+                    "penstock:num_requests_running",
+                    "penstock:num_requests_waiting",
+                    "penstock:queue_depth",
+                    "penstock:kv_blocks_used",
+                )
+            ]
+            if not any(busy) or time.monotonic() > deadline:
+                return metrics
+            time.sleep(0.2)
+
+    def stop(self, seconds: float = 20.0) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"serve did not stop:\n{self.output[-4000:]}") from None
+
+    def kill(self) -> None:
+        for process in self.processes().values() if self.process.poll() is None else ():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait(5)
+
+
+@contextlib.contextmanager
+def served(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[Served]:
+    """Run a server for a block; it must stop cleanly at the end."""
+    server = Served(*arguments, environment=environment)
+    try:
+        yield server
+    except BaseException:
+        print(server.output[-8000:])
+        server.kill()
+        raise
+    code = server.stop()
+    assert code == 0, server.output[-4000:]
+
+
+def start_service(server: Served, service: str, *arguments: str) -> subprocess.Popen[str]:
+    """One more process beside a running server, started by hand."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock.services", service, "--router", server.router, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.rglob("*")) if folder.exists() else []

@@ -1,0 +1,98 @@
+"""2,000 requests, a fifth of them or more cancelled at random: nothing is lost, nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import aiohttp
+import psutil
+from clients import Answer, ask
+from served import Served, served
+
+REQUESTS = 2000
+AT_ONCE = 64
+GROWTH_BYTES = 64 * 1024 * 1024
+
+
+def private_bytes(process: psutil.Process) -> int:
+    """RssAnon and VmSwap: memory that is this process's own."""
+    found = 0
+    with open(f"/proc/{process.pid}/status") as lines:
+        for line in lines:
+            if line.startswith(("RssAnon:", "VmSwap:")):
+                found += int(line.split()[1]) * 1024
+    return found
+
+
+async def storm(server: Served, count: int, seed: int) -> tuple[list[Answer], int]:
+    rng = random.Random(seed)
+    answers: list[Answer] = []
+    cancelled = 0
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(session: aiohttp.ClientSession, number: int) -> None:
+        nonlocal cancelled
+        leaves = rng.random() < 0.45
+        # Half of those who leave ask for so much that it cannot be complete by then, however
+        # fast the machine; of the others some end before their client leaves.
+        endless = leaves and rng.random() < 0.5
+        body = {
+            "prompt": [rng.randrange(3, 250) for _ in range(rng.randrange(1, 60))],
+            "max_tokens": 500 if endless else rng.randrange(1, 30),
+            "temperature": rng.choice([0, 0.9]),
+            "seed": number,
+            "n": rng.choice([1, 1, 1, 2]),
+            "stream": rng.random() < 0.5,
+            "ignore_eos": True,
+        }
+        async with gate:
+            task = asyncio.create_task(ask(session, server.url, body))
+            if leaves:
+                await asyncio.sleep(rng.random() * 0.12)
+                if not task.done():
+                    task.cancel()
+                    cancelled += 1
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                return
+            answer = await task
+            assert answer.status == 200, answer.error
+            assert answer.done and answer.error is None
+            assert len(answer.finish) == body["n"]
+            assert answer.usage or body["stream"]
+            answers.append(answer)
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        await asyncio.gather(*(one(session, number) for number in range(count)))
+    return answers, cancelled
+
+
+def test_every_request_ends_once_and_nothing_stays_behind() -> None:
+    # Few KV blocks: their memory counts as taken only when it is first written to.
+    blocks = ("--num-kv-blocks", "1024")
+    with served("--device", "cpu", "--dtype", "float32", *blocks) as server:
+        asyncio.run(storm(server, 200, seed=1))
+        before_metrics = server.settled()
+        processes = server.processes()
+        before = {pid: private_bytes(process) for pid, process in processes.items()}
+
+        answers, cancelled = asyncio.run(storm(server, REQUESTS, seed=2))
+
+        metrics = server.settled()
+        assert cancelled >= REQUESTS * 0.2
+        assert len(answers) >= REQUESTS * 0.5
+        assert set(server.processes()) == set(processes), "a process died or was replaced"
+        for pid, process in processes.items():
+            grown = private_bytes(process) - before[pid]
+            assert grown < GROWTH_BYTES, f"{server.role_of(process)} grew by {grown} bytes"
+    for name in (
+        "penstock:num_requests_running",
+        "penstock:num_requests_waiting",
+        "penstock:queue_depth",
+        "penstock:kv_blocks_used",
+    ):
+        assert metrics[name] == before_metrics[name] == 0, name
+    assert metrics["penstock:kv_blocks_total"] == before_metrics["penstock:kv_blocks_total"]

@@ -1,0 +1,206 @@
+"""docker-compose.yml, the Dockerfile, the dependency groups: what one names, the other has."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import install_set
+import pytest
+from compose_file import (
+    ROOT,
+    SECRETS,
+    copies,
+    dependency_group,
+    in_build_context,
+    interpolate,
+    make_secret,
+    read_compose,
+    read_dockerfile,
+)
+
+ROLES = ("router", "worker", "scheduler", "tokenizer", "frontend")
+
+
+def test_a_plain_up_needs_nothing_from_the_shell() -> None:
+    services = read_compose({})
+    started = [name for name, service in services.items() if not service.profiles]
+    assert sorted(started) == sorted([*ROLES, "secret", "load-balancer"])
+    assert services["load-balancer"].ports == ["127.0.0.1:8000:8000"]
+    assert services["worker"].environment["PENSTOCK_MODEL"] == ""
+
+
+def test_a_model_folder_keeps_its_path_and_so_its_name() -> None:
+    services = read_compose({"PENSTOCK_MODEL": "/models/Qwen3-0.6B", "PENSTOCK_PORT": "9000"})
+    for name in ("worker", "worker-gpu", "scheduler", "tokenizer"):
+        service = services[name]
+        assert service.environment["PENSTOCK_MODEL"] == "/models/Qwen3-0.6B"
+        mounts = [m for m in service.mounts if m.target == "/models/Qwen3-0.6B"]
+        assert [(m.source, m.read_only) for m in mounts] == [("/models/Qwen3-0.6B", True)]
+    assert services["load-balancer"].ports == ["127.0.0.1:9000:8000"]
+    assert services["frontend"].environment["PENSTOCK_PORT"] == "8000"
+
+
+def test_the_secret_is_made_once_and_only_its_maker_may_write_it(tmp_path: Path) -> None:
+    services = read_compose({})
+    make_secret(services["secret"], tmp_path / "secrets")
+    path = tmp_path / "secrets" / "penstock"
+    secret = path.read_text()
+    assert len(secret.strip()) == 64
+    assert path.stat().st_mode & 0o777 == 0o600
+    make_secret(services["secret"], tmp_path / "secrets")
+    assert path.read_text() == secret
+    assert os.listdir(tmp_path / "secrets") == ["penstock"]
+    for name, service in services.items():
+        for mount in service.mounts:
+            if mount.target == SECRETS:
+                assert mount.read_only == (name != "secret"), name
+
+
+def test_no_service_needs_root_or_a_writable_image() -> None:
+    for name, service in read_compose({}).items():
+        raw = service.raw
+        assert raw["read_only"], name
+        assert raw["cap_drop"] == ["ALL"], name
+        assert raw["security_opt"] == ["no-new-privileges:true"], name
+        assert raw["init"], name
+        assert int(raw["stop_grace_period"].removesuffix("s")) > 30, name  # --drain-timeout-s
+        assert not service.ports or name == "load-balancer"
+    for stage in read_dockerfile().values():
+        if stage.name == "runtime" or stage.base == "runtime":
+            users = stage.all("USER")
+            assert not users or users[-1] == "penstock", stage.name
+
+
+def test_the_gpu_worker_asks_for_one_gpu_and_starts_only_on_demand() -> None:
+    service = read_compose({})["worker-gpu"]
+    assert service.profiles == ["gpu"]
+    (device,) = service.raw["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert service.command[-2:] == ["--device", "cuda"]
+
+
+def test_settings_that_compose_writes_exist() -> None:
+    """Each service starts with what compose gives it; a misspelt setting would be refused."""
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    for name, service in read_compose({}).items():
+        if service.command[0] == "penstock":
+            # No GPU is needed to read settings, but to ask for one.
+            arguments = ["cpu" if part == "cuda" else part for part in service.command[1:]]
+            done = subprocess.run(
+                [sys.executable, "-m", "penstock.services", *arguments, "--show-config"],
+                env={**environment, **service.environment},
+                capture_output=True,
+                text=True,
+                timeout=30,
+                cwd=ROOT,
+            )
+            assert done.returncode == 0, (name, done.stderr)
+            assert "router = 'tcp://router:5570'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "expected"),
+    [
+        ("${A:-b}", {}, "b"),
+        ("${A:-b}", {"A": ""}, "b"),
+        ("${A-b}", {"A": ""}, ""),
+        ("${A:+b}", {"A": "x"}, "b"),
+        ("${A:+b}", {"A": ""}, ""),
+        ("$A and $$A", {"A": "x"}, "x and $A"),
+        ("${A}", {}, ""),
+    ],
+)
+def test_variables_are_filled_in_as_compose_does(
+    text: str, variables: dict[str, str], expected: str
+) -> None:
+    """The rules are those of docs.docker.com/reference/compose-file/interpolation."""
+    assert interpolate(text, variables) == expected
+
+
+def test_the_dockerfile_copies_only_what_exists() -> None:
+    stages = read_dockerfile()
+    for stage in stages.values():
+        for copy in copies(stage):
+            if copy.stage:
+                assert copy.stage in stages, f"{stage.name} copies from {copy.stage}"
+                continue
+            for source in copy.sources:
+                assert in_build_context(source.removeprefix("./")), f"{stage.name}: {source}"
+
+
+def test_every_target_is_there_and_its_command_is_a_list() -> None:
+    stages = read_dockerfile()
+    targets = {service.target for service in read_compose({}).values() if service.target}
+    assert targets == {"router", "worker-cpu", "worker-cuda", "scheduler", "tokenizer", "frontend"}
+    for service in read_compose({}).values():
+        if service.target:
+            (command,) = stages[service.target].all("CMD")
+            parts = json.loads(command)  # a list, so that no shell stands before the process
+            assert parts[0] == "penstock"
+            if service.name != "secret":
+                assert parts == service.command
+
+
+def test_the_torch_of_the_images_is_the_torch_of_the_makefile() -> None:
+    makefile = re.search(r"^TORCH \?= (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    dockerfile = re.search(r"^ARG TORCH=(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert makefile is not None
+    assert dockerfile is not None
+    assert makefile[1] == dockerfile[1]
+
+
+def test_the_groups_of_the_roles_are_together_the_dependencies() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    together = {line for group in install_set.groups() for line in install_set.requirements(group)}
+    assert together == set(project["dependencies"])
+
+
+@pytest.mark.parametrize("role", ["router", "scheduler", "frontend"])
+def test_a_light_image_holds_no_torch_no_transformers_and_no_tokenizers(
+    role: str, tmp_path: Path
+) -> None:
+    group = dependency_group(read_dockerfile(), role)
+    assert not install_set.distributions(group) & {"torch", "transformers", "tokenizers", "numpy"}
+    environment = {"PATH": os.environ["PATH"], **install_set.environment(group, tmp_path)}
+    code = (
+        f"import sys, penstock.services.{role}.service\n"
+        "from penstock.services.cli import main\n"
+        f"sys.exit(main([{role!r}, '--help']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--router" in done.stdout
+
+
+def test_a_role_that_is_not_installed_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        **install_set.environment("frontend", tmp_path / "site"),
+    }
+    for role in ("tokenizer", "worker"):
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock.services", role],
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == 2, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert "pip install" in line
+        assert role in line

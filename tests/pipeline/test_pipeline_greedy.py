@@ -1,0 +1,121 @@
+"""Greedy output equals transformers' `generate`, token for token, in float32 on the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import aiohttp
+import pytest
+from clients import Answer, ask
+from reference_models import greedy, ids_of, write_model
+from served import served
+
+NUM_PROMPTS = 64
+NEW_TOKENS = 64
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """64 prompts of 1 to 700 tokens, short ones first; some share long beginnings.
+
+    The 48 short ones start within a few steps, whatever the token budget, and together they grow
+    beyond a quarter of the memory.
+    """
+    rng = random.Random(5)
+
+    def ids(count: int) -> list[int]:
+        return [rng.randrange(320) for _ in range(count)]
+
+    common = ids(300)
+    short = [[7], *(ids(rng.randrange(1, 16)) for _ in range(47))]
+    long = [common + ids(rng.randrange(1, 400)) for _ in range(6)]
+    long += [ids(rng.randrange(16, 400)) for _ in range(NUM_PROMPTS - len(short) - 7)]
+    rng.shuffle(long)
+    return [*short, *long, ids(700)]
+
+
+@pytest.fixture(scope="module")
+def references(
+    tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]]
+) -> dict[str, tuple[Path, list[list[int]]]]:
+    found = {}
+    for architecture in ("qwen3", "qwen2", "llama"):
+        folder = write_model(architecture, tmp_path_factory.mktemp("models") / architecture)
+        found[architecture] = (folder, greedy(folder, architecture, prompts, NEW_TOKENS))
+    return found
+
+
+async def ask_all(url: str, prompts: list[list[int]]) -> list[Answer]:
+    timeout = aiohttp.ClientTimeout(total=110)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        return await asyncio.gather(
+            *(
+                ask(
+                    session,
+                    url,
+                    {
+                        "prompt": prompt,
+                        "max_tokens": NEW_TOKENS,
+                        "temperature": 0,
+                        "ignore_eos": True,
+                        "stream": number % 2 == 0,
+                    },
+                )
+                for number, prompt in enumerate(prompts)
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "budget", "caching", "memory"),
+    [
+        ("qwen3", 64, False, "quarter"),
+        ("qwen3", 256, True, "all"),
+        ("qwen3", 2048, True, "all"),
+        ("qwen2", 64, True, "all"),
+        ("qwen2", 256, True, "quarter"),
+        ("qwen2", 2048, False, "quarter"),
+        ("llama", 64, True, "all"),
+        ("llama", 256, False, "quarter"),
+        ("llama", 2048, False, "all"),
+    ],
+)
+def test_64_concurrent_prompts_give_what_transformers_gives(
+    references: dict[str, tuple[Path, list[list[int]]]],
+    prompts: list[list[int]],
+    architecture: str,
+    budget: int,
+    caching: bool,
+    memory: str,
+) -> None:
+    folder, expected = references[architecture]
+    blocks = sum(-(-(len(prompt) + NEW_TOKENS) // BLOCK) for prompt in prompts)
+    if memory == "quarter":
+        blocks //= 4
+    with served(
+        str(folder),
+        "--device", "cpu",
+        "--dtype", "float32",
+        "--max-num-seqs", "64",
+        "--max-num-batched-tokens", str(budget),
+        "--block-size", str(BLOCK),
+        "--num-kv-blocks", str(blocks),
+        "--enable-prefix-caching" if caching else "--no-enable-prefix-caching",
+        # All requests wait before the first step, however slowly they arrive.
+        "--fault", "scheduler:sleep=1@Enqueue=1",
+    ) as server:  # fmt: skip
+        answers = asyncio.run(ask_all(server.url, prompts))
+        metrics = server.settled()
+    for answer, prompt, wanted in zip(answers, prompts, expected, strict=True):
+        assert answer.error is None, answer.error
+        assert answer.done
+        assert ids_of(answer.text[0]) == wanted, f"prompt of {len(prompt)} tokens"
+        assert answer.finish[0] == "length"
+    preempted = metrics["penstock:preemptions_total"]
+    assert preempted > 0 if memory == "quarter" else preempted == 0
+    hits = metrics["penstock:prefix_cache_hit_tokens_total"]
+    assert hits > 0 if caching else hits == 0

@@ -1,0 +1,378 @@
+"""The playground in a real browser, against a whole server."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from browser import CHROMIUM, PlaygroundPage, chromium, sync_api
+from served import Served, served
+
+from penstock.protocol.sampling import PARAMETERS
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+
+KEY = "key-of-this-test"
+BLOCKS = 120
+BLOCK_SIZE = 16
+SERVER = (
+    *("--device", "null", "--null-step-ms", "10"),
+    *("--num-kv-blocks", str(BLOCKS), "--max-model-len", str(BLOCKS * BLOCK_SIZE)),
+)
+FREED_WITHIN_S = 0.5
+Open = Callable[..., PlaygroundPage]
+expect = sync_api.expect
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(*SERVER, "--api-key", KEY) as one:
+        yield one
+
+
+@pytest.fixture
+def show(browser: Any, server: Served) -> Iterator[Open]:
+    """Opens the page, with the key already known unless told otherwise."""
+    opened: list[PlaygroundPage] = []
+
+    def show(key: str = KEY, phone: bool = False) -> PlaygroundPage:
+        one = PlaygroundPage(browser, server.url, key=key, phone=phone)
+        opened.append(one)
+        if key == KEY:
+            one.wait_for_controls()
+        return one
+
+    yield show
+    for one in opened:
+        one.close()
+
+
+def get(url: str) -> dict[str, Any]:
+    request = urllib.request.Request(url, headers={"x-api-key": KEY})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def wait_until(what: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+class FirstToken(threading.Thread):
+    """A second client, which notes when its first token comes."""
+
+    def __init__(self, url: str, prompt_tokens: int) -> None:
+        super().__init__(daemon=True)
+        body = {"prompt": [5] * prompt_tokens, "max_tokens": 1, "stream": True, "ignore_eos": True}
+        headers = {"x-api-key": KEY, "Content-Type": "application/json"}
+        data = json.dumps(body).encode()
+        self._request = urllib.request.Request(url + "/v1/completions", data, headers)
+        self.at = 0.0
+        self.start()
+
+    def run(self) -> None:
+        with urllib.request.urlopen(self._request, timeout=20) as answer:
+            for line in answer:
+                if line.startswith(b"data: ") and not self.at:
+                    self.at = time.monotonic()
+
+
+def test_an_answer_streams_in_and_tells_its_tokens_and_times(show: Open) -> None:
+    shown = show()
+    shown.set(max_tokens=60, seed=1)
+    shown.page.check("#sampling-ignore_eos")
+    shown.ask("Hello?")
+    answer = shown.answer("streaming")
+    lengths = {len(answer.locator(".text").inner_text())}
+    while answer.get_attribute("data-state") == "streaming":
+        lengths.add(len(answer.locator(".text").inner_text()))
+    assert len(lengths) >= 4, "the text did not grow while it was written"
+    stats = answer.locator(".stats").inner_text()
+    assert re.fullmatch(
+        r"60 tokens · first after [\d.]+ m?s · [\d.]+ tokens/s · cut at the token limit", stats
+    )
+    assert shown.page.locator("article.question").inner_text() == "Hello?"
+    assert answer.get_attribute("aria-busy") == "false"
+
+
+def test_stop_frees_the_requests_blocks_within_half_a_second(show: Open, server: Served) -> None:
+    """The second request needs blocks that only the first one's end can free, so its first token
+    tells when that was; what the status says may be three quarters of a second old."""
+    shown = show()
+    shown.page.check("#sampling-ignore_eos")
+    shown.ask("0 " * 480)  # fills more than half of the blocks: two tokens each
+    shown.answer("streaming")
+    status_url = server.url + "/playground/status"
+    wait_until(lambda: get(status_url)["kv_blocks_used"] > BLOCKS // 2)
+    second = FirstToken(server.url, prompt_tokens=BLOCKS // 2 * BLOCK_SIZE - 1)
+    wait_until(lambda: get(status_url)["waiting"] == 1)
+    expect(shown.page.locator("#waiting")).to_have_text("1")
+    assert second.at == 0.0
+    began = time.monotonic()
+    shown.page.click("#stop")
+    second.join(10)
+    assert 0 < second.at - began < FREED_WITHIN_S
+    assert "stopped" in shown.answer().locator(".stats").inner_text()
+    wait_until(lambda: get(status_url)["kv_blocks_used"] == 0, 2.0)
+    expect(shown.page.locator("#running")).to_have_text("0")
+    expect(shown.page.locator("#send")).to_be_visible()
+
+
+def test_the_controls_come_from_the_servers_parameters_and_only_what_is_set_is_sent(
+    show: Open,
+) -> None:
+    shown = show()
+    page = shown.page
+    names = page.eval_on_selector_all("#controls [name]", "all => all.map(one => one.name)")
+    assert names == [name for name in PARAMETERS if name != "n"]
+    temperature = page.locator("#sampling-temperature")
+    assert (temperature.get_attribute("min"), temperature.get_attribute("max")) == ("0", "100")
+    for name in names:
+        help_id = page.locator(f"#sampling-{name}").get_attribute("aria-describedby").split()[0]
+        assert PARAMETERS[name].description in page.inner_text(f"#{help_id}")
+    page.fill("#system", "Be brief.")
+    page.fill("#sampling-stop", "END\nSTOP")
+    shown.set(temperature=0.15, max_tokens=3, seed=7)
+    shown.ask("Hello?")
+    shown.answer()
+    assert shown.asked == [
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Hello?"},
+            ],
+            "temperature": 0.15,
+            "seed": 7,
+            "max_tokens": 3,
+            "stop": ["END", "STOP"],
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+    ]
+
+
+def test_a_value_out_of_range_is_not_sent_and_its_field_says_why(show: Open) -> None:
+    shown = show()
+    shown.set(temperature=101)
+    shown.ask("Hello?")
+    assert shown.page.evaluate("document.activeElement.id") == "sampling-temperature"
+    assert "100" in shown.page.inner_text("#sampling-temperature-problem")
+    assert shown.page.input_value("#question") == "Hello?"
+    assert shown.asked == []
+
+
+def test_a_models_text_never_becomes_markup_and_its_thinking_is_folded(show: Open) -> None:
+    shown = show()
+    shown.play(
+        "<thi", "nk>a secret\nthought</think>Say **this** `now` ", "<img src=x onerror=alert(1)>",
+        "\n\n``", "`py\nprint('</think><b>')\n", "```\n<script>alert(2)</script>",
+    )  # fmt: skip
+    shown.ask("Be evil.")
+    answer = shown.answer()
+    assert answer.locator("img, script, b").count() == 0
+    paragraphs = answer.locator(".text > p").all_inner_texts()
+    assert paragraphs == ["Say this now <img src=x onerror=alert(1)>", "<script>alert(2)</script>"]
+    assert answer.locator("strong").inner_text() == "this"
+    assert answer.locator("pre").inner_text() == "print('</think><b>')"
+    thought = answer.locator("details.think > div")
+    assert not thought.is_visible()
+    answer.locator("details.think > summary").click()
+    assert thought.inner_text() == "a secret\nthought"
+    shown.ask("And now?")
+    shown.answer()
+    assert "secret" not in json.dumps(shown.asked[1]["messages"])
+
+
+def test_the_shown_text_is_the_same_however_it_arrives_in_pieces(show: Open) -> None:
+    shown = show()
+    different = shown.page.evaluate(
+        """async () => {
+          const { TextView } = await import('/playground/render.js');
+          const show = (cuts, text) => {
+            const node = document.createElement('div');
+            const view = new TextView(node);
+            for (const cut of cuts) view.show(text.slice(0, cut));
+            view.show(text);
+            return node.innerHTML;
+          };
+          const texts = [
+            '<think>one\\n```\\ntwo</think>\\nthree\\n\\n~~~js\\n`4`\\n\\n</think>\\n~~~\\n`five`',
+            'no start of thought\\n\\nmore</think>**a** ``` and\\n````a\\n```\\n````\\n\\n\\nend',
+            '```\\nnever closed <think>\\n\\n',
+          ];
+          return texts.filter((text) => {
+            const every = Array.from(text, (_, i) => i);
+            const some = every.filter((i) => i % 7 === 3);
+            const tags = every.filter((i) => text[i] === '<' || text[i - 1] === '>');
+            const whole = show([], text);
+            return [every, some, tags].some((cuts) => show(cuts, text) !== whole);
+          });
+        }"""
+    )
+    assert different == []
+
+
+def test_copy_takes_the_text_and_regenerate_asks_the_same_again(show: Open) -> None:
+    shown = show()
+    shown.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    shown.set(max_tokens=5)
+    shown.play("Two ", "words")
+    shown.ask("Hello?")
+    answer = shown.answer()
+    answer.get_by_role("button", name="Copy").click()
+    expect(answer.get_by_role("button", name="Copied")).to_be_visible()
+    assert shown.page.evaluate("navigator.clipboard.readText()") == "Two words"
+    shown.page.unroute("**/v1/chat/completions")
+    answer.get_by_role("button", name="Regenerate").click()
+    expect(shown.answer().locator(".stats")).to_contain_text("5 tokens")
+    assert shown.page.locator("article.answer").count() == 1
+    assert "Two words" not in shown.answer().inner_text()
+    assert shown.asked[0] == shown.asked[1]
+
+
+def test_the_key_is_asked_for_refused_when_wrong_and_kept_for_the_tab_only(show: Open) -> None:
+    shown = show(key="")
+    page = shown.page
+    expect(page.locator("#key-dialog")).to_be_visible()
+    page.fill("#key", "wrong")
+    page.press("#key", "Enter")
+    expect(page.locator("#key-reason")).to_contain_text("does not accept this key")
+    page.fill("#key", KEY)
+    page.press("#key", "Enter")
+    expect(page.locator("#model-name")).to_have_text("penstock-demo")
+    shown.wait_for_controls()
+    expect(page.locator("#key-dialog")).to_be_hidden()
+    page.reload()
+    shown.wait_for_controls()
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    page.click("#forget-key")
+    expect(page.locator("#banner")).to_contain_text("wants an API key")
+    shown.ask("Hello?")
+    page.click("#key-cancel")
+    expect(shown.answer().locator(".notice")).to_contain_text("The question was not sent")
+
+
+def test_the_panel_shows_every_process_and_asks_only_while_it_is_seen(
+    show: Open, server: Served
+) -> None:
+    shown = show(phone=True)
+    page = shown.page
+    expect(page.locator("#model-name")).to_have_text("penstock-demo")
+    page.wait_for_timeout(300)
+    before = shown.polls
+    page.wait_for_timeout(1500)
+    assert shown.polls == before, "it asks though the panel is closed"
+    page.click("#engine-toggle")
+    wait_until(lambda: bool(page.wait_for_timeout(50)) or shown.polls >= before + 3)
+    shown_pids = set(map(int, re.findall(r"pid (\d+)", page.inner_text("#processes"))))
+    assert shown_pids == set(server.processes())
+    services = page.locator("#processes strong").all_inner_texts()
+    assert services[:5] == ["frontend", "tokenizer", "router", "scheduler", "worker"]
+
+
+def test_it_works_by_keyboard_alone(show: Open) -> None:
+    shown = show()
+    page = shown.page
+    page.check("#sampling-ignore_eos")
+    page.focus("#question")
+    page.keyboard.type("one")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("two")
+    assert shown.asked == []
+    page.keyboard.press("Enter")
+    shown.answer("streaming")
+    page.keyboard.press("Escape")
+    assert "stopped" in shown.answer().locator(".stats").inner_text()
+    assert shown.asked[0]["messages"][-1]["content"] == "one\ntwo"
+    assert page.evaluate("document.activeElement.id") == "question"
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll('button, input, textarea')].filter((one) =>
+          !(one.labels?.length || one.getAttribute('aria-label') || one.textContent.trim())
+        ).map((one) => one.outerHTML)"""
+    )
+    assert nameless == []
+
+
+def test_it_fits_a_phone_with_text_of_at_least_16_px(show: Open) -> None:
+    shown = show(phone=True)
+    page = shown.page
+    shown.play("A long line: " + "x" * 200 + "\n\n```\n" + "y" * 200 + "\n```")
+    shown.ask("Hello " + "z" * 100)
+    shown.answer()
+    for panel in ("", "settings", "engine"):
+        if panel:
+            page.click(f"#{panel}-toggle")
+            expect(page.locator(f"#{panel}")).to_be_visible()
+            assert page.evaluate("document.querySelector('main').inert") is True
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.keyboard.press("Escape")
+    expect(page.locator("#engine")).to_be_hidden()
+    sizes = page.evaluate(
+        """() => ['#question', '#system', '#send', '.answer .text p', '.question p'].map(
+          (one) => parseFloat(getComputedStyle(document.querySelector(one)).fontSize))"""
+    )
+    assert min(sizes) >= 16
+
+
+def test_a_slow_network_is_waited_for_and_silence_is_said(show: Open) -> None:
+    shown = show()
+    page = shown.page
+    network = shown.context.new_cdp_session(page)
+    network.send(
+        "Network.emulateNetworkConditions",
+        {"offline": False, "latency": 300, "downloadThroughput": 8000, "uploadThroughput": 8000},
+    )
+    shown.set(max_tokens=12, seed=3)
+    shown.ask("Hello?")
+    expect(shown.answer().locator(".stats")).to_contain_text("12 tokens")
+    page.clock.install()
+    page.route("**/v1/chat/completions", lambda route: None)  # nothing ever comes back
+    shown.ask("Hello again?")
+    shown.answer("waiting")
+    page.clock.run_for(20_000)
+    expect(page.locator(".notice >> nth=-1")).to_contain_text("Nothing from the server for")
+    page.click("#stop")
+    assert "stopped" in shown.answer().locator(".stats").inner_text()
+
+
+def test_a_restart_of_the_server_keeps_the_text_says_so_and_offers_to_try_again(
+    browser: Any,
+) -> None:
+    first = Served(*SERVER)
+    try:
+        shown = PlaygroundPage(browser, first.url)
+        page = shown.page
+        shown.wait_for_controls()
+        page.check("#sampling-ignore_eos")
+        shown.ask("Hello?")
+        wait_until(lambda: len(shown.answer("streaming").locator(".text").inner_text()) > 30)
+    finally:
+        first.kill()
+    answer = shown.answer()
+    notice = answer.locator(".notice")
+    expect(notice).to_contain_text("connection to the server was lost")
+    expect(notice).to_contain_text("What had arrived is kept above")
+    assert len(answer.locator(".text").inner_text()) > 30
+    expect(page.locator("#banner")).to_contain_text("The server does not answer")
+    with served(*SERVER, "--port", first.url.rpartition(":")[2]):
+        expect(page.locator("#banner")).to_be_hidden()
+        shown.set(max_tokens=9)
+        notice.get_by_role("button", name="Try again").click()
+        expect(shown.answer().locator(".stats")).to_contain_text("9 tokens")
+        expect(notice).to_be_hidden()
+        shown.close()

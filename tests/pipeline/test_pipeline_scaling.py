@@ -1,0 +1,85 @@
+"""Tokenizers and frontends come and go under load, and no client notices."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+from urllib.parse import urlsplit
+
+import aiohttp
+import psutil
+from clients import Answer, ask
+from served import Served, served, start_service
+
+
+class Load:
+    """Clients that ask without a pause until told to stop."""
+
+    def __init__(self, url: str, clients: int) -> None:
+        self.url = url
+        self.answers: list[Answer] = []
+        self.failures: list[str] = []
+        self._stop = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._client(n)) for n in range(clients)]
+
+    async def _client(self, number: int) -> None:
+        # A connection for each request: new ones are spread over all frontends.
+        connector = aiohttp.TCPConnector(force_close=number % 2 == 0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            while not self._stop.is_set():
+                body = {
+                    "prompt": f"client {number}",
+                    "max_tokens": 20,
+                    "stream": number % 3 == 0,
+                    "ignore_eos": True,
+                }
+                try:
+                    answer = await ask(session, self.url, body)
+                except aiohttp.ClientError as error:
+                    self.failures.append(repr(error))
+                    continue
+                if answer.status != 200 or not answer.done:
+                    self.failures.append(str(answer))
+                self.answers.append(answer)
+
+    async def stop(self) -> None:
+        self._stop.set()
+        await asyncio.gather(*self._tasks)
+
+
+def worked(process: subprocess.Popen[str]) -> float:
+    """Seconds of CPU that a process has used."""
+    times = psutil.Process(process.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+async def scale(server: Served) -> Load:
+    load = Load(server.url, 12)
+    port = str(urlsplit(server.url).port)
+    await asyncio.sleep(1.0)
+    added: list[subprocess.Popen[str]] = []
+    for _ in range(2):
+        added.append(start_service(server, "tokenizer"))
+        added.append(start_service(server, "frontend", "--port", port))
+    await asyncio.sleep(5.0)
+    before = [worked(process) for process in added]
+    await asyncio.sleep(3.0)
+    shares = [worked(process) - start for process, start in zip(added, before, strict=True)]
+    for process in added:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(1.0)
+    loop = asyncio.get_running_loop()
+    codes = [await loop.run_in_executor(None, process.wait, 15) for process in added]
+    await asyncio.sleep(1.0)
+    await load.stop()
+    assert codes == [0, 0, 0, 0], [process.communicate()[0] for process in added]
+    assert min(shares) > 0.05, f"an added process took no share: {shares}"
+    return load
+
+
+def test_one_to_three_to_one_without_a_failed_request() -> None:
+    with served("--device", "null", "--null-step-ms", "5") as server:
+        load = asyncio.run(scale(server))
+    assert load.failures == []
+    assert all(answer.status == 200 for answer in load.answers)

@@ -1,0 +1,128 @@
+# syntax=docker/dockerfile:1
+#
+# One target a role: router, scheduler, frontend, tokenizer, worker-cpu, worker-cuda.
+#
+#     docker build --target frontend --tag penstock/frontend .
+#
+# Each image holds what its process imports and nothing else: the packages come from the role's
+# dependency group in pyproject.toml, and penstock itself is installed without dependencies. So the
+# images of router, scheduler and frontend hold no torch, no transformers and no tokenizers.
+#
+# TORCH is pinned as in the Makefile; a comma or a second package is not understood.
+
+ARG PYTHON_VERSION=3.12
+ARG TORCH=torch==2.13.0
+
+# --- what the images are made with
+
+FROM python:${PYTHON_VERSION}-slim AS tools
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+# 25.1 is the first pip that reads dependency groups.
+RUN --mount=type=cache,target=/root/.cache/pip pip install 'pip>=25.1' \
+    && python -m venv --without-pip /opt/penstock
+WORKDIR /src
+COPY pyproject.toml ./
+
+FROM tools AS wheel
+COPY README.md ./
+COPY penstock ./penstock
+COPY protocol ./protocol
+COPY services ./services
+COPY kernels ./kernels
+COPY loadtest ./loadtest
+COPY demo ./demo
+RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /wheels .
+
+FROM tools AS router-packages
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --python /opt/penstock/bin/python install --group router
+COPY --from=wheel /wheels /wheels
+RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
+
+FROM tools AS scheduler-packages
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --python /opt/penstock/bin/python install --group scheduler
+COPY --from=wheel /wheels /wheels
+RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
+
+FROM tools AS frontend-packages
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --python /opt/penstock/bin/python install --group frontend
+COPY --from=wheel /wheels /wheels
+RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
+
+FROM tools AS tokenizer-packages
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --python /opt/penstock/bin/python install --group tokenizer
+COPY --from=wheel /wheels /wheels
+RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
+
+# Torch goes first: nothing else may choose its build.
+FROM tools AS worker-cpu-packages
+ARG TORCH
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --python /opt/penstock/bin/python install \
+        --index-url https://download.pytorch.org/whl/cpu "${TORCH}" \
+    && pip --python /opt/penstock/bin/python install --group worker
+COPY --from=wheel /wheels /wheels
+RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
+
+FROM tools AS worker-cuda-packages
+ARG TORCH
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --python /opt/penstock/bin/python install "${TORCH}" \
+    && pip --python /opt/penstock/bin/python install --group worker
+COPY --from=wheel /wheels /wheels
+RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
+
+# --- what the images are
+
+FROM python:${PYTHON_VERSION}-slim AS runtime
+# /run/secrets and /var/cache/penstock are there so that a new volume mounted over them belongs to
+# this user.
+RUN groupadd --gid 10001 penstock \
+    && useradd --uid 10001 --gid penstock --no-create-home --home-dir /tmp penstock \
+    && install --directory --owner penstock --group penstock --mode 700 \
+        /run/secrets /var/cache/penstock
+ENV PATH=/opt/penstock/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp \
+    HF_HOME=/tmp/huggingface
+USER penstock
+
+# Commands are lists: the process itself is the container's, so it gets the signal to drain.
+
+FROM runtime AS router
+COPY --from=router-packages /opt/penstock /opt/penstock
+CMD ["penstock", "router"]
+
+FROM runtime AS scheduler
+COPY --from=scheduler-packages /opt/penstock /opt/penstock
+CMD ["penstock", "scheduler"]
+
+FROM runtime AS frontend
+COPY --from=frontend-packages /opt/penstock /opt/penstock
+ENV PENSTOCK_HOST=0.0.0.0
+EXPOSE 8000
+CMD ["penstock", "frontend"]
+
+FROM runtime AS tokenizer
+COPY --from=tokenizer-packages /opt/penstock /opt/penstock
+CMD ["penstock", "tokenizer"]
+
+FROM runtime AS worker-cpu
+COPY --from=worker-cpu-packages /opt/penstock /opt/penstock
+CMD ["penstock", "worker", "--device", "cpu"]
+
+FROM runtime AS worker-cuda
+USER root
+# Triton compiles the launchers of its kernels with a C compiler, once, into its cache.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+USER penstock
+ENV TRITON_CACHE_DIR=/var/cache/penstock/triton \
+    TORCHINDUCTOR_CACHE_DIR=/var/cache/penstock/inductor
+COPY --from=worker-cuda-packages /opt/penstock /opt/penstock
+CMD ["penstock", "worker", "--device", "cuda"]

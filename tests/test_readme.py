@@ -1,0 +1,232 @@
+"""Every command of the README does what the README says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from penstock.loadtest.make_model import make_model
+from penstock.protocol.config import ServerConfig
+from penstock.protocol.sampling import PARAMETERS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+COMMANDS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+KNOWN = {
+    "make serve",
+    "make test",
+    "make serve MODEL=/path/to/hf-folder",
+    ".venv/bin/penstock eval",
+    ".venv/bin/penstock serve --help",
+    ".venv/bin/penstock serve --max-num-seqs 128 --show-config",
+    'PATH="$PWD/.venv/bin:$PATH" honcho -f procfile start',
+    ".venv/bin/penstock tokenizer --router ipc:///tmp/penstock-serve-…/router.sock",
+    ".venv/bin/python -m penstock.loadtest.pipeline_cost",
+    ".venv/bin/penstock bench serve --base-url http://127.0.0.1:8000 --num-prompts 200 "
+    "--max-concurrency 16 --random-input-len 64 --random-output-len 32 --ignore-eos",
+}
+pytestmark = pytest.mark.skipif(
+    not (ROOT / ".venv/bin/penstock").exists(), reason="needs the .venv that `make setup` makes"
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(beginning: str) -> str:
+    return next(c.strip() for c in COMMANDS if c.startswith(beginning))
+
+
+class Running:
+    """A command that serves until it is told to stop."""
+
+    def __init__(self, text: str, environment: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            ["bash", "-c", "exec " + text if "=" not in text.split()[0] else text],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+
+    def wait_ready(self, port: int) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=2) as answer:
+                    if answer.status == 200:
+                        return
+            except OSError:
+                pass
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.1)
+        self.stop()
+        raise AssertionError(f"not ready: {self.output}")
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+        try:
+            self.output = self.process.communicate(timeout=30)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.output = self.process.communicate()[0]
+
+
+def test_every_command_of_the_readme_is_known_here() -> None:
+    found = {c.strip() for c in COMMANDS if not c.startswith("curl")}
+    assert found == KNOWN
+
+
+def test_make_serve_and_the_clients_of_the_readme() -> None:
+    port = free_port()
+    server = Running(f"{command('make serve')} ARGS='--port {port}'")
+    try:
+        server.wait_ready(port)
+        curl = command("curl").replace(":8000", f":{port}")
+        answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=30)
+        assert "data: [DONE]" in answer.stdout
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as page:
+            assert b"<title>Penstock</title>" in page.read()
+        program = PYTHON[0].replace(":8000", f":{port}")
+        done = subprocess.run(
+            [ROOT / ".venv/bin/python", "-c", program], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+        load = command(".venv/bin/penstock bench serve").replace(":8000", f":{port}")
+        done = subprocess.run(load.split(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Failed requests:                                       0" in done.stdout
+    finally:
+        server.stop()
+
+
+def test_the_library_example_prints_texts() -> None:
+    done = subprocess.run(
+        [ROOT / ".venv/bin/python", "-c", PYTHON[1]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_make_serve_takes_a_folder(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "own-model")
+    port = free_port()
+    text = command("make serve MODEL=").replace("/path/to/hf-folder", str(folder))
+    server = Running(f"{text} ARGS='--port {port} --device cpu'")
+    try:
+        server.wait_ready(port)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as answer:
+            assert b"own-model" in answer.read()
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("beginning", [".venv/bin/penstock serve"])
+def test_the_help_and_the_settings_are_printed(beginning: str) -> None:
+    for text in (c.strip() for c in COMMANDS if c.startswith(beginning)):
+        done = subprocess.run(text.split(), cwd=ROOT, capture_output=True, text=True, timeout=20)
+        assert done.returncode == 0, done.stderr
+        assert "max-num-seqs" in done.stdout or "max_num_seqs = 128" in done.stdout
+
+
+def test_the_procfile_serves_and_another_tokenizer_joins(tmp_path: Path) -> None:
+    port = free_port()
+    runtime = tmp_path / "run"
+    router = f"ipc://{runtime}/router.sock"
+    environment = {
+        "PENSTOCK_ROUTER": router,
+        "PENSTOCK_PORT": str(port),
+        "PENSTOCK_DEVICE": "null",
+    }
+    server = Running(command("PATH="), environment)
+    try:
+        server.wait_ready(port)
+        joiner = re.sub(r"ipc://\S+", router, command(".venv/bin/penstock tokenizer"))
+        other = Running(joiner)
+        time.sleep(2.5)
+        assert other.process.poll() is None
+        other.stop()
+        assert other.process.returncode == 0, other.output
+    finally:
+        server.stop()
+    assert "Traceback" not in server.output
+    assert not list(runtime.glob("*.sock"))
+    shutil.rmtree(runtime, ignore_errors=True)
+
+
+def test_the_evaluation_of_the_readme_finds_the_built_in_model_right() -> None:
+    text = command(".venv/bin/penstock eval")
+    done = subprocess.run(
+        [*text.split(), "--require", "0.95", "--quiet"],
+        cwd=ROOT, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    skills = len(done.stdout.splitlines()) - 3  # its head, the sum, and the time
+    asked = re.search(r"^all +(\d+)", done.stdout, re.MULTILINE)
+    assert asked is not None
+    assert f"asks it {asked[1]} questions" in README
+    assert f"each of its {skills} skills" in README
+
+
+def test_every_page_and_picture_that_the_readme_names_is_there() -> None:
+    pages = set(re.findall(r"(?:docs|demo)/[\w./-]+\.(?:md|png)", README))
+    assert {
+        "docs/operations.md",
+        "docs/playground.md",
+        "docs/demo-model.md",
+        "docs/cpu.md",
+    } <= pages
+    assert [page for page in pages if not (ROOT / page).is_file()] == []
+    assert all((ROOT / page).stat().st_size < 200_000 for page in pages)
+
+
+def test_the_address_of_the_readme_serves_the_page() -> None:
+    assert "Open http://127.0.0.1:8000/ in a browser" in README
+    assert ServerConfig().host == "127.0.0.1"
+    assert ServerConfig().port == 8000
+
+
+def test_the_pipeline_cost_command_prints_figures() -> None:
+    text = command(".venv/bin/python -m penstock.loadtest.pipeline_cost")
+    done = subprocess.run(
+        [*text.split(), "--streams", "8", "--tokens", "40", "--step-ms", "1", "--frontends", "1",
+         "--idle-seconds", "0.2"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"cpu_us_per_token"' in done.stdout
+
+
+def test_the_api_page_lists_every_sampling_parameter() -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    for parameter in PARAMETERS.values():
+        assert f"| `{parameter.name}` |" in page
+        assert parameter.description in page
+
+
+def test_the_readme_names_the_python_that_is_needed() -> None:
+    assert sys.version_info >= (3, 11)
+    assert "Python 3.11 or newer" in README

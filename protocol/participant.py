@@ -76,7 +76,16 @@ class Status:
 class Participant:
     """One process's view of the membership."""
 
-    def __init__(self, service: str, mailbox: Mailbox, router: str, identity: Identity) -> None:
+    def __init__(
+        self,
+        service: str,
+        mailbox: Mailbox,
+        router: str,
+        identity: Identity,
+        *,
+        patience_s: float = UNREACHABLE_SECONDS,
+    ) -> None:
+        """``patience_s``: silence of the router after which ``tick`` complains."""
         self.service = service
         self.router_address = router
         self.router_incarnation = 0
@@ -94,6 +103,7 @@ class Participant:
         self._reopen = mailbox.reopen
         self._waiting = mailbox.outbox_bytes
         self._identity = msgspec.msgpack.encode(identity)
+        self._patience = patience_s
         self._last_hello = -HELLO_SECONDS
         self._last_heard = 0.0
         self._ticked_at: float | None = None
@@ -131,11 +141,11 @@ class Participant:
             gone = {i: self.peers.pop(i) for i in self._carried}
             self._carried = set()
             self._report_gone(gone)
-        if now - self._last_heard > UNREACHABLE_SECONDS and not self._complained:
+        if now - self._last_heard > self._patience and not self._complained:
             self._complained = True
             return (
                 f"no answer from the router at {self.router_address} for "
-                f"{UNREACHABLE_SECONDS:.0f} s, still trying; is it running, and can it reach "
+                f"{self._patience:.0f} s, still trying; is it running, and can it reach "
                 f"{self._address} (--bind, --advertise, --secret)?"
             )
         return None

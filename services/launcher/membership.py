@@ -9,10 +9,17 @@ import structlog
 
 from penstock.protocol.config import ClusterConfig
 from penstock.protocol.messages.membership import Died, Identity, Peer, Phase
-from penstock.protocol.participant import BeatThread, Ended, Participant
+from penstock.protocol.participant import (
+    UNREACHABLE_SECONDS,
+    BeatThread,
+    Ended,
+    Participant,
+)
 from penstock.protocol.runtime import open_mailbox
 
 HOST = socket.gethostname()
+REJOIN_SECONDS = 3.0
+"""A router that says nothing to a member that joined anew for so long hangs."""
 
 
 class Membership:
@@ -34,7 +41,11 @@ class Membership:
         self.generation += 1
         self._mailbox = open_mailbox(self._cluster, "launcher")
         self._participant = Participant(
-            "launcher", self._mailbox, self._cluster.router, Identity(os.getpid(), HOST)
+            "launcher",
+            self._mailbox,
+            self._cluster.router,
+            Identity(os.getpid(), HOST),
+            patience_s=UNREACHABLE_SECONDS if self.generation == 1 else REJOIN_SECONDS,
         )
         self._participant.status.phase = Phase.READY
         self._participant.on_change = self._on_change

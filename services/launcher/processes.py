@@ -39,6 +39,8 @@ class Child:
         """When to start it again; ``None`` while it lives or is not to be started."""
         self.absent_since: float | None = None
         """Since when it lives and is no member; ``None`` while it is one."""
+        self.was_member = False
+        """Whether it has joined since its start."""
         self._environment = dict(environment)
         self._listen_fds = () if listen_fd is None else (listen_fd,)
         self._arguments = _command(service, number, listen_fd)
@@ -60,6 +62,7 @@ class Child:
         """Start the process. Call it from the main thread: the child ends with that thread."""
         self._started_at = now
         self.restart_at = None
+        self.was_member = False
         read, write = os.pipe()
         try:
             self._process = subprocess.Popen(

@@ -27,9 +27,12 @@ STOP_SECONDS = 5.0
 """A process may take this much longer than its drain before it is killed."""
 KILLED_SECONDS = 5.0
 """A killed process that is still there (in the kernel, on a sick device) is left behind."""
-ABSENT_SECONDS = 30.0
-"""A process joins within a second or two; one that lives and is no member for so long is stopped
+UNJOINED_SECONDS = 30.0
+"""A process joins within a second or two of its start; one that does not within so long is stopped
 or stuck."""
+ABSENT_SECONDS = 3.0
+"""A member that a new router has not heard of joins it at once. The membership keeps it for 3 s;
+one that is still absent after so much more is stopped or stuck."""
 ECHO_SECONDS = 0.3
 """``make`` and ``timeout`` pass on a signal that this process got already: no second one."""
 STOP_ORDER = ("frontend", "tokenizer", "scheduler", "worker", "router")
@@ -222,17 +225,25 @@ class Supervisor:
         """End what lives and is no member: a router that never heard of it declares no loss."""
         joined, own = self._members.joined, self._members.own()
         for child in self.children:
-            if not joined or not child.alive or child.pid in own:
+            if not joined or not child.alive or child.service in self._stopping:
                 child.absent_since = None
+            elif child.pid in own:
+                child.was_member, child.absent_since = True, None
             elif child.absent_since is None:
                 child.absent_since = now
-            elif now - child.absent_since > ABSENT_SECONDS:
-                child.absent_since = None
-                self._log.error(
-                    f"{child.label} has not joined for {ABSENT_SECONDS:.0f} s; killing it",
-                    lost_pid=child.pid,
-                )
-                child.kill()
+            else:
+                limit = ABSENT_SECONDS if child.was_member else UNJOINED_SECONDS
+                if now - child.absent_since > limit:
+                    self._end_silent(child, limit)
+
+    def _end_silent(self, child: Child, limit: float) -> None:
+        child.absent_since = None
+        again = " again" if child.was_member else ""
+        self._log.error(
+            f"{child.label} has not joined{again} for {limit:.0f} s; killing it",
+            lost_pid=child.pid,
+        )
+        child.kill()
 
     # --- start-up
 

@@ -27,7 +27,9 @@ YOUNG_SECONDS = 1.2
 """A router younger than two beats may not know everybody yet: it holds requests."""
 MAX_HELD = 10_000
 HOLD_SECONDS = 30.0
-"""A continuation waits so long for a tokenizer or an engine to come (back)."""
+"""A continuation waits so long for a tokenizer or an engine to come (back) …"""
+LOADING_HOLD_SECONDS = 600.0
+"""… and so long while there is one that starts or loads its weights."""
 RETRY_AFTER_SECONDS = 1.0
 
 Request = Submit | Enqueue
@@ -90,6 +92,13 @@ class Dispatcher:
         elif key not in self.held or self.held[key][0].attempt < message.attempt:
             self.held[key] = (message, now)
 
+    def _is_coming(self, service: str) -> bool:
+        """Whether a process of the service starts or loads."""
+        coming = (Phase.STARTING, Phase.LOADING)
+        return any(
+            m.service == service and m.phase in coming for m in self._roster.members.values()
+        )
+
     def _explain(self, service: str) -> str:
         found = [m for m in self._roster.members.values() if m.service == service]
         name = "engine" if service == "scheduler" else service
@@ -140,10 +149,10 @@ class Dispatcher:
         """Try the held requests again; forget old routes."""
         self._tombstones.expire(now)
         for key, (message, since) in list(self.held.items()):
-            if now - since > HOLD_SECONDS:
+            self.request(message, now)
+            limit = LOADING_HOLD_SECONDS if self._is_coming(key[1]) else HOLD_SECONDS
+            if key in self.held and now - since > limit:
                 self._reject(message, self._explain(key[1]))
-            else:
-                self.request(message, now)
         while self._routes:
             oldest = next(iter(self._routes))
             if now - self._routes[oldest][2] < ROUTE_SECONDS:

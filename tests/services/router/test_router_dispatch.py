@@ -20,6 +20,7 @@ from penstock.protocol.messages.membership import (
 from penstock.protocol.messages.requests import Cancel, Enqueue, Rejected, Submit, first_attempt
 from penstock.services.router.dispatch import (
     HOLD_SECONDS,
+    LOADING_HOLD_SECONDS,
     MAX_HELD,
     ROUTE_SECONDS,
     YOUNG_SECONDS,
@@ -269,6 +270,26 @@ def test_a_continuation_does_not_wait_for_ever(world: World) -> None:
     world.tick(1.0)
     ((to, rejected),) = world.take(Rejected)
     assert (to, rejected.status, rejected.attempt) == (TOKENIZER, 503, FIRST + 1)
+
+
+def test_a_continuation_waits_for_an_engine_as_long_as_it_loads(world: World) -> None:
+    world.enqueue(10, FIRST + 1)
+    world.add(1, "scheduler", phase=Phase.LOADING)
+    for _ in range(int(LOADING_HOLD_SECONDS)):
+        world.tick(1.0)
+        world.beat(1, phase=Phase.LOADING)
+    assert world.take(Rejected, Enqueue) == []
+    world.tick(1.0)
+    ((to, rejected),) = world.take(Rejected)
+    assert (to, rejected.status, rejected.attempt) == (TOKENIZER, 503, FIRST + 1)
+
+
+def test_a_held_request_goes_out_even_when_its_time_is_over_by_then(world: World) -> None:
+    world.enqueue(10, FIRST + 1)
+    world.now += HOLD_SECONDS + 1.0
+    world.add(1, "scheduler")
+    world.tick()
+    assert [message.attempt for _, message in world.take(Enqueue, Rejected)] == [FIRST + 1]
 
 
 def test_a_newer_attempt_replaces_the_held_one_and_an_older_does_not(world: World) -> None:

@@ -30,6 +30,7 @@ from penstock.protocol.security import (
     CurveKeys,
     SecurityError,
     private_folder,
+    safe_context,
 )
 from penstock.protocol.strangers import EVENTS, Strangers
 
@@ -64,7 +65,7 @@ class Mailbox(Sender):
         watch_disconnects: bool = False,
     ) -> None:
         super().__init__(
-            zmq.Context(),
+            safe_context(),
             incarnation or new_incarnation(),
             keys,
             outbox_bytes,

@@ -18,6 +18,9 @@ import zmq.utils.z85
 from zmq.auth.thread import ThreadAuthenticator
 
 MIN_SECRET_LENGTH = 16
+OLDEST_LIBZMQ = (4, 3, 3)
+"""Older ones have overflows in the parser that anybody reaches before the handshake
+(CVE-2019-6250, CVE-2019-13132, CVE-2020-15166)."""
 _ZAP_DOMAIN = "penstock"
 BAD_HANDSHAKE = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -29,6 +32,23 @@ BAD_HANDSHAKE = (
 
 class SecurityError(ValueError):
     """The secret, a folder or an address is not safe to use. The message says what to do."""
+
+
+def safe_context(
+    libzmq: tuple[int, int, int] | None = None,
+) -> zmq.Context[zmq.Socket[bytes]]:
+    """A new ZeroMQ context. Raises ``SecurityError`` where the library below is unsafe.
+
+    ``libzmq``: its version; default: that of the loaded library.
+    """
+    version = libzmq or zmq.zmq_version_info()
+    if version < OLDEST_LIBZMQ:
+        found, needed = (".".join(map(str, one)) for one in (version, OLDEST_LIBZMQ))
+        raise SecurityError(
+            f"libzmq {found} is loaded; at least {needed} is needed, older ones can be taken over "
+            "by whoever reaches a socket: pip install --force-reinstall --only-binary pyzmq pyzmq"
+        )
+    return zmq.Context()
 
 
 class CurveKeys:

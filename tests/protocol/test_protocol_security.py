@@ -23,7 +23,7 @@ from penstock.protocol.addresses import is_loopback
 from penstock.protocol.codec import Message
 from penstock.protocol.mailbox import Mailbox
 from penstock.protocol.messages.requests import Taken
-from penstock.protocol.security import CurveKeys, SecurityError
+from penstock.protocol.security import CurveKeys, SecurityError, safe_context
 
 SECRET = "correct horse battery staple"
 LOOPBACK = "tcp://127.0.0.1"
@@ -319,3 +319,20 @@ def test_a_secret_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary").chmod(0o600)
     with pytest.raises(SecurityError, match=f"{tmp_path}/binary: not text"):
         CurveKeys(f"file:{tmp_path}/binary")
+
+
+@pytest.mark.parametrize("version", [(2, 2, 0), (4, 1, 8), (4, 3, 2)])
+def test_a_library_with_known_overflows_is_refused_with_the_remedy(
+    version: tuple[int, int, int],
+) -> None:
+    with pytest.raises(SecurityError) as error:
+        safe_context(version)
+    message = str(error.value)
+    assert ".".join(map(str, version)) in message
+    assert "4.3.3" in message
+    assert "pip install" in message
+
+
+@pytest.mark.parametrize("version", [(4, 3, 3), (4, 4, 0), (5, 0, 0), None])
+def test_a_library_without_them_is_taken(version: tuple[int, int, int] | None) -> None:
+    safe_context(version).term()

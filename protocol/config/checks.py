@@ -3,6 +3,7 @@ both sides with their flags and values."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from penstock.protocol.addresses import is_loopback
@@ -10,6 +11,8 @@ from penstock.protocol.config.fields import Config
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.sources import Provenance
 from penstock.protocol.model_info import ModelInfo
+
+_ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
 def contradictions(
@@ -132,6 +135,14 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
         yield f"--served-model-name {' '.join(names)}: a name stands there twice"
     if "" in server.api_key:
         yield "--api-key: a key is empty"
+    if not (is_loopback(server.host) or server.api_key or server.insecure):
+        yield (
+            f"--host {server.host} is open to other hosts, but there is no --api-key, so anybody "
+            "could use the server; --insecure allows that"
+        )
+    for origin in server.allowed_origins:
+        if not _ORIGIN.fullmatch(origin):
+            yield f"--allowed-origins {origin}: expected http(s)://HOST[:PORT], and no wildcard"
     if (
         _given(sources, "keep_alive_comment_s")
         and server.keep_alive_comment_s > server.request_timeout_s

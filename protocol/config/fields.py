@@ -98,6 +98,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key: Annotated[
         list[str], Meta(description="Keys that clients may use; none: no key is asked for.")
     ] = []
+    insecure: Annotated[
+        bool, Meta(description="Let everybody who reaches --host use it without an API key.")
+    ] = False
+    allowed_origins: Annotated[
+        list[str],
+        Meta(description="https://HOST[:PORT] of web pages that may call, beside the own page."),
+    ] = []
     max_body_bytes: Annotated[
         int, Meta(ge=1024, le=2**31 - 1, description="Larger request bodies get 413.")
     ] = 8 * 1024 * 1024

@@ -11,7 +11,7 @@ from aiohttp.typedefs import Handler
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.metrics import Registry
 from penstock.services.frontend import access, generate, playground, system
-from penstock.services.frontend.connection import Runner
+from penstock.services.frontend.connection import Limits, Runner
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, Context
 from penstock.services.frontend.errors import ApiError, from_rejected, show, status_error
 from penstock.services.frontend.interface import Gateway, Overloaded
@@ -74,8 +74,11 @@ def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The handler's answer, or its error as an answer."""
     try:
-        access.check_origin(request)
-        keys = request.app[CONTEXT].keys
+        context = request.app[CONTEXT]
+        context.browsers.check(request)
+        if context.browsers.answers_preflight(request):
+            return web.Response(status=204)
+        keys = context.keys
         request[TENANT] = "" if route_of(request) in OPEN_ROUTES else keys.tenant(request)
         return await handler(request)
     except ApiError as error:
@@ -117,6 +120,9 @@ async def _on_prepare(request: web.Request, response: web.StreamResponse) -> Non
     """Runs just before the headers are written."""
     # aiohttp answers an unknown path with an Expect header before any middleware runs.
     _stamp(response, request.get(REQUEST_ID) or access.request_id(request))
+    request.app[CONTEXT].browsers.stamp(request, response)
+    if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
+        response.force_close()  # aiohttp reads no further request on this connection
     if request.app[CONTEXT].gateway.draining():
         response.force_close()
         response.headers[hdrs.CONNECTION] = "close"
@@ -149,20 +155,22 @@ def make_app(
     return app
 
 
-async def start(app: web.Application, sock: socket.socket) -> web.AppRunner:
+async def start(
+    app: web.Application, sock: socket.socket, limits: Limits | None = None
+) -> web.AppRunner:
     """Serve on a bound socket. Call ``cleanup`` of the result to stop.
 
     The socket may be shared with other processes; ``cleanup`` closes only this one's handle.
     """
     registry = app[CONTEXT].registry
 
-    def error_response(request: web.BaseRequest, error: ApiError) -> web.Response:
+    def error_response(request: web.BaseRequest | None, error: ApiError) -> web.Response:
         response = _error_response(error)
         _stamp(response, access.request_id(request))
         registry.inc("http_requests_total", "other", str(error.status))
         return response
 
-    runner = Runner(app, error_response, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+    runner = Runner(app, error_response, limits or Limits(), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     await runner.setup()
     await web.SockSite(runner, sock, backlog=BACKLOG).start()
     return runner

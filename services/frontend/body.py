@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import StreamReader, web
 
-from penstock.services.frontend.errors import ApiError, bad_request, show
+from penstock.services.frontend.errors import ApiError, bad_request, retry_after, show
 
 MAX_DEPTH = 64
 MAX_CONTAINERS = 100_000
 """Objects and arrays in one body."""
-READ_TIMEOUT_S = 60.0
+READ_TIMEOUT_S = 30.0
 
 _OPEN = ord("[")
 _TO_SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -28,16 +30,51 @@ def _too_large(limit: int) -> ApiError:
     )
 
 
-async def read_body(request: web.Request, limit: int) -> bytes:
-    """The whole body. Raises ``ApiError`` 413 (without reading where its length says so), 408."""
+class BodyBudget:
+    """The memory that all bodies may take together, in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.used = 0
+        self._limit = limit
+
+    def take(self, size: int) -> None:
+        """Raises ``ApiError`` 503 where there is no room."""
+        if self.used + size > self._limit:
+            raise ApiError(
+                503,
+                f"Request bodies of more than {self._limit} bytes are being read; try again",
+                kind="overloaded_error",
+                headers=retry_after(1.0),
+            )
+        self.used += size
+
+
+@asynccontextmanager
+async def body_of(request: web.Request, limit: int, budget: BodyBudget) -> AsyncIterator[bytes]:
+    """The whole body, held against ``budget`` for the time of the block.
+
+    Raises ``ApiError``: 413 (without reading where its length says so), 408, 400, 503.
+    """
     length = request.content_length
     if length is not None and length > limit:
         raise _too_large(limit)
+    data = bytearray()
+    try:
+        await _read(request.content, data, limit, budget)
+        yield bytes(data)
+    finally:
+        budget.used -= len(data)
+
+
+async def _read(content: StreamReader, data: bytearray, limit: int, budget: BodyBudget) -> None:
+    """Append to ``data`` all that comes."""
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        raise _too_large(limit) from None
+            while piece := await content.readany():
+                if len(data) + len(piece) > limit:
+                    raise _too_large(limit)
+                budget.take(len(piece))
+                data += piece
     except TimeoutError:
         raise ApiError(
             408, f"The request body did not arrive within {READ_TIMEOUT_S:.0f} s"

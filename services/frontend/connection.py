@@ -4,28 +4,45 @@ Bytes that are no HTTP never become a request, so no middleware sees them. They 
 in the shape and with the headers of every other answer, and the connection is closed: nothing
 after them can be read for certain (RFC 9112, sections 2.2 and 6.3).
 
-aiohttp has no public place for this, so ``Connection`` and ``Runner`` touch four of its private
-names (``_make_server``, ``_messages``, ``_current_request``, ``_ErrInfo``).
+So are those who keep a connection without saying anything: half a header, or one too many.
+
+aiohttp has no public place for this, so ``Connection`` and ``Runner`` touch six of its private
+names: ``_make_server``, ``_connections``, ``_messages``, ``_waiter``, ``_current_request`` and
+``_ErrInfo``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from email.utils import formatdate
 from typing import Any
 
-from aiohttp import web
+import msgspec
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, InvalidURLError
 from aiohttp.web_protocol import _ErrInfo
 
-from penstock.services.frontend.errors import ApiError, bad_request, status_error
+from penstock.services.frontend.errors import ApiError, bad_request, retry_after, status_error
+from penstock.services.frontend.open_files import MAX_CONNECTIONS
 
 MAX_REASON = 300
 """Characters that an answer repeats of what the parser says."""
 
-ErrorResponse = Callable[[web.BaseRequest, ApiError], web.Response]
+ErrorResponse = Callable[[web.BaseRequest | None, ApiError], web.Response]
 """Renders an error for a request that may be none; called once for each."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a client may hold of a process without saying anything."""
+
+    connections: int = MAX_CONNECTIONS
+    header_s: float = 10.0
+    """From the first byte of a request, or the opening of the connection, to the header's end."""
+    keep_alive_s: float = 75.0
+    """Between two requests."""
 
 
 def drop_clients_faults(record: logging.LogRecord) -> bool:
@@ -51,16 +68,77 @@ def malformed(error: BaseException | None) -> ApiError:
     return bad_request(f"The request is not valid HTTP: {reason}", code="malformed_http")
 
 
-class Connection(web.RequestHandler):
-    """aiohttp's protocol; only its own errors look different."""
+def _bytes_of(response: web.Response) -> bytes:
+    """An answer without aiohttp's machinery, which works only behind a whole header."""
+    body = response.body if isinstance(response.body, bytes) else b""
+    headers = {
+        **response.headers,
+        hdrs.CONTENT_LENGTH: str(len(body)),
+        hdrs.CONNECTION: "close",
+        hdrs.DATE: formatdate(time.time(), usegmt=True),
+    }
+    lines = [f"HTTP/1.1 {response.status} {response.reason}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join((*lines, "", "")).encode() + body
 
-    __slots__ = ("_error_response",)
+
+class Connection(web.RequestHandler):
+    """aiohttp's protocol, with errors of our own and a limit on silence."""
+
+    __slots__ = ("_error_response", "_has_begun", "_header_timer", "_limits", "_server")
 
     def __init__(
         self, server: Server, loop: asyncio.AbstractEventLoop, error_response: ErrorResponse
     ) -> None:
-        super().__init__(server, loop=loop, **_OPTIONS)
+        super().__init__(
+            server, loop=loop, keepalive_timeout=server.limits.keep_alive_s, **_OPTIONS
+        )
         self._error_response = error_response
+        self._server = server
+        self._limits = server.limits
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._has_begun = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._server.is_full():
+            self._turn_away(
+                ApiError(
+                    503,
+                    f"This frontend has {self._limits.connections} connections open; try again "
+                    "(--frontends, and the limit on open files, allow more)",
+                    kind="overloaded_error",
+                    headers=retry_after(1.0),
+                )
+            )
+        else:
+            self._await_header()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._forget_header()
+        super().connection_lost(exc)
+
+    def _await_header(self) -> None:
+        self._header_timer = self._loop.call_later(self._limits.header_s, self._header_is_late)
+
+    def _forget_header(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _header_is_late(self) -> None:
+        self._header_timer = None
+        if self._has_begun:
+            seconds = self._limits.header_s
+            message = f"The header of the request did not arrive within {seconds:g} s"
+            self._turn_away(status_error(408, message))
+        else:
+            self.force_close()
+
+    def _turn_away(self, error: ApiError) -> None:
+        if self.transport is not None:
+            self.transport.write(_bytes_of(self._error_response(None, error)))
+        self.force_close()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes. A body that turns out to be malformed fails in the hands of its reader.
@@ -69,6 +147,11 @@ class Connection(web.RequestHandler):
         waits for the rest of the body until it times out.
         """
         super().data_received(data)
+        self._has_begun = True
+        if self._messages:
+            self._forget_header()
+        elif self._waiter is not None and self._header_timer is None:
+            self._await_header()  # the beginning of a further request
         if not self._messages or not isinstance(fault := self._messages[-1][0], _ErrInfo):
             return
         if len(self._messages) > 1:
@@ -100,13 +183,20 @@ class Connection(web.RequestHandler):
 class Server(web.Server):
     """Makes a ``Connection`` for each client. Call it inside the event loop."""
 
-    def __init__(self, application: web.Server, error_response: ErrorResponse) -> None:
+    def __init__(
+        self, application: web.Server, error_response: ErrorResponse, limits: Limits
+    ) -> None:
         super().__init__(
             application.request_handler,
             request_factory=application.request_factory,
             handler_cancellation=application.handler_cancellation,
         )
+        self.limits = limits
         self._error_response = error_response
+
+    def is_full(self) -> bool:
+        """Whether the newest connection is one too many."""
+        return len(self._connections) > self.limits.connections
 
     def __call__(self) -> Connection:
         return Connection(self, asyncio.get_running_loop(), self._error_response)
@@ -116,7 +206,12 @@ class Runner(web.AppRunner):
     """Runs an application on ``Connection``s."""
 
     def __init__(
-        self, app: web.Application, error_response: ErrorResponse, *, shutdown_timeout: float
+        self,
+        app: web.Application,
+        error_response: ErrorResponse,
+        limits: Limits,
+        *,
+        shutdown_timeout: float,
     ) -> None:
         """``shutdown_timeout`` in seconds: how long ``cleanup`` waits for handlers.
 
@@ -126,7 +221,8 @@ class Runner(web.AppRunner):
             app, access_log=None, handler_cancellation=True, shutdown_timeout=shutdown_timeout
         )
         self._error_response = error_response
+        self._limits = limits
 
     async def _make_server(self) -> web.Server:
         """The one step of ``BaseRunner`` that its subclasses are to define."""
-        return Server(await super()._make_server(), self._error_response)
+        return Server(await super()._make_server(), self._error_response, self._limits)

@@ -9,9 +9,14 @@ from aiohttp import web
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.metrics import Registry
 from penstock.services.frontend.access import ApiKeys
+from penstock.services.frontend.body import BodyBudget
+from penstock.services.frontend.browsers import Browsers
 from penstock.services.frontend.generation import Meters
 from penstock.services.frontend.interface import Gateway
 from penstock.services.frontend.stream import STALL_S, StreamClock
+
+BODY_BYTES = 512 * 1024 * 1024
+"""All request bodies that are being read or parsed in one process."""
 
 
 class Context:
@@ -23,6 +28,8 @@ class Context:
         self.registry = registry
         self.meters = Meters(registry)
         self.keys = ApiKeys(config.api_key)
+        self.browsers = Browsers(config)
+        self.bodies = BodyBudget(max(BODY_BYTES, config.max_body_bytes))
         self.clock = StreamClock(config.keep_alive_comment_s, stall_s=stall_s)
         self.created = int(time.time())
 

@@ -7,7 +7,7 @@ import uuid
 
 from aiohttp import HttpVersion11, web
 
-from penstock.services.frontend.body import read_body
+from penstock.services.frontend.body import body_of
 from penstock.services.frontend.chunks import DONE, Renderer, error_frame
 from penstock.services.frontend.context import CONTEXT, TENANT
 from penstock.services.frontend.generation import CollectSink, Generation
@@ -36,8 +36,8 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
     """
     context = request.app[CONTEXT]
     arrival = context.clock.now()
-    raw = await read_body(request, context.config.max_body_bytes)
-    parsed = parse_request(raw, context.gateway.models(), chat=chat)
+    async with body_of(request, context.config.max_body_bytes, context.bodies) as raw:
+        parsed = parse_request(raw, context.gateway.models(), chat=chat)
     generation = Generation(
         context.gateway,
         context.meters,

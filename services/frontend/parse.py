@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from penstock.protocol.messages.requests import ChoiceState, Prompt, Work
@@ -43,8 +45,16 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             time_left=time_left,
             age=age,
             priority=self.priority,
-            cache_salt=self.cache_salt,
+            cache_salt=_salt(tenant, self.cache_salt),
         )
+
+
+def _salt(key: str, given: str) -> str:
+    """Callers with different API keys share no cached prefix: its speed would tell one of them
+    what another has asked."""
+    if not key:
+        return given
+    return hashlib.blake2b(f"{key}\0{given}".encode(), digest_size=16).hexdigest()
 
 
 def find_model(name: object, models: list[ServedModel]) -> tuple[ServedModel, str]:

@@ -17,7 +17,9 @@ from penstock.protocol.messages.membership import Identity, Peer, Phase
 from penstock.protocol.metrics import Registry
 from penstock.protocol.runtime import AsyncService
 from penstock.services.frontend.app import BACKLOG, make_app, start
+from penstock.services.frontend.connection import Limits
 from penstock.services.frontend.gateway import PipelineGateway
+from penstock.services.frontend.open_files import connection_limit
 
 JOIN_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.1
@@ -52,7 +54,7 @@ class FrontendService(AsyncService):
     async def start(self) -> None:
         app = make_app(self.config.server, self.gateway, self.metrics)
         listener = self._inherited or await self._listen()
-        self._runner = await start(app, listener)
+        self._runner = await start(app, listener, Limits(connection_limit()))
         gc.collect()
         gc.freeze()
         self.set_phase(Phase.READY)

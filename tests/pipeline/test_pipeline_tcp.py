@@ -95,7 +95,7 @@ def test_the_router_may_come_last_even_its_name(by_hand: ByHand) -> None:
     router_host = by_hand.hosts.add("router", ["net"])
     ports = ("--port-range", "20000-20009")
     anywhere = ("--bind", "tcp://0.0.0.0", *ports)
-    frontend = by_hand.start("frontend", *anywhere, "--host", "0.0.0.0")
+    frontend = by_hand.start("frontend", *anywhere, "--host", "0.0.0.0", "--insecure")
     tokenizer = by_hand.start("tokenizer", *anywhere)
     worker = by_hand.start("worker", *anywhere, *NULL)
     scheduler = by_hand.start("scheduler", *ports)  # binds the address of its route to the router
@@ -156,7 +156,7 @@ def test_a_router_whose_host_vanishes_is_replaced_by_one_at_another_address(
     anywhere = ("--bind", "tcp://0.0.0.0")
     router = by_hand.start("router", *anywhere)
     hosts.announce("router")
-    frontend = by_hand.start("frontend", *anywhere, "--host", "0.0.0.0")
+    frontend = by_hand.start("frontend", *anywhere, "--host", "0.0.0.0", "--insecure")
     by_hand.start("tokenizer", *anywhere)
     by_hand.start("scheduler", *anywhere)
     by_hand.start("worker", *anywhere, *NULL, "--null-step-ms", "20")

@@ -28,6 +28,7 @@ SPELLED: dict[str, Any] = {
     "router": "tcp://127.0.0.1:5570",
     "port_range": "20000-20099",
     "gpu_memory_utilization": 0.5,
+    "allowed_origins": ["https://one.example", "http://two.example:3000"],
 }
 
 
@@ -69,6 +70,7 @@ def other_value(field: Field) -> Any:
 COMPANIONS: dict[str, dict[str, Any]] = {
     "max_num_batched_tokens": {"max_num_seqs": 1},
     "null_step_ms": {"device": "null"},
+    "host": {"insecure": True},
 }
 
 
@@ -214,10 +216,10 @@ def test_a_command_offers_only_the_flags_of_its_groups() -> None:
 
 
 def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path) -> None:
-    path = written(tmp_path / "c.toml", {"port": 1001, "host": "file", "rank": 5})
-    environment = {"PENSTOCK_PORT": "1002", "PENSTOCK_HOST": "environment"}
+    path = written(tmp_path / "c.toml", {"port": 1001, "host": "127.0.0.3", "rank": 5})
+    environment = {"PENSTOCK_PORT": "1002", "PENSTOCK_HOST": "127.0.0.2"}
     config, sources = resolve(GROUPS, command("--config", path, "--port", "1003"), environment)
-    assert (config.server.port, config.server.host, config.cluster.rank) == (1003, "environment", 5)
+    assert (config.server.port, config.server.host, config.cluster.rank) == (1003, "127.0.0.2", 5)
     origins = [sources[name].origin for name in ("port", "host", "rank", "device")]
     assert origins == ["flag", "environment", "file", "default"]
 
@@ -408,11 +410,11 @@ def test_all_conflicts_are_reported_together() -> None:
 def test_show_config_says_each_value_and_its_source(tmp_path: Path) -> None:
     path = written(tmp_path / "c.toml", {"rank": 3})
     arguments = command("--config", path, "--port", "5")
-    config, sources = resolve(GROUPS, arguments, {"PENSTOCK_HOST": "h"})
+    config, sources = resolve(GROUPS, arguments, {"PENSTOCK_HOST": "localhost"})
     text = show(config, sources, GROUPS)
     lines = text.splitlines()
     assert "port = 5  # flag --port" in lines
-    assert "host = 'h'  # environment PENSTOCK_HOST" in lines
+    assert "host = 'localhost'  # environment PENSTOCK_HOST" in lines
     assert f"rank = 3  # file {path}" in lines
     assert "block_size = 16  # default" in lines
     assert [line for line in lines if line.startswith("[")] == [f"[{group}]" for group in GROUPS]

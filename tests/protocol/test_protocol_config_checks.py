@@ -53,6 +53,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"router": "tcp://r:1", "port_range": "20000-20001", "tokenizers": 3},
      ("--port-range 20000-20001", "--tokenizers 3")),
     ({"served_model_name": ["a", "a"]}, ("--served-model-name a a", "twice")),
+    ({"host": "0.0.0.0"}, ("--host 0.0.0.0", "--api-key", "--insecure")),
+    ({"host": "gpu.example.org"}, ("--host gpu.example.org", "--insecure")),
+    ({"allowed_origins": ["*"]}, ("--allowed-origins *", "http(s)://HOST[:PORT]")),
+    ({"allowed_origins": ["https://a.b/c"]}, ("--allowed-origins https://a.b/c", "HOST")),
     ({"keep_alive_comment_s": 60, "request_timeout_s": 30},
      ("--keep-alive-comment-s 60", "--request-timeout-s 30")),
     ({"drain_timeout_s": 600, "request_timeout_s": 60},
@@ -91,6 +95,21 @@ def test_all_contradictions_are_reported_together() -> None:
             {},
         )  # fmt: skip
     assert len(str(error.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"host": "0.0.0.0", "api_key": ["k"]},
+        {"host": "0.0.0.0", "insecure": True},
+        {"host": "localhost"},
+        {"host": "::1"},
+        {"host": "127.8.9.1"},
+        {"allowed_origins": ["https://chat.example.org", "http://[::1]:3000"]},
+    ],
+)
+def test_an_open_address_needs_a_key_or_the_word_for_none(settings: dict[str, Any]) -> None:
+    assert faults_of(settings) == []
 
 
 @pytest.mark.parametrize("machine", [LAPTOP, SERVER])

@@ -18,6 +18,7 @@ from penstock.protocol.messages.requests import Rejected, Work
 from penstock.protocol.messages.tokens import End, EndReason
 from penstock.protocol.metrics import Registry
 from penstock.services.frontend.app import make_app, start
+from penstock.services.frontend.connection import Limits
 from penstock.services.frontend.interface import Overloaded, Readiness, ServedModel, Sink
 
 Script = Callable[[Work, Sink], Coroutine[Any, Any, None]]
@@ -53,6 +54,11 @@ async def forever(work: Work, sink: Sink) -> None:
     while True:
         sink.on_text(0, "x", 1, None, 0)
         await asyncio.sleep(0.005)
+
+
+async def waiting(work: Work, sink: Sink) -> None:
+    """Never even accept."""
+    await asyncio.sleep(60)
 
 
 class ScriptedGateway:
@@ -161,13 +167,17 @@ def parse_events(raw: bytes) -> list[Any]:
 
 @asynccontextmanager
 async def serving(
-    gateway: ScriptedGateway, config: ServerConfig | None = None, *, stall_s: float = 60.0
+    gateway: ScriptedGateway,
+    config: ServerConfig | None = None,
+    *,
+    stall_s: float = 60.0,
+    limits: Limits | None = None,
 ) -> AsyncIterator[Client]:
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     app = make_app(config or ServerConfig(), gateway, gateway.registry, stall_s=stall_s)
-    runner = await start(app, sock)
+    runner = await start(app, sock, limits)
     try:
         timeout = aiohttp.ClientTimeout(total=20)
         async with aiohttp.ClientSession(timeout=timeout) as session:

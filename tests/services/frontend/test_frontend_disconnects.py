@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from frontend_scripted import STOP, Client, forever, parse_events, run, say
+from frontend_scripted import STOP, Client, forever, parse_events, run, say, waiting
 
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.messages.requests import Work
@@ -25,7 +25,9 @@ PATH = "/v1/completions"
 
 def request_bytes(**fields: Any) -> bytes:
     body = json.dumps({"prompt": "x", **fields}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
     return head + body
 
 
@@ -57,10 +59,6 @@ async def was_cut_off(sock: socket.socket) -> bool:
 
 def open_streams(client: Client) -> int:
     return len(client.app[CONTEXT].clock._streams)
-
-
-async def waiting(work: Work, sink: Sink) -> None:
-    await asyncio.sleep(60)
 
 
 async def accepted_and_silent(work: Work, sink: Sink) -> None:

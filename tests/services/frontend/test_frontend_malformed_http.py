@@ -9,17 +9,17 @@ import logging
 import pytest
 from frontend_scripted import Client, run
 
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
-GET = b"GET /live HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+GET = b"GET /live HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 MALFORMED: dict[str, tuple[bytes, str]] = {
     # bytes, words in the message
     "an_unknown_method": (b"GARBAGE\r\n\r\n", "GARBAGE"),
-    "an_unknown_version": (b"GET /live HTTP/9.9\r\nHost: x\r\n\r\n", "HTTP/9.9"),
+    "an_unknown_version": (b"GET /live HTTP/9.9\r\nHost: localhost\r\n\r\n", "HTTP/9.9"),
     "tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", "HTTPS"),
-    "a_url_that_is_none": (b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n", "URL http://[::1"),
-    "a_long_url": (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", "8190"),
+    "a_url_that_is_none": (b"GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n", "URL http://[::1"),
+    "a_long_url": (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", "8190"),
     "a_space_in_a_header's_name": (GET + b"Bad Header: 1\r\n\r\n", "header Bad"),
     "a_null_in_a_header": (GET + b"A: \x00\r\n\r\n", "header"),
     "a_long_header": (GET + b"A: " + b"x" * 9000 + b"\r\n\r\n", "8190"),

@@ -121,7 +121,7 @@ def test_a_file_that_the_browser_has_already_is_not_sent_again() -> None:
 def test_any_other_name_is_a_404(path: str) -> None:
     async def check(client: Client) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        request = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         writer.write(request.encode())
         answer = await reader.read()
         writer.close()

@@ -106,6 +106,22 @@ def test_priority_and_cache_salt_reach_the_gateway_for_every_prompt(priority: in
     assert (work.priority, work.cache_salt) == (priority, "s")
 
 
+def test_callers_with_different_keys_never_have_the_same_cache_salt() -> None:
+    async def use(client: Client) -> None:
+        for key in ("key-one", "key-two"):
+            for salt in ("", "a"):
+                body = {"prompt": "x", "cache_salt": salt}
+                for _ in range(2):
+                    await client.post(TEXT, body, headers={"x-api-key": key})
+
+    works = run(use, config=ServerConfig(api_key=["key-one", "key-two"])).works
+    salts = [work.cache_salt for work in works]
+    assert len(salts) == 8
+    assert len(set(salts)) == 4
+    assert salts[0::2] == salts[1::2]
+    assert all(len(salt) == 32 for salt in salts)
+
+
 def test_priority_and_cache_salt_are_zero_and_empty_where_they_are_left_out() -> None:
     for fields in ({}, {"priority": None, "cache_salt": None}, {"priority": 0, "cache_salt": ""}):
         (work,) = works_of(CHAT, chat(**fields))

@@ -11,6 +11,9 @@ COMMANDS = {
     "serve": "put load on any OpenAI-compatible server and measure its answers",
     "throughput": "many prompts at once through the library: tokens a second",
     "latency": "one batch at a time through the library: milliseconds a token",
+    "prefill": "prompts by their length and by what is cached of them: tokens a second",
+    "kernels": "each kernel alone, beside the floor of its bytes and operations",
+    "startup": "from the command to the first token, phase by phase",
 }
 WRONG_FLAGS = 2
 

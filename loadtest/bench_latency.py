@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from penstock import LLM, SamplingParams
+from penstock.loadtest import report
 from penstock.loadtest.offline_engine import (
     WRONG_SETTINGS,
     Engine,
@@ -113,8 +114,4 @@ def _table(result: dict[str, Any]) -> str:
         "ms_per_step": "ms/decode step",
         "output_tokens_per_second": "tokens/s",
     }
-    lines = ["".join(f"{title:>16}" for title in names.values())]
-    for batch in result["batches"]:
-        cells = [batch[name] for name in names]
-        lines.append(f"{cells[0]:>16}" + "".join(f"{cell:>16.3f}" for cell in cells[1:]))
-    return "\n".join(lines)
+    return report.table(names, result["batches"])

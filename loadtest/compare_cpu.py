@@ -26,19 +26,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 import penstock
 from penstock.loadtest.make_model import make_model
+from penstock.loadtest.model_sizes import SIZES
 
 PROMPT = 32
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "hidden_size": 256, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64,
-        "intermediate_size": 688, "vocab_size": 4096, "max_position_embeddings": 2048,
-    },
-    "0.6b": {
-        "hidden_size": 1024, "num_layers": 28, "num_heads": 16, "num_kv_heads": 8,
-        "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
-        "max_position_embeddings": 2048,
-    },
-}  # fmt: skip
 
 
 class Transformers:
@@ -114,7 +104,7 @@ def compare(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--model", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--model", choices=sorted(SIZES), default="tiny")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
@@ -124,7 +114,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         for dtype in options.dtype:
-            folder = make_model(Path(place) / dtype, dtype=dtype, **SHAPES[options.model])
+            folder = make_model(Path(place) / dtype, dtype=dtype, **SIZES[options.model])
             compare(
                 folder,
                 dtype,

@@ -34,10 +34,11 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from penstock.loadtest.compare_cpu import PROMPT, SHAPES
-from penstock.loadtest.eval_server import own_server
+from penstock.loadtest.compare_cpu import PROMPT
 from penstock.loadtest.foreign.compare import words_for
 from penstock.loadtest.make_model import make_model
+from penstock.loadtest.model_sizes import SIZES
+from penstock.loadtest.own_server import own_server
 
 START_S = 120.0
 END_S = 30.0
@@ -76,7 +77,7 @@ class ComparisonFailed(RuntimeError):
 
 def endless_model(folder: Path, name: str) -> Path:
     """A random checkpoint without an end token, bf16."""
-    model = make_model(folder, dtype="bfloat16", **SHAPES[name])
+    model = make_model(folder, dtype="bfloat16", **SIZES[name])
     for file in ("config.json", "generation_config.json"):
         fields = json.loads((model / file).read_text())
         (model / file).write_text(json.dumps(fields | {"eos_token_id": None}, indent=2))
@@ -192,7 +193,7 @@ def compare(servers: list[Server], clients: int, rounds: int, tokens: int) -> di
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--transformers-python", type=Path, default=Path(sys.executable))
-    parser.add_argument("--model", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--model", choices=sorted(SIZES), default="tiny")
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=32, help="of each answer")

@@ -22,8 +22,9 @@ import msgspec
 from penstock.demo.grading import ALL_SKILLS, questions
 from penstock.loadtest.environment import environment
 from penstock.loadtest.eval_questions import ENDPOINT, Outcome, ask_all
-from penstock.loadtest.eval_server import ServerFailed, own_server
+from penstock.loadtest.own_server import own_server
 from penstock.loadtest.target import Target, TargetError
+from penstock.services.library.server_process import ServerFailed
 
 FAILED, WRONG_FLAGS, BELOW, INTERRUPTED = 1, 2, 3, 130
 NUM_QUESTIONS = 20

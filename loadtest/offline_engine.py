@@ -13,7 +13,12 @@ from typing import Any
 import msgspec
 
 from penstock.loadtest import report
+from penstock.loadtest.device_limits import LimitsFailed
 from penstock.loadtest.environment import date, environment
+from penstock.loadtest.progress import CLEAR
+from penstock.protocol.config import Config
+from penstock.protocol.config.derive import derive
+from penstock.protocol.config.machine import read_machine
 from penstock.protocol.config.resolve import build_parser, fields, resolve, show
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.services.launcher.builtin_model import builtin_model
@@ -30,16 +35,26 @@ class Engine(msgspec.Struct, frozen=True):
 
     settings: dict[str, Any]
     info: ModelInfo
-    seed: int
+    config: Config
+    """Everything resolved, with what follows from the model and the machine."""
+
+    @property
+    def seed(self) -> int:
+        return self.config.model.seed
 
 
 def parser_for(command: str, description: str) -> argparse.ArgumentParser:
     """A parser with every setting of the library; ``MODEL`` may come first."""
     parser = build_parser(f"penstock bench {command}", description, GROUPS, positional_model=True)
+    add_result_flags(parser)
+    return parser
+
+
+def add_result_flags(parser: argparse.ArgumentParser) -> None:
+    """What ``guarded`` reads."""
     group = parser.add_argument_group("results")
     group.add_argument("--output-json", metavar="FILE", help="write the figures there")
     group.add_argument("--quiet", action="store_true", help="no progress on the terminal")
-    return parser
 
 
 def engine_of(parsed: argparse.Namespace) -> Engine:
@@ -54,7 +69,8 @@ def engine_of(parsed: argparse.Namespace) -> Engine:
         print(show(config, sources, GROUPS))
         raise SystemExit(0)
     info = read_model_info(config.model.model or builtin_model())
-    return Engine(settings, info, config.model.seed)
+    config, _ = derive(config, sources, read_machine(), info)
+    return Engine(settings, info, config)
 
 
 def guarded(
@@ -74,9 +90,11 @@ def guarded(
     except OSError as error:
         print(f"penstock: {error.filename}: {error.strerror}", file=sys.stderr)
         return WRONG_SETTINGS
-    except (ServerFailed, RequestError) as error:
+    except (ServerFailed, RequestError, LimitsFailed) as error:
         print(f"penstock: {error}", file=sys.stderr)
         return FAILED
+    if sys.stderr.isatty():
+        print(CLEAR, end="", file=sys.stderr)
     print(table(result))
     if path is not None:
         report.save(result, path)
@@ -86,14 +104,18 @@ def guarded(
 
 def described(command: str, arguments: Sequence[str], engine: Engine) -> dict[str, Any]:
     """The first members of a result: what was measured, where and how."""
-    known = environment(f"penstock bench {command}", arguments)
-    known["torch"] = metadata.version("torch")
     return {
-        "date": date(),
+        **recorded(command, arguments),
         "model": str(engine.info.folder),
         "settings": {n: value for n, value in engine.settings.items() if n != "secret"},
-        "environment": known,
     }
+
+
+def recorded(command: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """When and where a measurement was made."""
+    known = environment(f"penstock bench {command}", arguments)
+    known["torch"] = metadata.version("torch")
+    return {"date": date(), "environment": known}
 
 
 def check_length(engine: Engine, longest: int) -> None:

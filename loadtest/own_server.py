@@ -1,4 +1,4 @@
-"""A server of our own for an evaluation: ``penstock serve`` on a free port."""
+"""A server of our own for a measurement: ``penstock serve`` on a free port."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from penstock.services.library.server_process import ServerFailed
 
 END_S = 30.0
 _URL = re.compile(r"(https?://\S+?)/v1")
 
 
-class ServerFailed(RuntimeError):
-    """It did not start. The message holds what it printed."""
-
-
 @contextlib.contextmanager
-def own_server(arguments: Sequence[str]) -> Iterator[str]:
-    """Start ``penstock serve`` with these flags; its URL. Raises ``ServerFailed``."""
+def own_server(
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> Iterator[str]:
+    """Start ``penstock serve`` with these flags; its URL. Raises ``ServerFailed``.
+
+    environment: of the server instead of this process's; on_line: told each line that it prints
+    until it is ready.
+    """
     command = [sys.executable, "-m", "penstock.services", "serve", *arguments, "--port", "0"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        env=environment,
+    )  # fmt: skip
     try:
-        yield _url(process)
+        yield _url(process, on_line)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -37,7 +44,7 @@ def own_server(arguments: Sequence[str]) -> Iterator[str]:
             process.wait()
 
 
-def _url(process: subprocess.Popen[str]) -> str:
+def _url(process: subprocess.Popen[str], on_line: Callable[[str], None]) -> str:
     """Read up to the line that names the address; the rest is read and dropped."""
     stream = process.stdout
     if stream is None:
@@ -45,6 +52,7 @@ def _url(process: subprocess.Popen[str]) -> str:
     seen = []
     for line in stream:
         seen.append(line)
+        on_line(line)
         if found := _URL.search(line):
             threading.Thread(target=stream.read, daemon=True).start()
             return found[1]

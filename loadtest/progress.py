@@ -14,6 +14,12 @@ RECENT = 200
 CLEAR = "\r\x1b[2K"
 
 
+def note(text: str) -> None:
+    """What is being measured; the next note, or ``CLEAR``, takes its place."""
+    sys.stderr.write(CLEAR + text)
+    sys.stderr.flush()
+
+
 def line(load: Load, tokens_per_s: float) -> str:
     """The present state in one line of less than 100 characters."""
     outcomes = load.outcomes

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from penstock.loadtest.device_limits import DeviceLimits
 from penstock.loadtest.results import LATENCIES, percentile_name
 
 WIDTH = 44
@@ -24,6 +26,41 @@ def rows(pairs: Sequence[tuple[str, Any]]) -> str:
     return "\n".join(
         f"{name + ':':{WIDTH}}{_value(value):>12}" for name, value in pairs if value is not None
     )
+
+
+def limits_line(result: Mapping[str, Any]) -> str:
+    """The device that a floor was computed for."""
+    limits: DeviceLimits | None = result["limits"]
+    if limits is None:
+        return "no device, no floor"
+    return (
+        f"{limits.device}: {limits.bandwidth / 1e9:,.4g} GB/s, {limits.flops / 1e12:,.4g} TFLOP/s "
+        f"in {result['dtype']} ({limits.source})"
+    )
+
+
+def table(columns: Mapping[str, str], entries: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each entry. columns: title of each member; text stands left, numbers right with
+    about four digits, and what is ``None`` is a dash."""
+    shown = [[_cell(entry[name]) for name in columns] for entry in entries]
+    lines = [list(columns.values()), *shown]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    left = [bool(entries) and isinstance(entries[0][name], str) for name in columns]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if is_left else text.rjust(width)
+            for text, width, is_left in zip(line, widths, left, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if not isinstance(value, float) or value == 0:
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,.{max(0, min(6, 3 - math.floor(math.log10(abs(value)))))}f}"
 
 
 def latency_table(result: Mapping[str, Any], names: Sequence[str], shares: Sequence[float]) -> str:

@@ -1,0 +1,166 @@
+"""The cases of ``penstock bench kernels`` on the CPU: what a CPU worker computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.kernels.activation import silu_and_mul
+from penstock.kernels.attention import (
+    KV_TILE,
+    QUERY_TILE,
+    CacheShape,
+    IntArray,
+    paged_attention,
+    plan_groups,
+)
+from penstock.kernels.draw_keys import draw_keys
+from penstock.kernels.kv_cache import write_kv
+from penstock.kernels.linear import Linear
+from penstock.kernels.rms_norm import rms_norm, rms_norm_fp32, scaled_norm_weight
+from penstock.kernels.rotary import apply_rotary
+from penstock.kernels.sampling import SamplingRows, sample
+from penstock.loadtest.decoder_cost import attention_flops, linear_shapes
+from penstock.loadtest.kernel_case import Grid, KernelCase, Maker, blocks_of
+from penstock.protocol.sampling import GREEDY_TEMPERATURE
+
+Call = Callable[[], object]
+
+
+def cpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
+    """All cases. Their memory is taken by ``make`` alone."""
+    config, size = maker.config, maker.dtype.itemsize
+    hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    fused = heads + 2 * kv_heads
+    for rows in grid.counts:
+        name = f"{rows} rows"
+        yield KernelCase("rms_norm", name, 2 * rows * hidden * size, 0, partial(_norm, maker, rows))
+        yield KernelCase(
+            "silu_and_mul", name, 3 * rows * inner * size, 0, partial(_silu, maker, rows)
+        )
+        yield KernelCase(
+            "norm, rope, write", name, 2 * rows * fused * dim * size, 0,
+            partial(_rope, maker, rows, grid.block_size),
+        )  # fmt: skip
+    for batch in grid.batches:
+        for context in grid.contexts:
+            yield KernelCase(
+                "decode_attention", f"{batch} x {context}",
+                2 * batch * (context * kv_heads + heads) * dim * size,
+                batch * attention_flops(config, context - 1, 1),
+                partial(_decode, maker, batch, context, grid.block_size),
+            )  # fmt: skip
+    for rows in grid.rows:
+        for prefix in grid.prefixes:
+            yield KernelCase(
+                "prefill_attention", f"{rows} after {prefix}",
+                2 * (rows * heads + (prefix + rows) * kv_heads) * dim * size,
+                attention_flops(config, prefix, rows),
+                partial(_prefill, maker, rows, prefix, grid.block_size),
+            )  # fmt: skip
+    for rows in grid.batches:
+        yield KernelCase(
+            "draw", f"{rows} x {vocab}", rows * vocab * size, 0, partial(_draw, maker, rows)
+        )
+    for name, (out, width) in {**linear_shapes(config), "lm_head": (vocab, hidden)}.items():
+        for rows in grid.batches if name == "lm_head" else grid.counts:
+            yield KernelCase(
+                "linear", f"{name} {out} x {width}, {rows} rows",
+                (out * width + rows * (out + width)) * size, 2 * rows * out * width,
+                partial(_product, maker, rows, out, width),
+            )  # fmt: skip
+
+
+def _norm(maker: Maker, rows: int) -> Call:
+    width, eps = maker.config.hidden_size, maker.config.rms_norm_eps
+    x, weight = maker.normal(rows, width), scaled_norm_weight(maker.ones(width))
+    return lambda: rms_norm(x, weight, eps)
+
+
+def _silu(maker: Maker, rows: int) -> Call:
+    gate_up = maker.normal(rows, 2 * maker.config.intermediate_size)
+    return lambda: silu_and_mul(gate_up)
+
+
+def _rope(maker: Maker, rows: int, block_size: int) -> Call:
+    """Norm and rotation of queries and keys, then the write of K and V."""
+    config = maker.config
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    qkv = maker.normal(rows, heads + 2 * kv_heads, dim)
+    cos, sin = (table[:rows].unsqueeze(1) for table in maker.tables(rows))
+    turning = heads + kv_heads
+    norm: Tensor | None = None
+    if config.qk_norm:
+        norm = scaled_norm_weight(maker.ones(dim).expand(turning, -1))
+    keys, values = _cache(maker, blocks_of(rows, block_size), block_size)
+    places = torch.arange(rows)
+
+    def call() -> None:
+        turned = qkv[:, :turning]
+        if norm is not None:
+            turned = rms_norm_fp32(turned, norm, config.rms_norm_eps)
+        turned = apply_rotary(turned, cos, sin).to(maker.dtype)
+        write_kv(turned[:, heads:], qkv[:, turning:], keys, values, places)
+
+    return call
+
+
+def _cache(maker: Maker, blocks: int, block_size: int) -> tuple[Tensor, Tensor]:
+    shape = (maker.config.num_kv_heads, blocks, block_size, maker.config.head_dim)
+    return maker.normal(*shape), maker.normal(*shape)
+
+
+def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
+    rows = np.arange(batch, dtype=np.int64)[:, None]
+    return _attention(maker, rows, np.full_like(rows, context - 1), batch, block_size)
+
+
+def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
+    """A chunk in groups of queries; the last one is filled up with its last query."""
+    groups = -(-rows // QUERY_TILE)
+    offsets = np.arange(groups * QUERY_TILE, dtype=np.int64).reshape(groups, QUERY_TILE)
+    filled = np.minimum(offsets, rows - 1)
+    return _attention(maker, filled, prefix + filled, 1, block_size, offsets < rows)
+
+
+def _attention(
+    maker: Maker,
+    rows: IntArray,
+    positions: IntArray,
+    sequences: int,
+    block_size: int,
+    real: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None = None,
+) -> Call:
+    """rows, positions: of the queries of each group; the groups are of one sequence, or each of
+    its own."""
+    config = maker.config
+    width = blocks_of(int(positions.max()) + 1, KV_TILE) * (KV_TILE // block_size)
+    tables = np.arange(sequences * width, dtype=np.int64).reshape(sequences, width)
+    tables = np.broadcast_to(tables, (len(rows), width))
+    shape = CacheShape(
+        config.num_kv_heads, sequences * width, block_size, config.head_dim, config.num_heads,
+        exact=maker.dtype == torch.float32,
+    )  # fmt: skip
+    keys, values = _cache(maker, sequences * width, block_size)
+    batches = plan_groups(rows, positions, real, tables, shape, maker.device)
+    query = maker.normal(int(rows.max()) + 1, config.num_heads, config.head_dim)
+    return lambda: paged_attention(query, keys, values, batches, config.head_dim**-0.5)
+
+
+def _draw(maker: Maker, rows: int) -> Call:
+    """Rows drawn at temperature 1."""
+    logits = maker.normal(rows, maker.config.vocab_size)
+    ones, zeros = np.ones(rows, np.float32), np.zeros(rows, np.uint64)
+    keys = draw_keys(zeros, zeros, np.arange(rows, dtype=np.uint64))
+    wanted = SamplingRows(ones, np.zeros(rows, np.int64), ones, keys)
+    return lambda: sample(logits, wanted, GREEDY_TEMPERATURE)
+
+
+def _product(maker: Maker, rows: int, out: int, width: int) -> Call:
+    layer, x = Linear(maker.weight(out, width)), maker.normal(rows, width)
+    return lambda: layer(x)

@@ -1,0 +1,60 @@
+"""What a decoder's work costs at least: operations, and bytes that must be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.protocol.model_info import ModelInfo
+from penstock.services.worker.models.decoder import DecoderConfig
+from penstock.services.worker.models.registry import adapter_for
+
+
+def decoder_config(info: ModelInfo) -> DecoderConfig:
+    """Raises ``BadModelFolder`` for an architecture that is not supported."""
+    return adapter_for(info).decoder_config(info)
+
+
+def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """The products of a layer: [out, in] of each weight."""
+    queries = config.num_heads * config.head_dim
+    fused = queries + 2 * config.num_kv_heads * config.head_dim
+    return {
+        "qkv": (fused, config.hidden_size),
+        "output": (config.hidden_size, queries),
+        "gate_up": (2 * config.intermediate_size, config.hidden_size),
+        "down": (config.hidden_size, config.intermediate_size),
+    }
+
+
+def layer_weights(config: DecoderConfig) -> int:
+    """Numbers in the linear weights of all layers."""
+    return config.num_layers * sum(out * width for out, width in linear_shapes(config).values())
+
+
+def head_weights(config: DecoderConfig) -> int:
+    return config.vocab_size * config.hidden_size
+
+
+def attention_pairs(start: int, count: int) -> int:
+    """Pairs of query and key of ``count`` positions from ``start`` on: each sees up to its own."""
+    return count * start + count * (count + 1) // 2
+
+
+def attention_flops(config: DecoderConfig, start: int, count: int) -> int:
+    """Of one layer: 4 D operations for each pair of query and key and each head."""
+    return 4 * config.num_heads * config.head_dim * attention_pairs(start, count)
+
+
+def prefill_flops(config: DecoderConfig, prompts: Iterable[tuple[int, int]]) -> int:
+    """Operations that compute prompts; each (tokens in the cache, tokens to compute) and one row
+    of logits."""
+    total = 0
+    for start, count in prompts:
+        total += 2 * count * layer_weights(config) + 2 * head_weights(config)
+        total += config.num_layers * attention_flops(config, start, count)
+    return total
+
+
+def weight_bytes(config: DecoderConfig, itemsize: int) -> int:
+    """What every step reads at least: the layers' weights and the LM head."""
+    return (layer_weights(config) + head_weights(config)) * itemsize

@@ -1,0 +1,227 @@
+"""The cases of ``penstock bench kernels`` on a CUDA device: each kernel of ``kernels/gpu``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.gpu.activation import silu_and_mul
+from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
+from penstock.kernels.gpu.draw import commit, draw, stretches_of
+from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
+from penstock.kernels.gpu.prefill_attention import QUERY_TILE, prefill_attention
+from penstock.kernels.gpu.rope_cache import rope_and_cache
+from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
+from penstock.kernels.gpu.slots import embed, scatter
+from penstock.loadtest.decoder_cost import attention_flops, linear_shapes
+from penstock.loadtest.kernel_case import Grid, KernelCase, Maker, blocks_of
+from penstock.protocol.sampling import GREEDY_TEMPERATURE
+
+Call = Callable[[], object]
+_CHANGES = 1024
+"""State entries that a large step changes."""
+
+
+def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
+    """All cases. Their memory is taken by ``make`` alone."""
+    config, size = maker.config, maker.dtype.itemsize
+    hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    fused = heads + 2 * kv_heads
+    yield KernelCase("scatter", f"{_CHANGES} changes", 12 * _CHANGES, 0, partial(_scatter, maker))
+    for rows in grid.counts:
+        name = f"{rows} rows"
+        yield KernelCase("embed", name, 2 * rows * hidden * size, 0, partial(_embed, maker, rows))
+        yield KernelCase("rms_norm", name, 2 * rows * hidden * size, 0, partial(_norm, maker, rows))
+        yield KernelCase(
+            "add_rms_norm", name, 4 * rows * hidden * size, 0, partial(_add_norm, maker, rows)
+        )
+        yield KernelCase(
+            "silu_and_mul", name, 3 * rows * inner * size, 0, partial(_silu, maker, rows)
+        )
+    for rows in grid.rows:
+        yield KernelCase(
+            "rope_and_cache", f"{rows} rows", 2 * rows * fused * dim * size, 0,
+            partial(_rope, maker, rows, grid.block_size),
+        )  # fmt: skip
+    for batch in grid.batches:
+        for context in grid.contexts:
+            cached = 2 * batch * context * kv_heads * dim * size
+            moved = cached + batch * (fused + 2 * kv_heads + heads) * dim * size
+            yield KernelCase(
+                "decode_attention", f"{batch} x {context}", moved,
+                batch * attention_flops(config, context, 1),
+                partial(_decode, maker, batch, context, grid.block_size),
+            )  # fmt: skip
+    for rows in grid.rows:
+        for prefix in grid.prefixes:
+            moved = 2 * (rows * heads + (prefix + rows) * kv_heads) * dim * size
+            yield KernelCase(
+                "prefill_attention", f"{rows} after {prefix}", moved,
+                attention_flops(config, prefix, rows),
+                partial(_prefill, maker, rows, prefix, grid.block_size),
+            )  # fmt: skip
+    for rows in grid.batches:
+        yield KernelCase(
+            "draw", f"{rows} x {vocab}", rows * vocab * size, 0, partial(_draw, maker, rows)
+        )
+    yield from _products(maker, grid)
+
+
+def _products(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
+    """The layer's products of one row, and cuBLAS at every number of rows."""
+    size = maker.dtype.itemsize
+    shapes = linear_shapes(maker.config)
+    if maker.dtype != torch.float16:
+        for name, (out, width) in shapes.items():
+            if fits(width, out):
+                yield KernelCase(
+                    "skinny_linear", f"{name} {out} x {width}", out * width * size,
+                    2 * out * width, partial(_skinny, maker, name, out, width),
+                )  # fmt: skip
+    head = (maker.config.vocab_size, maker.config.hidden_size)
+    for name, (out, width) in {**shapes, "lm_head": head}.items():
+        for rows in grid.batches if name == "lm_head" else grid.counts:
+            yield KernelCase(
+                "torch.mm", f"{name} {out} x {width}, {rows} rows",
+                (out * width + rows * (out + width)) * size, 2 * rows * out * width,
+                partial(_product, maker, rows, out, width),
+            )  # fmt: skip
+
+
+def _scatter(maker: Maker) -> Call:
+    state = maker.integers([0] * 4 * _CHANGES)
+    changes = maker.integers([*range(0, 4 * _CHANGES, 4), *range(_CHANGES)])
+    return lambda: scatter(state, changes, _CHANGES)
+
+
+def _embed(maker: Maker, rows: int) -> Call:
+    config = maker.config
+    table = maker.normal(config.vocab_size, config.hidden_size)
+    step = max(1, config.vocab_size // rows)
+    tokens = maker.integers([row * step % config.vocab_size for row in range(rows)])
+    slots = maker.integers([0] * rows)
+    out = maker.normal(rows, config.hidden_size)
+    return lambda: embed(table, tokens, slots, slots, out)
+
+
+def _norm(maker: Maker, rows: int) -> Call:
+    width, eps = maker.config.hidden_size, maker.config.rms_norm_eps
+    x, weight = maker.normal(rows, width), maker.ones(width)
+    out = torch.empty_like(x)
+    return lambda: rms_norm(x, weight, eps, out)
+
+
+def _add_norm(maker: Maker, rows: int) -> Call:
+    """The sum stays finite over all repetitions: nothing is added."""
+    width, eps = maker.config.hidden_size, maker.config.rms_norm_eps
+    residual, weight = maker.normal(rows, width), maker.ones(width)
+    x, out = torch.zeros_like(residual), torch.empty_like(residual)
+    return lambda: add_rms_norm(x, residual, weight, eps, out)
+
+
+def _silu(maker: Maker, rows: int) -> Call:
+    inner = maker.config.intermediate_size
+    gate_up, out = maker.normal(rows, 2 * inner), maker.normal(rows, inner)
+    return lambda: silu_and_mul(gate_up, out)
+
+
+class _Paged:
+    """A cache of ``count`` sequences of ``length`` positions, with tables and head norms."""
+
+    def __init__(self, maker: Maker, count: int, length: int, block_size: int) -> None:
+        config = maker.config
+        width = blocks_of(length, block_size)
+        shape = (count * width, config.num_kv_heads, block_size, config.head_dim)
+        self.keys, self.values = maker.normal(*shape), maker.normal(*shape)
+        order = torch.randperm(count * width, generator=torch.Generator().manual_seed(0))
+        self.table = order.view(count, width).to(torch.int32).to(maker.device)
+        half = config.head_dim // 2
+        cos, sin = maker.tables(length)
+        self.cos, self.sin = cos[:, :half].contiguous(), sin[:, half:].contiguous()
+        self.norm: Tensor | None = maker.ones(config.head_dim) if config.qk_norm else None
+
+
+def _rope(maker: Maker, rows: int, block_size: int) -> Call:
+    config = maker.config
+    heads, fused = config.num_heads, config.num_heads + 2 * config.num_kv_heads
+    paged = _Paged(maker, 1, rows, block_size)
+    qkv = maker.normal(rows, fused, config.head_dim)
+    query = maker.normal(rows, heads, config.head_dim)
+    slots, positions = maker.integers([0] * rows), maker.integers(list(range(rows)))
+    return lambda: rope_and_cache(
+        qkv, slots, positions, paged.table, paged.cos, paged.sin, paged.norm, paged.norm, query,
+        paged.keys, paged.values, config.rms_norm_eps,
+    )  # fmt: skip
+
+
+def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
+    config = maker.config
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    paged = _Paged(maker, batch, context + 1, block_size)
+    qkv, out = maker.normal(batch, heads + 2 * kv_heads, dim), maker.normal(batch, heads, dim)
+    rows, position = maker.integers(list(range(batch))), maker.integers([context] * batch)
+    space = decode_workspace(batch, heads, kv_heads, dim, maker.device)
+    return lambda: decode_attention(
+        qkv, rows, position, paged.table, paged.cos, paged.sin, paged.norm, paged.norm,
+        paged.keys, paged.values, out, space, config.rms_norm_eps,
+    )  # fmt: skip
+
+
+def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
+    config = maker.config
+    paged = _Paged(maker, 1, prefix + rows, block_size)
+    queries = maker.normal(rows, config.num_heads, config.head_dim)
+    out = torch.empty_like(queries)
+    starts = range(0, rows, QUERY_TILE)
+    tiles = torch.stack(
+        [
+            maker.integers(list(starts)),
+            maker.integers([min(QUERY_TILE, rows - start) for start in starts]),
+            maker.integers([0] * len(starts)),
+            maker.integers([prefix + start for start in starts]),
+        ]
+    )
+    return lambda: prefill_attention(
+        queries, tiles, len(starts), paged.table, paged.keys, paged.values, out
+    )
+
+
+def _draw(maker: Maker, rows: int) -> Call:
+    """Rows drawn at temperature 1, and the commit of their tokens."""
+    vocab = maker.config.vocab_size
+    stretches = stretches_of(vocab)
+    logits = maker.normal(rows, vocab)
+    slots = maker.integers(list(range(rows)))
+    last, position, count, seed = (maker.integers([0] * rows) for _ in range(4))
+    temperature = torch.ones(rows, dtype=torch.float32, device=maker.device)
+    best = torch.empty(rows * stretches, dtype=torch.float32, device=maker.device)
+    token = torch.empty(rows * stretches, dtype=torch.int32, device=maker.device)
+    result = torch.zeros(2, rows, dtype=torch.int32, device=maker.device)
+
+    def call() -> None:
+        draw(logits, slots, temperature, seed, seed, count, best, token, GREEDY_TEMPERATURE)
+        commit(best, token, slots, last, position, count, result, rows, stretches)
+
+    return call
+
+
+def _skinny(maker: Maker, name: str, out: int, width: int) -> Call:
+    """As the layer calls it: norm before, gate or sum after."""
+    gated = name == "gate_up"
+    norm = maker.ones(width) if name in ("qkv", "gate_up") else None
+    x, weight = maker.normal(1, width, scale=1e-3), maker.weight(out, width)
+    target = torch.zeros_like(maker.normal(1, out // 2 if gated else out))
+    eps = maker.config.rms_norm_eps
+    return lambda: skinny_linear(
+        x, weight, None, target, norm_weight=norm, eps=eps, gated=gated, add=norm is None
+    )
+
+
+def _product(maker: Maker, rows: int, out: int, width: int) -> Call:
+    x, weight = maker.normal(rows, width), maker.weight(out, width)
+    result = maker.normal(rows, out)
+    return lambda: torch.mm(x, weight.t(), out=result)

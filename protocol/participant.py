@@ -89,6 +89,7 @@ class Participant:
         self.service = service
         self.router_address = router
         self.router_incarnation = 0
+        self._former_routers: set[int] = set()
         self.incarnation = mailbox.incarnation
         self.status = Status()
         self.peers: dict[int, Peer] = {}
@@ -172,6 +173,9 @@ class Participant:
 
         Raises ``Ended`` when the router refuses or fences this process.
         """
+        heard_lately = self.joined and now - self._last_heard < UNREACHABLE_SECONDS
+        if sender in self._former_routers and heard_lately:
+            return True  # it was cut off, and takes its members for dead: the present one knows
         match message:
             case Members():
                 self._heard(now)
@@ -203,6 +207,9 @@ class Participant:
             return
         known = self.peers
         restarted = self.router_incarnation not in (0, message.router)
+        if restarted:
+            self._former_routers.add(self.router_incarnation)
+            self._former_routers.discard(message.router)
         self.router_incarnation = message.router
         self.membership_version = message.version
         self.peers = {p.incarnation: p for p in message.peers if p.incarnation != self.incarnation}

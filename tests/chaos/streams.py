@@ -1,8 +1,9 @@
-"""Clients that follow streams while something happens to the server, and what they must have seen."""
+"""Clients that follow streams while something happens to the server, and what they see."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -35,7 +36,7 @@ class Followed:
     def longest_pause(self, since: float) -> float:
         """The longest time without news, from ``since`` on."""
         times = [since, *(t for t in self.arrivals if t > since)]
-        return max((b - a for a, b in zip(times, times[1:], strict=False)), default=0.0)
+        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
 
 def requests(

@@ -96,14 +96,14 @@ async def strike(
         elif state == "streaming":
             await crowd.until(5)
         else:
-            await until_decoding(server, sum(len(body["prompt"]) for body in asked))
+            await until_running(server)
         signal_all(victims, number)
         struck = time.monotonic()
         return await crowd.ends(), struck
 
 
-async def until_decoding(server: Served, prompt_tokens: int) -> None:
-    """Wait until the requests that stream nothing are past their prompts."""
+async def until_running(server: Served) -> None:
+    """Wait until the engine has told that it runs requests, as those that stream nothing cannot."""
     async with asyncio.timeout(60):
         while True:
             metrics = await asyncio.to_thread(server.metrics)

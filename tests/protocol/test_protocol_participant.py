@@ -312,6 +312,29 @@ def test_a_second_restart_carries_again(member: Participant) -> None:
     assert member.peers.keys() == set()
 
 
+def test_a_former_router_that_comes_back_late_is_not_believed(member: Participant) -> None:
+    """It was cut off, and now takes everybody for dead."""
+    member.handle(7, members(7, 1, 1, 2), 100.0)
+    member.handle(8, members(8, 1, 1, 2), 101.0)
+    assert member.handle(7, Fenced(ME), 102.0)
+    assert member.handle(7, members(7, 9, lost=[1, 2]), 102.0)
+    assert member.handle(7, WhoAreYou(7), 102.0)
+    assert member.router_incarnation == 8
+    assert member.joined
+    assert set(member.peers) == {1, 2}
+
+
+def test_a_former_router_counts_again_when_the_later_one_is_silent(member: Participant) -> None:
+    member.handle(7, members(7, 1, 1), 100.0)
+    member.handle(8, members(8, 1, 1), 101.0)
+    member.handle(7, WhoAreYou(7), 101.0 + UNREACHABLE_SECONDS)
+    assert not member.joined
+    member.handle(7, members(7, 2, 1), 101.1 + UNREACHABLE_SECONDS)
+    assert member.joined
+    assert member.router_incarnation == 7
+    member.handle(8, Fenced(ME), 102.0 + UNREACHABLE_SECONDS)
+
+
 def test_the_router_s_own_address_is_never_forgotten(member: Participant, wire: Wire) -> None:
     member.handle(7, Members(7, 1, [peer(7, "router"), peer(1)], []), 1.0)
     tick_until(member, 1.0, 2.0)

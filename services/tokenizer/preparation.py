@@ -82,7 +82,7 @@ def prepare(
 
     Raises ``PromptError`` for whatever the client can change.
     """
-    prompt = text_model.encode_prompt(work.prompt)
+    prompt = text_model.encode_prompt(work.prompt, max_model_len)
     param = "messages" if isinstance(work.prompt, Chat) else "prompt"
     length = _check_prompt(prompt, info.vocab_size, max_model_len, param)
     params = resolve(work.params, info.defaults, seed)

@@ -88,6 +88,18 @@ def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int, path: Path) -> None
         )
 
 
+def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """The ids of a text. Other threads run on meanwhile: ``encode``, unlike this, keeps Python's
+    lock for seconds where a text has megabytes, and takes five times as long for offsets."""
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
+
+
+_LONG_TOKEN = 8
+"""Characters a token; texts that are longer for the limit are looked at from their beginning."""
+
+
 class _PlainEncoder:
     """Encodes text whose control tokens are only those that the caller points out.
 
@@ -130,7 +142,7 @@ class _PlainEncoder:
             pieces += (text[done:begin], self._stand_ins[added.lstrip, added.rstrip])
             done = end
         pieces.append(text[done:])
-        ids = self._tokenizer.encode("".join(pieces), add_special_tokens=False).ids
+        ids = _encode(self._tokenizer, "".join(pieces), add_special_tokens=False)
         following = iter(true_ids)
         out = []
         for number in ids:
@@ -191,32 +203,57 @@ class TextModel:
 
     def encode(self, text: str, add_special_tokens: bool) -> bytes:
         """int32 ids, little endian. Control tokens written in the text become control tokens."""
-        return _to_bytes(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return _to_bytes(_encode(self.tokenizer, text, add_special_tokens))
 
     def render_chat(self, messages: bytes, template_kwargs: bytes) -> str:
         """The prompt's text. Raises ``PromptError``."""
         return self._render(messages, template_kwargs).text
 
-    def encode_chat(self, messages: bytes, template_kwargs: bytes) -> bytes:
+    def encode_chat(
+        self, messages: bytes, template_kwargs: bytes, max_tokens: int | None = None
+    ) -> bytes:
         """int32 ids of a rendered chat. Raises ``PromptError``.
 
         The template writes the control tokens, so none is added; those that a user wrote are
         encoded as plain text.
         """
         rendered = self._render(messages, template_kwargs)
+        self._check_length(rendered.text, max_tokens, "messages")
         if rendered.own is None:
             return self.encode(rendered.text, add_special_tokens=False)
         return _to_bytes(self._plain_encoder().encode(rendered.text, rendered.own))
 
-    def encode_prompt(self, prompt: Prompt) -> bytes:
-        """int32 ids of whatever the client sent. Raises ``PromptError``."""
+    def encode_prompt(self, prompt: Prompt, max_tokens: int | None = None) -> bytes:
+        """int32 ids of whatever the client sent. Raises ``PromptError``, soon where a text has far
+        more than ``max_tokens``."""
         match prompt:
             case Chat(messages, template_kwargs):
-                return self.encode_chat(messages, template_kwargs)
+                return self.encode_chat(messages, template_kwargs, max_tokens)
             case Text(text):
+                self._check_length(text, max_tokens, "prompt")
                 return self.encode(text, add_special_tokens=True)
             case Tokens(ids):
                 return ids
+
+    def _check_length(self, text: str, max_tokens: int | None, param: str) -> None:
+        """Raise ``PromptError`` for a text whose beginning alone is much too long.
+
+        Megabytes of text would keep a thread for seconds and take gigabytes, only to be refused.
+        Where a text is cut, a token or two more may come about, never twice as many.
+        """
+        if max_tokens is None:
+            return
+        size = _LONG_TOKEN * max_tokens
+        while size < len(text):
+            count = len(_encode(self.tokenizer, text[:size], add_special_tokens=False))
+            if count > 2 * max_tokens:
+                raise PromptError(
+                    f"the first {size} of {len(text)} characters are {count} tokens; this "
+                    f"server's limit is {max_tokens} tokens for prompt and answer together "
+                    "(--max-model-len)",
+                    param,
+                )
+            size *= 2
 
     def _render(self, messages: bytes, template_kwargs: bytes) -> Rendered:
         if self._template is None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,46 @@ def test_loading_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("text", ["a", "e\u0301", "hello <|im_end|> "])
+def test_other_threads_run_on_while_a_long_text_is_encoded(text: str, tmp_path: Path) -> None:
+    model = load(tmp_path, "byte_level", CHATML)
+    prompt = Text(text * (2_000_000 // len(text)))
+    turns = 0
+    with ThreadPoolExecutor(1) as threads:
+        encoding = threads.submit(model.encode_prompt, prompt)
+        while not encoding.done():
+            time.sleep(0.001)
+            turns += 1
+    assert len(encoding.result()) > 0
+    assert turns > 20  # one or two, where Python's lock is kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["a", "^", " ", "水", "👩\u200d👧", "e\u0301", "7", "אב", "\n"])
+def test_a_text_much_too_long_is_refused_by_its_beginning(
+    kind: str, text: str, tmp_path: Path
+) -> None:
+    model = load(tmp_path, kind, CHATML)
+    long = text * (4_000_000 // len(text))
+    for prompt in (Text(long), Chat(json.dumps([{"role": "user", "content": long}]).encode())):
+        began = time.monotonic()
+        try:
+            with pytest.raises(PromptError, match="limit is 1000 tokens"):
+                model.encode_prompt(prompt, 1000)
+        finally:
+            assert time.monotonic() - began < 4.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_fits_is_encoded_as_ever_however_long_its_tokens_are(
+    kind: str, tmp_path: Path
+) -> None:
+    model = load(tmp_path, kind, CHATML)
+    for text in ("a" * 3000, "hello world " * 300, " " * 3000, "👩\u200d👧" * 500, "e\u0301" * 900):
+        ids = model.encode_prompt(Text(text))
+        assert model.encode_prompt(Text(text), len(ids) // 4) == ids
 
 
 def test_several_threads_encode_and_render_at_once(tmp_path: Path) -> None:

@@ -131,10 +131,10 @@ def check_names(body: dict[str, Any], own: frozenset[str], known: dict[str, Any]
             continue
         if name not in known:
             unknown.append(name)
-        elif not _is_neutral(value, known[name]) and not (
-            name == "best_of" and value == body.get("n", 1)
-        ):
-            unsupported.append(name)
+        else:
+            neutral = (body.get("n", 1),) if name == "best_of" else known[name]
+            if not _is_neutral(value, neutral):
+                unsupported.append(name)
     if not unknown and not unsupported:
         return
     parts = []

@@ -1,0 +1,62 @@
+"""A server for the attacks of each file, with keys or without, and again without assertions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import Served, served
+from siege import Attacker, besieged, whole_text
+
+from penstock.loadtest.make_model import make_model
+
+KEYS = ["first-key-of-the-tests", "second-key-of-the-tests"]
+FLAGS = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
+WAYS = ["", pytest.param("1", marks=pytest.mark.chaos)]
+"""Values of PYTHONOPTIMIZE for the server: 1 removes every ``assert``."""
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=512)
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=lambda way: "without_asserts" if way else "plain")
+def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
+    environment = {"PYTHONOPTIMIZE": request.param}
+    with served(str(folder), *FLAGS, environment=environment) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def peace(server: Served) -> str:
+    """The innocent text, before anybody attacks; the second run finds its prompt in the cache."""
+    first, second = (whole_text(Attacker(server)) for _ in range(2))
+    assert first == second
+    return first
+
+
+@pytest.fixture
+def attack(server: Served, peace: str) -> Iterator[Attacker]:
+    with besieged(Attacker(server), peace) as attacker:
+        yield attacker
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=lambda way: "without_asserts" if way else "plain")
+def locked_server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
+    environment = {"PYTHONOPTIMIZE": request.param}
+    with served(str(folder), *FLAGS, "--api-key", *KEYS, environment=environment) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def locked_peace(locked_server: Served) -> str:
+    return whole_text(Attacker(locked_server, KEYS))
+
+
+@pytest.fixture
+def locked(locked_server: Served, locked_peace: str) -> Iterator[Attacker]:
+    """An attack on a server that asks for keys."""
+    with besieged(Attacker(locked_server, KEYS), locked_peace) as attacker:
+        yield attacker

@@ -20,6 +20,7 @@ from penstock.protocol import logs
 from penstock.protocol.codec import Message
 from penstock.protocol.config import ClusterConfig, Config
 from penstock.protocol.faults import Faults
+from penstock.protocol.large_blocks import give_back_large_blocks
 from penstock.protocol.mailbox import AddressError, Mailbox
 from penstock.protocol.messages.membership import Identity, Peer, Phase
 from penstock.protocol.metrics import Registry
@@ -182,6 +183,7 @@ class AsyncService(Service):
         """Run until drained. Returns the exit code."""
         import uvloop
 
+        give_back_large_blocks()
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._main())

@@ -82,6 +82,8 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[TENANT] = "" if route_of(request) in OPEN_ROUTES else keys.tenant(request)
         return await handler(request)
     except ApiError as error:
+        # It holds the request, which holds it: the body's memory would wait for the collector.
+        error.__traceback__ = None
         return _error_response(error)
     except Overloaded as overloaded:
         return _error_response(from_rejected(overloaded.rejected))

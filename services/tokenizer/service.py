@@ -110,6 +110,7 @@ class TokenizerService(AsyncService):
         except CancelledError:
             return
         except PromptError as error:
+            error.__traceback__ = None  # it holds the prompt, in a circle
             self._refuse(request_id, attempt, 400, str(error), error.param)
             return
         except Exception:

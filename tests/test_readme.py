@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -152,6 +153,12 @@ def test_the_help_and_the_settings_are_printed(beginning: str) -> None:
         assert "max-num-seqs" in done.stdout or "max_num_seqs = 128" in done.stdout
 
 
+def ready_tokenizers(port: int) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/playground/status", timeout=10) as answer:
+        processes = json.load(answer)["processes"]
+    return sum(p["service"] == "tokenizer" and p["phase"] == "ready" for p in processes)
+
+
 def test_the_procfile_serves_and_another_tokenizer_joins(tmp_path: Path) -> None:
     port = free_port()
     runtime = tmp_path / "run"
@@ -166,8 +173,11 @@ def test_the_procfile_serves_and_another_tokenizer_joins(tmp_path: Path) -> None
         server.wait_ready(port)
         joiner = re.sub(r"ipc://\S+", router, command(".venv/bin/penstock tokenizer"))
         other = Running(joiner)
-        time.sleep(2.5)
-        assert other.process.poll() is None
+        deadline = time.monotonic() + 60
+        while ready_tokenizers(port) < 2:
+            assert other.process.poll() is None
+            assert time.monotonic() < deadline, "it did not join"
+            time.sleep(0.1)
         other.stop()
         assert other.process.returncode == 0, other.output
     finally:

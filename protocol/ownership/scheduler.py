@@ -130,6 +130,14 @@ class SchedulerLedger:
         if unknown:
             self._send(message.reply_to, Unknown([i for i, _ in unknown], [a for _, a in unknown]))
 
+    def hand_over(self) -> None:
+        """Give every request back to its owner, who finds another engine for it."""
+        for owner in self.core.owners():
+            held = self.core.holding(owner)
+            for request_id, attempt in held:
+                self.core.cancel(request_id, attempt, owner)
+            self._send(owner, Unknown([i for i, _ in held], [a for _, a in held]))
+
     def peers_gone(self, gone: dict[int, Peer]) -> None:
         """Cancel all that a lost tokenizer owned; its other frontends ask again elsewhere."""
         for peer in gone.values():

@@ -46,9 +46,9 @@ class PipelineGateway:
 
     def open(self, work: Work, sink: Sink) -> int:
         """Send a request on its way; returns its id. Raises ``Overloaded`` when it cannot be."""
-        state = self.ready()
-        if not state.ready:
-            parts = ", ".join(f"{name}: {text}" for name, text in state.parts.items())
+        state = self._parts()  # while draining, open connections are still served
+        if any(phase != Phase.READY for phase in state.values()):
+            parts = ", ".join(f"{name}: {text}" for name, text in state.items())
             raise Overloaded(_unavailable(f"the server is not ready ({parts}); try again"))
         if len(self.ledger.open) >= MAX_OPEN_REQUESTS:
             raise Overloaded(
@@ -75,7 +75,14 @@ class PipelineGateway:
         return list(found.values())
 
     def ready(self) -> Readiness:
-        """Ready when a router, a tokenizer and an engine are."""
+        """Ready when a router, a tokenizer and an engine are, and this process stays."""
+        parts = self._parts()
+        ready = all(phase == Phase.READY for phase in parts.values()) and not self.is_draining
+        if self.is_draining:
+            parts["frontend"] = Phase.DRAINING
+        return Readiness(ready, parts)
+
+    def _parts(self) -> dict[str, str]:
         parts = {
             "router": _state(self._participant.of("router")),
             "tokenizer": _state(self._participant.of("tokenizer")),
@@ -83,10 +90,7 @@ class PipelineGateway:
         }
         if not self._participant.of("router") and self._participant.joined:
             parts["router"] = Phase.READY  # lost for the moment; requests wait for the next one
-        ready = all(state == Phase.READY for state in parts.values()) and not self.is_draining
-        if self.is_draining:
-            parts["frontend"] = Phase.DRAINING
-        return Readiness(ready, parts)
+        return parts
 
     def draining(self) -> bool:
         return self.is_draining

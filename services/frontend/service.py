@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import socket
@@ -31,6 +32,8 @@ class FrontendService(AsyncService):
     """HTTP on one side, the pipeline on the other."""
 
     name = "frontend"
+    _listener: socket.socket
+    _closing: asyncio.Task[None]
 
     def __init__(self, config: Config, listen_fd: int | None = None) -> None:
         self._inherited: socket.socket | None = None
@@ -53,8 +56,8 @@ class FrontendService(AsyncService):
 
     async def start(self) -> None:
         app = make_app(self.config.server, self.gateway, self.metrics)
-        listener = self._inherited or await self._listen()
-        self._runner = await start(app, listener, Limits(connection_limit()))
+        self._listener = self._inherited or await self._listen()
+        self._runner = await start(app, self._listener, Limits(connection_limit()))
         gc.collect()
         gc.freeze()
         self.set_phase(Phase.READY)
@@ -106,8 +109,18 @@ class FrontendService(AsyncService):
         self.gateway.is_draining = True
         self._drain_began = time.monotonic()
         if self._runner is not None:
-            for site in list(self._runner.sites):
-                self.loop.create_task(site.stop())
+            self._closing = self.loop.create_task(self._close_port(self._runner))
+
+    async def _close_port(self, runner: web.AppRunner) -> None:
+        """Listen no more; who has connected by then is served all the same."""
+        with self._listener.dup() as rest:
+            for site in list(runner.sites):
+                await site.stop()
+            with contextlib.suppress(BlockingIOError):
+                while runner.server is not None:
+                    connection, _ = rest.accept()
+                    connection.setblocking(False)
+                    await self.loop.connect_accepted_socket(runner.server, connection)
 
     def drained(self) -> bool:
         lingered = time.monotonic() - self._drain_began > LINGER_SECONDS

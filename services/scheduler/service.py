@@ -116,13 +116,22 @@ class SchedulerService(LoopService):
         if self.ledger is not None:
             self.ledger.peers_gone(gone)
         if self.worker is not None and self.worker.incarnation in gone:
-            self.log.warning("the worker is gone; its requests wait for the next one")
             self.worker = None
             self.attached = False
             self._sent.clear()
             self._answers.clear()
             if self._draining_since is None:
                 self.set_phase(Phase.LOADING, "waiting for a worker")
+            if self.ledger is not None and self._another_is_ready():
+                self.log.warning("the worker is gone; its requests go to another engine")
+                self.ledger.hand_over()
+            else:
+                self.log.warning("the worker is gone; its requests wait for the next one")
+
+    def _another_is_ready(self) -> bool:
+        """Whether another engine could take this one's requests."""
+        engines = self.participant.of("scheduler", ready_only=True)
+        return any(peer.identity.engine != self.config.cluster.engine for peer in engines)
 
     # --- messages
 
@@ -132,7 +141,9 @@ class SchedulerService(LoopService):
                 self._answers.append(message)
             case Attached():
                 self._on_attached(message, now)
-            case Enqueue() if self.ledger is None:
+            case Enqueue() if self.ledger is None or (
+                not self.attached and self._another_is_ready()
+            ):
                 self.mailbox.send(message.reply_to, _not_ready(message))
             case _:
                 if self.ledger is None or not self.ledger.handle(sender, message, now):

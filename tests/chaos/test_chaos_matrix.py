@@ -8,12 +8,9 @@ the server was whole again.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -39,7 +36,6 @@ FAST = {
     ("worker", "streaming"),
     ("router and engine", "decode"),
 }
-Report = Callable[..., None]
 
 
 @pytest.fixture(scope="module", params=["tiny", pytest.param("demo", marks=pytest.mark.chaos)])
@@ -52,16 +48,6 @@ def server(
         flags.append(str(write_model("qwen3", tmp_path_factory.mktemp("models") / "tiny")))
     with served(*flags) as running:
         yield running
-
-
-@pytest.fixture
-def report(request: pytest.FixtureRequest) -> Report:
-    def write(**figures: Any) -> None:
-        if path := os.environ.get("CHAOS_REPORT"):
-            with Path(path).open("a") as file:
-                print(json.dumps({"case": request.node.name, **figures}), file=file)
-
-    return write
 
 
 def bodies(state: str, seed: int) -> list[dict[str, Any]]:
@@ -127,7 +113,7 @@ def signal_all(victims: list[psutil.Process], number: int) -> None:
     ],
 )
 def test_every_stream_ends_as_if_nothing_had_happened(
-    server: Served, roles: str, state: str, number: int, report: Report
+    server: Served, roles: str, state: str, number: int, report: Callable[..., None]
 ) -> None:
     asked = bodies(state, seed=hash_of(roles, state, number))
     count = len(children(server))

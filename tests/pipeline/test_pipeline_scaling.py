@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import signal
 import subprocess
 from urllib.parse import urlsplit
@@ -76,6 +78,22 @@ async def scale(server: Served) -> Load:
     assert codes == [0, 0, 0, 0], [process.communicate()[0] for process in added]
     assert min(shares) > 0.05, f"an added process took no share: {shares}"
     return load
+
+
+def test_a_frontend_that_goes_serves_who_is_connected() -> None:
+    with served("--device", "null") as server:
+        target = urlsplit(server.url)
+        (frontend,) = (p for p in server.processes().values() if server.role_of(p) == "frontend")
+        body = json.dumps({"prompt": "hello", "max_tokens": 4, "ignore_eos": True})
+        headers = {"Content-Type": "application/json"}
+        idle = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
+        idle.request("POST", "/v1/completions", body, headers)
+        assert idle.getresponse().read()
+        frontend.send_signal(signal.SIGTERM)
+        idle.request("POST", "/v1/completions", body, headers)
+        answer = idle.getresponse()
+        assert answer.status == 200, answer.read()
+        assert json.load(answer)["usage"]["completion_tokens"] == 4
 
 
 def test_one_to_three_to_one_without_a_failed_request() -> None:

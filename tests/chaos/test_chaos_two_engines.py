@@ -1,0 +1,126 @@
+"""With a second engine a lost one costs its clients a short pause; a lost frontend only its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from reference_models import VOCABULARY, write_model
+from served import Served, served
+from streams import Crowd, Followed, requests, undisturbed
+from victims import children, find, nothing_held, whole_again
+
+pytestmark = pytest.mark.chaos
+
+KILLED_PAUSE = 2.0
+SILENCE = 3.0
+"""Seconds without a beat after which a process is lost."""
+STOPPED_PAUSE = SILENCE + 2.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = write_model("qwen3", tmp_path_factory.mktemp("models") / "tiny")
+    flags = ["--device", "cpu", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "40"]
+    flags += ["--data-parallel-size", "2", "--frontends", "2", "--tokenizers", "2", str(folder)]
+    with served(*flags) as running:
+        yield running
+
+
+def asked(seed: int) -> list[dict[str, Any]]:
+    return requests(
+        16, seed=seed, prompt_tokens=20, max_tokens=600, vocabulary=VOCABULARY, streamed=True
+    )
+
+
+async def with_a_signal(
+    server: Served, victim: psutil.Process, number: int, bodies: list[dict[str, Any]]
+) -> tuple[list[Followed], float]:
+    async with Crowd(server.url, bodies) as crowd:
+        await crowd.until(5)
+        struck = time.monotonic()
+        victim.send_signal(number)
+        return await crowd.ends(), struck
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("role", ["scheduler", "worker", "tokenizer"])
+def test_the_other_one_goes_on_with_the_streams(
+    server: Served, role: str, number: int, report: Callable[..., None]
+) -> None:
+    bodies = asked(10 + 2 * len(role) + (number == signal.SIGKILL))
+    count = len(children(server))
+    victim = find(server, role)
+    followed, struck = asyncio.run(with_a_signal(server, victim, number, bodies))
+    pause = max(one.longest_pause(struck) for one in followed)
+    recovery = whole_again(server, [victim], count, struck)
+    report(pause=pause, recovery=recovery)
+    expected = asyncio.run(undisturbed(server.url, bodies))
+    assert [one.verdict() for one in followed] == [one.verdict() for one in expected]
+    assert pause < (KILLED_PAUSE if number == signal.SIGKILL else STOPPED_PAUSE)
+    nothing_held(server)
+
+
+def test_a_killed_frontend_costs_its_own_clients_their_streams_and_nobody_else(
+    server: Served, report: Callable[..., None]
+) -> None:
+    bodies = [{**body, "max_tokens": 900} for body in asked(1)]
+    count = len(children(server))
+    victim = find(server, "frontend", 1)
+
+    async def strike() -> tuple[list[Followed], float]:
+        async with Crowd(server.url, bodies) as crowd:
+            await crowd.until(3)
+            victim.kill()
+            struck = time.monotonic()
+            while sum(bool(one.error) for one in crowd.followed) == 0:
+                assert time.monotonic() < struck + 30, "nobody was connected to it"
+                await asyncio.sleep(0.005)
+            return await crowd.ends(), struck
+
+    followed, struck = asyncio.run(strike())
+    whole_again(server, [victim], count, struck)
+    expected = asyncio.run(undisturbed(server.url, bodies))
+    cut = [one for one in followed if one.error]
+    assert 0 < len(cut) < len(followed)
+    for one, other in zip(followed, expected, strict=True):
+        if one.error:
+            assert not one.done
+            assert other.text.startswith(one.text)
+        else:
+            assert one.verdict() == other.verdict()
+    nothing_held(server)
+
+
+def test_the_blocks_of_a_killed_frontend_are_free_within_a_second(tmp_path: Path) -> None:
+    """A metrics page is as old as the newest beats: half a second."""
+    folder = write_model("qwen3", tmp_path / "tiny")
+    flags = ["--device", "cpu", "--dtype", "float32", "--threads", "1", "--frontends", "2"]
+    with served(*flags, str(folder)) as server:
+        bodies = [{**body, "max_tokens": 980} for body in asked(2)]
+        victims = [find(server, "frontend", 0), find(server, "frontend", 1)]
+
+        async def strike() -> float:
+            async with Crowd(server.url, bodies) as crowd:
+                await crowd.until(3)
+                for victim in victims:
+                    victim.kill()
+                return time.monotonic()
+
+        struck = asyncio.run(strike())
+        while time.monotonic() < struck + 20:
+            try:
+                metrics = server.metrics()
+            except OSError:
+                time.sleep(0.02)
+                continue
+            if not metrics["penstock:kv_blocks_used"]:
+                break
+            assert time.monotonic() < struck + 4.0, metrics["penstock:kv_blocks_used"]
+            time.sleep(0.02)

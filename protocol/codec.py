@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from penstock.protocol.messages import membership, requests, steps, tokens
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Message = (
     membership.Hello
@@ -28,6 +28,8 @@ Message = (
     | membership.Members
     | membership.MetricsQuery
     | membership.MetricsAnswer
+    | membership.Trace
+    | membership.Traced
     | requests.Submit
     | requests.Taken
     | requests.Enqueue

@@ -22,11 +22,12 @@ from penstock.protocol.config import ClusterConfig, Config
 from penstock.protocol.faults import Faults
 from penstock.protocol.large_blocks import give_back_large_blocks
 from penstock.protocol.mailbox import AddressError, Mailbox
-from penstock.protocol.messages.membership import Identity, Peer, Phase
+from penstock.protocol.messages.membership import Identity, Peer, Phase, Trace
 from penstock.protocol.metrics import Registry
 from penstock.protocol.own_address import find_own_address
 from penstock.protocol.participant import BeatThread, Ended, Participant
 from penstock.protocol.security import CurveKeys
+from penstock.protocol.trace import TRACE
 
 _encode = msgspec.msgpack.Encoder().encode
 TICK_SECONDS = 0.25
@@ -124,17 +125,35 @@ class Service:
 
     def _dispatch(self, sender: int, message: Message, now: float) -> None:
         """One message; a fault in handling it is logged and costs nobody else anything."""
+        began = time.monotonic_ns() if TRACE.on else 0
         try:
             self.handle(sender, message, now)
         except Ended:
             raise
         except Exception:
             self.log.exception("message failed", kind=type(message).__name__)
+        if began:
+            TRACE.add_message(message, began)
 
     def handle(self, sender: int, message: Message, now: float) -> None:
         """The membership's messages first; what a lost peer still sends is dropped there."""
-        if not self.participant.handle(sender, message, now):
+        if self.participant.handle(sender, message, now):
+            return
+        if isinstance(message, Trace):
+            if refusal := TRACE.ask(message, now):
+                self.mailbox.send(message.reply_to, refusal)
+        else:
             self.on_message(sender, message, now)
+
+    def _send_trace(self, now: float) -> None:
+        """The next piece of a recording that is over, if its observer is still there."""
+        observer = TRACE.observer
+        if (piece := TRACE.next_piece(now)) is None:
+            return
+        if any(peer.address == observer for peer in self.participant.peers.values()):
+            self.mailbox.send(observer, piece)
+        else:
+            TRACE.drop()
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -144,6 +163,8 @@ class Service:
         complaint = self.participant.tick(now)
         if complaint:
             self.log.warning(complaint)
+        if TRACE.observer:
+            self._send_trace(now)
         try:
             self.on_tick(now)
         except Exception:

@@ -80,6 +80,7 @@ TOOLS = {
     "version": "print the version",
     "bench": "measure a server or the library",
     "eval": "ask a server held-out questions: the accuracy of each skill",
+    "trace": "what each process of a running server does, on one timeline",
 }
 NOT_EVERYWHERE = {
     "aiohttp", "jinja2", "numpy", "psutil", "safetensors", "tokenizers", "torch", "transformers",
@@ -184,6 +185,10 @@ def _no_service(arguments: Sequence[str]) -> int:
         from penstock.loadtest import eval as evaluation
 
         return evaluation.main(arguments[1:])
+    if arguments[:1] == ["trace"]:
+        from penstock.loadtest import trace
+
+        return trace.main(arguments[1:])
     summaries = {name: command.summary for name, command in COMMANDS.items()} | TOOLS
     width = max(map(len, summaries)) + 2
     table = "\n".join(f"  {name:{width}}{summary}" for name, summary in summaries.items())

@@ -174,3 +174,26 @@ class ProcessMetrics(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class MetricsAnswer(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):
     processes: list[ProcessMetrics]
+
+
+class Trace(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
+    """Record what you do for so many seconds (``penstock.protocol.trace`` has the most), then
+    send it to the observer ``reply_to``, a member."""
+
+    reply_to: str
+    seconds: float
+
+
+class Traced(msgspec.Struct, frozen=True, array_like=True, tag=13, gc=False):
+    """A piece of a recording, or the refusal to make one."""
+
+    names: list[str]
+    """What the names of the events stand for."""
+    events: bytes
+    """See ``penstock.protocol.trace.EVENT``."""
+    dropped: int
+    """Events that newer ones have overwritten."""
+    more: bool
+    """Another piece follows."""
+    refused: str = ""
+    """Why nothing is recorded."""

@@ -22,6 +22,7 @@ from penstock.protocol.messages.membership import (
 from penstock.protocol.messages.requests import Rejected, Work
 from penstock.protocol.ownership.frontend import FrontendLedger, Sink
 from penstock.protocol.participant import Participant
+from penstock.protocol.trace import ACCEPT, TRACE
 from penstock.services.frontend.interface import Overloaded, Readiness, ServedModel
 
 MAX_OPEN_REQUESTS = 16_384
@@ -59,7 +60,11 @@ class PipelineGateway:
         if work.params.seed is None:
             params = msgspec.structs.replace(work.params, seed=secrets.randbits(63))
             work = msgspec.structs.replace(work, params=params)
-        return self.ledger.submit(work, sink, time.monotonic())
+        began = time.monotonic_ns() if TRACE.on else 0
+        request_id = self.ledger.submit(work, sink, time.monotonic())
+        if began:
+            TRACE.add(ACCEPT, began, request_id)
+        return request_id
 
     def cancel(self, request_id: int) -> None:
         self.ledger.cancel(request_id)

@@ -45,6 +45,16 @@ def make_default_folder(router: str) -> None:
     private_folder(folder)
 
 
+def running_routers(environment: Mapping[str, str], runtime_dir: str = "") -> list[str]:
+    """Addresses of this user's routers on this host; one may have ended without a word."""
+    default = default_router(environment, runtime_dir)
+    paths = [Path(default.removeprefix("ipc://"))]
+    if not runtime_dir:
+        paths += sorted(runtime_root(environment).glob(f"{_PREFIX}*/router.sock"))
+    own = os.getuid()
+    return [f"ipc://{path}" for path in paths if path.exists() and path.stat().st_uid == own]
+
+
 @contextlib.contextmanager
 def server_folder(environment: Mapping[str, str], runtime_dir: str = "") -> Iterator[Path]:
     """The folder of one server: ``runtime_dir``, else a new one that is removed at the end.

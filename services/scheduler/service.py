@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import time
 from collections import deque
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from penstock.protocol.messages.steps import Attach, Attached, StepFailed, StepP
 from penstock.protocol.metrics import Registry
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.runtime import LoopService
+from penstock.protocol.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy_choice import make_policy
@@ -161,7 +163,10 @@ class SchedulerService(LoopService):
         for answer in answers:
             if isinstance(answer, StepResult):
                 self.metrics.observe("step_seconds", answer.seconds)
+                began = time.monotonic_ns() if TRACE.on else 0
                 batches.append(core.apply(answer, now))
+                if began:
+                    TRACE.add(APPLY, began, answer.step)
             else:
                 self.log.warning("step failed", step=answer.step, reason=answer.reason)
                 batches.append(core.fail(answer, now))
@@ -169,14 +174,25 @@ class SchedulerService(LoopService):
             while self._sent and self._sent[0].step <= answer.step:
                 self._sent.popleft()
                 self._sent_at = now
-        while (plan := core.plan(now)) is not None:
+        while True:
+            began = time.monotonic_ns() if TRACE.on else 0
+            if (plan := core.plan(now)) is None:
+                break
+            if began:
+                TRACE.add(PLAN, began, plan.step)
+                began = time.monotonic_ns()
             self.faults.at("step")
             self.mailbox.send(self.worker.address, plan)
+            if began:
+                TRACE.add(SEND_PLAN, began, plan.step)
             if not self._sent:
                 self._sent_at = now
             self._sent.append(plan)
         for batch in batches:
+            began = time.monotonic_ns() if TRACE.on else 0
             self._hand_out(batch)
+            if began:
+                TRACE.add(HAND_OUT, began, len(batch))
 
     def _hand_out(self, batches: Batches) -> None:
         for owner, batch in batches:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
+from penstock.protocol.trace import ENCODE, THREADS, TRACE
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -38,6 +40,7 @@ class EncodeThreads:
             if not future.set_running_or_notify_cancel():
                 return
             self._began[number] = time.monotonic()
+            began = time.monotonic_ns() if TRACE.on else 0
             try:
                 result = job(*args, **kwargs)
             except BaseException as error:
@@ -45,6 +48,8 @@ class EncodeThreads:
                 future.set_exception(error)
             else:
                 del self._began[number]
+                if began:
+                    TRACE.add(ENCODE, began, lane=THREADS + number)
                 future.set_result(result)
 
         self._jobs.put(play)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Protocol
@@ -9,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.protocol.messages.steps import StepPlan, StepResult
+from penstock.protocol.trace import DEVICE, STEP, TRACE
 
 
 class ExecutorCapacity(msgspec.Struct, frozen=True):
@@ -73,7 +75,10 @@ class DirectExecutor(ABC):
         """Execute one step; raises as ``Executor.launch`` does."""
 
     def launch(self, plan: StepPlan) -> None:
+        began = time.monotonic_ns() if TRACE.on else 0
         self._results.append(self.execute(plan))
+        if began:
+            TRACE.add(STEP, began, plan.step, DEVICE)
 
     def finished(self, wait: bool = False) -> StepResult | None:
         return self._results.popleft() if self._results else None

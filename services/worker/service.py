@@ -14,6 +14,7 @@ from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phas
 from penstock.protocol.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
 from penstock.protocol.metrics import Registry
 from penstock.protocol.runtime import LoopService
+from penstock.protocol.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.services.worker.executor import Executor
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor
@@ -151,6 +152,7 @@ class WorkerService(LoopService):
         self.status.begin(self._limits.begin(plan))
         if self.executor.in_flight == self.executor.max_in_flight:
             self._collect(self.executor, wait=True)
+        began = time.monotonic_ns() if TRACE.on else 0
         try:
             self.faults.at("step")
             self.executor.launch(plan)
@@ -158,23 +160,32 @@ class WorkerService(LoopService):
             self.log.exception("step failed", step=plan.step)
             self._fail(plan, f"{type(error).__name__}: {error}")
             return
+        if began:
+            TRACE.add(LAUNCH, began, plan.step)
         self._expected = plan.step + 1
         self._collect(self.executor)
 
     def _collect(self, executor: Executor, wait: bool = False) -> None:
         """Send the results of the steps that are over."""
         while (result := self._finished(executor, wait)) is not None:
+            began = time.monotonic_ns() if TRACE.on else 0
             self._limits.over(result.seconds)
             self._answers.append(result)
             self.mailbox.send(self.scheduler, result)
+            if began:
+                TRACE.add(SEND_RESULT, began, result.step)
         if not executor.in_flight:
             self.status.done()
 
     def _finished(self, executor: Executor, wait: bool) -> StepResult | None:
+        began = time.monotonic_ns() if wait and TRACE.on else 0
         try:
             return executor.finished(wait)
         except Exception as error:
             raise self._broken(error) from error
+        finally:
+            if began:
+                TRACE.add(WAIT, began)
 
     def _reset(self, executor: Executor) -> None:
         """Drop all slots and what is under way."""

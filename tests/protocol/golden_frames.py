@@ -105,6 +105,11 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
         m.MetricsAnswer([m.ProcessMetrics("router", 0, _REPORT)]),
         [11, [["router", 0, _REPORT_ROW]]],
     ),
+    "Trace": (m.Trace("ipc:///o", 2.5), [12, "ipc:///o", 2.5]),
+    "Traced": (
+        m.Traced(["plan"], b"events", 300, True, "busy"),
+        [13, ["plan"], b"events", 300, True, "busy"],
+    ),
     "Submit": (r.Submit(1, 256, "ipc:///f", b"work"), [20, 1, 256, "ipc:///f", b"work"]),
     "Taken": (r.Taken(1, 256), [21, 1, 256]),
     "Enqueue": (
@@ -176,8 +181,8 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "f0741c0d69af07bb"
-"""Of protocol version 2."""
+SCHEMA_HASH = "f5705c348d6e15a9"
+"""Of protocol version 3."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (
@@ -204,6 +209,8 @@ GOLDEN: dict[str, str] = {
         "920b9193a6726f7574657200919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb400000"
         "0000000000"
     ),
+    "Trace": "930ca86970633a2f2f2f6fcb4004000000000000",
+    "Traced": "960d91a4706c616ec4066576656e7473cd012cc3a462757379",
     "Submit": "951401cd0100a86970633a2f2f2f66c404776f726b",
     "Taken": "931501cd0100",
     "Enqueue": "971601cd0101a86970633a2f2f2f7463c400c404776f726b",

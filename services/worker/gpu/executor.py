@@ -19,11 +19,13 @@ from penstock.kernels.draw_keys import draw_keys
 from penstock.kernels.sampling import SamplingRows, bad_rows, sample
 from penstock.protocol.messages.steps import StepPlan, StepResult
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
+from penstock.protocol.trace import PREPARE, TRACE
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.graphs import StepGraphs
+from penstock.services.worker.gpu.step_times import StepTimes
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
 from penstock.services.worker.slots import PlannedStep, SlotTable
@@ -39,6 +41,8 @@ class _InFlight(msgspec.Struct):
     """[2, R] int32 on the host, once ``event`` has passed."""
     event: torch.cuda.Event | None
     launched: float
+    begun: torch.cuda.Event | None = None
+    """Before the step's first kernel; only while the process is traced."""
 
 
 class GpuExecutor:
@@ -69,6 +73,7 @@ class GpuExecutor:
         self._flight: deque[_InFlight] = deque()
         self._turn = 0
         self._last_end = 0.0
+        self._step_times = StepTimes()
 
     def _host(self, *shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=torch.int32, pin_memory=self._on_gpu)
@@ -125,6 +130,7 @@ class GpuExecutor:
             self.graphs.warm_up(self.capacity.max_num_seqs)
 
     def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> _InFlight:
+        traced = time.monotonic_ns() if TRACE.on else 0
         ring = self._turn
         self._turn = (ring + 1) % RING
         decoding, rows = len(step.decoding), len(step.sampled)
@@ -135,19 +141,28 @@ class GpuExecutor:
         else:
             sample_rows = np.arange(rows)
         self._state.update(step, sample_rows, ring)
+        begun = None
+        if traced:
+            TRACE.add(PREPARE, traced, plan.step)
+            begun = self._event(timed=True)
         if step.chunks:
             self.graphs.run_mixed(padded, decoding)
         elif decoding:
             self.graphs.run_decode(decoding)
         host = self._results[ring]
-        event = None
         if rows:
             self._choose(step, rows)
             host.copy_(self.decoder.space.result, non_blocking=True)
-        if self._on_gpu:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        return _InFlight(plan.epoch, plan.step, rows, host, event, launched)
+        event = self._event(timed=bool(traced))
+        return _InFlight(plan.epoch, plan.step, rows, host, event, launched, begun)
+
+    def _event(self, timed: bool) -> torch.cuda.Event | None:
+        """An event at the present end of the stream; ``None`` on the CPU."""
+        if not self._on_gpu:
+            return None
+        event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     def _choose(self, step: PlannedStep, rows: int) -> None:
         """Tokens for the step's logits rows."""
@@ -178,6 +193,8 @@ class GpuExecutor:
             elif not oldest.event.query():  # type: ignore[no-untyped-call]
                 return None
         self._flight.popleft()
+        if oldest.begun is not None and oldest.event is not None:
+            self._step_times.add(oldest.step, oldest.begun, oldest.event)
         now = time.perf_counter()
         seconds = now - max(oldest.launched, self._last_end)
         self._last_end = now

@@ -47,22 +47,23 @@ class DeviceLimits(msgspec.Struct, frozen=True):
         return max(size / self.bandwidth, flops / self.flops)
 
 
-KNOWN = (
-    ("H200", 4.8e12, 989e12),
-    ("H100 PCIe", 2.0e12, 756e12),
-    ("H100 80GB HBM3", 3.35e12, 989e12),
-    ("A100-SXM4-80GB", 2.039e12, 312e12),
-)
-"""Part of the name; bytes a second; dense bf16 and fp16 operations a second (data sheets)."""
+KNOWN = {
+    "NVIDIA H200": (4.8e12, 989e12),
+    "NVIDIA H100 80GB HBM3": (3.35e12, 989e12),
+    "NVIDIA H100 PCIe": (2.0e12, 756e12),
+    "NVIDIA A100-SXM4-80GB": (2.039e12, 312e12),
+}
+"""By the name that the driver gives: bytes a second; dense bf16 and fp16 operations a second (data
+sheets). Names that merely resemble these (GH200, H200 NVL) are other products."""
 HALF_TYPES = ("bfloat16", "float16")
 
 
 def known_limits(name: str, dtype: str) -> DeviceLimits | None:
     """What the data sheet of a GPU says, if it is one of ``KNOWN``."""
-    for part, bandwidth, flops in KNOWN:
-        if part in name and dtype in HALF_TYPES:
-            return DeviceLimits(name, bandwidth, flops, "data sheet")
-    return None
+    if name not in KNOWN or dtype not in HALF_TYPES:
+        return None
+    bandwidth, flops = KNOWN[name]
+    return DeviceLimits(name, bandwidth, flops, "data sheet")
 
 
 def add_limit_flags(parser: argparse.ArgumentParser) -> None:

@@ -126,7 +126,7 @@ def test_a_known_gpu_has_the_rates_of_its_data_sheet(name: str, bandwidth: float
     assert limits.bandwidth == bandwidth
     assert limits.floor(bandwidth, 0) == 1.0
     assert known_limits(name, "float32") is None, "the sheet's rate is that of 16 bits"
-    assert known_limits("NVIDIA GeForce 8800", "bfloat16") is None
+    assert known_limits(f"{name} NVL", "bfloat16") is None, "another product"
 
 
 @pytest.mark.parametrize(

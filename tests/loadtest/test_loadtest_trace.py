@@ -157,7 +157,7 @@ def test_a_recording_whose_observer_was_killed_ends_by_itself(
     server: Served, tmp_path: Path
 ) -> None:
     killed = subprocess.Popen(
-        command("--router", server.router, "--seconds", "8", "-o", str(tmp_path / "k.json")),
+        command("--router", server.router, "--seconds", "10", "-o", str(tmp_path / "k.json")),
         stderr=subprocess.PIPE,
         text=True,
     )

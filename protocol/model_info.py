@@ -6,6 +6,7 @@ Accepts both layouts that Hugging Face folders use: transformers 4 (``torch_dtyp
 
 from __future__ import annotations
 
+import hashlib
 import re
 import stat
 from pathlib import Path
@@ -16,6 +17,8 @@ import msgspec
 from penstock.protocol.sampling import parse_field
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
+SHARED_FILES = ("config.json", "tokenizer.json", "vocab.json", "tokenizer.model")
+"""What the processes of one server must have alike: the shapes, and the meaning of a token id."""
 LFS_POINTER = b"version https://git-lfs"
 """How a file begins that Git LFS left in the place of the true one."""
 
@@ -116,6 +119,21 @@ def _sampling_defaults(generation: dict[str, Any], path: Path) -> dict[str, floa
         except msgspec.ValidationError as error:
             raise BadModelFolder(f"{path}: {name} {value!r}: {error}") from None
     return defaults
+
+
+def fingerprint(folder: str | Path) -> str:
+    """Of the files that say which model it is: 16 hexadecimal digits, or nothing without them."""
+    digest = hashlib.blake2b(digest_size=8)
+    found = False
+    for name in SHARED_FILES:
+        try:
+            content = read_text(Path(folder) / name)
+        except BadModelFolder:
+            continue
+        found = True
+        digest.update(f"{name}:{len(content)}:".encode())
+        digest.update(content)
+    return digest.hexdigest() if found else ""
 
 
 def read_model_info(folder: str | Path) -> ModelInfo:

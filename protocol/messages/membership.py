@@ -51,6 +51,8 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     aliases: list[str] = []
     http: str = ""
     """``host:port`` where a frontend listens."""
+    fingerprint: str = ""
+    """Of the model's files; nothing for a process without a model."""
 
 
 class Phase:

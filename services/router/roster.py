@@ -124,9 +124,24 @@ class Roster:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._refuse(hello, f"its identity is malformed: {error}", "report it as a bug")
             return
+        if other := self._with_another_model(identity):
+            reason = (
+                f"{hello.service} has the model {_model(identity)}, but the {other.service} of "
+                f"this server {_model(other.identity)}"
+            )
+            self._refuse(hello, reason, "start all processes with the same MODEL")
+            return
         self.members[hello.incarnation] = Member(hello, identity, now)
         self._log("info", f"{hello.service} joined (pid {identity.pid} on {identity.host})")
         self._changed = True
+
+    def _with_another_model(self, identity: Identity) -> Member | None:
+        """A member whose tokens would mean something else."""
+        agreed = ("", identity.fingerprint)
+        if not identity.fingerprint:
+            return None
+        others = (m for m in self.members.values() if m.identity.fingerprint not in agreed)
+        return next(others, None)
 
     def _refuse(self, hello: Hello, reason: str, remedy: str) -> None:
         self._log("warning", f"refused {hello.address}: {reason}")
@@ -232,3 +247,7 @@ class Roster:
         ]
         dead = [ProcessMetrics(service, 0, report) for service, report in self._dead.items()]
         return living + dead
+
+
+def _model(identity: Identity) -> str:
+    return f"{identity.model!r} (files {identity.fingerprint})"

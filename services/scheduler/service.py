@@ -15,6 +15,7 @@ from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phas
 from penstock.protocol.messages.requests import Enqueue, Rejected
 from penstock.protocol.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
 from penstock.protocol.metrics import Registry
+from penstock.protocol.model_info import fingerprint
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.runtime import LoopService
 from penstock.protocol.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
@@ -60,6 +61,7 @@ class SchedulerService(LoopService):
             self.config.cluster.engine,
             model=names[0],
             aliases=names[1:],
+            fingerprint=fingerprint(model.model),
         )
 
     def start(self) -> None:

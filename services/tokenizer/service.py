@@ -14,7 +14,7 @@ from penstock.protocol.config import Config
 from penstock.protocol.messages.membership import Identity, Peer, Phase
 from penstock.protocol.messages.requests import Rejected, TokenWork, Work
 from penstock.protocol.metrics import Registry
-from penstock.protocol.model_info import ModelInfo, read_model_info
+from penstock.protocol.model_info import ModelInfo, fingerprint, read_model_info
 from penstock.protocol.ownership.text_rows import Stream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.runtime import AsyncService
@@ -56,7 +56,10 @@ class TokenizerService(AsyncService):
         )
 
     def identity(self) -> Identity:
-        return Identity(os.getpid(), socket.gethostname(), model=self.info.folder.name)
+        folder = self.info.folder
+        return Identity(
+            os.getpid(), socket.gethostname(), model=folder.name, fingerprint=fingerprint(folder)
+        )
 
     async def start(self) -> None:
         self.set_phase(Phase.LOADING, "reading the tokenizer")

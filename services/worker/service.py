@@ -7,12 +7,14 @@ import socket
 import threading
 import time
 from collections import deque
+from pathlib import Path
 
 from penstock.protocol.codec import Message
 from penstock.protocol.config import Config
 from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.protocol.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
 from penstock.protocol.metrics import Registry
+from penstock.protocol.model_info import fingerprint
 from penstock.protocol.runtime import LoopService
 from penstock.protocol.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.services.worker.executor import Executor
@@ -52,8 +54,15 @@ class WorkerService(LoopService):
         self._device_failed: DeviceFailed | None = None
 
     def identity(self) -> Identity:
-        cluster = self.config.cluster
-        return Identity(os.getpid(), socket.gethostname(), cluster.engine, cluster.rank)
+        cluster, folder = self.config.cluster, Path(self.config.model.model)
+        return Identity(
+            os.getpid(),
+            socket.gethostname(),
+            cluster.engine,
+            cluster.rank,
+            model=folder.name,
+            fingerprint=fingerprint(folder),
+        )
 
     def start(self) -> None:
         self.set_phase(Phase.LOADING, "starting")

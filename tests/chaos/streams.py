@@ -25,6 +25,8 @@ class Followed:
     finish: str | None = None
     completion_tokens: int | None = None
     error: str = ""
+    cut: bool = False
+    """The connection broke."""
     done: bool = False
     arrivals: list[float] = field(default_factory=list)
 
@@ -113,8 +115,10 @@ class Crowd:
                 async for line in response.content:
                     if line.startswith(b"data: "):
                         _take_event(followed, line[6:].strip())
-        except (aiohttp.ClientError, TimeoutError) as error:
-            followed.error = repr(error)
+        except aiohttp.ClientError as error:
+            followed.error, followed.cut = repr(error), True
+        except TimeoutError:
+            followed.error = f"no end within {PATIENCE:.0f} s"
 
 
 def _take_whole(followed: Followed, data: dict[str, Any]) -> None:

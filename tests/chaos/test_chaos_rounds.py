@@ -73,12 +73,12 @@ class Load:
             self.outcomes["right"] += 1
         elif followed.status == 503 and "try again" in followed.error:
             self.outcomes["turned away"] += 1
-        elif not followed.done and "Client" in followed.error:
+        elif followed.cut:
             self.outcomes["cut off with its frontend"] += 1
             if not expected.text.startswith(followed.text):
                 self.wrong.append(f"{followed.text[-80:]} is no beginning of the text")
         else:
-            self.wrong.append(f"{followed.verdict()} instead of {expected.verdict()}"[:600])
+            self.wrong.append(f"{followed.verdict()} instead of {expected.verdict()}")
 
     async def end(self) -> None:
         self._stop.set()
@@ -88,9 +88,10 @@ class Load:
 class Mishaps:
     """What may happen in a round."""
 
-    def __init__(self, server: Served) -> None:
+    def __init__(self, server: Served, model: Path) -> None:
         self.happened: Counter[str] = Counter()
         self._server = server
+        self._model = str(model)
         self._rng = random.Random(SEED)
         self._port = str(urlsplit(server.url).port)
         self._added: list[subprocess.Popen[str]] = []
@@ -111,7 +112,7 @@ class Mishaps:
                 time.sleep(self._rng.random() * 0.2)
         elif kind == "add" and len(self._added) < 4:
             service = self._rng.choice(("tokenizer", "frontend"))
-            flags = ["--port", self._port] if service == "frontend" else []
+            flags = ["--port", self._port] if service == "frontend" else [self._model]
             self._added.append(start_service(self._server, service, *flags))
         elif self._added:
             process = self._added.pop(self._rng.randrange(len(self._added)))
@@ -126,12 +127,12 @@ class Mishaps:
 
 
 async def under_load(
-    server: Served, bodies: list[dict[str, Any]]
+    server: Served, model: Path, bodies: list[dict[str, Any]]
 ) -> tuple[Load, Mishaps, list[float]]:
     texts = await undisturbed(server.url, bodies)
     assert all(one.done for one in texts), texts
     load = Load(server.url, bodies, texts)
-    mishaps = Mishaps(server)
+    mishaps = Mishaps(server, model)
     recoveries = []
     for number in range(ROUNDS):
         recoveries.append(await asyncio.to_thread(mishaps.one))
@@ -153,7 +154,7 @@ def test_random_mishaps_under_load_cost_no_text(
     settings = {"XDG_RUNTIME_DIR": str(place)}
     with served(*flags, str(folder), environment=settings) as server:
         everyone = {process.pid for process in psutil.process_iter()}
-        load, mishaps, recoveries = asyncio.run(under_load(server, bodies))
+        load, mishaps, recoveries = asyncio.run(under_load(server, folder, bodies))
         nothing_held(server)
         port = urlsplit(server.url).port
     assert load.wrong == []

@@ -7,11 +7,13 @@ import http.client
 import json
 import signal
 import subprocess
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 import psutil
 from clients import Answer, ask
+from reference_models import write_model
 from served import Served, served, start_service
 
 
@@ -94,6 +96,16 @@ def test_a_frontend_that_goes_serves_who_is_connected() -> None:
         answer = idle.getresponse()
         assert answer.status == 200, answer.read()
         assert json.load(answer)["usage"]["completion_tokens"] == 4
+
+
+def test_a_tokenizer_of_another_model_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    other = write_model("qwen3", tmp_path / "other")
+    with served("--device", "null") as server:
+        process = start_service(server, "tokenizer", str(other))
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 5, output
+    assert "tokenizer has the model 'other'" in output
+    assert "start all processes with the same MODEL" in output
 
 
 def test_one_to_three_to_one_without_a_failed_request() -> None:

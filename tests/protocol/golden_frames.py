@@ -66,8 +66,10 @@ def _head(size: int, fixed: int, fixed_limit: int, small: int | None) -> bytes:
 
 _CAPACITY = m.Capacity(4096, 64, 16, 1000, 32000)
 _CAPACITY_ROW: list[Any] = [4096, 64, 16, 1000, 32000]
-_IDENTITY = m.Identity(4242, "host-a", "0", 1, "qwen", ["qwen", "default"], "127.0.0.1:8000")
-_IDENTITY_ROW: list[Any] = [4242, "host-a", "0", 1, "qwen", ["qwen", "default"], "127.0.0.1:8000"]
+_IDENTITY = m.Identity(4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de")
+_IDENTITY_ROW: list[Any] = [
+    4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de",
+]  # fmt: skip
 _PEER = m.Peer("worker", "ipc:///run/w.sock", 7, _IDENTITY, "ready", "", _CAPACITY, 3)
 _PEER_ROW: list[Any] = [
     "worker", "ipc:///run/w.sock", 7, _IDENTITY_ROW, "ready", "", _CAPACITY_ROW, 3,
@@ -181,7 +183,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "f5705c348d6e15a9"
+SCHEMA_HASH = "093c9c1fca84c18c"
 """Of protocol version 3."""
 
 GOLDEN: dict[str, str] = {
@@ -200,8 +202,8 @@ GOLDEN: dict[str, str] = {
     "Died": "9307ce00010000a6686f73742d61",
     "Fenced": "920801",
     "Members": (
-        "950909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0797cd1092a6686f73742d61a1"
-        "3001a47177656e92a47177656ea764656661756c74ae3132372e302e302e313a38303030a57265616479a095"
+        "950909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73742d61a1"
+        "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a57265616479a095"
         "cd10004010cd03e8cd7d0003920b0c"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
@@ -235,8 +237,8 @@ GOLDEN: dict[str, str] = {
     "StepResult": "962b0102c40801000000ff7f00009101cb3fc0000000000000",
     "StepFailed": "942c0102a4626f6f6d",
     "Identity": (
-        "97cd1092a6686f73742d61a13001a47177656e92a47177656ea764656661756c74ae3132372e302e302e313a"
-        "38303030"
+        "98cd1092a6686f73742d61a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a4"
+        "63306465"
     ),
     "MetricsReport": ("919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000"),
     "Work chat": (

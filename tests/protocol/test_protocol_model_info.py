@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
+from penstock.protocol.model_info import (
+    BadModelFolder,
+    ModelInfo,
+    fingerprint,
+    read_model_info,
+)
 from penstock.protocol.sampling import SamplingParams, resolve
 
 CONFIG: dict[str, Any] = {
@@ -227,3 +232,16 @@ def test_an_error_is_one_bounded_line_whatever_a_file_puts_into_it() -> None:
     error = str(BadModelFolder("a\nb\x1b[31mc\u2028d" + "x" * 10**6))
     assert error.startswith("a b [31mc d")
     assert len(error) < 5000
+
+
+def test_the_fingerprint_tells_models_apart_by_their_shapes_and_vocabulary(tmp_path: Path) -> None:
+    assert fingerprint(tmp_path) == ""
+    assert fingerprint(tmp_path / "nowhere") == ""
+    found = set()
+    for config, tokenizer in (("{}", "a"), ("{ }", "a"), ("{}", "b")):
+        (tmp_path / "config.json").write_text(config)
+        (tmp_path / "tokenizer.json").write_text(tokenizer)
+        found.add(fingerprint(tmp_path))
+        (tmp_path / "chat_template.jinja").write_text(config + tokenizer)
+        assert fingerprint(tmp_path) in found
+    assert len(found) == 3

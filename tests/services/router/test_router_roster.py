@@ -154,6 +154,25 @@ def test_another_version_is_refused_with_both_versions_and_a_remedy(
     assert address(1) in text
 
 
+def test_a_process_with_another_model_is_refused_and_both_are_named(
+    roster: Roster, wire: Wire
+) -> None:
+    def of(number: int, model: str, fingerprint: str) -> bytes:
+        return encode(Identity(number, "host-a", model=model, fingerprint=fingerprint))
+
+    roster.hello(hello(1, "scheduler", identity=of(1, "big", "aa")), 100.0)
+    roster.hello(hello(2, "frontend"), 100.0)
+    roster.hello(hello(3, "tokenizer", identity=of(3, "moved", "aa")), 100.0)
+    roster.hello(hello(4, "tokenizer", identity=of(4, "small", "bb")), 100.0)
+    assert set(roster.members) == {1, 2, 3}
+    ((to, refused),) = wire.last_words
+    assert to == address(4)
+    assert isinstance(refused, Refused)
+    assert "'small' (files bb)" in refused.reason
+    assert "the scheduler of this server 'big' (files aa)" in refused.reason
+    assert "MODEL" in refused.remedy
+
+
 @pytest.mark.parametrize("identity", [b"", b"\xc1", b"\xff" * 9, encode([1, "h", "\x00"])[:-1]])
 def test_an_identity_that_cannot_be_read_is_refused_and_not_asked_for_again(
     roster: Roster, wire: Wire, identity: bytes

@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pytest
 from served import Served, served
-from siege import Attacker, besieged, whole_text
+from siege import FLAGS, KEYS, WAYS, Attacker, besieged, whole_text
 
 from penstock.loadtest.make_model import make_model
-
-KEYS = ["first-key-of-the-tests", "second-key-of-the-tests"]
-FLAGS = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
-WAYS = ["", pytest.param("1", marks=pytest.mark.chaos)]
-"""Values of PYTHONOPTIMIZE for the server: 1 removes every ``assert``."""
 
 
 @pytest.fixture(scope="session")

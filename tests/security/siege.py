@@ -25,8 +25,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from served import Served
 
+KEYS = ["first-key-of-the-tests", "second-key-of-the-tests"]
+FLAGS = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
+WAYS = ["", pytest.param("1", marks=pytest.mark.chaos)]
+"""Values of PYTHONOPTIMIZE for the server: 1 removes every ``assert``."""
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PROMPT = "orchid-7351 by the waterwheel"
 BODY = {

@@ -126,7 +126,7 @@ def test_a_shared_request_id_mixes_nothing_up(locked: Attacker) -> None:
         for body in bodies
     ]
     assert len(set(alone)) > 95
-    for request_id, echoed in (("one-id_for-all", True), ("10.0.0.1:5570", False), ("", False)):
+    for request_id, echoed in (("one-id_for-all", True), ("10.0.0.1:5570", False)):
         answers = asyncio.run(all_at_once(request_id))
         assert [text[0] for text, _ in answers] == alone
         ids = {shown for _, shown in answers}
@@ -240,7 +240,7 @@ def test_keys_and_prompts_are_in_no_metric_and_no_command_line(locked: Attacker)
         assert key not in shown
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(50_000, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("count", [200, pytest.param(50_000, marks=pytest.mark.chaos)])
 def test_made_up_methods_paths_and_models_make_no_new_series(locked: Attacker, count: int) -> None:
     def lines() -> set[str]:
         text = locked.request("GET", "/metrics", **with_key(locked)).body.decode()

@@ -24,6 +24,8 @@ from penstock.services.worker.step_limit import StepLimits
 
 LOAD_LIMIT_SECONDS = 1800.0
 KEPT_ANSWERS = 8
+TURN_SECONDS = 0.05
+"""A turn of the loop takes no further message after this time."""
 
 
 class DeviceFailed(RuntimeError):
@@ -225,9 +227,13 @@ class WorkerService(LoopService):
         self.status.done()
 
     def pump(self) -> None:
+        """Plans that are computed on the spot may keep the inbox full for ever: a turn ends in
+        time for ticks, and for senders that the socket looks at only when it is polled."""
         now = time.monotonic()
         for sender, message in self.mailbox.drain():
             self._dispatch(sender, message, now)
+            if time.monotonic() - now > TURN_SECONDS:
+                break
 
     def work(self, now: float) -> None:
         if self._loader is not None:

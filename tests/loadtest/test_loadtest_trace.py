@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import signal
 import subprocess
@@ -50,8 +52,8 @@ def trace(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=90)
 
 
-def ask(url: str) -> None:
-    body = {"prompt": "water " * 20, "max_tokens": 12, "ignore_eos": True}
+def ask(url: str, tokens: int = 12) -> None:
+    body = {"prompt": "water " * 20, "max_tokens": tokens, "ignore_eos": True}
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -174,6 +176,28 @@ def test_a_recording_whose_observer_was_killed_ends_by_itself(
     while (done := trace(*again)).returncode != 0:
         assert time.monotonic() < deadline, done.stderr
     ask(server.url)
+
+
+def test_a_worker_whose_inbox_is_never_empty_begins_and_ends_in_time(tmp_path: Path) -> None:
+    """Steps of 100 ms, computed as their plans come, each sent before the last one is done."""
+    flags = ["--device", "null", "--null-step-ms", "100", "--drain-timeout-s", "0.5"]
+
+    def keep_busy(url: str) -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):  # the server ends first
+            ask(url, tokens=1000)
+
+    path = tmp_path / "t.json"
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    with own_server([*flags, "--runtime-dir", str(runtime), "--log-level", "warning"]) as url:
+        asking = threading.Thread(target=keep_busy, args=(url,))
+        asking.start()
+        done = trace("--runtime-dir", str(runtime), "--seconds", "2", "-o", str(path))
+    asking.join()
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(path.read_text())
+    steps = [span for span in spans(found) if span["name"] == "step"]
+    assert 5 < len(steps) < 50, "100 plans wait where nobody looks at other senders"
 
 
 def test_the_server_at_a_url_is_found(server: Served, tmp_path: Path) -> None:

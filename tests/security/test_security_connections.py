@@ -235,3 +235,24 @@ def test_no_text_of_a_client_becomes_a_header(attack: Attacker) -> None:
             assert "x-evil" not in answer.headers
     model = {"prompt": "x", "model": "a\r\nX-Evil: 1"}
     assert "x-evil" not in attack.post(COMPLETIONS, model).headers
+
+
+def test_pages_of_others_are_refused_even_under_a_name_that_leads_here(attack: Attacker) -> None:
+    evil = f"evil.example:{attack.port}"
+    here = f"{attack.host}:{attack.port}"
+    asked = {"prompt": "x", "max_tokens": 1}
+    for headers in (
+        {"Host": evil},
+        {"Host": evil, "Origin": f"http://{evil}"},
+        {"Host": here, "Origin": "null"},
+        {"Host": here, "Origin": "https://evil.example", "Content_Type": "text/plain"},
+        {"Host": here, "Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"},
+    ):
+        posted, deleted = (
+            attack.post(COMPLETIONS, asked, **headers),
+            attack.request("DELETE", "/", **headers),
+        )
+        for answer in (posted, deleted):
+            refused(answer, 403)
+            assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert attack.post(COMPLETIONS, asked, Host=here, Origin=f"http://{here}").status == 200

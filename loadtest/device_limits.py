@@ -121,7 +121,8 @@ def device_name(device: str) -> str:
 
     if device == "cuda":
         return str(torch.cuda.get_device_name())
-    return f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def measured_limits(device: str, dtype: str) -> DeviceLimits:

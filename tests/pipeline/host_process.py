@@ -81,7 +81,7 @@ def request(
 ) -> tuple[int, str]:
     """One HTTP request from the host ``client``; status and body, of a stream the whole of it."""
     with client.entered():
-        connection = http.client.HTTPConnection(address, port, timeout=20)
+        connection = http.client.HTTPConnection(address, port, timeout=60)
         connection.connect()
     try:
         if body is None:

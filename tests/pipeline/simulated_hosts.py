@@ -179,6 +179,17 @@ class NamespaceHosts:
         self._unplugged.add(host.namespace)
         self.announce()
 
+    @contextlib.contextmanager
+    def deaf(self, listener: Host, speaker: Host) -> Iterator[None]:
+        """What one host sends to another is lost, but not what comes the other way."""
+        where = f"{listener.address} dev eth0"
+        nobody = "lladdr 02:00:00:00:00:01"  # no card has this address
+        _ip_batch(speaker.namespace, [f"neigh replace {where} {nobody} nud permanent"])
+        try:
+            yield
+        finally:
+            _ip_batch(speaker.namespace, [f"neigh del {where}"])
+
     def close(self) -> None:
         for host in (*self._hosts, self.switch):
             subprocess.run(["ip", "netns", "delete", host.namespace], check=False)

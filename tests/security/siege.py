@@ -42,10 +42,11 @@ BODY = {
     "stream": True,
 }
 GROWTH_BYTES = 64 * 1024 * 1024
-HEALTH_SECONDS = 3.0
-"""Slowest answer of /health: 0.2 s on a machine that does nothing else."""
-ANSWER_SECONDS = 5.0
-"""An attack is answered or cut off by then."""
+HEALTH_SECONDS = (1.0, 15.0)
+"""/health: half of the answers, and the slowest. A machine that does nothing else takes 0.01 and
+0.2 s."""
+ANSWER_SECONDS = 10.0
+"""An attack is answered or cut off by then; a machine that does nothing else takes 0.1 s."""
 PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|Traceback|site-packages|\.py\b|/work/|/home/|/root/")
 _BUSY = ("num_requests_running", "num_requests_waiting", "queue_depth", "kv_blocks_used")
 
@@ -192,6 +193,21 @@ def whole_text(attacker: Attacker) -> str:
     return "".join(event["choices"][0]["text"] for event in events)
 
 
+def peaceful_text(attacker: Attacker) -> str:
+    """The innocent text, before anybody attacks.
+
+    The engine has seen full batches of every kind by then, and the memory that they take for the
+    first time.
+    """
+    first = whole_text(attacker)
+    headers = {"x_api_key": attacker.keys[0]} if attacker.keys else {}
+    crowd = {"prompt": [[5 + n] * 100 for n in range(3)], "n": 32, "max_tokens": 30}
+    for fields in ({"temperature": 0}, {"top_k": 5}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.5}):
+        assert attacker.post(COMPLETIONS, {**crowd, **fields}, **headers).status == 200
+    assert whole_text(attacker) == first, "the second time its prompt is in the cache"
+    return first
+
+
 def memory(server: Served) -> dict[int, int]:
     """Bytes that each process holds for itself, swapped out or not."""
     found = {}
@@ -241,7 +257,9 @@ def besieged(
     assert innocent.faults == []
     assert set(innocent.texts) == {peace}
     assert {status for status, _ in innocent.health} <= {200}
-    assert max((seconds for _, seconds in innocent.health), default=0.0) < HEALTH_SECONDS
+    waits = sorted(seconds for _, seconds in innocent.health)
+    assert not waits or waits[len(waits) // 2] < HEALTH_SECONDS[0], waits
+    assert not waits or waits[-1] < HEALTH_SECONDS[1], waits
     assert lives(server) == born
     settle(attacker)
     after = memory(server)

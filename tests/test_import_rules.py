@@ -140,3 +140,20 @@ def test_a_light_service_starts_without_torch_and_transformers(service: str) -> 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
+SHOW_THE_TIME = {
+    "services/frontend/connection.py",
+    "services/frontend/context.py",
+    "services/frontend/generate.py",
+    "services/tokenizer/template_sandbox.py",
+}
+"""Files that tell a client or a template what time it is."""
+
+
+def test_no_deadline_hangs_on_a_clock_that_can_be_set() -> None:
+    for path, tree in sources("protocol", "services", "kernels"):
+        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        assert not calls & WALL_CLOCK or str(path) in SHOW_THE_TIME, f"{path}: {calls & WALL_CLOCK}"
+        assert not WALL_CLOCK & set(imported(tree, package_of(path))), path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import IO
 
@@ -76,21 +78,29 @@ class ByHand:
             "PENSTOCK_LOG_FORMAT": "json",
         }
         self.processes: list[OneProcess] = []
+        self.members: dict[str, OneProcess] = {}
+        """The process of each service that should be at work."""
 
     def start(self, service: str, *flags: str) -> OneProcess:
         self.processes.append(OneProcess(service, list(flags), self._environment))
         return self.processes[-1]
 
-    def start_all(self) -> dict[str, OneProcess]:
+    def start_all(self) -> None:
         """One process of each service; returns when the server is ready."""
-        services = ("router", "tokenizer", "scheduler", "worker", "frontend")
-        started = {service: self.start(service) for service in services}
+        for service in ("router", "tokenizer", "scheduler", "worker", "frontend"):
+            self.members[service] = self.start(service)
         self.wait_ready()
-        assert self.ended() == [], self.output
-        return started
+        assert self.lost() == [], self.output
 
-    def ended(self) -> list[OneProcess]:
-        return [one for one in self.processes if one.process.poll() is not None]
+    def lost(self) -> list[str]:
+        """Services whose process is not at work any more."""
+        return [s for s, one in self.members.items() if one.process.poll() is not None]
+
+    def known(self) -> set[int]:
+        """The pids of the members that are ready, as the router says."""
+        with urllib.request.urlopen(self.url + "/playground/status", timeout=10) as answer:
+            processes = json.load(answer)["processes"]
+        return {process["pid"] for process in processes if process["phase"] == "ready"}
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + PATIENCE

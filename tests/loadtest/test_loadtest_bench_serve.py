@@ -79,12 +79,15 @@ def test_the_latencies_are_the_delays_that_the_server_was_set_to(slow: str, run:
         slow, "plain", "--num-prompts", "24", "--max-concurrency", "8", "--random-output-len", "11"
     )
     assert code == 0
-    assert result["median_ttft_ms"] == pytest.approx(TTFT_MS, abs=8)
-    assert result["median_itl_ms"] == pytest.approx(ITL_MS, abs=2)
-    assert result["mean_tpot_ms"] == pytest.approx(ITL_MS, abs=2)
-    assert result["median_e2el_ms"] == pytest.approx(TTFT_MS + 10 * ITL_MS, abs=12)
-    assert result["request_throughput"] == pytest.approx(8 / 0.28, rel=0.15)
-    assert result["output_throughput"] == pytest.approx(11 * 8 / 0.28, rel=0.15)
+    total_ms = TTFT_MS + 10 * ITL_MS
+    # A busy machine makes delays longer, never shorter.
+    assert TTFT_MS - 1 < result["median_ttft_ms"] < 2 * TTFT_MS
+    assert ITL_MS - 1 < result["median_itl_ms"] < 2 * ITL_MS
+    assert ITL_MS - 1 < result["mean_tpot_ms"] < 2 * ITL_MS
+    assert total_ms - 5 < result["median_e2el_ms"] < 2 * total_ms
+    rate = 8 / (total_ms / 1000)
+    assert rate / 2 < result["request_throughput"] < 1.02 * rate
+    assert result["output_throughput"] == pytest.approx(11 * result["request_throughput"])
     assert result["max_concurrent_requests"] == 8
 
 

@@ -142,7 +142,8 @@ def test_a_run_of_ours_is_read_back_with_its_lengths(
     assert (run.figures.completed, run.figures.failed) == (8, 0)
     assert run.figures.output_len == 16
     assert run.figures.input_len == pytest.approx(64 + 16, rel=0.15)  # and the chat template
-    assert run.figures.mean_tpot_ms == pytest.approx(STEP_MS, rel=0.25)
+    # A busy machine makes steps longer, never shorter; another unit would be far away.
+    assert 0.95 * STEP_MS < run.figures.mean_tpot_ms < 10 * STEP_MS
     assert run.cpu_seconds > 0
 
 

@@ -69,8 +69,9 @@ def test_latency_is_the_time_of_the_steps(tmp_path: Path) -> None:
     assert [batch["batch_size"] for batch in result["batches"]] == [1, 4]
     for batch in result["batches"]:
         assert len(batch["latencies"]) == 3
-        assert batch["ms_per_step"] == pytest.approx(10, rel=0.2)
-        assert batch["median_latency"] == pytest.approx(0.2, rel=0.3)
+        # A busy machine makes steps longer, never shorter.
+        assert 9.5 < batch["ms_per_step"] < 30
+        assert 0.19 < batch["median_latency"] < 0.6
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def test_every_token_of_our_server_is_counted_and_takes_a_step(
     if endpoint == "/v1/completions":
         assert result["total_input_tokens"] == 24 * 32
     assert result["token_counts"]["without_usage"] == 0
-    assert result["median_tpot_ms"] == pytest.approx(STEP_MS, rel=0.25)
-    assert result["median_itl_ms"] == pytest.approx(STEP_MS, rel=0.25)
+    # A busy machine makes steps longer, never shorter.
+    assert 0.95 * STEP_MS < result["median_tpot_ms"] < 5 * STEP_MS
+    assert 0.95 * STEP_MS < result["median_itl_ms"] < 5 * STEP_MS
     assert result["environment"]["server_version"]

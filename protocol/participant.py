@@ -20,6 +20,7 @@ from penstock.protocol.messages.membership import (
     Beat,
     BeatAnswer,
     Capacity,
+    Demand,
     Fenced,
     Goodbye,
     Hello,
@@ -61,6 +62,7 @@ class Status:
         self.item_limit = DEFAULT_ITEM_LIMIT
         self.load = 0
         self.capacity = Capacity()
+        self.demand = Demand()
         self.metrics = msgspec.msgpack.encode(MetricsReport([]))
 
     def begin(self, limit: float = DEFAULT_ITEM_LIMIT) -> None:
@@ -95,6 +97,8 @@ class Participant:
         self.peers: dict[int, Peer] = {}
         """Living peers by incarnation, this process not among them."""
         self.lost: set[int] = set()
+        self.others = Demand()
+        """What the other frontends have in the pipeline, as the router last said; for one."""
         self.membership_version = 0
         self.on_change: Callable[[dict[int, Peer]], None] | None = None
         """Called after each change with the peers that are gone (lost or left)."""
@@ -182,6 +186,7 @@ class Participant:
                 self._take(message, now)
             case BeatAnswer():
                 self._heard(now)
+                self.others = message.others
                 if self.router_incarnation not in (0, message.router):
                     self.membership_version = 0
             case WhoAreYou():
@@ -275,6 +280,7 @@ class BeatThread(threading.Thread):
             status.capacity,
             status.metrics,
             self._participant.membership_version,
+            status.demand,
         )
 
     def now(self) -> None:

@@ -44,8 +44,8 @@ COMMANDS = {
     "serve": Command(
         "start a whole server and watch over it",
         (
-            "model", "cache", "scheduler", "device", "loading", "server", "cluster", "launch",
-            "observability", "test",
+            "model", "cache", "scheduler", "admission", "device", "loading", "server", "cluster",
+            "launch", "observability", "test",
         ),
         takes_model=True,
     ),
@@ -60,7 +60,10 @@ COMMANDS = {
     ),
     "scheduler": Command(
         "queue, KV blocks and step plans of one engine",
-        ("model", "cache", "scheduler", "cluster", "launch", "observability", "test"),
+        (
+            "model", "cache", "scheduler", "admission", "cluster", "launch", "observability",
+            "test",
+        ),
         takes_model=True,
     ),
     "worker": Command(
@@ -73,7 +76,7 @@ COMMANDS = {
     ),
     "frontend": Command(
         "the OpenAI-compatible HTTP API",
-        ("server", "cluster", "launch", "observability", "test"),
+        ("admission", "server", "cluster", "launch", "observability", "test"),
     ),
 }  # fmt: skip
 TOOLS = {

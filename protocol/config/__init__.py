@@ -1,6 +1,7 @@
 """Configuration: declared in ``fields``, resolved once by ``resolve``, completed by ``derive``."""
 
 from penstock.protocol.config.fields import (
+    AdmissionConfig,
     CacheConfig,
     ClusterConfig,
     Config,
@@ -17,6 +18,7 @@ from penstock.protocol.config.resolve import build_parser, resolve
 from penstock.protocol.config.sources import ConfigError, Provenance
 
 __all__ = [
+    "AdmissionConfig",
     "CacheConfig",
     "ClusterConfig",
     "Config",

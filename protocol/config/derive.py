@@ -20,6 +20,14 @@ CUDA_MAX_NUM_SEQS = 256
 CUDA_MAX_NUM_BATCHED_TOKENS = 8192
 CORES_A_FRONTEND = 4
 MAX_FRONTENDS = 4
+WAITING_KV = 8
+"""Times that what waits may fill KV memory: prompts are kept by several processes meanwhile."""
+WAITING_TOKENS = 2**20
+
+
+def waiting_tokens_limit(given: int | None, kv_tokens: int) -> int:
+    """Prompt tokens that may wait for engines whose KV memory holds ``kv_tokens``."""
+    return given or max(WAITING_TOKENS, WAITING_KV * kv_tokens)
 
 
 class _Deriver:

@@ -64,9 +64,24 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: Annotated[
         str, Meta(description="fcfs, priority, sjf, fair, or an entry point's name.")
     ] = "fcfs"
+
+
+class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_requests: Annotated[
         int, Meta(ge=1, le=10_000_000, description="More than this many waiting: 503 at once.")
     ] = 4096
+    max_waiting_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=2**40)] | None,
+        Meta(description="More prompt tokens waiting: 503; default: 8 times KV memory, or 2**20."),
+    ] = None
+    max_wait_s: Annotated[
+        float,
+        Meta(gt=0.0, le=86_400.0, description="A new request that would wait longer: 503 at once."),
+    ] = 30.0
+    max_tenant_share: Annotated[
+        float,
+        Meta(gt=0.0, le=1.0, description="Of the queue, for one tenant while others come: 429."),
+    ] = 0.5
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +204,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    admission: AdmissionConfig = AdmissionConfig()
     device: DeviceConfig = DeviceConfig()
     loading: LoadingConfig = LoadingConfig()
     server: ServerConfig = ServerConfig()

@@ -38,6 +38,19 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     vocab_size: int = 0
 
 
+class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a frontend has in the pipeline, or several of them together."""
+
+    open: int = 0
+    """Requests between their admission and their end."""
+    waiting: int = 0
+    """Those of them that wait for their first token."""
+    waiting_tokens: int = 0
+    """Prompt tokens of those that wait, as far as they are known."""
+    ended: int = 0
+    """Requests that have begun and ended, since the frontend started."""
+
+
 class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What does not change in the life of a process."""
 
@@ -89,12 +102,16 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     """An encoded ``MetricsReport``: absolute values, so a lost beat loses nothing."""
     membership_version: int
     """Version of the newest ``Members`` that the sender has seen from this router."""
+    demand: Demand = Demand()
+    """Of a frontend."""
 
 
 class BeatAnswer(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
     """The router heard a beat. A new ``router`` means that it was restarted."""
 
     router: int
+    others: Demand = Demand()
+    """For a frontend: what all others have in the pipeline, by their last beats."""
 
 
 class WhoAreYou(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):

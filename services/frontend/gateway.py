@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import secrets
 import socket
 import time
@@ -11,6 +12,7 @@ import time
 import msgspec
 
 from penstock.protocol.codec import Message
+from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.mailbox import Mailbox
 from penstock.protocol.messages.membership import (
     Identity,
@@ -20,9 +22,11 @@ from penstock.protocol.messages.membership import (
     Phase,
 )
 from penstock.protocol.messages.requests import Rejected, Work
+from penstock.protocol.messages.tokens import End
 from penstock.protocol.ownership.frontend import FrontendLedger, Sink
 from penstock.protocol.participant import Participant
 from penstock.protocol.trace import ACCEPT, TRACE
+from penstock.services.frontend.admission import Door, Surroundings, prompt_tokens
 from penstock.services.frontend.interface import Overloaded, Readiness, ServedModel
 
 MAX_OPEN_REQUESTS = 16_384
@@ -33,11 +37,17 @@ SLOW_ROUTER_BYTES = 32 * 1024 * 1024
 class PipelineGateway:
     """Opens requests in the pipeline and hands their events to sinks."""
 
-    def __init__(self, mailbox: Mailbox, participant: Participant) -> None:
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        participant: Participant,
+        limits: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - it is frozen
+    ) -> None:
         self.ledger = FrontendLedger(
             mailbox.address, mailbox.incarnation, participant, mailbox.send
         )
         self.is_draining = False
+        self.door = Door(limits)
         self._mailbox = mailbox
         self._participant = participant
         self._metrics_waiters: list[asyncio.Future[MetricsAnswer]] = []
@@ -57,17 +67,34 @@ class PipelineGateway:
             )
         if self._mailbox.outbox_bytes(self._participant.router_address) > SLOW_ROUTER_BYTES:
             raise Overloaded(_unavailable("the router does not keep up; try again"))
+        now = time.monotonic()
+        tokens = prompt_tokens(work.prompt)
+        refusal = self.door.refusal(
+            len(self.ledger.open), work.tenant, tokens, work.time_left, now, random.random()
+        )
+        if refusal is not None:
+            raise Overloaded(refusal)
         if work.params.seed is None:
             params = msgspec.structs.replace(work.params, seed=secrets.randbits(63))
             work = msgspec.structs.replace(work, params=params)
         began = time.monotonic_ns() if TRACE.on else 0
-        request_id = self.ledger.submit(work, sink, time.monotonic())
+        waiting = _Waiting(self, sink)
+        request_id = waiting.request_id = self.ledger.submit(work, waiting, now)
+        self.door.entered(request_id, work.tenant, tokens)
         if began:
             TRACE.add(ACCEPT, began, request_id)
         return request_id
 
     def cancel(self, request_id: int) -> None:
+        self.door.left(request_id)
         self.ledger.cancel(request_id)
+
+    def begun(self, request_id: int, sink: Sink) -> None:
+        """The first row is here: the others go straight to ``sink``."""
+        self.door.started(request_id)
+        request = self.ledger.open.get(request_id)
+        if request is not None:
+            request.sink = sink
 
     def models(self) -> list[ServedModel]:
         found: dict[str, ServedModel] = {}
@@ -130,6 +157,24 @@ class PipelineGateway:
 
     # --- what the process calls
 
+    def tick(self, now: float) -> None:
+        """Resend and compare; tell the door what the membership says, and the others what is
+        open here. Call it a few times a second."""
+        self.ledger.tick(now)
+        participant, requests = self._participant, self.ledger.open
+        engines = participant.of("scheduler", ready_only=True)
+        choices = sum(request.open_choices for request in requests.values())
+        slots = sum(peer.capacity.max_num_seqs for peer in engines)
+        around = Surroundings(
+            slots=slots * len(requests) / choices if choices else float(slots),
+            kv_tokens=sum(p.capacity.num_blocks * p.capacity.block_size for p in engines),
+            frontends=1 + len(participant.of("frontend")),
+            others=participant.others,
+        )
+        self.door.look(around, len(requests), now)
+        participant.status.load = len(requests)
+        participant.status.demand = self.door.demand(len(requests))
+
     def handle(self, sender: int, message: Message, now: float) -> bool:
         if isinstance(message, MetricsAnswer):
             self._last_metrics = message
@@ -139,6 +184,29 @@ class PipelineGateway:
                     waiter.set_result(message)
             return True
         return self.ledger.handle(sender, message, now)
+
+
+class _Waiting:
+    """The sink of a request without its first token: what comes here, the door must know."""
+
+    __slots__ = ("_gateway", "_sink", "request_id")
+
+    def __init__(self, gateway: PipelineGateway, sink: Sink) -> None:
+        self.request_id = 0
+        self._gateway = gateway
+        self._sink = sink
+
+    def on_accepted(self, prompt_tokens: int) -> None:
+        self._gateway.door.counted(self.request_id, prompt_tokens)
+        self._sink.on_accepted(prompt_tokens)
+
+    def on_text(self, choice: int, text: str, tokens: int, end: End | None, cached: int) -> None:
+        self._gateway.begun(self.request_id, self._sink)
+        self._sink.on_text(choice, text, tokens, end, cached)
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        self._gateway.door.left(self.request_id)
+        self._sink.on_rejected(rejected)
 
 
 def _state(peers: list[Peer]) -> str:

@@ -41,7 +41,7 @@ class FrontendService(AsyncService):
             self._inherited = socket.socket(fileno=listen_fd)
         super().__init__(config)
         self.metrics = Registry()
-        self.gateway = PipelineGateway(self.mailbox, self.participant)
+        self.gateway = PipelineGateway(self.mailbox, self.participant, self.config.admission)
         self._runner: web.AppRunner | None = None
         self._drain_began = 0.0
 
@@ -99,10 +99,8 @@ class FrontendService(AsyncService):
         self.gateway.ledger.peers_gone(gone, now)
 
     def on_tick(self, now: float) -> None:
-        ledger = self.gateway.ledger
-        ledger.tick(now)
-        self.status.load = len(ledger.open)
-        self.metrics.set("queue_depth", len(ledger.open), "frontend")
+        self.gateway.tick(now)
+        self.metrics.set("queue_depth", len(self.gateway.ledger.open), "frontend")
         self.report(self.metrics)
 
     def on_drain(self) -> None:

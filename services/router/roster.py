@@ -12,6 +12,7 @@ from penstock.protocol.messages.membership import (
     Beat,
     BeatAnswer,
     Capacity,
+    Demand,
     Fenced,
     Hello,
     Identity,
@@ -30,6 +31,7 @@ SILENCE_SECONDS = 3.0
 PAUSE_SECONDS = 1.0
 """A router that did not run itself for so long judges nobody's silence by it."""
 MAX_LOST = 256
+_NOTHING = Demand()
 _decode_identity = msgspec.msgpack.Decoder(Identity).decode
 _decode_report = msgspec.msgpack.Decoder(MetricsReport).decode
 
@@ -38,8 +40,8 @@ class Member:
     """One living process."""
 
     __slots__ = (
-        "address", "capacity", "heard_at", "identity", "incarnation", "item_age", "item_limit",
-        "load", "metrics", "note", "phase", "routed", "service",
+        "address", "capacity", "demand", "heard_at", "identity", "incarnation", "item_age",
+        "item_limit", "load", "metrics", "note", "phase", "routed", "service",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
@@ -51,6 +53,7 @@ class Member:
         self.phase = Phase.STARTING
         self.note = ""
         self.capacity = Capacity()
+        self.demand = Demand()
         self.load = 0
         self.routed = 0
         """Requests sent there since its last beat, which does not count them yet."""
@@ -157,6 +160,7 @@ class Roster:
             return
         member.heard_at = now
         member.load = beat.load
+        member.demand = beat.demand
         member.routed = 0
         member.item_age = beat.item_age
         member.item_limit = beat.item_limit
@@ -166,7 +170,19 @@ class Roster:
             self._changed = True
         elif beat.membership_version < self.version:
             self._send(member.address, self._snapshot())
-        self._send(member.address, BeatAnswer(self.incarnation))
+        self._send(member.address, BeatAnswer(self.incarnation, self._others(member)))
+
+    def _others(self, frontend: Member) -> Demand:
+        """What all frontends but this one have in the pipeline."""
+        if frontend.service != "frontend":
+            return _NOTHING
+        found = [m.demand for m in self.members.values() if m is not frontend]
+        return Demand(
+            sum(demand.open for demand in found),
+            sum(demand.waiting for demand in found),
+            sum(demand.waiting_tokens for demand in found),
+            sum(demand.ended for demand in found),
+        )
 
     def goodbye(self, incarnation: int) -> None:
         member = self.members.get(incarnation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
+from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.messages.requests import Rejected, TokenWork
 from penstock.protocol.messages.steps import SlotSampling
 from penstock.protocol.sampling import SamplingParams
@@ -29,15 +30,39 @@ class Unservable(ValueError):
         return Rejected(request_id, attempt, self.status, kind, str(self))
 
 
-def overloaded(request_id: int, attempt: int, waiting: int) -> Rejected:
+class WaitingRoom:
+    """How much may wait in an engine's queue. Frontends keep new requests out before it is full;
+    what comes here all the same (they know of each other with a delay) is refused by it."""
+
+    def __init__(self, max_requests: int, max_tokens: int | None) -> None:
+        """Without ``max_tokens`` the size of KV memory decides."""
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+
+    def lacks(self, requests: int, tokens: int, more: int, kv_tokens: int) -> str:
+        """Why a request of ``more`` prompt tokens finds no room; empty when it does."""
+        if requests >= self._max_requests:
+            return (
+                f"{requests} requests are waiting already, which is the limit "
+                "(--max-waiting-requests)"
+            )
+        limit = waiting_tokens_limit(self._max_tokens, kv_tokens)
+        if requests and tokens + more > limit:
+            return (
+                f"{tokens} prompt tokens are waiting already, and with {more} more they would "
+                f"pass the limit of {limit} (--max-waiting-tokens)"
+            )
+        return ""
+
+
+def overloaded(request_id: int, attempt: int, reason: str) -> Rejected:
     """The answer when the queue is full."""
     return Rejected(
         request_id,
         attempt,
         503,
         "overloaded_error",
-        f"{waiting} requests are waiting already, which is the limit (--max-waiting-requests); "
-        "try again later",
+        f"{reason}; try again later",
         retry_after=RETRY_AFTER_SECONDS,
         retry_elsewhere=True,
     )

@@ -18,6 +18,7 @@ from penstock.protocol.messages.tokens import EndReason, TokenBatch
 from penstock.services.scheduler.admission import (
     TOKEN_BYTES,
     Unservable,
+    WaitingRoom,
     make_request,
     make_sequences,
     overloaded,
@@ -62,6 +63,7 @@ class SchedulerCore:
         max_waiting_requests: int,
         max_in_flight: int = 2,
         most_in_flight: int = 2,
+        max_waiting_tokens: int | None = None,
     ) -> None:
         """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
         shorter than a round trip to the worker."""
@@ -70,7 +72,7 @@ class SchedulerCore:
         self.counters = Counters()
         self._policy = policy
         self._caching = enable_prefix_caching
-        self._max_waiting = max_waiting_requests
+        self._room = WaitingRoom(max_waiting_requests, max_waiting_tokens)
         self._requests = RequestRegistry()
         self._waiting = WaitingQueue(policy)
         self._pace = PrefillPace()
@@ -103,9 +105,16 @@ class SchedulerCore:
             return error.rejected(request_id, attempt)
         continued = any(sequence.num_output for sequence in sequences)
         if not continued:
-            if self._waiting.num_requests >= self._max_waiting:
+            waiting = self._waiting
+            lack = self._room.lacks(
+                waiting.num_requests,
+                waiting.num_prompt_tokens,
+                request.prompt_len,
+                self.limits.kv_tokens,
+            )
+            if lack:
                 self.counters.rejected_requests += 1
-                return overloaded(request_id, attempt, self._waiting.num_requests)
+                return overloaded(request_id, attempt, lack)
             self.counters.prompt_tokens += request.prompt_len
         self._requests.add(request)
         for sequence in sequences:

@@ -98,8 +98,9 @@ class SchedulerService(LoopService):
                 self.epoch,
                 self.policy,
                 config.cache.enable_prefix_caching,
-                config.scheduler.max_waiting_requests,
+                config.admission.max_waiting_requests,
                 most_in_flight=MOST_IN_FLIGHT,
+                max_waiting_tokens=config.admission.max_waiting_tokens,
             )
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
             gc.collect()

@@ -22,6 +22,8 @@ class WaitingQueue:
         ]
         self.num_requests = 0
         """Requests with a waiting sequence."""
+        self.num_prompt_tokens = 0
+        """Their prompts, each once."""
 
     def __len__(self) -> int:
         return sum(map(len, self._ranks))
@@ -53,6 +55,7 @@ class WaitingQueue:
         sequence.queue_place = place
         if request.num_waiting == 0:
             self.num_requests += 1
+            self.num_prompt_tokens += request.prompt_len
         request.num_waiting += 1
 
     def remove(self, sequence: Sequence) -> None:
@@ -65,6 +68,7 @@ class WaitingQueue:
         request.num_waiting -= 1
         if request.num_waiting == 0:
             self.num_requests -= 1
+            self.num_prompt_tokens -= request.prompt_len
 
     def check(self) -> None:
         """Raises ``RuntimeError`` when a waiting sequence holds anything."""
@@ -75,3 +79,6 @@ class WaitingQueue:
                 raise RuntimeError("a waiting sequence runs, holds blocks or has ended")
         if len(requests) != self.num_requests:
             raise RuntimeError(f"{len(requests)} requests wait, counted {self.num_requests}")
+        tokens = sum(sequence.request.prompt_len for sequence in requests.values())
+        if tokens != self.num_prompt_tokens:
+            raise RuntimeError(f"{tokens} prompt tokens wait, counted {self.num_prompt_tokens}")

@@ -25,7 +25,10 @@ ANSWERS = [answer for _, answer in (*QUESTIONS, *MORE_QUESTIONS, *TERMS, *COMMAN
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 ELSEWHERE = {"--help", "--config", "--show-config"}
 """Flags of the command line itself."""
-SINCE = {"--allowed-origins", "--insecure"}
+SINCE = {
+    *("--allowed-origins", "--insecure", "--max-tenant-share", "--max-wait-s"),
+    "--max-waiting-tokens",
+}
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {
     "--" + field.name.replace("_", "-"): field.default

@@ -66,6 +66,8 @@ def _head(size: int, fixed: int, fixed_limit: int, small: int | None) -> bytes:
 
 _CAPACITY = m.Capacity(4096, 64, 16, 1000, 32000)
 _CAPACITY_ROW: list[Any] = [4096, 64, 16, 1000, 32000]
+_DEMAND = m.Demand(70, 6, 70000, 900)
+_DEMAND_ROW: list[Any] = [70, 6, 70000, 900]
 _IDENTITY = m.Identity(4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de")
 _IDENTITY_ROW: list[Any] = [
     4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de",
@@ -93,10 +95,15 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "Refused": (m.Refused("old", "upgrade"), [2, "old", "upgrade"]),
     "Beat": (
-        m.Beat("tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5, _CAPACITY, b"m", 2),
-        [3, "tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5, _CAPACITY_ROW, b"m", 2],
+        m.Beat(
+            "tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5, _CAPACITY, b"m", 2, _DEMAND
+        ),
+        [
+            *(3, "tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5),
+            *(_CAPACITY_ROW, b"m", 2, _DEMAND_ROW),
+        ],
     ),
-    "BeatAnswer": (m.BeatAnswer(BIG), [4, BIG]),
+    "BeatAnswer": (m.BeatAnswer(BIG, _DEMAND), [4, BIG, _DEMAND_ROW]),
     "WhoAreYou": (m.WhoAreYou(5), [5, 5]),
     "Goodbye": (m.Goodbye(200), [6, 200]),
     "Died": (m.Died(65536, "host-a"), [7, 65536, "host-a"]),
@@ -183,7 +190,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "093c9c1fca84c18c"
+SCHEMA_HASH = "72196be8b9e2bf08"
 """Of protocol version 3."""
 
 GOLDEN: dict[str, str] = {
@@ -193,10 +200,10 @@ GOLDEN: dict[str, str] = {
     ),
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
-        "9c03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
-        "00000000000595cd10004010cd03e8cd7d00c4016d02"
+        "9d03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
+        "00000000000595cd10004010cd03e8cd7d00c4016d02944606ce00011170cd0384"
     ),
-    "BeatAnswer": "9204cf7fffffffffffffff",
+    "BeatAnswer": "9304cf7fffffffffffffff944606ce00011170cd0384",
     "WhoAreYou": "920505",
     "Goodbye": "9206ccc8",
     "Died": "9307ce00010000a6686f73742d61",

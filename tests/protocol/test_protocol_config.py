@@ -28,6 +28,7 @@ SPELLED: dict[str, Any] = {
     "router": "tcp://127.0.0.1:5570",
     "port_range": "20000-20099",
     "gpu_memory_utilization": 0.5,
+    "max_tenant_share": 0.4,
     "allowed_origins": ["https://one.example", "http://two.example:3000"],
 }
 

@@ -104,12 +104,21 @@ class Engine:
         max_in_flight: int = 2,
         poison: int = -1,
         not_a_number: int = -1,
+        max_waiting_tokens: int | None = None,
     ) -> None:
         self.limits = limits
         self.poison = poison
         self.not_a_number = not_a_number
         chosen = make_policy(policy) if isinstance(policy, str) else policy
-        self.core = SchedulerCore(limits, 1, chosen, caching, max_waiting, max_in_flight)
+        self.core = SchedulerCore(
+            limits,
+            1,
+            chosen,
+            caching,
+            max_waiting,
+            max_in_flight,
+            max_waiting_tokens=max_waiting_tokens,
+        )
         self.worker = SimulatedWorker(limits, 1, poison, not_a_number)
         self.now = 0.0
         self.answers: deque[StepResult | StepFailed] = deque()

@@ -148,6 +148,21 @@ def test_a_full_queue_answers_503_but_takes_continuations() -> None:
     assert engine.core.add(6, 1, "t", token_work(prompt(5), outputs={0: [3]}), 0.0) is None
 
 
+def test_a_queue_full_of_prompt_tokens_answers_503_but_takes_one_prompt_of_any_length() -> None:
+    engine = Engine(small(), max_waiting_tokens=40)
+    assert engine.submit(1, prompt(50)) is None
+    rejected = engine.submit(2, prompt(1))
+    assert rejected is not None and rejected.status == 503 and rejected.retry_elsewhere
+    assert "50 prompt tokens" in rejected.message and "limit of 40" in rejected.message
+    engine.run()
+    assert engine.submit(3, prompt(30), n=2) is None
+    assert engine.submit(4, prompt(10)) is None
+    assert engine.submit(5, prompt(1)) is not None
+    engine.run()
+    engine.assert_finished(4)
+    engine.assert_idle()
+
+
 def test_limits_that_cannot_work_are_refused_with_the_flags_named() -> None:
     with pytest.raises(ValueError, match="--max-num-batched-tokens"):
         small(max_num_seqs=64, max_num_batched_tokens=63)

@@ -1,0 +1,261 @@
+"""Whether a new request may come in: decided before anything is computed for it.
+
+``Door`` has no clock and no socket: it is told what is open here (exactly), what other frontends
+have open (as of their last beats) and what the engines hold, and answers at once.
+
+A request that waits longer than its client does is work for nobody, and so is all that waits behind
+it. So the queue is bounded by time first: what waits, over the rate at which requests end while the
+engines are full. The numbers of requests and of prompt tokens are bounded as well.
+
+While more than one tenant comes, none may fill the queue. Each may have as many requests in it as
+``share / (1 - share)`` times what is left free (Choudhury and Hahne, *Dynamic Queue Length
+Thresholds for Shared-Memory Packet Switches*, 1998): one that floods gets ``share`` of it, several
+get equal parts, and a place is left for whoever comes next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from penstock.protocol.config.derive import waiting_tokens_limit
+from penstock.protocol.config.fields import AdmissionConfig
+from penstock.protocol.messages.membership import Demand
+from penstock.protocol.messages.requests import Chat, Prompt, Rejected, Text
+
+BYTES_PER_TOKEN = 4
+"""Of text, until the tokenizer has said how many tokens it is."""
+COMPANY_SECONDS = 60.0
+"""A tenant that came within this time counts as there."""
+MEMORY = 4.0
+FORGET_SECONDS = 10.0
+"""An idle server forgets its pace: what comes next may be of another kind."""
+LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 1.0, 30.0
+
+
+def prompt_tokens(prompt: Prompt) -> int:
+    """About how many tokens a prompt has; exact where it came as tokens."""
+    if isinstance(prompt, Text):
+        return len(prompt.text) // BYTES_PER_TOKEN + 1
+    if isinstance(prompt, Chat):
+        return len(prompt.messages) // BYTES_PER_TOKEN + 1
+    return len(prompt.ids) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the membership says."""
+
+    slots: float = 1.0
+    """Requests that the ready engines run at the same time."""
+    kv_tokens: int = 0
+    """Tokens that their KV memory holds."""
+    frontends: int = 1
+    others: Demand = field(default_factory=Demand)
+
+
+class Pace:
+    """How long a request keeps its slot, from how many hold one and how many came to hold one.
+
+    By Little's law the mean time in a slot is the number of taken slots, summed over time, over the
+    number of requests that took one. Both are sums in which the last ``MEMORY`` times ``slots``
+    requests count. It holds from the first request on: those that have not ended yet count with the
+    time that they have taken so far, so a first guess is low and corrects itself.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        """Slots taken, times the time that they were."""
+        self._requests = 0.0
+        self._at = 0.0
+        self._taken = 0.0
+        self._begun = 0.0
+        self._idle_since = 0.0
+
+    def observe(self, now: float, taken: float, begun: float, slots: float) -> None:
+        """``taken``: slots in use now; ``begun``: requests that ever took one."""
+        self._seconds += self._taken * (now - self._at)
+        new = max(0.0, begun - self._begun)
+        memory = max(MEMORY * slots, 1.0)
+        kept = (1.0 - 1.0 / (memory + 1.0)) ** new
+        self._seconds *= kept
+        self._requests = self._requests * kept + (memory + 1.0) * (1.0 - kept)
+        self._at, self._taken, self._begun = now, taken, begun
+        if taken:
+            self._idle_since = now
+        elif now - self._idle_since > FORGET_SECONDS:
+            self._seconds = self._requests = 0.0
+
+    def rate(self, slots: float) -> float:
+        """Requests a second that end while all slots are taken; infinite while unknown."""
+        return slots * self._requests / self._seconds if self._seconds else math.inf
+
+
+class Company:
+    """Whether another tenant came lately. Remembers two, which is enough to tell."""
+
+    def __init__(self) -> None:
+        self._last = ("", -math.inf)
+        self._other = ("", -math.inf)
+
+    def came(self, tenant: str, now: float) -> None:
+        if tenant != self._last[0]:
+            self._other = self._last
+        self._last = (tenant, now)
+
+    def has_other_than(self, tenant: str, now: float) -> bool:
+        _, when = self._other if self._last[0] == tenant else self._last
+        return now - when <= COMPANY_SECONDS
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request of this frontend without its first token."""
+
+    tenant: str
+    tokens: int
+
+
+class Door:
+    """Counts what waits and refuses what would wait too long."""
+
+    def __init__(self, limits: AdmissionConfig) -> None:
+        self._limits = limits
+        self._around = Surroundings()
+        self._pace = Pace()
+        self._company = Company()
+        self._waiting: dict[int, _Waiting] = {}
+        self._tokens = 0
+        self._tenants: Counter[str] = Counter()
+        self._begun = 0
+        """Requests that have had their first token, or will still have it."""
+
+    # --- what happens to the requests that came in
+
+    def entered(self, request_id: int, tenant: str, tokens: int) -> None:
+        self._begun += 1
+        self._waiting[request_id] = _Waiting(tenant, tokens)
+        self._tenants[tenant] += 1
+        self._tokens += tokens
+
+    def counted(self, request_id: int, tokens: int) -> None:
+        """The tokenizer has said how many tokens the prompt has."""
+        waiting = self._waiting.get(request_id)
+        if waiting is not None:
+            self._tokens += tokens - waiting.tokens
+            waiting.tokens = tokens
+
+    def started(self, request_id: int) -> None:
+        """The first token is here."""
+        self._forget(request_id)
+
+    def left(self, request_id: int) -> None:
+        """It was cancelled or ended with an error; if it still waited, no engine has ended it."""
+        if self._forget(request_id):
+            self._begun -= 1
+
+    def _forget(self, request_id: int) -> bool:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
+            return False
+        self._tokens -= waiting.tokens
+        self._tenants[waiting.tenant] -= 1
+        if not self._tenants[waiting.tenant]:
+            del self._tenants[waiting.tenant]
+        return True
+
+    # --- what is known
+
+    def look(self, around: Surroundings, open_requests: int, now: float) -> None:
+        """Take in what the membership says now. Call it a few times a second."""
+        self._around = around
+        self._observe(open_requests, now)
+
+    def demand(self, open_requests: int) -> Demand:
+        """What this frontend has in the pipeline, for the others."""
+        return Demand(
+            open_requests, len(self._waiting), self._tokens, max(0, self._begun - open_requests)
+        )
+
+    def _observe(self, open_requests: int, now: float) -> tuple[float, float]:
+        """(requests that wait for a slot, requests that end in a second)."""
+        around, others = self._around, self._around.others
+        there = open_requests + others.open
+        excess = max(0.0, there - around.slots)
+        begun = self._begun + others.ended + others.open - excess
+        self._pace.observe(now, there - excess, begun, around.slots)
+        waiting = min(excess, len(self._waiting) + others.waiting)
+        return waiting, self._pace.rate(around.slots)
+
+    # --- the decision
+
+    def refusal(
+        self,
+        open_requests: int,
+        tenant: str,
+        tokens: int,
+        time_left: float | None,
+        now: float,
+        draw: float,
+    ) -> Rejected | None:
+        """Why a new request must stay out; ``None``: it may come in.
+
+        ``open_requests``: of this frontend, without the new one. ``draw``: at random in [0, 1),
+        so that those who are sent away do not all come back at once.
+        """
+        waiting, rate = self._observe(open_requests, now)
+        wait = (waiting + 1.0) / rate
+        self._company.came(tenant, now)
+        found = self._over_share(tenant, waiting, rate, now) or self._full(
+            waiting, wait, tokens, time_left
+        )
+        if found is None:
+            return None
+        status, message = found
+        retry_after = min(max(wait * (0.5 + draw), LEAST_RETRY_SECONDS), MOST_RETRY_SECONDS)
+        kind = "rate_limit_error" if status == 429 else "overloaded_error"
+        return Rejected(0, 0, status, kind, message, retry_after=retry_after)
+
+    def _over_share(
+        self, tenant: str, waiting: float, rate: float, now: float
+    ) -> tuple[int, str] | None:
+        limits = self._limits
+        share = limits.max_tenant_share
+        own = self._tenants[tenant] * self._around.frontends  # each sees its part of them
+        if not (own and waiting and share < 1.0 and self._company.has_other_than(tenant, now)):
+            return None
+        room = min(float(limits.max_waiting_requests), limits.max_wait_s * rate)
+        if own < share / (1.0 - share) * (room - waiting):
+            return None
+        return (
+            429,
+            f"{own} requests of this API key or user are waiting already, which is their share "
+            f"(--max-tenant-share {share:g}) while others come as well; try again later",
+        )
+
+    def _full(
+        self, waiting: float, wait: float, tokens: int, time_left: float | None
+    ) -> tuple[int, str] | None:
+        limits, around = self._limits, self._around
+        patience = limits.max_wait_s if time_left is None else min(limits.max_wait_s, time_left)
+        if waiting >= limits.max_waiting_requests:
+            reason = (
+                f"{waiting:.0f} requests are waiting already, which is the limit "
+                "(--max-waiting-requests)"
+            )
+        elif waiting and wait > patience:
+            reason = (
+                f"{waiting:.0f} requests are waiting already, and a new one would wait "
+                f"{wait:.1f} s, longer than {patience:g} s (--max-wait-s, or its own time)"
+            )
+        else:
+            there = self._tokens + around.others.waiting_tokens
+            most = waiting_tokens_limit(limits.max_waiting_tokens, around.kv_tokens)
+            if not there or there + tokens <= most:
+                return None
+            reason = (
+                f"{there} prompt tokens are waiting already, and with about {tokens} more they "
+                f"would pass the limit of {most} (--max-waiting-tokens)"
+            )
+        return 503, f"{reason}; try again later"

@@ -1,0 +1,75 @@
+"""More than a server can do: the rest is turned away at once, and those inside are served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from open_loop import Visit, go, median_ttft, percentile, visitors
+from served import Served, served
+
+SLOTS, TOKENS, STEP_MS = 12, 20, 20
+CAPACITY = SLOTS / (TOKENS * STEP_MS / 1000)
+"""Requests a second, if the machine keeps up: 30."""
+PACED = ("--device", "null", "--null-step-ms", str(STEP_MS), "--max-num-seqs", str(SLOTS))
+PROMPT = list(range(3, 35))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(*PACED, "--max-wait-s", "1", "--scheduling-policy", "fair") as running:
+        yield running
+
+
+def nothing_held(server: Served) -> None:
+    metrics = server.settled()
+    for name in ("num_requests_running", "num_requests_waiting", "queue_depth", "kv_blocks_used"):
+        assert metrics[f"penstock:{name}"] == 0, name
+
+
+def check_shed(shed: list[Visit], *statuses: int) -> None:
+    assert {v.status for v in shed} == set(statuses), sorted({v.status for v in shed})
+    for visit in shed:
+        assert visit.retry_after is not None
+        assert 1 <= int(visit.retry_after) <= 30
+    # Milliseconds where the machine is not busy with other things.
+    assert percentile([v.answer_s for v in shed], 0.5) < 0.25
+
+
+def test_what_is_too_much_is_shed_at_once_and_all_else_is_served_in_time(server: Served) -> None:
+    async def main() -> None:
+        with visitors(server.url, prompt=PROMPT, max_tokens=TOKENS, temperature=0) as clients:
+            before = [await clients.visit() for _ in range(3)]
+            offered = await clients.load(5 * CAPACITY, 2.5, seed=1)
+            assert not offered.failed, offered.failed[:3]
+            check_shed(offered.shed, 503)
+            assert len(offered.shed) > len(offered.finished)
+            assert percentile([v.answer_s for v in offered.shed], 0.5) < 0.5 * min(
+                v.e2e_s for v in offered.finished
+            )
+            # The wait is bounded by time, so it is the same on a slower machine.
+            assert percentile([v.ttft_s for v in offered.finished], 0.9) < 5.0
+            normal = 3 * median_ttft(before) + 0.5
+            await clients.normal_after(normal, limit_s=10.0)
+
+    go(main)
+    nothing_held(server)
+
+
+def test_a_flood_of_one_tenant_is_told_429_and_does_not_keep_others_out(server: Served) -> None:
+    async def main() -> None:
+        with visitors(server.url, prompt=PROMPT, max_tokens=TOKENS, temperature=0) as clients:
+            assert (await clients.visit("modest")).finished
+            flood, modest = await asyncio.gather(
+                clients.load(4 * CAPACITY, 3.0, seed=2, tenant="flood"),
+                clients.load(2.0, 3.0, seed=3, tenant="modest"),
+            )
+            assert not flood.failed and not modest.failed
+            assert any(v.status == 429 for v in flood.shed)
+            check_shed([v for v in flood.shed if v.status == 429], 429)
+            assert len(modest.finished) >= 0.75 * len(modest.visits)
+            assert median_ttft(modest.finished) < median_ttft(flood.finished)
+
+    go(main)
+    nothing_held(server)

@@ -10,6 +10,8 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 TORCH ?= torch==2.13.0 triton==3.7.1
 MODEL ?=
 ARGS ?=
+# Files of tests that run at the same time. ARGS="-n 0 …" for a debugger.
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-slow test-gpu chaos lint format format-check types imports \
@@ -36,7 +38,8 @@ serve: setup ## serve MODEL, or the built-in model
 	@exec $(BIN)/penstock serve $(if $(MODEL),'$(MODEL)') $(ARGS)
 
 test: setup ## run the tests, without the long ones
-	@$(BIN)/python -m pytest -m 'not slow and not gpu and not chaos' $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+		-m 'not slow and not gpu and not chaos' $(ARGS)
 
 test-slow: setup ## run the tests that take minutes
 	@$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1800 $(ARGS)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -16,6 +16,7 @@ from penstock.loadtest.answer_stream import AnswerStream
 from penstock.loadtest.arrivals import arrival_times
 from penstock.loadtest.target import Target
 
+_T = TypeVar("_T")
 PATIENCE = 60.0
 """Seconds that a client waits for its answer."""
 
@@ -148,6 +149,11 @@ class Visitors:
         await asyncio.gather(*(one(at) for at in times))
         return offered
 
+    async def alive(self) -> None:
+        """Ask /live, which needs nothing but the frontend's process."""
+        status, _ = await self._target.get("/live")
+        assert status == 200
+
     async def normal_after(self, ttft_s: float, *, limit_s: float, in_a_row: int = 4) -> float:
         """Seconds until so many requests in a row are answered within ``ttft_s``."""
         began = time.perf_counter()
@@ -177,11 +183,8 @@ def visitors(url: str, **body: Any) -> Iterator[Visitors]:
         clients.close()
 
 
-def go(main: Callable[[], Awaitable[None]]) -> None:
+def go(main: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     """Run on uvloop: the clients must leave the machine to the server."""
     import uvloop
 
-    async def run() -> None:
-        await main()
-
-    uvloop.run(run())
+    return cast(_T, uvloop.run(main()))

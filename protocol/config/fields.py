@@ -77,7 +77,7 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_s: Annotated[
         float,
         Meta(gt=0.0, le=86_400.0, description="A new request that would wait longer: 503 at once."),
-    ] = 60.0
+    ] = 600.0
     max_tenant_share: Annotated[
         float,
         Meta(gt=0.0, le=1.0, description="Of the queue, for one tenant while others come: 429."),

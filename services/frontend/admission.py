@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.config.fields import AdmissionConfig
@@ -169,7 +169,8 @@ class Door:
 
     def look(self, around: Surroundings, open_requests: int, now: float) -> None:
         """Take in what the membership says now. Call it a few times a second."""
-        self._around = around
+        # Without an engine nobody comes here, but one may be ready again before it is seen.
+        self._around = replace(around, slots=around.slots or self._around.slots)
         self._observe(open_requests, now)
 
     def demand(self, open_requests: int) -> Demand:

@@ -293,3 +293,10 @@ def test_a_tenant_s_requests_elsewhere_are_taken_to_be_as_many_as_here() -> None
     while alone.ask("flood") is None:
         pass
     assert len(engine.queue) - 1 == pytest.approx((len(alone.queue) - SLOTS) * 2 / 3, abs=2)
+
+
+def test_an_engine_that_is_back_before_it_is_seen_refuses_nobody() -> None:
+    engine = Engine(limits())
+    engine.pass_time(10.0, someone=20.0)
+    engine.door.look(Surroundings(0.0, 1000), engine.open, engine.now)
+    assert engine.ask() is None

@@ -39,7 +39,7 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a frontend has in the pipeline, or several of them together."""
+    """What a frontend has in the pipeline, what an engine can run; or several of them together."""
 
     open: int = 0
     """Requests between their admission and their end."""
@@ -49,6 +49,8 @@ class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Prompt tokens of those that wait, as far as they are known."""
     ended: int = 0
     """Requests that have begun and ended, since the frontend started."""
+    slots: int = 0
+    """Sequences that an engine runs at once, or as many as its KV memory lets run."""
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -103,7 +105,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     membership_version: int
     """Version of the newest ``Members`` that the sender has seen from this router."""
     demand: Demand = Demand()
-    """Of a frontend."""
+    """Of a frontend or a scheduler."""
 
 
 class BeatAnswer(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
@@ -111,7 +113,7 @@ class BeatAnswer(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
 
     router: int
     others: Demand = Demand()
-    """For a frontend: what all others have in the pipeline, by their last beats."""
+    """For a frontend: what all other processes said in their last beats."""
 
 
 class WhoAreYou(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):

@@ -164,7 +164,7 @@ class PipelineGateway:
         participant, requests = self._participant, self.ledger.open
         engines = participant.of("scheduler", ready_only=True)
         choices = sum(request.open_choices for request in requests.values())
-        slots = sum(peer.capacity.max_num_seqs for peer in engines)
+        slots = participant.others.slots or sum(peer.capacity.max_num_seqs for peer in engines)
         around = Surroundings(
             slots=slots * len(requests) / choices if choices else float(slots),
             kv_tokens=sum(p.capacity.num_blocks * p.capacity.block_size for p in engines),

@@ -173,7 +173,7 @@ class Roster:
         self._send(member.address, BeatAnswer(self.incarnation, self._others(member)))
 
     def _others(self, frontend: Member) -> Demand:
-        """What all frontends but this one have in the pipeline."""
+        """What all processes but this frontend have said."""
         if frontend.service != "frontend":
             return _NOTHING
         found = [m.demand for m in self.members.values() if m is not frontend]
@@ -182,6 +182,7 @@ class Roster:
             sum(demand.waiting for demand in found),
             sum(demand.waiting_tokens for demand in found),
             sum(demand.ended for demand in found),
+            sum(demand.slots for demand in found),
         )
 
     def goodbye(self, incarnation: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator
 
@@ -14,6 +15,9 @@ from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.sequence import Request, Sequence
 
 TOKEN_BYTES = 4
+FULL_SECONDS = 60.0
+"""KV memory that ran out within this time will run out again under the same load."""
+SMOOTHING = 0.2
 RETRY_AFTER_SECONDS = 1.0
 """A full queue moves every step: a client that comes back after a second meets another one."""
 
@@ -53,6 +57,27 @@ class WaitingRoom:
                 f"pass the limit of {limit} (--max-waiting-tokens)"
             )
         return ""
+
+
+class UsableSlots:
+    """How many sequences an engine runs at once: its slots, or what KV memory has room for.
+
+    The frontends reckon with it. While KV memory is what newcomers wait for, it is the mean number
+    of those that run.
+    """
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+        self._full_at = -math.inf
+
+    def observe(self, now: float, full_with: int, slots: int) -> int:
+        """``full_with``: those that ran when somebody had to wait for blocks though a slot was
+        free; 0: since the last call nobody had to."""
+        if full_with:
+            fresh = now - self._full_at > FULL_SECONDS
+            self._mean = full_with if fresh else self._mean + SMOOTHING * (full_with - self._mean)
+            self._full_at = now
+        return round(self._mean) if now - self._full_at <= FULL_SECONDS else slots
 
 
 def overloaded(request_id: int, attempt: int, reason: str) -> Rejected:

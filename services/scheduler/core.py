@@ -18,6 +18,7 @@ from penstock.protocol.messages.tokens import EndReason, TokenBatch
 from penstock.services.scheduler.admission import (
     TOKEN_BYTES,
     Unservable,
+    UsableSlots,
     WaitingRoom,
     make_request,
     make_sequences,
@@ -72,6 +73,7 @@ class SchedulerCore:
         self.counters = Counters()
         self._policy = policy
         self._caching = enable_prefix_caching
+        self._usable = UsableSlots()
         self._room = WaitingRoom(max_waiting_requests, max_waiting_tokens)
         self._requests = RequestRegistry()
         self._waiting = WaitingQueue(policy)
@@ -293,6 +295,11 @@ class SchedulerCore:
             blocks_free=blocks.num_free,
             counters=self.counters,
         )
+
+    def usable_slots(self, now: float) -> int:
+        """How many sequences can run at once now. To be asked a few times a second."""
+        full_with, self._planner.full_with = self._planner.full_with, 0
+        return self._usable.observe(now, full_with, self.limits.max_num_seqs)
 
     def check(self) -> None:
         """Compare all counts with each other; for tests. Raises ``RuntimeError``."""

@@ -63,6 +63,8 @@ class Planner:
         self.limits = limits
         self.blocks = BlockManager(limits.num_blocks)
         self.batch = RunningBatch(limits, self.blocks)
+        self.full_with = 0
+        """Sequences that ran when KV memory was last found full; whoever reads it sets it to 0."""
         self._stuck: list[Sequence] = []
         self._policy = policy
         self._caching = enable_prefix_caching
@@ -82,7 +84,9 @@ class Planner:
         sampled: list[Sequence] = []
         for sequence in self.batch.prefilling if len(decoding) < len(self.batch) else ():
             self._add_chunk(step, sampled, sequence)
-        if not preempted and len(self._waiting):
+        if preempted:
+            self.full_with = len(self.batch)
+        elif len(self._waiting):
             self._admit(step, sampled)
         if not decoding and not step.chunks:
             if len(self.batch):
@@ -163,12 +167,14 @@ class Planner:
         owed = sum(map(self._owed, self.batch.sequences.values()))
         while step.budget > 0 and self.batch.has_free_slot and len(self._waiting):
             if owed >= self.blocks.num_available:
+                self.full_with = len(self.batch)
                 return  # before anyone's prefix is looked up in vain
             sequence = self._waiting.first()
             if sequence.in_flight or (sequence.suspect and len(self.batch)):
                 return
             hits = self._hits(sequence)
             if not self._fits(sequence, hits, owed):
+                self.full_with = len(self.batch)
                 return
             self._waiting.remove(sequence)
             self._start(step, sampled, sequence, hits)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.protocol.codec import Message
 from penstock.protocol.config import Config, ConfigError
-from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phase
+from penstock.protocol.messages.membership import Capacity, Demand, Identity, Peer, Phase
 from penstock.protocol.messages.requests import Enqueue, Rejected
 from penstock.protocol.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
 from penstock.protocol.metrics import Registry
@@ -214,6 +214,8 @@ class SchedulerService(LoopService):
             self.ledger.tick(now)
             self._hand_out(self.core.expire(now))
             self._report(self.core)
+            usable = self.core.usable_slots(now) if self.attached else 0
+            self.status.demand = Demand(slots=usable)
         self.report(self.metrics)
 
     def _report(self, core: SchedulerCore) -> None:

@@ -65,9 +65,20 @@ def figures(offered: Offered, plain: list[float], normal_after: float) -> dict[s
 
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("frontends", [1, 2])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((), id="1 frontend"),
+        pytest.param(("--frontends", "2"), id="2 frontends"),
+        # 25 requests fill KV memory, so most slots stay free.
+        pytest.param(
+            ("--max-num-seqs", "96", "--num-kv-blocks", "150", "--no-enable-prefix-caching"),
+            id="little KV memory",
+        ),
+    ],
+)
 def test_goodput_holds_at_ten_times_the_capacity_and_shed_answers_are_quick(
-    frontends: int, report: Callable[..., None]
+    flags: tuple[str, ...], report: Callable[..., None]
 ) -> None:
     async def main(url: str) -> dict[float, dict[str, Any]]:
         found = {}
@@ -88,7 +99,7 @@ def test_goodput_holds_at_ten_times_the_capacity_and_shed_answers_are_quick(
                 report(times=times, **found[times])
         return found
 
-    with served(*PACED, *MAX_WAIT, "--frontends", str(frontends)) as server:
+    with served(*PACED, *MAX_WAIT, *flags) as server:
         found = go(lambda: main(server.url))
         nothing_held(server)
     best = max(one["goodput"] for one in found.values())

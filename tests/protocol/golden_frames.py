@@ -66,8 +66,8 @@ def _head(size: int, fixed: int, fixed_limit: int, small: int | None) -> bytes:
 
 _CAPACITY = m.Capacity(4096, 64, 16, 1000, 32000)
 _CAPACITY_ROW: list[Any] = [4096, 64, 16, 1000, 32000]
-_DEMAND = m.Demand(70, 6, 70000, 900)
-_DEMAND_ROW: list[Any] = [70, 6, 70000, 900]
+_DEMAND = m.Demand(70, 6, 70000, 900, 64)
+_DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64]
 _IDENTITY = m.Identity(4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de")
 _IDENTITY_ROW: list[Any] = [
     4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de",
@@ -190,7 +190,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "72196be8b9e2bf08"
+SCHEMA_HASH = "722f58fee4d857e0"
 """Of protocol version 3."""
 
 GOLDEN: dict[str, str] = {
@@ -201,9 +201,9 @@ GOLDEN: dict[str, str] = {
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
         "9d03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
-        "00000000000595cd10004010cd03e8cd7d00c4016d02944606ce00011170cd0384"
+        "00000000000595cd10004010cd03e8cd7d00c4016d02954606ce00011170cd038440"
     ),
-    "BeatAnswer": "9304cf7fffffffffffffff944606ce00011170cd0384",
+    "BeatAnswer": "9304cf7fffffffffffffff954606ce00011170cd038440",
     "WhoAreYou": "920505",
     "Goodbye": "9206ccc8",
     "Died": "9307ce00010000a6686f73742d61",

@@ -199,23 +199,24 @@ def test_a_beat_is_answered_with_the_router_s_incarnation(roster: Roster, wire: 
     assert wire.take(BeatAnswer) == [(address(1), BeatAnswer(OWN))]
 
 
-def test_a_frontend_hears_with_each_beat_what_the_other_frontends_have_open(
+def test_a_frontend_hears_with_each_beat_what_others_have_open_and_what_engines_can_run(
     roster: Roster, wire: Wire
 ) -> None:
     join(roster, 1, 2, 3, service="frontend")
     join(roster, 4)
     for number in (1, 2, 3):
         roster.beat(beat(number, demand=Demand(10 * number, number, 100 * number, 7)), 101.0)
+    roster.beat(beat(4, demand=Demand(slots=64)), 101.0)
     wire.take(BeatAnswer)
     roster.beat(beat(1, demand=Demand(50, 50, 50, 50)), 102.0)
-    roster.beat(beat(4), 102.0)
+    roster.beat(beat(4, demand=Demand(slots=64)), 102.0)
     assert wire.take(BeatAnswer) == [
-        (address(1), BeatAnswer(OWN, Demand(50, 5, 500, 14))),
+        (address(1), BeatAnswer(OWN, Demand(50, 5, 500, 14, 64))),
         (address(4), BeatAnswer(OWN)),
     ]
     roster.died(3, "host-a")
     roster.beat(beat(1), 103.0)
-    assert wire.take(BeatAnswer) == [(address(1), BeatAnswer(OWN, Demand(20, 2, 200, 7)))]
+    assert wire.take(BeatAnswer) == [(address(1), BeatAnswer(OWN, Demand(20, 2, 200, 7, 64)))]
 
 
 def test_a_change_of_phase_note_or_capacity_is_told_to_all_and_load_is_not(

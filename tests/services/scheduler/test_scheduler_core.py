@@ -148,6 +148,23 @@ def test_a_full_queue_answers_503_but_takes_continuations() -> None:
     assert engine.core.add(6, 1, "t", token_work(prompt(5), outputs={0: [3]}), 0.0) is None
 
 
+def test_the_slots_that_count_are_those_that_kv_memory_lets_run() -> None:
+    engine = Engine(small())
+    slots = engine.limits.max_num_seqs
+    assert engine.core.usable_slots(0.0) == slots
+    for request_id in range(1, 2 * slots + 1):
+        engine.submit(request_id, prompt(20, request_id), max_tokens=8)
+    for _ in range(4):
+        assert engine.plan() is not None
+        engine.deliver()
+    running = engine.core.stats().running
+    assert 1 < running < slots
+    assert engine.core.usable_slots(0.25) == running
+    engine.run()
+    assert engine.core.usable_slots(1.0) < slots, "it may soon be full again"
+    assert engine.core.usable_slots(100.0) == slots
+
+
 def test_a_queue_full_of_prompt_tokens_answers_503_but_takes_one_prompt_of_any_length() -> None:
     engine = Engine(small(), max_waiting_tokens=40)
     assert engine.submit(1, prompt(50)) is None

@@ -48,6 +48,8 @@ class PipelineGateway:
         )
         self.is_draining = False
         self.door = Door(limits)
+        self._longest = 2**31
+        """Tokens of the longest prompt that an engine takes."""
         self._mailbox = mailbox
         self._participant = participant
         self._metrics_waiters: list[asyncio.Future[MetricsAnswer]] = []
@@ -68,7 +70,8 @@ class PipelineGateway:
         if self._mailbox.outbox_bytes(self._participant.router_address) > SLOW_ROUTER_BYTES:
             raise Overloaded(_unavailable("the router does not keep up; try again"))
         now = time.monotonic()
-        tokens = prompt_tokens(work.prompt)
+        # What is too long to be served at all will be told so, not that the server is full.
+        tokens = min(prompt_tokens(work.prompt), self._longest)
         refusal = self.door.refusal(
             len(self.ledger.open), work.tenant, tokens, work.time_left, now, random.random()
         )
@@ -164,6 +167,8 @@ class PipelineGateway:
         participant, requests = self._participant, self.ledger.open
         engines = participant.of("scheduler", ready_only=True)
         choices = sum(request.open_choices for request in requests.values())
+        longest = max((peer.capacity.max_model_len for peer in engines), default=0)
+        self._longest = longest or self._longest
         slots = participant.others.slots or sum(peer.capacity.max_num_seqs for peer in engines)
         around = Surroundings(
             slots=slots * len(requests) / choices if choices else float(slots),

@@ -72,3 +72,18 @@ def test_a_flood_of_one_tenant_is_told_429_and_does_not_keep_others_out(server: 
 
     go(main)
     nothing_held(server)
+
+
+def test_a_prompt_that_is_too_long_for_any_engine_hears_that_and_not_that_the_server_is_full(
+    server: Served,
+) -> None:
+    async def main() -> None:
+        with (
+            visitors(server.url, prompt=PROMPT, max_tokens=TOKENS) as clients,
+            visitors(server.url, prompt="x " * 3_900_000) as endless,
+        ):
+            crowd = [clients.visit() for _ in range(SLOTS + SLOTS // 2)]
+            *_, visit = await asyncio.gather(*crowd, endless.visit())
+            assert visit.status == 400, visit
+
+    go(main)

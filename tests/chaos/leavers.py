@@ -33,8 +33,8 @@ class Seen:
     """The client closed the connection before that."""
 
 
-def body(rng: random.Random, max_tokens: int) -> dict[str, Any]:
-    """A sound request of any kind."""
+def body(rng: random.Random, max_tokens: int, words: int = 200) -> dict[str, Any]:
+    """A sound request of any kind. ``words``: fewer than so many in the prompt."""
     found: dict[str, Any] = {
         "max_tokens": rng.randrange(1, max_tokens),
         "temperature": rng.choice([0, 0.9]),
@@ -45,13 +45,13 @@ def body(rng: random.Random, max_tokens: int) -> dict[str, Any]:
     }
     if rng.random() < 0.3:
         found["stop"] = [rng.choice(["e", "the", "\n"])]
-    text = " ".join(str(rng.randrange(10**6)) for _ in range(rng.randrange(1, 200)))
+    text = " ".join(str(rng.randrange(10**6)) for _ in range(rng.randrange(1, words)))
     if rng.random() < 0.5:
         found["messages"] = [{"role": "user", "content": text}]
     elif rng.random() < 0.5:
         found["prompt"] = text
     else:
-        found["prompt"] = [rng.randrange(3, 250) for _ in range(rng.randrange(1, 500))]
+        found["prompt"] = [rng.randrange(3, 250) for _ in range(rng.randrange(1, 5 * words // 2))]
     return found
 
 

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from by_hand import PATIENCE, ByHand
-from reference_models import VOCABULARY, write_model
-from streams import Crowd, requests, undisturbed
+from reference_models import write_model
+from states import BUDGET, STATES, act_in, bodies
+from streams import undisturbed
 
 SILENCE = 3.0
 FENCED = 5
 """Exit code of a process that was declared lost."""
 ADDRESS_IN_USE = 4
-ASKED = requests(16, seed=1, prompt_tokens=20, max_tokens=400, vocabulary=VOCABULARY, streamed=True)
-Verdicts = list[tuple[int, str, str | None, int | None, str, bool]]
+ENGINE = ("scheduler", "worker")
+in_every_state = pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(state, marks=() if state == "streaming" else pytest.mark.chaos)
+        for state in STATES
+    ],
+)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ByHand]:
-    folder = write_model("qwen3", tmp_path_factory.mktemp("models") / "tiny")
-    running = ByHand(
-        model=str(folder), device="cpu", dtype="float32", threads="1", max_num_seqs="40"
-    )
+@pytest.fixture(scope="module", params=["tiny", pytest.param("demo", marks=pytest.mark.chaos)])
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ByHand]:
+    settings = {"device": "cpu", "dtype": "float32", "threads": "1", "max_num_seqs": "40"}
+    if request.param == "tiny":
+        folder = write_model("qwen3", tmp_path_factory.mktemp("models") / "tiny")
+        settings["model"] = str(folder)
+    running = ByHand(**settings, max_num_batched_tokens=str(BUDGET))
     try:
         running.start_all()
         yield running
@@ -33,21 +44,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ByHand]:
         running.close()
 
 
-@pytest.fixture(scope="module")
-def expected(cluster: ByHand) -> Verdicts:
-    return plainly(cluster)
-
-
-def plainly(cluster: ByHand) -> Verdicts:
-    return [one.verdict() for one in asyncio.run(undisturbed(cluster.url, ASKED))]
-
-
-async def when_streaming(cluster: ByHand, act: Callable[[], None]) -> Verdicts:
-    """What clients see when something happens in the midst of their streams."""
-    async with Crowd(cluster.url, ASKED) as crowd:
-        await crowd.until(5)
-        act()
-        return [one.verdict() for one in await crowd.ends()]
+def check(cluster: ByHand, state: str, number: int, act: Callable[[], None]) -> None:
+    """Clients see the same with and without what happens."""
+    asked = bodies(state, seed=1000 + number)
+    followed = asyncio.run(act_in(cluster.url, state, asked, act))
+    cluster.wait_ready()
+    expected = asyncio.run(undisturbed(cluster.url, asked))
+    assert all(one.done for one in expected), expected
+    if state != "idle":
+        assert [one.verdict() for one in followed] == [one.verdict() for one in expected]
 
 
 def wait(what: Callable[[], bool]) -> None:
@@ -57,34 +62,75 @@ def wait(what: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("role", ["tokenizer", "scheduler", "worker"])
-def test_a_process_that_comes_back_late_changes_nothing(
-    cluster: ByHand, expected: Verdicts, role: str
+def replaced(cluster: ByHand) -> bool:
+    """Whether the members are just those that should be at work."""
+    return cluster.known() == {one.process.pid for one in cluster.members.values()}
+
+
+@in_every_state
+@pytest.mark.parametrize(
+    "roles", [("tokenizer",), ("scheduler",), ("worker",), ENGINE], ids="-".join
+)
+def test_processes_that_come_back_late_change_nothing(
+    cluster: ByHand, roles: tuple[str, ...], state: str
 ) -> None:
-    late = cluster.members[role]
+    late = [cluster.members[role] for role in roles]
 
     def stop_and_replace() -> None:
-        late.send(signal.SIGSTOP)
-        cluster.members[role] = cluster.start(role)
+        for one in late:
+            one.send(signal.SIGSTOP)
+            cluster.members[one.service] = cluster.start(one.service)
 
-    assert asyncio.run(when_streaming(cluster, stop_and_replace)) == expected
-    wait(lambda: cluster.known() == {one.process.pid for one in cluster.members.values()})
-    assert asyncio.run(when_streaming(cluster, lambda: late.send(signal.SIGCONT))) == expected
-    assert late.ends() == FENCED, cluster.output
-    assert plainly(cluster) == expected
+    def go_on() -> None:
+        for one in late:
+            one.send(signal.SIGCONT)
+
+    check(cluster, state, 1, stop_and_replace)
+    wait(lambda: replaced(cluster))
+    check(cluster, state, 2, go_on)
+    assert [one.ends() for one in late] == [FENCED] * len(late), cluster.output
+    check(cluster, "idle", 3, lambda: None)
     assert cluster.lost() == [], cluster.output
 
 
+@in_every_state
 def test_a_router_that_comes_back_late_goes_on_as_if_nothing_had_been(
-    cluster: ByHand, expected: Verdicts
+    cluster: ByHand, state: str
 ) -> None:
     late = cluster.members["router"]
-    assert asyncio.run(when_streaming(cluster, lambda: late.send(signal.SIGSTOP))) == expected
-    second = cluster.start("router")
-    assert second.ends() == ADDRESS_IN_USE, cluster.output
-    assert "is in use by another process" in second.output
-    time.sleep(SILENCE + 0.5)  # by now it has missed six beats of everybody
-    late.send(signal.SIGCONT)
-    cluster.wait_ready()
-    assert plainly(cluster) == expected
+    check_after = threading.Timer(SILENCE + 2.0, late.send, [signal.SIGCONT])
+
+    def stop_for_a_while() -> None:
+        late.send(signal.SIGSTOP)
+        second = cluster.start("router")
+        assert second.ends() == ADDRESS_IN_USE, cluster.output
+        assert "is in use by another process" in second.output
+        check_after.start()  # by then it has missed six beats of everybody
+
+    check(cluster, state, 4, stop_for_a_while)
+    check_after.join()
+    wait(lambda: replaced(cluster))
+    check(cluster, "idle", 5, lambda: None)
+    assert cluster.lost() == [], cluster.output
+
+
+@in_every_state
+def test_a_router_and_an_engine_that_come_back_late_change_nothing(
+    cluster: ByHand, state: str
+) -> None:
+    router, *engine = (cluster.members[role] for role in ("router", *ENGINE))
+
+    def stop_and_replace_the_engine() -> None:
+        for one in (router, *engine):
+            one.send(signal.SIGSTOP)
+        for one in engine:
+            cluster.members[one.service] = cluster.start(one.service)
+        threading.Timer(2.0, router.send, [signal.SIGCONT]).start()
+
+    check(cluster, state, 6, stop_and_replace_the_engine)
+    wait(lambda: replaced(cluster))
+    for one in engine:
+        one.send(signal.SIGCONT)
+    assert [one.ends() for one in engine] == [FENCED, FENCED], cluster.output
+    check(cluster, "idle", 7, lambda: None)
     assert cluster.lost() == [], cluster.output

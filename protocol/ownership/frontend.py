@@ -185,8 +185,10 @@ class FrontendLedger:
 
     def _reject(self, request: OpenRequest, status: int, kind: str, message: str) -> None:
         del self.open[request.id]
+        attempt = first_attempt(request.submission)
+        again = 1.0 if status == 503 else None
         request.sink.on_rejected(
-            Rejected(request.id, first_attempt(request.submission), status, kind, message)
+            Rejected(request.id, attempt, status, kind, message, retry_after=again)
         )
 
     def handle(self, sender: int, message: Message, now: float) -> bool:

@@ -7,6 +7,7 @@ its engine is lost or a message is missing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -38,6 +39,7 @@ from penstock.protocol.ownership.tombstones import (
 )
 
 _decode_work = msgspec.msgpack.Decoder(Work).decode
+_log = logging.getLogger("penstock.ownership")
 
 
 class TokenizerLedger:
@@ -128,7 +130,11 @@ class TokenizerLedger:
         request = self.open.get(request_id)
         if request is None or request.attempt != attempt or request.work is not None:
             return
-        request.encoded(work, self._make_stream)
+        try:
+            request.encoded(work, self._make_stream)
+        except Exception:
+            self._give_up(request)
+            return
         self._enqueue(request, now)
 
     def refuse(self, request_id: int, attempt: int, rejected: Rejected) -> None:
@@ -275,7 +281,10 @@ class TokenizerLedger:
             if out is None:
                 out = outgoing[request.reply_to] = TextRows()
             end = ends.get(row) if ends is not None else None
-            self._add_row(out, request, number, choice, tokens[start:offset], end, cached)
+            try:
+                self._add_row(out, request, number, choice, tokens[start:offset], end, cached)
+            except Exception:
+                self._give_up(request)
         for address, out in outgoing.items():
             self._send(address, out.batch())
         if stale:
@@ -325,6 +334,17 @@ class TokenizerLedger:
             self._cancel_at_engine(request, number)
             if request.open_choices == 0:
                 del self.open[request.id]
+
+    def _give_up(self, request: OwnedRequest) -> None:
+        """Its tokens cannot be turned into text: it ends, and the others' rows go out."""
+        _log.exception("no text can be made of the tokens of request %d", request.id)
+        if request.id in self.open:
+            self._drop(request)
+        message = "the output could not be turned into text"
+        self._send(
+            request.reply_to,
+            Rejected(request.id, request.attempt, 500, "server_error", message),
+        )
 
     def _drop(self, request: OwnedRequest) -> None:
         del self.open[request.id]

@@ -76,8 +76,9 @@ class Pace:
     def observe(self, now: float, taken: float, begun: float, slots: float) -> None:
         """``taken``: slots in use now; ``begun``: requests that ever took one."""
         self._seconds += self._taken * (now - self._at)
-        new = max(0.0, begun - self._begun)
         memory = max(MEMORY * slots, 1.0)
+        # A frontend that joins brings all that it ever began: that took no slot just now.
+        new = min(max(0.0, begun - self._begun), memory if self._requests else taken)
         kept = (1.0 - 1.0 / (memory + 1.0)) ** new
         self._seconds *= kept
         self._requests = self._requests * kept + (memory + 1.0) * (1.0 - kept)
@@ -89,7 +90,8 @@ class Pace:
 
     def rate(self, slots: float) -> float:
         """Requests a second that end while all slots are taken; infinite while unknown."""
-        return slots * self._requests / self._seconds if self._seconds else math.inf
+        known = self._seconds and self._requests
+        return slots * self._requests / self._seconds if known else math.inf
 
 
 class Company:
@@ -242,12 +244,12 @@ class Door:
         patience = limits.max_wait_s if time_left is None else min(limits.max_wait_s, time_left)
         if waiting >= limits.max_waiting_requests:
             reason = (
-                f"{waiting:.0f} requests are waiting already, which is the limit "
+                f"{math.ceil(waiting)} requests are waiting already, which is the limit "
                 "(--max-waiting-requests)"
             )
         elif waiting and wait > patience:
             reason = (
-                f"{waiting:.0f} requests are waiting already, and a new one would wait "
+                f"{math.ceil(waiting)} requests are waiting already, and a new one would wait "
                 f"{wait:.1f} s, longer than {patience:g} s (--max-wait-s, or its own time)"
             )
         else:

@@ -114,7 +114,7 @@ class FrontendService(AsyncService):
         with self._listener.dup() as rest:
             for site in list(runner.sites):
                 await site.stop()
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError):  # there are no more, or no descriptors for them
                 while runner.server is not None:
                     connection, _ = rest.accept()
                     connection.setblocking(False)

@@ -29,7 +29,7 @@ class Membership:
         self.generation = 0
         """Counts the times that this process joined anew; each brings another ``fd``."""
         self.router_hangs = False
-        """The router does not answer, not even a new member; cleared by whoever ends it."""
+        """The router does not answer, not even a new member; until one does."""
         self._cluster = cluster
         self._log = log
         self._lost: list[Peer] = []
@@ -85,6 +85,8 @@ class Membership:
         complaint = self._participant.tick(now)
         if complaint:
             self._unheard(complaint)
+        elif self.joined:
+            self.router_hangs = False
         self._mailbox.flush()
         lost, self._lost = self._lost, []
         return lost

@@ -41,12 +41,14 @@ class Child:
         """Since when it lives and is no member; ``None`` while it is one."""
         self.was_member = False
         """Whether it has joined since its start."""
+        self.killed = False
+        """Whether it has been sent SIGKILL since its start."""
+        self.started_at = 0.0
         self._environment = dict(environment)
         self._listen_fds = () if listen_fd is None else (listen_fd,)
         self._arguments = _command(service, number, listen_fd)
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: StderrRelay | None = None
-        self._started_at = 0.0
         self._delay = FIRST_DELAY_SECONDS
 
     @property
@@ -60,9 +62,9 @@ class Child:
 
     def start(self, now: float) -> None:
         """Start the process. Call it from the main thread: the child ends with that thread."""
-        self._started_at = now
+        self.started_at = now
         self.restart_at = None
-        self.was_member = False
+        self.was_member = self.killed = False
         read, write = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -90,6 +92,7 @@ class Child:
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def kill(self) -> None:
+        self.killed = True
         self.signal(signal.SIGKILL)
 
     def reap(self, now: float) -> int:
@@ -102,7 +105,7 @@ class Child:
         status = self._process.wait()
         os.close(self.pidfd)
         self._process, self.pidfd = None, -1
-        if now - self._started_at >= STABLE_SECONDS:
+        if now - self.started_at >= STABLE_SECONDS:
             self._delay = FIRST_DELAY_SECONDS
         self.restart_at = now + self._delay
         self._delay = min(2 * self._delay, LONGEST_DELAY_SECONDS)

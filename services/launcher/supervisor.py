@@ -30,6 +30,8 @@ KILLED_SECONDS = 5.0
 UNJOINED_SECONDS = 30.0
 """A process joins within a second or two of its start; one that does not within so long is stopped
 or stuck."""
+ROUTER_START_SECONDS = 10.0
+"""A router answers within a second or two of its start."""
 ABSENT_SECONDS = 3.0
 """A member that a new router has not heard of joins it at once. The membership keeps it for 3 s;
 one that is still absent after so much more is stopped or stuck."""
@@ -149,8 +151,7 @@ class Supervisor:
         for peer in self._members.pump(now):
             self._lost(peer)
         if self._members.router_hangs:
-            self._members.router_hangs = False
-            self._end_router()
+            self._end_router(now)
         if self._ready:
             self._end_absent(now)
         for child in self.children:
@@ -214,10 +215,11 @@ class Supervisor:
                 self._log.error(f"{child.label} was declared lost; killing it", lost_pid=child.pid)
                 child.kill()
 
-    def _end_router(self) -> None:
+    def _end_router(self, now: float) -> None:
         """Nobody but the launcher can tell that the router hangs: it is the one that tells."""
         for child in self.children:
-            if child.service == "router" and child.alive:
+            young = now - child.started_at < ROUTER_START_SECONDS
+            if child.service == "router" and child.alive and not child.killed and not young:
                 self._log.error("the router hangs; killing it", lost_pid=child.pid)
                 child.kill()
 

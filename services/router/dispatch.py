@@ -91,6 +91,8 @@ class Dispatcher:
             self._reject(message, self._explain(service))
         elif key not in self.held or self.held[key][0].attempt < message.attempt:
             self.held[key] = (message, now)
+        elif self.held[key][0].attempt == message.attempt:
+            self.held[key] = (message, self.held[key][1])  # the same, with the time left now
 
     def _is_coming(self, service: str) -> bool:
         """Whether a process of the service starts or loads."""

@@ -182,7 +182,7 @@ class Roster:
             sum(demand.waiting for demand in found),
             sum(demand.waiting_tokens for demand in found),
             sum(demand.ended for demand in found),
-            sum(demand.slots for demand in found),
+            sum(m.demand.slots for m in self.members.values() if m.phase == Phase.READY),
         )
 
     def goodbye(self, incarnation: int) -> None:

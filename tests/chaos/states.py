@@ -14,7 +14,7 @@ from streams import Crowd, Followed, requests
 STATES = ("idle", "prefill", "decode", "streaming")
 _SHAPES = {
     "idle": (4, 20, 40, True),
-    "prefill": (8, 600, 40, True),
+    "prefill": (12, 900, 40, True),
     "decode": (4, 20, 400, False),
     "streaming": (32, 20, 400, True),
 }

@@ -133,6 +133,8 @@ def _take_whole(followed: Followed, data: dict[str, Any]) -> None:
 
 
 def _take_event(followed: Followed, data: bytes) -> None:
+    if followed.done:
+        followed.error = f"{data!r} after the end"
     if data == b"[DONE]":
         followed.done = True
         return
@@ -144,6 +146,8 @@ def _take_event(followed: Followed, data: bytes) -> None:
     if event.get("usage"):
         followed.completion_tokens = event["usage"]["completion_tokens"]
     for choice in event["choices"]:
+        if followed.finish and (choice["text"] or choice["finish_reason"]):
+            followed.error = f"{choice} after the end"
         followed.text += choice["text"]
         followed.finish = choice["finish_reason"] or followed.finish
 

@@ -14,6 +14,8 @@ from reference_models import write_model
 from states import BUDGET, STATES, act_in, bodies
 from streams import undisturbed
 
+pytestmark = pytest.mark.timeout(400)
+
 SILENCE = 3.0
 FENCED = 5
 """Exit code of a process that was declared lost."""

@@ -19,6 +19,8 @@ from states import BUDGET, STATES, act_in, bodies
 from streams import undisturbed
 from victims import children, find, nothing_held, whole_again
 
+pytestmark = pytest.mark.timeout(400)
+
 VICTIMS = {
     "router": ("router",),
     "tokenizer": ("tokenizer",),

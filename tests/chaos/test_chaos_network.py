@@ -106,6 +106,7 @@ def test_a_link_that_fails_in_one_direction_heals_without_a_lost_request(
         asked = [threads.submit(server.ask) for _ in range(4)]
         time.sleep(0.3)
         with server.hosts.deaf(target, source):
+            assert not any(one.done() for one in asked), "too late"
             time.sleep(seconds)
         deadline = time.monotonic() + 60
         while not all(one.done() for one in asked) and time.monotonic() < deadline:

@@ -98,6 +98,29 @@ def test_a_frontend_that_goes_serves_who_is_connected() -> None:
         assert json.load(answer)["usage"]["completion_tokens"] == 4
 
 
+def test_what_outlasts_the_drain_ends_with_an_error_event_and_the_server_with_success() -> None:
+    flags = ("--null-step-ms", "100", "--drain-timeout-s", "2")
+    with served("--device", "null", *flags) as server:
+        target = urlsplit(server.url)
+        stream = http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)
+        probe = http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)
+        body = {"prompt": "hello", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        headers = {"Content-Type": "application/json"}
+        stream.request("POST", "/v1/completions", json.dumps(body), headers)
+        answer = stream.getresponse()
+        assert answer.readline().startswith(b"data: ")
+        server.process.send_signal(signal.SIGTERM)
+        status = 200
+        while status == 200:
+            probe.request("GET", "/ready")
+            ready = probe.getresponse()
+            status, state = ready.status, ready.read()
+        assert (status, b"draining" in state) == (503, True), state
+        rest = answer.read().decode()
+        assert "the server is shutting down" in rest and "[DONE]" not in rest
+        assert server.process.wait(60) == 0
+
+
 def test_a_tokenizer_of_another_model_is_refused_with_the_remedy(tmp_path: Path) -> None:
     other = write_model("qwen3", tmp_path / "other")
     with served("--device", "null") as server:

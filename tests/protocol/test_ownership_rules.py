@@ -205,6 +205,8 @@ class Letters:
         self.stop: str | None = None
 
     def push(self, tokens: memoryview, last_is_stop: bool) -> Any:
+        if -1 in tokens:
+            raise ValueError("no such letter")
         text = "".join(chr(97 + token) for token in tokens)
         before, found, _ = text.partition("c")
         self.released += len(before)
@@ -288,6 +290,22 @@ def test_the_first_end_in_token_order_wins(tokenizer: Any) -> None:
     ledger.handle(SCHEDULER, token_row(ONE, 0, "acb", end=True), 0.1)
     [(_, batch)] = sent.take(TextBatch)
     assert (batch.texts, batch.counts, batch.ends) == (["a"], [2], [End(0, EndReason.STOP, "c")])
+
+
+def test_a_fault_in_the_text_of_one_request_ends_that_request_alone(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    ledger.handle(FRONTEND, msgspec.structs.replace(SUBMIT, id=8), 0.0)
+    both = TokenBatch(
+        [7, 8], [0, 0], [ONE, ONE], [0, 0], [1, 1], b"\xff" * 4 + bytes(4), [], [0, 0]
+    )
+    sent.take()
+    ledger.handle(SCHEDULER, both, 0.1)
+    messages = [message for _, message in sent.take()]
+    assert [m.id for m in messages if isinstance(m, Rejected) and m.status == 500] == [7]
+    assert [m.texts for m in messages if isinstance(m, TextBatch)] == [["a"]]
+    assert Cancel([7], [ONE], [-1]) in messages
+    assert list(ledger.open) == [8]
 
 
 def test_a_stop_string_ends_the_work_of_the_engine(tokenizer: Any) -> None:

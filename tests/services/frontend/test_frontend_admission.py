@@ -270,6 +270,24 @@ def test_what_other_frontends_have_open_counts() -> None:
     assert tokens.ask(tokens=1) is not None
 
 
+def test_a_frontend_that_leaves_as_the_first_request_comes_costs_nobody_an_answer() -> None:
+    engine = Engine(limits(), frontends=2, others=Demand(0, 0, 0, 100))
+    engine.pass_time(20.0)  # idle: the pace is forgotten
+    assert engine.ask() is None
+    engine.others = Demand()
+    engine.pass_time(2 * TICK)
+    assert engine.ask() is None
+
+
+def test_what_another_frontend_did_before_it_joined_says_nothing_of_the_pace() -> None:
+    engine = Engine(limits(max_wait_s=4.0), frontends=2)
+    engine.pass_time(30.0, someone=20.0)
+    allowed = len(engine.queue)
+    engine.others = Demand(0, 0, 0, 1_000_000)
+    engine.pass_time(1.0, someone=100.0)
+    assert len(engine.queue) < 4 * allowed
+
+
 def test_others_hear_what_is_open_here() -> None:
     engine = Engine(limits())
     for _ in range(SLOTS + 4):

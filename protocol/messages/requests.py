@@ -112,6 +112,10 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     age: float
     priority: RequestPriority = 0
     cache_salt: CacheSalt = ""
+    accepted: bool = False
+    """An engine had taken it before: no limit on new requests holds for it."""
+    stalls: int = 0
+    """How often it was started again without a new token in between."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):

@@ -7,7 +7,13 @@ from typing import Any
 
 import msgspec
 
-from penstock.protocol.messages.requests import ChoiceState, Enqueue, Submit, TokenWork
+from penstock.protocol.messages.requests import (
+    ChoiceState,
+    Enqueue,
+    Submit,
+    TokenWork,
+    submission_of,
+)
 from penstock.protocol.ownership.refusals import Refusals
 from penstock.protocol.ownership.text_rows import Choice, Stream
 from penstock.protocol.ownership.tombstones import RESEND_SECONDS
@@ -75,6 +81,8 @@ class OwnedRequest:
                 if not choice.ended
             ],
             "age": work.age + now - self.began,
+            "accepted": self.accepted or submission_of(self.attempt) > 1,
+            "stalls": self.stalls,
         }
         if work.time_left is not None:
             changes["time_left"] = max(0.0, work.time_left - (now - self.began))

@@ -48,6 +48,7 @@ from penstock.services.scheduler.waiting_queue import WaitingQueue
 Batches = list[tuple[str, TokenBatch]]
 """(owner, batch): at most one batch for each owner."""
 
+SUSPECT_STALLS = 2
 MAX_STRIKES = 3
 """Failed steps without a new token in between, after which a sequence ends with an error."""
 
@@ -91,8 +92,9 @@ class SchedulerCore:
         """Take a request with all its choices, or say why not.
 
         A higher attempt replaces a lower one of the same id, silently; the same or a lower one
-        changes nothing. A continuation (any choice has output) is exempt from the limit on
-        waiting requests, and a choice that its output already ends, ends in the next batches.
+        changes nothing. One that an engine had taken before is exempt from the limit on waiting
+        requests, and a choice that its output already ends, ends in the next batches. What was
+        started again twice without a new token may be what ends engines: it runs alone.
         """
         known = self._requests.get(request_id)
         if known is not None:
@@ -105,7 +107,7 @@ class SchedulerCore:
         except Unservable as error:
             self.counters.rejected_requests += 1
             return error.rejected(request_id, attempt)
-        continued = any(sequence.num_output for sequence in sequences)
+        continued = work.accepted or any(sequence.num_output for sequence in sequences)
         if not continued:
             waiting = self._waiting
             lack = self._room.lacks(
@@ -121,6 +123,7 @@ class SchedulerCore:
         self._requests.add(request)
         for sequence in sequences:
             sequence.resumed = continued
+            sequence.suspect = work.stalls >= SUSPECT_STALLS
             request.open[sequence.choice] = sequence
         if self._policy.uses_prefix_cache:
             hits = self._planner.num_hits(sequences[0])

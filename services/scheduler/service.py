@@ -211,6 +211,8 @@ class SchedulerService(LoopService):
         self._find_worker(now)
         self._resend(now)
         if self.ledger is not None and self.core is not None:
+            if not self.attached and not self.drained() and self._another_is_ready():
+                self.ledger.hand_over()
             self.ledger.tick(now)
             self._hand_out(self.core.expire(now))
             self._report(self.core)

@@ -184,14 +184,16 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
         ],
     ),
     "TokenWork": (
-        r.TokenWork(_IDS, _PARAMS, [r.ChoiceState(1)], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s"),
-        [_IDS, _PARAMS_ROW, [[1, b"", 0]], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s"],
+        r.TokenWork(
+            _IDS, _PARAMS, [r.ChoiceState(1)], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s", True, 2
+        ),
+        [_IDS, _PARAMS_ROW, [[1, b"", 0]], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s", True, 2],
     ),
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "722f58fee4d857e0"
-"""Of protocol version 3."""
+SCHEMA_HASH = "7dffd6a03ecbfd3f"
+"""Of protocol version 4."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (
@@ -260,8 +262,8 @@ GOLDEN: dict[str, str] = {
         "9892a6746f6b656e73c40801000000ff7f000099c0c0c0c001c09090c290a0c0cb000000000000000000a0"
     ),
     "TokenWork": (
-        "99c40801000000ff7f000099cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3919301c4"
-        "0000920203a26d65cb4004000000000000cb3fe0000000000000ce7fffffffa173"
+        "9bc40801000000ff7f000099cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3919301c4"
+        "0000920203a26d65cb4004000000000000cb3fe0000000000000ce7fffffffa173c302"
     ),
 }
 """The bytes of each sample, without the frame's prefix, in hex."""

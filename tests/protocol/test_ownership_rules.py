@@ -242,6 +242,28 @@ def token_row(attempt: int, index: int, letters: str, end: bool = False) -> Toke
     return TokenBatch([7], [0], [attempt], [index], [len(letters)], tokens, ends, [0])
 
 
+def test_an_engine_hears_whether_one_had_taken_it_and_how_often_it_was_lost(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+
+    def asked() -> tuple[int, bool, int]:
+        [(_, message)] = sent.take(Enqueue)
+        work = msgspec.msgpack.decode(message.work, type=TokenWork)
+        return message.attempt, work.accepted, work.stalls
+
+    assert asked() == (ONE, False, 0)
+    ledger.handle(SCHEDULER, Accepted(7, ONE), 0.1)
+    ledger.handle(SCHEDULER, Unknown([7], [ONE]), 0.2)
+    assert asked() == (ONE + 1, True, 1)
+    ledger.handle(SCHEDULER, Accepted(7, ONE + 1), 0.3)
+    ledger.handle(SCHEDULER, Unknown([7], [ONE + 1]), 0.4)
+    assert asked() == (ONE + 2, True, 2)
+    ledger.handle(SCHEDULER, Accepted(7, ONE + 2), 0.5)
+    ledger.handle(SCHEDULER, token_row(ONE + 2, 0, "a"), 0.6)
+    ledger.handle(SCHEDULER, Unknown([7], [ONE + 2]), 0.7)
+    assert asked() == (ONE + 3, True, 1)
+
+
 def test_a_cancel_may_overtake_the_submission(tokenizer: Any) -> None:
     ledger, sent = tokenizer
     ledger.handle(FRONTEND, Cancel([7], [ONE], [-1]), 0.0)
@@ -480,3 +502,15 @@ def test_a_lost_owners_work_is_dropped_and_so_is_a_strangers(scheduler: Any) -> 
     assert core.held
     ledger.tick(1.1 + GRACE_SECONDS)
     assert core.held == {}
+
+
+def test_an_engine_without_its_worker_gives_every_request_back_to_its_owner(scheduler: Any) -> None:
+    ledger, sent, core = scheduler
+    ledger.handle(SCHEDULER, enqueue(ONE), 0.0)
+    sent.take()
+    ledger.hand_over()
+    ledger.hand_over()
+    assert core.held == {}
+    assert sent.take() == [(address(TOKENIZER), Unknown([7], [ONE]))]
+    ledger.handle(SCHEDULER, enqueue(ONE + 1), 0.1)  # the only one again
+    assert core.added == [ONE, ONE + 1]

@@ -317,11 +317,12 @@ def test_a_priority_or_cache_salt_outside_its_range_does_not_decode(
     kind: type[msgspec.Struct], priority: Any, cache_salt: str
 ) -> None:
     row = NESTED["Work text" if kind is requests.Work else "TokenWork"][1]
+    row = row[: kind.__struct_fields__.index("priority")]
     decoder = msgspec.msgpack.Decoder(kind)
-    assert decoder.decode(pack([*row[:-2], 5, "é" * 128]))
-    assert decoder.decode(pack(row[:-2])) == decoder.decode(pack([*row[:-2], 0, ""]))
+    assert decoder.decode(pack([*row, 5, "é" * 128]))
+    assert decoder.decode(pack(row)) == decoder.decode(pack([*row, 0, ""]))
     with pytest.raises(msgspec.ValidationError):
-        decoder.decode(pack([*row[:-2], priority, cache_salt]))
+        decoder.decode(pack([*row, priority, cache_salt]))
 
 
 def test_a_decode_step_that_changes_nothing_is_a_few_bytes() -> None:

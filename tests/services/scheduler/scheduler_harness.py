@@ -56,6 +56,8 @@ def token_work(
     tenant: str = "",
     priority: int = 0,
     cache_salt: str = "",
+    accepted: bool = False,
+    stalls: int = 0,
 ) -> TokenWork:
     """A request as the tokenizer sends it; ``outputs`` by choice for a continuation."""
     states = outputs if outputs is not None else {choice: [] for choice in range(n)}
@@ -71,6 +73,8 @@ def token_work(
         age=age,
         priority=priority,
         cache_salt=cache_salt,
+        accepted=accepted,
+        stalls=stalls,
     )
 
 
@@ -143,10 +147,12 @@ class Engine:
         time_left: float | None = None,
         age: float = 0.0,
         tenant: str = "",
+        accepted: bool = False,
+        stalls: int = 0,
     ) -> Rejected | None:
         work = token_work(
             prompt, max_tokens, outputs, n, stop_ids, seed, time_left, age,
-            tenant, priority, cache_salt,
+            tenant, priority, cache_salt, accepted, stalls,
         )  # fmt: skip
         rejected = self.core.add(request_id, attempt, owner, work, self.now)
         self.core.check()

@@ -146,6 +146,7 @@ def test_a_full_queue_answers_503_but_takes_continuations() -> None:
     alone.run()
     assert engine.submit(6, prompt(5), outputs={0: []}) is not None
     assert engine.core.add(6, 1, "t", token_work(prompt(5), outputs={0: [3]}), 0.0) is None
+    assert engine.submit(7, prompt(5), accepted=True) is None
 
 
 def test_the_slots_that_count_are_those_that_kv_memory_lets_run() -> None:

@@ -112,6 +112,25 @@ def test_suspects_run_alone_until_they_have_produced_a_token() -> None:
         engine.assert_finished(request_id)
 
 
+def test_what_was_lost_twice_without_a_token_runs_alone_here() -> None:
+    """It may be what ended two engines; what was lost once runs with the others."""
+    engine = Engine()
+    engine.submit(0, prompt(6), max_tokens=6, accepted=True, stalls=2)
+    engine.submit(1, prompt(6, 30), max_tokens=6, accepted=True, stalls=1)
+    engine.submit(2, prompt(6, 60), max_tokens=6)
+    engine.plan()
+    assert len(engine.worker.slots) == 1
+    while not engine.streams[0, 0].received:
+        assert len(engine.worker.slots) <= 1
+        engine.step()
+    engine.step()
+    engine.step()
+    assert len(engine.worker.slots) == 3
+    engine.run()
+    for request_id in range(3):
+        engine.assert_finished(request_id)
+
+
 def test_the_next_suspect_does_not_wait_for_the_end_of_the_one_before() -> None:
     engine = Engine()
     engine.worker.fail_steps[1] = "once"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from chat_templates import ALTERNATING, CHATML, CONVERSATIONS, SYSTEM, TEMPLATES, THINKING
+from growth import LINEAR, fourfold
 
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.tokenizer.chat_template import (
@@ -178,7 +179,7 @@ def test_a_long_conversation_renders_in_linear_time() -> None:
         template.render(messages, {})
         return time.process_time() - begin
 
-    assert min(seconds(4000) for _ in range(3)) / min(seconds(2000) for _ in range(3)) < 3
+    assert fourfold(seconds, 1000) < LINEAR
 
 
 def test_content_may_be_text_parts() -> None:

@@ -71,7 +71,9 @@ def replaced(cluster: ByHand) -> bool:
 
 @in_every_state
 @pytest.mark.parametrize(
-    "roles", [("tokenizer",), ("scheduler",), ("worker",), ENGINE], ids="-".join
+    "roles",
+    [("tokenizer",), ("scheduler",), ("worker",), pytest.param(ENGINE, marks=pytest.mark.chaos)],
+    ids="-".join,
 )
 def test_processes_that_come_back_late_change_nothing(
     cluster: ByHand, roles: tuple[str, ...], state: str

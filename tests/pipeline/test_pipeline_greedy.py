@@ -74,14 +74,14 @@ async def ask_all(url: str, prompts: list[list[int]]) -> list[Answer]:
     ("architecture", "budget", "caching", "memory"),
     [
         ("qwen3", 64, False, "quarter"),
-        ("qwen3", 256, True, "all"),
+        pytest.param("qwen3", 256, True, "all", marks=pytest.mark.slow),
         ("qwen3", 2048, True, "all"),
-        ("qwen2", 64, True, "all"),
+        pytest.param("qwen2", 64, True, "all", marks=pytest.mark.slow),
         ("qwen2", 256, True, "quarter"),
-        ("qwen2", 2048, False, "quarter"),
+        pytest.param("qwen2", 2048, False, "quarter", marks=pytest.mark.slow),
         ("llama", 64, True, "all"),
         ("llama", 256, False, "quarter"),
-        ("llama", 2048, False, "all"),
+        pytest.param("llama", 2048, False, "all", marks=pytest.mark.slow),
     ],
 )
 def test_64_concurrent_prompts_give_what_transformers_gives(

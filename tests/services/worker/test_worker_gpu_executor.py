@@ -46,7 +46,12 @@ def plain_executor(folder: Path) -> ModelExecutor:
 
 
 @pytest.mark.parametrize(
-    ("variant", "block_size"), [("qwen3", 16), ("qwen2-wide", 32), ("llama3-wide", 64)]
+    ("variant", "block_size"),
+    [
+        ("qwen3", 16),
+        pytest.param("qwen2-wide", 32, marks=pytest.mark.slow),
+        ("llama3-wide", 64),
+    ],
 )
 def test_the_gpu_executor_gives_the_tokens_of_transformers(
     variant: str, block_size: int, tiny_folder: Folder

@@ -74,14 +74,14 @@ async def ask_all(url: str, prompts: list[list[int]]) -> list[Answer]:
     ("architecture", "budget", "caching", "memory"),
     [
         ("qwen3", 64, False, "quarter"),
-        pytest.param("qwen3", 256, True, "all", marks=pytest.mark.slow),
+        ("qwen3", 256, True, "all"),
         ("qwen3", 2048, True, "all"),
-        pytest.param("qwen2", 64, True, "all", marks=pytest.mark.slow),
+        ("qwen2", 64, True, "all"),
         ("qwen2", 256, True, "quarter"),
-        pytest.param("qwen2", 2048, False, "quarter", marks=pytest.mark.slow),
+        ("qwen2", 2048, False, "quarter"),
         ("llama", 64, True, "all"),
         ("llama", 256, False, "quarter"),
-        pytest.param("llama", 2048, False, "all", marks=pytest.mark.slow),
+        ("llama", 2048, False, "all"),
     ],
 )
 def test_64_concurrent_prompts_give_what_transformers_gives(

@@ -9,17 +9,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
-import signal
 import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import snapshot_download
+from served import served
 from tokenizers import Tokenizer
 
 from penstock.loadtest.foreign.compare import (
@@ -57,27 +53,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(tokenizer: Path) -> Iterator[str]:
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "penstock.services", "serve", str(tokenizer), "--device", "null",
-            "--null-step-ms", str(STEP_MS), "--max-num-seqs", "64", "--port", "0",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    output = ""
-    for line in process.stdout:
-        output += line
-        if found := re.search(r"(http://[\d.]+:\d+)/v1", line):
-            break
-    else:
-        raise AssertionError(output)
-    threading.Thread(target=process.stdout.read, daemon=True).start()
-    yield found[1]
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    pace = ("--device", "null", "--null-step-ms", str(STEP_MS))
+    with served(str(tokenizer), *pace, "--max-num-seqs", "64") as server:
+        yield server.url
 
 
 def figures(**changed: float) -> Figures:

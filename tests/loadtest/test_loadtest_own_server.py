@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from served import served
 
 from penstock.loadtest import bench_serve
 
@@ -21,27 +17,8 @@ STEP_MS = 10.0
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "penstock.services", "serve", "--device", "null",
-            "--null-step-ms", str(STEP_MS), "--port", "0",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    output = ""
-    for line in process.stdout:
-        output += line
-        if found := re.search(r"(http://[\d.]+:\d+)/v1", line):
-            break
-    else:
-        raise AssertionError(output)
-    threading.Thread(target=process.stdout.read, daemon=True).start()
-    yield found[1]
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    with served("--device", "null", "--null-step-ms", str(STEP_MS)) as server:
+        yield server.url
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])

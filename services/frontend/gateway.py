@@ -48,6 +48,7 @@ class PipelineGateway:
         )
         self.is_draining = False
         self.door = Door(limits)
+        self._models: list[ServedModel] = []
         self._longest = 2**31
         """Tokens of the longest prompt that an engine takes."""
         self._mailbox = mailbox
@@ -100,14 +101,17 @@ class PipelineGateway:
             request.sink = sink
 
     def models(self) -> list[ServedModel]:
+        """What the engines serve. An engine that still loads does not know its limits, and no
+        request may be judged by them: while all do, the models last known."""
         found: dict[str, ServedModel] = {}
         for peer in self._participant.of("scheduler"):
             identity, capacity = peer.identity, peer.capacity
-            if identity.model and identity.model not in found:
+            if identity.model and capacity.max_model_len and identity.model not in found:
                 found[identity.model] = ServedModel(
                     identity.model, identity.aliases, capacity.max_model_len, capacity.vocab_size
                 )
-        return list(found.values())
+        self._models = list(found.values()) or self._models
+        return self._models
 
     def ready(self) -> Readiness:
         """Ready when a router, a tokenizer and an engine are, and this process stays."""

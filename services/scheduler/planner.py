@@ -106,7 +106,10 @@ class Planner:
     def _budget(self, decoding: int) -> int:
         """Positions of prefill that a step may carry beside its decode rows."""
         left = self.limits.max_num_batched_tokens - decoding
-        bound = self._pace.most_tokens() if decoding else None
+        if not decoding:
+            return left
+        waiting = len(self._waiting) + len(self.batch) - decoding
+        bound = self._pace.most_tokens(decoding, waiting)
         return left if bound is None else min(left, bound)
 
     def take_stuck(self) -> list[Sequence]:

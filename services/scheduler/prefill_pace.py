@@ -3,14 +3,17 @@
 Every stream waits for the whole step. A step full of prefill lasts many times as long as one that
 only decodes, and each waiting reader sees a pause. So while sequences decode, the prefill of a step
 is cut to what is predicted to take ``FACTOR`` times a decode step, or ``LEAST_SECONDS`` if that is
-more: below that no reader notices, and larger chunks cost less a token. With nobody decoding
-there is no bound. The prediction is a running mean of what steps took.
+more: below that no reader notices, and larger chunks cost less a token. Where more sequences wait
+than decode, as after a burst, the pause may be longer by as much, up to ``PATIENCE_SECONDS``: cut
+small, the burst would pay a decode step of few rows for every chunk, and all would be served later.
+With nobody decoding there is no bound. The prediction is a running mean of what steps took.
 """
 
 from __future__ import annotations
 
 FACTOR = 3.0
 LEAST_SECONDS = 0.008
+PATIENCE_SECONDS = 0.1
 LEAST_TOKENS = 64
 """A chunk is never cut below this: its fixed costs would exceed it."""
 _SMOOTHING = 0.1
@@ -40,11 +43,13 @@ class PrefillPace:
             if rest > 0:  # else noise: this step was no longer than one that only decodes
                 self._token_seconds = _mean(self._token_seconds, rest / prefill_tokens)
 
-    def most_tokens(self) -> int | None:
-        """Prefill tokens for a step that decodes as well; ``None`` while nothing is known."""
+    def most_tokens(self, decoding: int, waiting: int) -> int | None:
+        """Prefill tokens for a step that decodes so many rows, at least one, while so many
+        sequences have computed no token yet; ``None`` while nothing is known."""
         if not self._token_seconds or not self._decode_seconds:
             return None
-        seconds = max(LEAST_SECONDS, FACTOR * self._decode_seconds)
+        fair = FACTOR * self._decode_seconds
+        seconds = max(LEAST_SECONDS, fair, min(PATIENCE_SECONDS, fair * waiting / decoding))
         return max(LEAST_TOKENS, int(seconds / max(self._token_seconds, _FASTEST)))
 
 

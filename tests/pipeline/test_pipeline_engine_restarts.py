@@ -1,4 +1,4 @@
-"""What clients see while the only engine comes back: nothing is judged by limits it does not know."""
+"""While the only engine comes back, no request is judged by limits that it does not know."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ def learnt(decode_seconds: float, token_seconds: float) -> PrefillPace:
 
 def test_nothing_is_bounded_before_steps_of_both_kinds_were_seen() -> None:
     pace = PrefillPace()
-    assert pace.most_tokens() is None
+    assert pace.most_tokens(8, 0) is None
     pace.observe(0, 500, 0.1)
-    assert pace.most_tokens() is None
+    assert pace.most_tokens(8, 0) is None
     pace.observe(1, 0, 0.01)
-    assert pace.most_tokens() is not None
+    assert pace.most_tokens(8, 0) is not None
 
 
 @pytest.mark.parametrize(
@@ -34,29 +34,46 @@ def test_nothing_is_bounded_before_steps_of_both_kinds_were_seen() -> None:
 def test_prefill_beside_decode_takes_three_decode_steps_or_eight_milliseconds(
     decode_seconds: float, token_seconds: float, seconds: float
 ) -> None:
-    tokens = learnt(decode_seconds, token_seconds).most_tokens()
+    tokens = learnt(decode_seconds, token_seconds).most_tokens(8, 0)
     assert tokens is not None
     assert tokens * token_seconds == pytest.approx(seconds, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("decoding", "waiting", "seconds"),
+    [(8, 4, 0.012), (8, 8, 0.012), (8, 24, 0.036), (8, 250, 0.1), (200, 50, 0.012)],
+)
+def test_the_pause_grows_with_the_share_of_those_who_wait_up_to_a_tenth_of_a_second(
+    decoding: int, waiting: int, seconds: float
+) -> None:
+    tokens = learnt(0.004, 25e-6).most_tokens(decoding, waiting)
+    assert tokens is not None
+    assert tokens * 25e-6 == pytest.approx(seconds, rel=0.02)
+
+
+def test_patience_does_not_lengthen_the_pause_of_a_slow_device() -> None:
+    pace = learnt(0.060, 1e-3)
+    assert pace.most_tokens(1, 100) == pace.most_tokens(1, 0)
+
+
 def test_chunks_are_never_cut_below_a_useful_size() -> None:
-    assert learnt(0.001, 0.01).most_tokens() == LEAST_TOKENS
+    assert learnt(0.001, 0.01).most_tokens(8, 0) == LEAST_TOKENS
 
 
 def test_a_prefill_of_a_few_tokens_does_not_count_as_slow_prefill() -> None:
     pace = learnt(0.002, 3e-6)
-    before = pace.most_tokens()
+    before = pace.most_tokens(8, 0)
     for _ in range(100):
         pace.observe(8, 1, 0.003)
-    assert pace.most_tokens() == before
+    assert pace.most_tokens(8, 0) == before
 
 
 def test_steps_no_longer_than_decode_steps_do_not_lift_the_bound() -> None:
     pace = learnt(0.002, 3e-6)
-    before = pace.most_tokens()
+    before = pace.most_tokens(8, 0)
     for _ in range(10_000):
         pace.observe(8, 500, 0.001)
-    assert pace.most_tokens() == before
+    assert pace.most_tokens(8, 0) == before
 
 
 class TimedEngine(Engine):

@@ -12,6 +12,7 @@ COMMANDS = {
     "throughput": "many prompts at once through the library: tokens a second",
     "latency": "one batch at a time through the library: milliseconds a token",
     "prefill": "prompts by their length and by what is cached of them: tokens a second",
+    "steps": "decode steps of the executor alone: device, host, kernels",
     "kernels": "each kernel alone, beside the floor of its bytes and operations",
     "startup": "from the command to the first token, phase by phase",
 }

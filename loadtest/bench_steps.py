@@ -1,0 +1,147 @@
+"""``penstock bench steps``: where the time of a decode step goes, and how it grows.
+
+The worker's executor alone, in this process: no scheduler, no server. The KV cache holds zeros and
+counts as computed, so any context costs no prefill.
+
+Exit codes: 0, 1 the executor failed, 2 wrong flags, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.loadtest import report
+from penstock.loadtest.offline_engine import (
+    WRONG_SETTINGS,
+    Engine,
+    described,
+    engine_of,
+    guarded,
+    parser_for,
+)
+from penstock.loadtest.options import integer
+from penstock.loadtest.progress import note
+from penstock.loadtest.step_timer import StepTimer, kernel_times
+from penstock.protocol.config import Config, ConfigError
+from penstock.services.worker.executor import Executor
+from penstock.services.worker.loading import load_executor
+
+COLUMNS = {
+    "rows": "rows", "context": "context", "step_us": "step µs", "device_us": "device µs",
+    "between_percent": "between %", "launch_us": "host µs", "tokens_per_second": "tokens/s",
+}  # fmt: skip
+KERNEL_COLUMNS = {
+    "rows": "rows", "context": "context", "name": "kernel", "calls": "calls", "us": "µs a step",
+    "percent": "%",
+}  # fmt: skip
+ROWS, CONTEXTS = [1, 8, 64, 256], [512]
+SHOWN_KERNELS = 12
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run with these flags. Returns the exit code."""
+    parsed = _parser().parse_args(arguments)
+    engine = engine_of(parsed)
+    if parsed.temperature < 0:
+        print(f"penstock: --temperature {parsed.temperature}: at least 0", file=sys.stderr)
+        return WRONG_SETTINGS
+
+    def measure() -> dict[str, Any]:
+        executor = load_executor(_with_room(engine, parsed), lambda text: None)
+        rows = list(_measured(executor, parsed))
+        kernels = [line for row in rows for line in row.pop("kernels")]
+        return {
+            **described("steps", arguments, engine),
+            "executor": executor.summary,
+            "steps": parsed.steps,
+            "decode": rows,
+            "kernels": kernels,
+        }
+
+    return guarded(measure, _table, parsed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_for("steps", "Time decode steps of the worker's executor, without a server.")
+    group = parser.add_argument_group("what is measured")
+    count = integer(1, 2**20)
+    group.add_argument(
+        "--rows", type=count, nargs="+", default=ROWS, metavar="N",
+        help="sequences that decode (default: 1 8 64 256)",
+    )  # fmt: skip
+    group.add_argument(
+        "--context", type=count, nargs="+", default=CONTEXTS, metavar="N",
+        help="positions before a step's token (default: 512)",
+    )  # fmt: skip
+    group.add_argument("--steps", type=count, default=200, metavar="N", help="(default: 200)")
+    group.add_argument("--temperature", type=float, default=0.6, metavar="X", help="(default: 0.6)")
+    group.add_argument(
+        "--no-kernels", action="store_true", help="do not profile the kernels of a CUDA device"
+    )
+    return parser
+
+
+def _with_room(engine: Engine, parsed: argparse.Namespace) -> Config:
+    """The configuration, with slots for the greatest ``--rows``."""
+    slots, scheduler = max(parsed.rows), engine.config.scheduler
+    model = msgspec.structs.replace(engine.config.model, model=str(engine.info.folder))
+    if slots > scheduler.max_num_seqs:
+        scheduler = msgspec.structs.replace(
+            scheduler,
+            max_num_seqs=slots,
+            max_num_batched_tokens=max(slots, scheduler.max_num_batched_tokens),
+        )
+    return msgspec.structs.replace(engine.config, model=model, scheduler=scheduler)
+
+
+def _measured(executor: Executor, parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each number of rows and context; without figures where memory is too small."""
+    for context in parsed.context:
+        for rows in parsed.rows:
+            if not parsed.quiet and sys.stderr.isatty():
+                note(f"{rows} rows, context {context}")
+            row: dict[str, Any] = dict.fromkeys(COLUMNS)
+            row |= {"rows": rows, "context": context, "kernels": []}
+            try:
+                timer = StepTimer(executor, rows, context, 3 * parsed.steps, parsed.temperature)
+            except ConfigError as error:
+                row["note"] = str(error)
+            else:
+                times = timer.measure(parsed.steps)
+                row |= msgspec.to_builtins(times)
+                row["tokens_per_second"] = rows / times.step_us * 1e6
+                if not parsed.no_kernels:
+                    found = kernel_times(timer, min(parsed.steps, 20))
+                    total = sum(kernel.us for kernel in found) or 1.0
+                    row["kernels"] = [
+                        {
+                            "rows": rows, "context": context, **msgspec.to_builtins(kernel),
+                            "percent": 100 * kernel.us / total,
+                        }
+                        for kernel in found
+                    ]  # fmt: skip
+                timer.close()
+            yield row
+
+
+def _table(result: dict[str, Any]) -> str:
+    notes = [
+        f"{row['rows']} rows after {row['context']}: {row['note']}"
+        for row in result["decode"]
+        if "note" in row
+    ]
+    parts = [report.table(COLUMNS, result["decode"]), *notes]
+    for row in result["decode"]:
+        lines = [
+            line
+            for line in result["kernels"]
+            if (line["rows"], line["context"]) == (row["rows"], row["context"])
+        ]
+        if lines:
+            parts += ["", report.table(KERNEL_COLUMNS, lines[:SHOWN_KERNELS])]
+    return "\n".join(parts)

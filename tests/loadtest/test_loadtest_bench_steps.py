@@ -1,0 +1,65 @@
+"""``penstock bench steps`` times the executor alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.services", "bench", "steps", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+def test_a_step_takes_as_long_as_the_device_that_computes_it(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    done = bench(
+        "--device", "null", "--null-step-ms", "4", "--rows", "1", "100", "--context", "50",
+        "--steps", "20", "--output-json", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(path.read_text())
+    assert [row["rows"] for row in result["decode"]] == [1, 100]
+    for row in result["decode"]:
+        assert row["step_us"] >= 4000
+        assert row["device_us"] == pytest.approx(row["step_us"], rel=0.5)
+        assert row["tokens_per_second"] == pytest.approx(row["rows"] / row["step_us"] * 1e6)
+        assert 0 <= row["between_percent"] < 50
+        assert f"{row['rows']:,}" in done.stdout
+
+
+def test_the_built_in_model_is_timed_at_every_context(tmp_path: Path) -> None:
+    done = bench("--device", "cpu", "--rows", "2", "--context", "30", "300", "--steps", "10")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["2", "30"], ["2", "300"]]
+    assert all(float(line.split()[2].replace(",", "")) > 0 for line in lines[1:3])
+
+
+def test_what_does_not_fit_has_a_reason_instead_of_figures() -> None:
+    done = bench("--device", "null", "--rows", "1", "--context", "2000", "--steps", "30")
+    assert done.returncode == 0, done.stderr
+    assert "2110 positions; max_model_len is 2048" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--temperature", "-1"), 2, "--temperature -1.0: at least 0"),
+        (("--rows", "0"), 2, "--rows"),
+        (("--model", "/nothing/here"), 3, "/nothing/here"),
+    ],
+)
+def test_wrong_flags_are_named(arguments: tuple[str, ...], code: int, words: str) -> None:
+    done = bench("--device", "null", *arguments)
+    assert done.returncode == code
+    assert words in done.stderr

@@ -3,10 +3,11 @@
 One program computes, for one row and one KV head, the query heads that share it over a stretch of
 the context, with the online softmax of Milakov and Gimelshein (2018). The stretches of a row are
 combined by whichever program ends last (Flash-Decoding, Dao et al. 2023, without a second
-launch). The norm and the rotation of queries and key, and the write of the new K and V into the
-cache, happen here too: the program of the first stretch has the new key and value in registers,
-the others read only what earlier steps wrote. So nothing stands between the QKV product and the
-output product but this kernel. Reference: ``penstock.kernels.attention``.
+launch). Where rows share a prefix (``shared_prefix``), the first stretch begins behind it and takes
+in what is known of it. The norm and the rotation of queries and key, and the write of the new K and
+V into the cache, happen here too: the program of the first stretch has the new key and value in
+registers, the others read only what earlier steps wrote. So nothing stands between the QKV product
+and the output product but this kernel. Reference: ``penstock.kernels.attention``.
 
 The grid depends on the number of rows alone, never on lengths: a captured graph stays valid. Each
 byte of the cache is read once; the floor is that over the memory's bandwidth.
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.head_norm import dot, turned_head, turned_heads
+from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 
 SHAPE = (32, 1, 4)
 """Positions of the context that are read at once, warps, loads in flight: the fastest of nine on an
@@ -34,12 +36,36 @@ _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
+def _with_prefix(
+    top, total, mixed, partial, sums, pair, query, column, there,
+    SHARED: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Add the parts of the shared prefix to what the heads of a (row, KV head) pair have."""
+    inside = (query < SHARED) & there
+    for part in range(PARTS):
+        at = (pair.to(tl.int64) * PARTS + part) * SHARED + query
+        its_top = tl.load(sums + 2 * at, mask=inside, other=float("-inf"))
+        its_total = tl.load(sums + 2 * at + 1, mask=inside, other=0.0)
+        its_mixed = tl.load(
+            partial + at[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0
+        )
+        highest = tl.maximum(top, its_top)
+        decay = tl.exp2(top - highest)
+        share = tl.exp2(its_top - highest)
+        total = total * decay + its_total * share
+        mixed = mixed * decay[:, None] + its_mixed * share[:, None]
+        top = highest
+    return top, total, mixed
+
+
+@triton.jit
 def _decode_kernel(
     qkv, rows, last_position, table, cos, sin, query_weight, key_weight, key_cache, value_cache,
-    out, partial, partial_sums, arrived, scale, eps, table_stride,
+    out, partial, partial_sums, arrived, prefix_lengths, prefix_partial, prefix_sums, scale, eps,
+    table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, QUERIES: tl.constexpr,
     HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
-    NORM: tl.constexpr, EARLY: tl.constexpr,
+    PREFIX_PARTS: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0)
@@ -58,7 +84,10 @@ def _decode_kernel(
             tl.store(target, tl.zeros([QUERIES, dim], out.dtype.element_ty), mask=shared)
         return
     cached = tl.load(last_position + slot)
-    tiles = tl.cdiv(cached, TILE)
+    passed = 0  # positions that the shared prefix covers
+    if PREFIX_PARTS:
+        passed = tl.load(prefix_lengths + slot)
+    tiles = tl.cdiv(cached - passed, TILE)
     each = tl.maximum(tl.cdiv(tiles, SPLITS), 1)
     active = tl.maximum(tl.cdiv(tiles, each), 1)
     if split >= active:
@@ -90,12 +119,17 @@ def _decode_kernel(
         top = score * scale
         total = tl.full([QUERIES], 1.0, tl.float32)
         mixed = tl.zeros([QUERIES, dim], tl.float32) + new_value.to(tl.float32)[None, :]
+        if PREFIX_PARTS:
+            top, total, mixed = _with_prefix(
+                top, total, mixed, prefix_partial, prefix_sums, row * KV_HEADS + kv_head,
+                query, column, passed > 0, SHARED, dim, PREFIX_PARTS,
+            )  # fmt: skip
     else:
         top = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         mixed = tl.zeros([QUERIES, dim], tl.float32)
 
-    begin = split * each * TILE
+    begin = passed + split * each * TILE
     end = tl.minimum(begin + each * TILE, cached)
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
@@ -188,8 +222,11 @@ def decode_attention(
     out: Tensor,
     workspace: DecodeWorkspace,
     eps: float,
+    prefix: SharedPrefix | None = None,
 ) -> None:
     """One token of each of N sequences.
+
+    prefix: what ``prefix_attention`` was called with just before, for the same rows.
 
     qkv: [N, Hq + 2 Hkv, D], not yet normed or rotated; rows: [N] int32, the slot of each, -1 for
     padding; last_position: [slots] int32, where each slot's new token goes, which is also how
@@ -205,7 +242,9 @@ def decode_attention(
     _decode_kernel[(count, kv_heads, splits)](
         qkv, rows, last_position, table, cos, sin, query_weight, key_weight, key_cache,
         value_cache, out, workspace.partial, workspace.sums, workspace.arrived,
+        prefix and prefix.lengths, prefix and prefix.partial, prefix and prefix.sums,
         dim**-0.5 * _LOG2_E, eps, table.stride(0), heads, kv_heads, shared,
         max(16, triton.next_power_of_2(shared)), dim // 2, block_size, SHAPE[0], splits,
-        query_weight is not None, EARLY, num_warps=SHAPE[1], num_stages=SHAPE[2], launch_pdl=EARLY,
+        parts_for(count, heads, kv_heads) if prefix else 0, query_weight is not None, EARLY,
+        num_warps=SHAPE[1], num_stages=SHAPE[2], launch_pdl=EARLY,
     )  # fmt: skip

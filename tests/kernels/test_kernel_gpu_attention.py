@@ -12,6 +12,7 @@ from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE, prefill_attention
 from penstock.kernels.gpu.rope_cache import rope_and_cache
+from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
 from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import RopeParameters, apply_rotary, cos_sin_table
 
@@ -133,6 +134,57 @@ def test_decode_attention_equals_the_plain_computation(case: Case, dtype: torch.
         assert error(out[index : index + 1], wanted) < tolerance(dtype), f"{length} cached"
     assert not out[count].any(), "a padding row holds zeros"
     assert not workspace.arrived.any(), "ready for the next launch"
+
+
+SHARING = [
+    (Case(4, 2, 64, 16, True, [96, 97, 200, 64, 131, 5]), 64),
+    (Case(14, 2, 32, 32, False, [40, 32, 33]), 32),
+]
+SHARING_ON_GPU = [
+    (Case(16, 8, 128, 16, True, [2064 + i for i in range(70)]), 2048),
+    (Case(32, 8, 128, 16, True, [600, 512, 900, 40] * 16), 512),
+    (Case(4, 4, 256, 64, False, [1000] * 5), 64),
+    (Case(16, 1, 64, 64, False, [4000] * 40), 3968),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "common"), SHARING + SHARING_ON_GPU if ON_GPU else SHARING, ids=str
+)
+def test_a_shared_prefix_is_attended_as_if_each_row_had_it_alone(
+    case: Case, common: int, dtype: torch.dtype
+) -> None:
+    paged = Paged(case, dtype, room=1)
+    count, heads, kv_heads = len(case.lengths), case.heads, case.kv_heads
+    members = [index for index, length in enumerate(case.lengths) if length >= common]
+    paged.table[members, : common // case.block_size] = paged.table[
+        members[0], : common // case.block_size
+    ]
+    qkv = paged.rand(count + 1, heads + 2 * kv_heads, case.dim)
+    rows = torch.tensor([*range(count), -1], dtype=torch.int32, device=DEVICE)
+    position = torch.tensor(case.lengths, dtype=torch.int32, device=DEVICE)
+    lengths = torch.zeros(count + 1, dtype=torch.int32, device=DEVICE)
+    lengths[members] = common
+    leader = torch.tensor([members[-1]], dtype=torch.int32, device=DEVICE)
+    prefix = shared_prefix(leader, lengths, count + 1, heads, kv_heads, case.dim)
+    prefix.partial.fill_(float("nan"))
+    prefix.sums.fill_(float("nan"))
+    out = torch.full((count + 1, heads, case.dim), float("nan"), dtype=dtype, device=DEVICE)
+    workspace = decode_workspace(count + 1, heads, kv_heads, case.dim, DEVICE)
+    prefix_attention(
+        qkv, rows, position, prefix, paged.table, paged.cos, paged.sin, paged.query_weight,
+        paged.keys, paged.values, EPS,
+    )  # fmt: skip
+    decode_attention(
+        qkv, rows, position, paged.table, paged.cos, paged.sin, paged.query_weight,
+        paged.key_weight, paged.keys, paged.values, out, workspace, EPS, prefix,
+    )  # fmt: skip
+    query = paged.turned(qkv[:count, :heads], paged.query_weight, position)
+    for index, length in enumerate(case.lengths):
+        wanted = paged.attend(query[index : index + 1], index, length)
+        assert error(out[index : index + 1], wanted) < tolerance(dtype), f"{length} cached"
+    assert not out[count].any(), "a padding row holds zeros"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from penstock.kernels.draw_keys import draw_bases
 from penstock.kernels.gpu.slots import scatter
+from penstock.services.worker.gpu.shared_rows import SharedRows, shared_rows
 from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
 
 _ALIGNMENT = 32
@@ -38,8 +39,10 @@ class BatchState:
         self._places: dict[str, int] = {}
         sizes = {"table": count * self._width}
         for name in ("last_token", "position", "num_output", "seed_low", "seed_high",
-                     "temperature", "rows", "sample_index", "sample_slots"):  # fmt: skip
+                     "temperature", "rows", "sample_index", "sample_slots",
+                     "shared_length"):  # fmt: skip
             sizes[name] = count
+        sizes["shared_slot"] = 1
         total = 0
         for name, size in sizes.items():
             self._places[name] = total
@@ -64,8 +67,13 @@ class BatchState:
         """Row of the step that each logits row is made from."""
         self.sample_slots = view("sample_slots")
         """Slot that each logits row's token belongs to."""
+        self.shared_slot, self.shared_length = view("shared_slot"), view("shared_length")
+        """See ``penstock.kernels.gpu.shared_prefix.SharedPrefix``."""
+        self.is_shared = False
+        """Whether the last step's rows share a prefix that is worth a pass of its own."""
         self.rows.fill_(-1)
         self.sample_slots.fill_(-1)
+        self.shared_slot.fill_(-1)
         self._lists = {
             name: np.full(count, -1 if name != "sample_index" else 0, np.int64)
             for name in ("rows", "sample_index", "sample_slots")
@@ -75,10 +83,15 @@ class BatchState:
         self._device_changes = torch.empty(_FIRST_CHANGES, dtype=torch.int32, device=device)
         self._decoding: IntArray | None = None
         self._sampled: IntArray | None = None
+        self._compared: IntArray | None = None
+        self._shared = np.zeros(count + 1, np.int64)
+        """``shared_length``, then ``shared_slot``, as the device has them."""
+        self._shared[count] = -1
 
     def forget(self) -> None:
         """The device's lists may be anything: the next step sends them whole."""
-        self._decoding = self._sampled = None
+        self._decoding = self._sampled = self._compared = None
+        self._shared.fill(-2)
         for current in self._lists.values():
             current.fill(-2)
 
@@ -105,6 +118,9 @@ class BatchState:
             self._sampled = step.sampled
             self._change_list("sample_slots", step.sampled, places, values)
             self._change_list("sample_index", sample_rows, places, values)
+        if step.decoding is not self._compared and not step.chunks:
+            self._compared = step.decoding
+            self._change_shared(shared_rows(self._slots, step.decoding), places, values)
         if places:
             self._send(np.concatenate(places), np.concatenate(values), ring)
 
@@ -149,6 +165,32 @@ class BatchState:
             places.append(self._places[name] + differs)
             values.append(target[differs])
             self._lists[name] = target
+
+    def _change_shared(
+        self,
+        found: SharedRows,
+        places: list[npt.NDArray[np.int64]],
+        values: list[npt.NDArray[np.int64]],
+    ) -> None:
+        """Make ``found`` what the device knows as shared."""
+        self.is_shared = found.positions > 0
+        if not self.is_shared:
+            return  # nothing reads it
+        target = np.zeros_like(self._shared)
+        target[found.members] = found.positions
+        target[-1] = found.members[0]
+        differs = np.flatnonzero(target != self._shared)
+        if len(differs):
+            last = len(target) - 1
+            places.append(
+                np.where(
+                    differs == last,
+                    self._places["shared_slot"],
+                    self._places["shared_length"] + differs,
+                )
+            )
+            values.append(target[differs])
+            self._shared = target
 
     def _send(
         self, places: npt.NDArray[np.int64], values: npt.NDArray[np.int64], ring: int

@@ -20,6 +20,7 @@ from penstock.kernels.gpu.draw import commit, draw, stretches_of
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.rope_cache import rope_and_cache
+from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.kernels.gpu.slots import embed
 from penstock.kernels.rotary import cos_sin_table
@@ -111,6 +112,10 @@ class GpuDecoder:
         self._split = decode_workspace(
             slots, config.num_heads, config.num_kv_heads, config.head_dim, device
         )
+        self._prefix = shared_prefix(
+            state.shared_slot, state.shared_length, slots, config.num_heads, config.num_kv_heads,
+            config.head_dim,
+        )  # fmt: skip
         shape = (config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
@@ -121,11 +126,14 @@ class GpuDecoder:
         )
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
 
-    def body(self, rows: int, num_decode: int, chunks: ChunkRows | None) -> None:
+    def body(
+        self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
+    ) -> None:
         """The layers for ``rows`` rows, of which the first ``num_decode`` may be decode rows.
 
         What ``BatchState.rows`` names is decoded; its padding costs next to nothing. chunks: the
-        step's chunk rows; ``None`` when all are decode rows.
+        step's chunk rows; ``None`` when all are decode rows. shared: read the prefix that the state
+        names as shared once.
         """
         space, state, weights, config = self.space, self.state, self.weights, self.config
         residual, normed = space.residual[:rows], space.normed[:rows]
@@ -140,7 +148,7 @@ class GpuDecoder:
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
             _linear(normed, layer.qkv, layer.qkv_bias, space.qkv[:rows].view(rows, -1))
-            self._attend(index, rows, num_decode, chunks)
+            self._attend(index, rows, num_decode, chunks, shared)
             projected = space.projected[:rows]
             mixed = space.mixed[:rows].view(rows, -1)
             _linear(mixed, layer.output, layer.output_bias, projected)
@@ -170,16 +178,28 @@ class GpuDecoder:
         )  # fmt: skip
         skinny_linear(activated, layer.down, layer.down_bias, residual, add=True)
 
-    def _attend(self, index: int, rows: int, num_decode: int, chunks: ChunkRows | None) -> None:
+    def _attend(
+        self,
+        index: int,
+        rows: int,
+        num_decode: int,
+        chunks: ChunkRows | None,
+        shared: bool = False,
+    ) -> None:
         layer, space, state = self.weights.layers[index], self.space, self.state
         keys, values = self._keys[index], self._values[index]
         eps = self.config.rms_norm_eps
+        if shared:
+            prefix_attention(
+                space.qkv[:num_decode], state.rows[:num_decode], state.position, self._prefix,
+                state.table, self._cos, self._sin, layer.query_norm, keys, values, eps,
+            )  # fmt: skip
         if num_decode:
             # First: its padding rows write zeros where chunk rows may be.
             decode_attention(
                 space.qkv[:num_decode], state.rows[:num_decode], state.position, state.table,
                 self._cos, self._sin, layer.query_norm, layer.key_norm, keys, values,
-                space.mixed[:num_decode], self._split, eps,
+                space.mixed[:num_decode], self._split, eps, self._prefix if shared else None,
             )  # fmt: skip
         if chunks is not None:
             rope_and_cache(

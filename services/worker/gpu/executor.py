@@ -82,6 +82,11 @@ class GpuExecutor:
     def in_flight(self) -> int:
         return len(self._flight)
 
+    @property
+    def shares_a_prefix(self) -> bool:
+        """Whether the last decode step read a prefix that its rows share once."""
+        return self._state.is_shared
+
     def reset(self) -> None:
         """Drop all slots, and the steps that are under way."""
         self.slots.reset()
@@ -148,7 +153,7 @@ class GpuExecutor:
         if step.chunks:
             self.graphs.run_mixed(padded, decoding)
         elif decoding:
-            self.graphs.run_decode(decoding)
+            self.graphs.run_decode(decoding, self._state.is_shared)
         host = self._results[ring]
         if rows:
             self._choose(step, rows)

@@ -19,12 +19,15 @@ from penstock.kernels.gpu.decode_attention import splits_for
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.decoder import GpuDecoder
+from penstock.services.worker.gpu.shared_rows import LEAST_ROWS
 
 MIXED_ROWS = [16, 32, 64, *range(128, 2049, 128)]
 """Rows of mixed steps that graphs are made for. In larger ones the device is busy for longer than
 the launches take."""
 MIXED_DECODE = 64
 """Mixed steps with up to so many decode rows have graphs of their own, that split contexts."""
+SHARED_SIZES = [LEAST_ROWS, 16, 32, 64, 128, 192, 256, 384, 512, *range(768, 1 << 16, 256)]
+"""Batch sizes that graphs with a shared prefix are made for."""
 SPARE_TILES = 16
 """Tiles of prefill attention beyond those of the rows: each chunk may begin another one."""
 
@@ -33,6 +36,12 @@ def ladder(most: int) -> list[int]:
     """Batch sizes that graphs are made for; the last is ``most``."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(544, 1 << 16, 32)]
     return [*(size for size in sizes if size < most), most]
+
+
+def _padded(sizes: list[int], rows: int) -> int:
+    """The least of ``sizes``, ascending, that has room for ``rows``."""
+    at = bisect_left(sizes, rows)
+    return sizes[at] if at < len(sizes) else rows
 
 
 class Replayable(Protocol):
@@ -52,7 +61,9 @@ class StepGraphs:
         self._decoder = decoder
         self._chunks = chunks
         self._sizes: list[int] = []
+        self._shared_steps: list[int] = []
         self._bodies: dict[int, Replayable] = {}
+        self._shared: dict[int, Replayable] = {}
         self._heads: dict[int, Replayable] = {}
         self._mixed: dict[tuple[int, int], Replayable] = {}
         self._mixed_sizes: list[int] = []
@@ -77,11 +88,18 @@ class StepGraphs:
                 seen.add(splits)
                 self._decoder.body(size, size, None)
                 self._head_and_draw(size)
+        for size in self._shared_sizes(most):
+            self._decoder.body(size, size, None, True)
         self._decoder.commit(1, 1)
         self._chunks.clear()
         self._chunks.num_tiles = 1
         for bound in self._bounds(most):
             self._decoder.body(self._chunks.max_rows, bound, self._chunks)
+
+    @staticmethod
+    def _shared_sizes(most: int) -> list[int]:
+        """Sizes of decode steps whose rows share a prefix, up to one for ``most`` rows."""
+        return [*(size for size in SHARED_SIZES if size < most), most]
 
     @staticmethod
     def _bounds(most: int) -> list[int]:
@@ -109,21 +127,21 @@ class StepGraphs:
     def make(self, record: Record, most: int) -> None:
         """Record the steps of every size, with up to ``most`` sequences."""
         sizes, bounds = ladder(most), self._bounds(most)
+        shared = self._shared_sizes(most)
         mixed = [rows for rows in MIXED_ROWS if rows <= self._chunks.max_rows]
         for size in reversed(sizes):
             self._bodies[size] = record(partial(self._decoder.body, size, size, None))
             self._heads[size] = record(partial(self._head_and_draw, size))
+        for size in reversed(shared):
+            self._shared[size] = record(partial(self._decoder.body, size, size, None, True))
         for rows in reversed(mixed):
             self._chunks.num_tiles = self._most_tiles(rows)
             for bound in bounds:
                 self._mixed[rows, bound] = record(
                     partial(self._decoder.body, rows, bound, self._chunks)
                 )
-        self._sizes, self._mixed_sizes, self._decode_bounds = sizes, mixed, bounds
-
-    def _padded(self, rows: int) -> int:
-        at = bisect_left(self._sizes, rows)
-        return self._sizes[at] if at < len(self._sizes) else rows
+        self._sizes, self._shared_steps = sizes, shared
+        self._mixed_sizes, self._decode_bounds = mixed, bounds
 
     def _head_and_draw(self, count: int) -> None:
         self._decoder.head(count)
@@ -150,20 +168,24 @@ class StepGraphs:
         """Tiles that a graph of ``rows`` rows covers."""
         return min(-(-rows // QUERY_TILE) + SPARE_TILES, self._chunks.max_tiles)
 
-    def run_decode(self, rows: int) -> None:
-        padded = self._padded(rows)
-        graph = self._bodies.get(padded)
+    def run_decode(self, rows: int, shared: bool = False) -> None:
+        """shared: the rows share the prefix that the state names."""
+        sizes, graphs = (
+            (self._shared_steps, self._shared) if shared else (self._sizes, self._bodies)
+        )
+        padded = _padded(sizes, rows)
+        graph = graphs.get(padded)
         if graph is not None:
             graph.replay()
         else:
-            self._decoder.body(padded, padded, None)
+            self._decoder.body(padded, padded, None, shared)
 
     def run_head(self, rows: int) -> None:
         """Logits alone; the rows' tokens are chosen otherwise."""
         self._decoder.head(rows)
 
     def run_head_and_draw(self, rows: int) -> None:
-        padded = self._padded(rows)
+        padded = _padded(self._sizes, rows)
         graph = self._heads.get(padded)
         if graph is not None:
             graph.replay()

@@ -17,6 +17,7 @@ from tiny_models import generated, some_prompts
 from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.protocol.model_info import read_model_info
 from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.gpu import shared_rows as rows_module
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.model_executor import ModelExecutor
@@ -173,3 +174,51 @@ def test_the_warm_up_reads_nothing_that_a_host_buffer_held_before(tiny_folder: F
         executor.graphs.run_padding(8)
     assert executor.chunks.slots.eq(-1).all()
     assert not executor.decoder._keys.any()
+
+
+def decoding_after(
+    executor: GpuExecutor, prefix: list[int], own: list[list[int]], steps: int
+) -> list[list[int]]:
+    """Outputs of sequences whose first blocks are the same, one prefilled after the other."""
+    size = executor.capacity.block_size
+    shared = list(range(len(prefix) // size))
+    free, step, outputs = len(shared), 0, []
+    for slot, tail in enumerate(own):
+        tokens = prefix + tail
+        count = -(-(len(tokens) + steps) // size) - len(shared)
+        blocks = [*shared, *range(free, free + count)]
+        free += count
+        start = len(prefix) if slot else 0
+        ids = torch.tensor(tokens, dtype=torch.int32).numpy().tobytes()
+        new = NewSlot(slot, ids, len(tokens), start, blocks, GREEDY)
+        chunk = Chunk(slot, start, len(tokens) - start, True, [])
+        step += 1
+        result = executor.execute(StepPlan(1, step, step == 1, [], [new], [], [chunk]))
+        for output, token in zip(outputs, tokens_of(result.tokens), strict=False):
+            output.append(token)
+        outputs.append([tokens_of(result.tokens)[-1]])
+    while min(map(len, outputs)) < steps:
+        step += 1
+        result = executor.execute(StepPlan(1, step, False, [], [], [], []))
+        for output, token in zip(outputs, tokens_of(result.tokens), strict=True):
+            output.append(token)
+    return [output[:steps] for output in outputs]
+
+
+def tokens_of(packed: bytes) -> list[int]:
+    return torch.frombuffer(bytearray(packed), dtype=torch.int32).tolist()
+
+
+def test_rows_that_share_a_prefix_give_the_tokens_of_rows_that_do_not(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix, *own = some_prompts([32, 3, 1, 9])
+    wanted = generated("qwen3", [prefix + tail for tail in own], 4)
+    executor = gpu_executor(tiny_folder("qwen3"))
+    assert decoding_after(executor, prefix, own, 4) == wanted
+    assert not executor.shares_a_prefix, "too few rows for a pass of its own"
+    monkeypatch.setattr(rows_module, "LEAST_ROWS", 2)
+    monkeypatch.setattr(rows_module, "LEAST_SAVED", 32)
+    executor.reset()
+    assert decoding_after(executor, prefix, own, 4) == wanted
+    assert executor.shares_a_prefix

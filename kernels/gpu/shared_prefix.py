@@ -1,0 +1,181 @@
+"""Attention of decode rows over a prefix that they share, each block read once for all of them.
+
+Rows whose block tables begin with the same blocks would each read those again. Here the queries of
+64 / (Hq / Hkv) rows and one KV head stand together as one operand, as in a prefill, and attend to
+the common positions: the cascade of Hydragen (Juravsky et al. 2024). The result is a part like the
+stretches of ``decode_attention``, which goes on from it with the positions of each row's own.
+
+The positions are cut into a few stretches so that few rows fill the GPU too. The grid depends on
+the number of rows alone; which rows take part, and up to where, lies on the device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.gpu.early_launch import EARLY, begin_early
+from penstock.kernels.gpu.head_norm import dot
+
+QUERIES = 64
+"""Of one program: the first operand of Hopper's matrix unit has 64 rows."""
+_PROGRAMS = 264
+_MOST_PARTS = 16
+_LOG2_E = 1.4426950408889634
+
+
+class SharedPrefix(NamedTuple):
+    """Which slots share a prefix, and memory for what their rows get from it."""
+
+    slot: Tensor
+    """[1] int32: one of the slots; its block table is read. -1: nothing is shared."""
+    lengths: Tensor
+    """[slots] int32: positions of each slot that are shared, a multiple of the block size; the same
+    for all that take part, else 0."""
+    partial: Tensor
+    """fp32."""
+    sums: Tensor
+    """fp32."""
+
+
+@triton.jit
+def _turned_queries(
+    source, cos, sin, weight, position, inside, eps, HALF: tl.constexpr, NORM: tl.constexpr
+):
+    """Heads at ``source`` [Q, 1], each at its position: normed if asked, rotated; halves, fp32."""
+    half = tl.arange(0, HALF)[None, :]
+    first = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF + half, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        total = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        scale = tl.rsqrt(total / (2 * HALF) + eps)[:, None]
+        first *= scale * tl.load(weight + half).to(tl.float32)
+        second *= scale * tl.load(weight + HALF + half).to(tl.float32)
+    angle = position.to(tl.int64)[:, None] * HALF + half
+    c = tl.load(cos + angle, mask=inside, other=0.0)
+    s = tl.load(sin + angle, mask=inside, other=0.0)
+    return first * c - second * s, second * c + first * s
+
+
+@triton.jit
+def _prefix_kernel(
+    qkv, rows, last_position, shared_slot, shared_lengths, table, cos, sin, query_weight,
+    key_cache, value_cache, partial, partial_sums, count, scale, eps, table_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, PADDED: tl.constexpr,
+    QUERIES: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    PARTS: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    begin_early(EARLY)
+    leader = tl.load(shared_slot)
+    if leader < 0:
+        return
+    length = tl.load(shared_lengths + leader)
+    kv_head = tl.program_id(1)
+    part = tl.program_id(2)
+    dim: tl.constexpr = 2 * HALF
+    query = tl.arange(0, QUERIES)
+    row = tl.program_id(0) * (QUERIES // PADDED) + query // PADDED
+    head = query % PADDED
+    slot = tl.load(rows + row, mask=row < count, other=-1)
+    known = slot >= 0
+    takes_part = tl.load(shared_lengths + slot, mask=known, other=0) > 0
+    takes_part = takes_part & (head < SHARED)
+    if tl.max(takes_part.to(tl.int32), 0) == 0:
+        return
+    position = tl.load(last_position + slot, mask=known, other=0)
+    first_head = row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + kv_head * SHARED + head
+    first, second = _turned_queries(
+        qkv + first_head[:, None] * dim, cos, sin, query_weight, position,
+        takes_part[:, None], eps, HALF, NORM,
+    )  # fmt: skip
+    kind = qkv.dtype.element_ty
+    first = first.to(kind)
+    second = second.to(kind)
+    column = tl.arange(0, dim)
+    half = tl.arange(0, HALF)
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, dim], tl.float32)
+    entries = table + leader.to(tl.int64) * table_stride
+    each = tl.cdiv(tl.cdiv(length, TILE), PARTS) * TILE
+    end = tl.minimum(part * each + each, length)
+    for start in range(part * each, end, TILE):
+        at = start + tl.arange(0, TILE)
+        inside = at < end
+        block = tl.load(entries + at // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+        place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + at % BLOCK_SIZE) * dim
+        keys = key_cache + place[:, None] + half[None, :]
+        key_first = tl.load(keys, mask=inside[:, None], other=0.0)
+        key_second = tl.load(keys + HALF, mask=inside[:, None], other=0.0)
+        value = tl.load(
+            value_cache + place[:, None] + column[None, :], mask=inside[:, None], other=0.0
+        )
+        score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
+        score = tl.where(inside[None, :], score * scale, float("-inf"))
+        highest = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp2(score - highest[:, None])
+        decay = tl.exp2(top - highest)
+        total = total * decay + tl.sum(weight, 1)
+        mixed = mixed * decay[:, None] + dot(weight.to(kind), value)
+        top = highest
+    # [row, kv head, part, query head]; a part without positions has weight 0
+    to = ((row.to(tl.int64) * KV_HEADS + kv_head) * PARTS + part) * SHARED + head
+    tl.store(partial + to[:, None] * dim + column[None, :], mixed, mask=takes_part[:, None])
+    tl.store(partial_sums + 2 * to, top, mask=takes_part)
+    tl.store(partial_sums + 2 * to + 1, total, mask=takes_part)
+
+
+def parts_for(rows: int, heads: int, kv_heads: int) -> int:
+    """Into how many stretches the prefix is cut: a power of two."""
+    programs = _row_tiles(rows, heads // kv_heads) * kv_heads
+    return int(min(_MOST_PARTS, 1 << (max(1, _PROGRAMS // programs).bit_length() - 1)))
+
+
+def _row_tiles(rows: int, shared: int) -> int:
+    return triton.cdiv(rows * triton.next_power_of_2(shared), QUERIES)
+
+
+def shared_prefix(
+    slot: Tensor, lengths: Tensor, max_rows: int, heads: int, kv_heads: int, head_dim: int
+) -> SharedPrefix:
+    """With memory for every number of rows up to ``max_rows``."""
+    most = max(rows * parts_for(rows, heads, kv_heads) for rows in range(1, max_rows + 1))
+    device = slot.device
+    return SharedPrefix(
+        slot, lengths,
+        torch.empty(most * heads * head_dim, dtype=torch.float32, device=device),
+        torch.empty(2 * most * heads, dtype=torch.float32, device=device),
+    )  # fmt: skip
+
+
+def prefix_attention(
+    qkv: Tensor,
+    rows: Tensor,
+    last_position: Tensor,
+    prefix: SharedPrefix,
+    table: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    query_weight: Tensor | None,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    eps: float,
+) -> None:
+    """The part of each row that shares the prefix; arguments as ``decode_attention``'s."""
+    count, all_heads, dim = qkv.shape
+    _, kv_heads, block_size, _ = key_cache.shape
+    heads = all_heads - 2 * kv_heads
+    shared = heads // kv_heads
+    parts = parts_for(count, heads, kv_heads)
+    wide = dim * qkv.element_size() > 256
+    _prefix_kernel[(_row_tiles(count, shared), kv_heads, parts)](
+        qkv, rows, last_position, prefix.slot, prefix.lengths, table, cos, sin, query_weight,
+        key_cache, value_cache, prefix.partial, prefix.sums, count, dim**-0.5 * _LOG2_E, eps,
+        table.stride(0), heads, kv_heads, shared, triton.next_power_of_2(shared), QUERIES,
+        dim // 2, block_size, 32 if wide else 64, parts, query_weight is not None, EARLY,
+        num_warps=4, num_stages=2, launch_pdl=EARLY,
+    )  # fmt: skip

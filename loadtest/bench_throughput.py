@@ -35,13 +35,19 @@ def main(arguments: Sequence[str]) -> int:
             f"--{name}-len", type=length_range, default=(100, 1024), metavar="LOW:HIGH",
             help=f"{name} tokens, drawn evenly (default: 100:1024)",
         )  # fmt: skip
+    group.add_argument(
+        "--prefix-len", type=integer(0, 2**20), default=0, metavar="N",
+        help="common tokens before each prompt's own (default: 0)",
+    )  # fmt: skip
     group.add_argument("--temperature", type=number(0, 100), default=0.6, metavar="X")
     group.add_argument(
         "--runs", type=integer(1, 1000), default=1, metavar="N", help="the middle one counts"
     )
     parsed = parser.parse_args(arguments)
     engine = engine_of(parsed)
-    requests = draw_requests(parsed.num_prompts, parsed.input_len, parsed.output_len, engine.seed)
+    requests = draw_requests(
+        parsed.num_prompts, parsed.input_len, parsed.output_len, engine.seed, parsed.prefix_len
+    )
     longest = zip(requests.prompts, requests.output_lens, strict=True)
     try:
         check_length(engine, max(len(prompt) + out for prompt, out in longest))

@@ -16,8 +16,11 @@ class OfflineRequests(msgspec.Struct, frozen=True):
     output_lens: list[int]
 
 
-def draw_requests(count: int, inputs: Range, outputs: Range, seed: int) -> OfflineRequests:
-    """First for each prompt its length and its ids (0 to 10,000), then all output lengths.
+def draw_requests(
+    count: int, inputs: Range, outputs: Range, seed: int, prefix: int = 0
+) -> OfflineRequests:
+    """First for each prompt its length and its ids (0 to 10,000), then all output lengths, then
+    ``prefix`` ids that stand before every prompt.
 
     The order is that of nano-vllm's ``bench.py``: 256 requests of 100 to 1,024 in and out with
     seed 0 have 142,827 tokens in and 133,966 out.
@@ -27,7 +30,9 @@ def draw_requests(count: int, inputs: Range, outputs: Range, seed: int) -> Offli
     for _ in range(count):
         length = draw.randint(*inputs)
         prompts.append([draw.randint(0, LARGEST_ID) for _ in range(length)])
-    return OfflineRequests(prompts, [draw.randint(*outputs) for _ in range(count)])
+    output_lens = [draw.randint(*outputs) for _ in range(count)]
+    common = [draw.randint(0, LARGEST_ID) for _ in range(prefix)]
+    return OfflineRequests([common + prompt for prompt in prompts], output_lens)
 
 
 def moved(prompts: list[list[int]], by: int, vocab_size: int) -> list[list[int]]:

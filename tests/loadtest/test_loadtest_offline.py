@@ -47,10 +47,20 @@ def test_moved_prompts_keep_their_lengths_and_share_no_beginning() -> None:
     assert all(0 <= token < 300 for prompt in first + second for token in prompt)
 
 
+def test_a_common_prefix_stands_before_prompts_that_stay_as_they_are() -> None:
+    plain = draw_requests(20, (5, 50), (1, 9), 3)
+    common = draw_requests(20, (5, 50), (1, 9), 3, prefix=100)
+    beginnings = {tuple(prompt[:100]) for prompt in common.prompts}
+    assert len(beginnings) == 1
+    assert [prompt[100:] for prompt in common.prompts] == plain.prompts
+    assert common.output_lens == plain.output_lens
+
+
 def test_throughput_counts_exactly_what_was_drawn(tmp_path: Path) -> None:
     flags = ["--num-prompts", "20", "--input-len", "5:40", "--output-len", "3:30", "--seed", "4"]
-    result = saved("throughput", tmp_path / "t.json", *flags, "--runs", "3", "--secret", "s" * 20)
-    drawn = draw_requests(20, (5, 40), (3, 30), 4)
+    result = saved("throughput", tmp_path / "t.json", *flags, "--runs", "3", "--secret", "s" * 20,
+                   "--prefix-len", "7")  # fmt: skip
+    drawn = draw_requests(20, (5, 40), (3, 30), 4, 7)
     assert result["total_input_tokens"] == sum(map(len, drawn.prompts))
     assert result["total_output_tokens"] == sum(drawn.output_lens)
     assert result["elapsed_time"] == sorted(result["elapsed_times"])[1]

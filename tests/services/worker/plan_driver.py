@@ -67,8 +67,10 @@ class PlanDriver:
         chunk: int | None = None,
         running: int = 64,
         preemptions: int = 0,
+        aborts: float = 0.0,
     ) -> list[list[int]]:
-        """Outputs of all prompts. ``chunk``: prefill chunks of this size, else of random sizes."""
+        """Outputs of all prompts. ``chunk``: prefill chunks of this size, else of random sizes;
+        ``aborts``: share of the steps in which a sequence, whatever it is doing, ends early."""
         every = [
             Sequence(i, prompt, samplings[i] if samplings else GREEDY)
             for i, prompt in enumerate(prompts)
@@ -83,6 +85,10 @@ class PlanDriver:
                     gone.append(self._drop(victim))
                     waiting.append(victim)
                     preemptions -= 1
+            if active and self.random.random() < aborts:
+                victim = self.random.choice(active)
+                active.remove(victim)
+                gone.append(self._drop(victim))
             added = []
             while waiting and len(active) < running and self.slots:
                 sequence = waiting.popleft()

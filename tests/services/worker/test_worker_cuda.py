@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,40 @@ def test_fp32_tokens_equal_those_of_the_cpu(
     ]
     folder = tiny_folder(variant)
     assert outputs(folder, "cuda", samplings) == outputs(folder, "cpu", samplings)
+
+
+@pytest.mark.timeout(600)
+def test_ten_thousand_steps_of_arrivals_and_aborts_change_no_token(tiny_folder: Folder) -> None:
+    """Every illegal access would end the process's CUDA context; a wrong block, slot or position
+    would change tokens."""
+    draw = random.Random(7)
+    prompts = [
+        [draw.randrange(300) for _ in range(draw.choice((1, 3, 17, 60, 150)))] for _ in range(900)
+    ]
+    samplings = [SlotSampling(draw.choice((0.0, 0.9)), 0, 1.0, i, 0) for i in range(len(prompts))]
+    executor = load_executor(
+        Config(
+            model=ModelConfig(model=str(tiny_folder("qwen3")), dtype="float32"),
+            cache=CacheConfig(num_kv_blocks=2000),
+            scheduler=SchedulerConfig(max_num_seqs=40, max_num_batched_tokens=200),
+            device=DeviceConfig(device="cuda"),
+        ),
+        lambda note: None,
+    )
+    wanted = PlanDriver(executor, 1).run(prompts, 60, samplings=samplings, running=40)
+    driver, steps, cut = PlanDriver(executor, 2), 0, 0
+    while steps < 10_000:
+        driver.step = 0
+        found = driver.run(
+            prompts, 60, samplings=samplings, running=draw.choice((1, 3, 20, 40)), preemptions=40,
+            aborts=0.2,
+        )  # fmt: skip
+        steps += driver.step
+        for output, whole in zip(found, wanted, strict=True):
+            assert output == whole[: len(output)]
+            cut += len(output) < 60
+        assert not driver.bad
+    assert cut > 100
 
 
 def test_random_numbers_are_the_same_on_both_devices() -> None:

@@ -21,8 +21,9 @@ POLICY_BOUND_SECONDS = 1e-6
 """What a policy may add to a token of a batch of 64."""
 
 
-def decode_cost(rows: int, steps: int, policy: str = "fcfs") -> float:
-    """Processor seconds for each token in plan and apply, ``rows`` sequences decoding."""
+def decode_cost(rows: int, steps: int, policy: str = "fcfs", waiting: int = 0) -> float:
+    """Processor seconds for each token in plan and apply, ``rows`` sequences decoding while
+    ``waiting`` more find no slot."""
     limits = Limits(
         num_blocks=rows * (steps // 16 + 8),
         block_size=16,
@@ -31,9 +32,9 @@ def decode_cost(rows: int, steps: int, policy: str = "fcfs") -> float:
         max_model_len=steps + 200,
         vocab_size=50_000,
     )
-    core = SchedulerCore(limits, 1, make_policy(policy), True, rows)
-    for request_id in range(rows):
-        prompt = [request_id + 1] * 20
+    core = SchedulerCore(limits, 1, make_policy(policy), True, rows + waiting)
+    for request_id in range(rows + waiting):
+        prompt = [request_id % 40_000 + 1] * 20
         work = token_work(prompt, max_tokens=None, stop_ids=[0], tenant=str(request_id % 16))
         core.add(request_id, 0, "t", work, 0.0)
     tokens = token_bytes(range(1, rows + 1))
@@ -59,9 +60,21 @@ def test_a_policy_adds_less_than_a_microsecond_to_a_token(policy: str) -> None:
     assert with_policy - cheapest < POLICY_BOUND_SECONDS
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_step_costs_the_same_however_many_wait(policy: str) -> None:
+    pairs = [(decode_cost(8, 200, policy), decode_cost(8, 200, policy, 20_000)) for _ in range(5)]
+    alone, beside_a_queue = map(min, zip(*pairs, strict=True))
+    assert beside_a_queue < 3 * alone
+
+
 if __name__ == "__main__":
     for rows in (1, 8, 64, 256):
         costs = {
             name: min(decode_cost(rows, 1000, name) for _ in range(3)) * 1e6 for name in POLICIES
         }
         print(f"{rows:4} decode rows:", *(f"{n} {c:.2f}" for n, c in costs.items()), "µs a token")
+    for rows in (1, 8, 64, 256, 1024):
+        print(f"{rows:4} decode rows: {decode_cost(rows, 300) * rows * 1e6:.1f} µs a step")
+    for waiting in (0, 100, 10_000, 100_000):
+        cost = min(decode_cost(64, 300, "fcfs", waiting) for _ in range(3)) * 64 * 1e6
+        print(f"64 decode rows, {waiting:,} waiting: {cost:.1f} µs a step")

@@ -17,7 +17,7 @@ from penstock.kernels.rotary import RopeParameters
 from penstock.loadtest import report
 from penstock.loadtest.decoder_cost import decoder_config
 from penstock.loadtest.device_limits import DeviceLimits, add_limit_flags, limits_of
-from penstock.loadtest.kernel_case import Grid, KernelCase, Maker
+from penstock.loadtest.kernel_case import Grid, KernelCase, Maker, NotedCall
 from penstock.loadtest.kernel_timer import KernelTimer
 from penstock.loadtest.make_model import ModelShape
 from penstock.loadtest.model_sizes import SIZES
@@ -175,7 +175,8 @@ def _measured(
             "floor_us": floor * 1e6,
         }
         try:
-            times = timer.times(case.make())
+            call = case.make()
+            times = timer.times(call)
         except (torch.OutOfMemoryError, MemoryError):
             row["note"] = "its operands do not fit into the device's memory"
         else:
@@ -187,6 +188,8 @@ def _measured(
                 "tflops": case.flops / times.median / 1e12 if case.flops else None,
                 "share": floor / times.median,
             }
+            if isinstance(call, NotedCall):
+                row["note"] = call.note
         yield row
 
 

@@ -12,13 +12,14 @@ from penstock.kernels.gpu.activation import silu_and_mul
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
 from penstock.kernels.gpu.draw import commit, draw, stretches_of
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
-from penstock.kernels.gpu.prefill_attention import QUERY_TILE, prefill_attention
+from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.kernels.gpu.slots import embed, scatter
 from penstock.loadtest.decoder_cost import attention_flops, linear_shapes
-from penstock.loadtest.kernel_case import Grid, KernelCase, Maker, blocks_of
+from penstock.loadtest.kernel_case import Grid, KernelCase, Maker, NotedCall, blocks_of
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
+from penstock.services.worker.gpu.prefill_choice import choose_prefill_attention
 
 Call = Callable[[], object]
 _CHANGES = 1024
@@ -172,6 +173,7 @@ def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
 
 
 def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
+    """By the kernel that an executor on this device would choose."""
     config = maker.config
     paged = _Paged(maker, 1, prefix + rows, block_size)
     queries = maker.normal(rows, config.num_heads, config.head_dim)
@@ -185,9 +187,9 @@ def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
             maker.integers([prefix + start for start in starts]),
         ]
     )
-    return lambda: prefill_attention(
-        queries, tiles, len(starts), paged.table, paged.keys, paged.values, out
-    )
+    choice = choose_prefill_attention(paged.keys[None], paged.values[None], config.num_heads)
+    call = partial(choice.attention, 0, queries, tiles, len(starts), paged.table, out)
+    return NotedCall(call, choice.summary)
 
 
 def _draw(maker: Maker, rows: int) -> Call:

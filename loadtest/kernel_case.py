@@ -24,6 +24,16 @@ class KernelCase(msgspec.Struct, frozen=True):
     make: Callable[[], Callable[[], object]]
 
 
+class NotedCall:
+    """A call that the table says something about."""
+
+    def __init__(self, call: Callable[[], object], note: str) -> None:
+        self._call, self.note = call, note
+
+    def __call__(self) -> object:
+        return self._call()
+
+
 class Grid(msgspec.Struct, frozen=True):
     """The sizes at which kernels are timed."""
 

@@ -58,11 +58,12 @@ def _tile_of_keys(
     else:
         key = tl.load(key_cache + at)
         value = tl.load(value_cache + at)
-    score = dot(query, tl.trans(key)) * scale
+    score = dot(query, tl.trans(key))
     if MASKED:
         score = tl.where(position[None, :] <= positions[:, None], score, float("-inf"))
-    highest = tl.maximum(top, tl.max(score, 1))
-    weight = tl.exp2(score - highest[:, None])
+    # The scale in the exponent: one fused operation for each score.
+    highest = tl.maximum(top, tl.max(score, 1) * scale)
+    weight = tl.exp2(score * scale - highest[:, None])
     decay = tl.exp2(top - highest)
     total = total * decay + tl.sum(weight, 1)
     mixed = mixed * decay[:, None] + dot(weight.to(query.dtype), value)
@@ -76,8 +77,9 @@ def _prefill_kernel(
     ROWS: tl.constexpr, KEYS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest of a chunk first
-    head = tl.program_id(1)
+    # Heads side by side share keys and values; the longest tile of a chunk comes first.
+    head = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
     count = tl.load(tiles + max_tiles + tile)
     if count == 0:
         return
@@ -149,7 +151,7 @@ def prefill_attention(
     if shape is None:
         raise ValueError(f"heads of {dim} numbers do not fit this device's shared memory")
     keys, warps, stages = shape
-    _prefill_kernel[(num_tiles, heads)](
+    _prefill_kernel[(heads, num_tiles)](
         queries, tiles, table, key_cache, value_cache, out, dim**-0.5 * _LOG2_E, table.stride(0),
         tiles.shape[1], heads, kv_heads, dim, block_size, QUERY_TILE, keys, EARLY,
         num_warps=warps, num_stages=stages, launch_pdl=EARLY,

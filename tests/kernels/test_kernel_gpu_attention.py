@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 import torch
-from torch import Tensor
+from paged_sequences import EPS, Case, Paged, tiles_of
 from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
-from penstock.kernels.gpu.prefill_attention import QUERY_TILE, prefill_attention
+from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
-from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
-from penstock.kernels.rotary import RopeParameters, apply_rotary, cos_sin_table
-
-EPS = 1e-6
-MAX_POSITIONS = 4096
-
-
-class Case(NamedTuple):
-    heads: int
-    kv_heads: int
-    dim: int
-    block_size: int
-    norm: bool
-    lengths: list[int]
-    """Tokens of each sequence that the cache holds already."""
-
 
 SMALL = [
     Case(2, 1, 64, 16, True, [1, 70, 0]),
@@ -42,68 +24,6 @@ REAL = [
     Case(8, 8, 256, 16, True, [100, 333]),
     Case(14, 2, 64, 16, False, list(range(1, 400, 3))),
 ]
-
-
-class Paged:
-    """Sequences in a paged cache whose unused places hold NaN."""
-
-    def __init__(self, case: Case, dtype: torch.dtype, room: int) -> None:
-        self.case, self.dtype = case, dtype
-        generator = torch.Generator().manual_seed(1)
-        self.generator = generator
-        count = len(case.lengths)
-        width = max(-(-(length + room) // case.block_size) for length in case.lengths)
-        blocks = count * width + 1
-        order = torch.randperm(blocks - 1, generator=generator) + 1
-        self.table = order.view(count, width).to(torch.int32).to(DEVICE)
-        shape = (blocks, case.kv_heads, case.block_size, case.dim)
-        self.keys = torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
-        self.values = self.keys.clone()
-        tables = cos_sin_table(case.dim, MAX_POSITIONS, RopeParameters(10_000.0), DEVICE)
-        self.full_tables = tables
-        half = case.dim // 2
-        self.cos = tables[0][:, :half].contiguous()
-        self.sin = tables[1][:, half:].contiguous()
-        self.query_weight = self.rand(case.dim) if case.norm else None
-        self.key_weight = self.rand(case.dim) if case.norm else None
-        for index, length in enumerate(case.lengths):
-            blocks, offsets = self.places(index, length)
-            self.keys[blocks, :, offsets] = self.rand(length, case.kv_heads, case.dim)
-            self.values[blocks, :, offsets] = self.rand(length, case.kv_heads, case.dim)
-
-    def rand(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator).to(self.dtype).to(DEVICE)
-
-    def places(self, index: int, length: int) -> tuple[Tensor, Tensor]:
-        """Block and offset of a sequence's first positions."""
-        position = torch.arange(length, device=DEVICE)
-        size = self.case.block_size
-        return self.table[index, position // size].long(), position % size
-
-    def context(self, index: int, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [length, Hkv, D] of a sequence."""
-        blocks, offsets = self.places(index, length)
-        return self.keys[blocks, :, offsets], self.values[blocks, :, offsets]
-
-    def turned(self, heads: Tensor, weight: Tensor | None, positions: Tensor) -> Tensor:
-        """[N, H, D] normed, rotated and rounded, by the reference kernels."""
-        if weight is not None:
-            heads = rms_norm_fp32(heads, scaled_norm_weight(weight), EPS)
-        cos, sin = (table[positions].unsqueeze(1) for table in self.full_tables)
-        return apply_rotary(heads, cos, sin).to(self.dtype)
-
-    def attend(self, queries: Tensor, index: int, start: int) -> Tensor:
-        """queries: [N, Hq, D] turned, at positions start …; each sees those up to its own.
-        [N, Hq, D] fp64."""
-        count = len(queries)
-        keys, values = self.context(index, start + count)
-        shared = self.case.heads // self.case.kv_heads
-        keys = keys.double().repeat_interleave(shared, 1)
-        values = values.double().repeat_interleave(shared, 1)
-        scores = torch.einsum("nhd,lhd->nhl", queries.double(), keys) * self.case.dim**-0.5
-        own = torch.arange(start, start + count, device=DEVICE)[:, None, None]
-        scores.masked_fill_(torch.arange(start + count, device=DEVICE) > own, -torch.inf)
-        return torch.einsum("nhl,lhd->nhd", scores.softmax(-1), values)
 
 
 def cases() -> list[Case]:
@@ -196,15 +116,10 @@ def test_prefill_attention_equals_the_plain_computation(case: Case, dtype: torch
     paged = Paged(case._replace(lengths=lengths), dtype, room=max(sizes))
     heads, kv_heads, total = case.heads, case.kv_heads, sum(sizes)
     qkv = paged.rand(total, heads + 2 * kv_heads, case.dim)
-    slots, positions, tiles, row = [], [], [], 0
+    slots, positions = [], []
     for index, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
         slots += [index] * size
         positions += range(length, length + size)
-        for start in range(0, size, QUERY_TILE):
-            count = min(QUERY_TILE, size - start)
-            tiles.append([row + start, count, index, length + start])
-        row += size
-    tiles.append([0, 0, 0, 0])
     on_device = [torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (slots, positions)]
     queries = torch.empty(total, heads, case.dim, dtype=dtype, device=DEVICE)
     rope_and_cache(
@@ -212,8 +127,8 @@ def test_prefill_attention_equals_the_plain_computation(case: Case, dtype: torch
         queries, paged.keys, paged.values, EPS,
     )  # fmt: skip
     out = torch.full_like(queries, float("nan"))
-    layout = torch.tensor(tiles, dtype=torch.int32, device=DEVICE).t().contiguous()
-    prefill_attention(queries, layout, len(tiles), paged.table, paged.keys, paged.values, out)
+    tiles = tiles_of(lengths, sizes)
+    prefill_attention(queries, tiles, tiles.shape[1], paged.table, paged.keys, paged.values, out)
     wanted_queries = paged.turned(qkv[:, :heads], paged.query_weight, on_device[1])
     assert error(queries, wanted_queries) < tolerance(dtype)
     row = 0

@@ -18,7 +18,6 @@ from penstock.kernels.gpu.activation import silu_and_mul
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
 from penstock.kernels.gpu.draw import commit, draw, stretches_of
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
-from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
@@ -27,6 +26,7 @@ from penstock.kernels.rotary import cos_sin_table
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.prefill_choice import choose_prefill_attention
 from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
 
 
@@ -119,6 +119,7 @@ class GpuDecoder:
         shape = (config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self.prefill = choose_prefill_attention(self._keys, self._values, config.num_heads)
         self._skinny = dtype != torch.float16 and all(
             fits(weight.shape[1], weight.shape[0])
             for layer in weights.layers[:1]
@@ -207,8 +208,8 @@ class GpuDecoder:
                 self._cos, self._sin, layer.query_norm, layer.key_norm, space.query[:rows],
                 keys, values, eps,
             )  # fmt: skip
-            prefill_attention(
-                space.query[:rows], chunks.tiles, chunks.num_tiles, state.table, keys, values,
+            self.prefill.attention(
+                index, space.query[:rows], chunks.tiles, chunks.num_tiles, state.table,
                 space.mixed[:rows],
             )  # fmt: skip
 

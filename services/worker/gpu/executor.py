@@ -54,7 +54,6 @@ class GpuExecutor:
         self, config: DecoderConfig, weights: DecoderWeights, capacity: ExecutorCapacity
     ) -> None:
         self.capacity = capacity
-        self.summary = ""
         self._device = weights.embedding.device
         self._on_gpu = self._device.type == "cuda"
         self.slots = SlotTable(capacity)
@@ -69,6 +68,7 @@ class GpuExecutor:
             )  # fmt: skip
             self._results = [self._host(2, capacity.max_num_seqs) for _ in range(RING)]
             self._chunk_buffers = [self.chunks.host_buffer(self._on_gpu) for _ in range(RING)]
+        self.summary = f"prefill attention by the {self.decoder.prefill.summary}"
         self.graphs = StepGraphs(self.decoder, self.chunks)
         self._flight: deque[_InFlight] = deque()
         self._turn = 0

@@ -1,0 +1,137 @@
+"""Which kernel of prefill attention a device and a model get, and what is said of it."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from penstock.services.worker.gpu.prefill_choice import (
+    PrefillChoice,
+    TritonPrefillAttention,
+    choose_prefill_attention,
+)
+
+HOPPER = "penstock.kernels.gpu.prefill_attention_hopper"
+
+
+def choice(
+    dtype: torch.dtype = torch.bfloat16, dim: int = 128, block_size: int = 16
+) -> PrefillChoice:
+    caches = torch.zeros(2, 2, 3, 2, block_size, dim, dtype=dtype)
+    return choose_prefill_attention(caches[0], caches[1], 4)
+
+
+@pytest.fixture
+def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The device's, to be changed."""
+    found = [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: found[0])
+    return found
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Heads that the Hopper kernel was compiled for; nothing is compiled."""
+    module = pytest.importorskip(HOPPER)
+    heads: list[int] = []
+
+    class Compiled:
+        def __init__(self, keys: Tensor, values: Tensor, count: int) -> None:
+            heads.append(count)
+
+    monkeypatch.setattr(module, "HopperPrefillAttention", Compiled)
+    return heads
+
+
+@pytest.mark.usefixtures("capability")
+def test_a_hopper_gpu_gets_its_own_kernel(compiled: list[int]) -> None:
+    for dtype, dim, block_size in (
+        (torch.bfloat16, 128, 16), (torch.float16, 64, 8), (torch.bfloat16, 64, 128),
+    ):  # fmt: skip
+        chosen = choice(dtype, dim, block_size)
+        assert not isinstance(chosen.attention, TritonPrefillAttention)
+        assert chosen.summary == "Gluon kernel for Hopper"
+    assert compiled == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim", "block_size", "words"),
+    [
+        (torch.float32, 128, 16, "not float32"),
+        (torch.bfloat16, 256, 16, "not 256"),
+        (torch.bfloat16, 32, 16, "not 32"),
+        (torch.bfloat16, 128, 4, "blocks of 8 to 128 in powers of two, not 4"),
+        (torch.bfloat16, 128, 256, "not 256"),
+    ],
+)
+@pytest.mark.usefixtures("capability")
+def test_a_cache_that_the_hopper_kernel_cannot_read_gets_the_other_one(
+    dtype: torch.dtype, dim: int, block_size: int, words: str, compiled: list[int]
+) -> None:
+    chosen = choice(dtype, dim, block_size)
+    assert isinstance(chosen.attention, TritonPrefillAttention)
+    assert chosen.summary.startswith("Triton kernel: ")
+    assert words in chosen.reason
+    assert not compiled
+
+
+@pytest.mark.parametrize("other", [(8, 9), (10, 0), (12, 0)])
+def test_another_gpu_gets_the_triton_kernel(
+    other: tuple[int, int], capability: list[tuple[int, int]], compiled: list[int]
+) -> None:
+    capability[0] = other
+    chosen = choice()
+    assert isinstance(chosen.attention, TritonPrefillAttention)
+    assert f"not {other[0]}.{other[1]}" in chosen.reason
+    assert not compiled
+
+
+@pytest.mark.usefixtures("capability")
+def test_a_triton_without_gluon_gives_the_triton_kernel_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(
+        sys.modules["penstock.kernels.gpu"], HOPPER.rpartition(".")[2], raising=False
+    )
+    monkeypatch.delitem(sys.modules, HOPPER, raising=False)
+    monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)  # type: ignore[arg-type]
+    chosen = choice()
+    assert isinstance(chosen.attention, TritonPrefillAttention)
+    assert "ModuleNotFoundError" in chosen.reason
+    assert "triton.experimental.gluon" in chosen.reason
+
+
+@pytest.mark.usefixtures("capability")
+def test_a_gluon_with_other_names_gives_the_triton_kernel_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(
+        sys.modules["penstock.kernels.gpu"], HOPPER.rpartition(".")[2], raising=False
+    )
+    monkeypatch.delitem(sys.modules, HOPPER, raising=False)
+    for part in ("language", "nvidia.hopper", "language.nvidia.hopper"):
+        name = f"triton.experimental.gluon.{part}"
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert "ImportError" in choice().reason
+
+
+@pytest.mark.usefixtures("capability")
+def test_a_kernel_that_does_not_compile_gives_the_triton_kernel_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = pytest.importorskip(HOPPER)
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("unexpected\n  layout")
+
+    monkeypatch.setattr(module, "HopperPrefillAttention", fail)
+    chosen = choice()
+    assert isinstance(chosen.attention, TritonPrefillAttention)
+    assert chosen.reason == "the kernel for Hopper failed: RuntimeError: unexpected layout"

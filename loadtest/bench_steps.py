@@ -59,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
             **described("steps", arguments, engine),
             "executor": executor.summary,
             "steps": parsed.steps,
+            "prefix_len": parsed.prefix_len,
             "decode": rows,
             "kernels": kernels,
         }
@@ -77,6 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--context", type=count, nargs="+", default=CONTEXTS, metavar="N",
         help="positions before a step's token (default: 512)",
+    )  # fmt: skip
+    group.add_argument(
+        "--prefix-len", type=integer(0, 2**20), default=0, metavar="N",
+        help="positions of the context that all sequences share (default: 0)",
     )  # fmt: skip
     group.add_argument("--steps", type=count, default=200, metavar="N", help="(default: 200)")
     group.add_argument("--temperature", type=float, default=0.6, metavar="X", help="(default: 0.6)")
@@ -108,7 +113,9 @@ def _measured(executor: Executor, parsed: argparse.Namespace) -> Iterator[dict[s
             row: dict[str, Any] = dict.fromkeys(COLUMNS)
             row |= {"rows": rows, "context": context, "kernels": []}
             try:
-                timer = StepTimer(executor, rows, context, 3 * parsed.steps, parsed.temperature)
+                timer = StepTimer(
+                    executor, rows, context, 3 * parsed.steps, parsed.temperature, parsed.prefix_len
+                )
             except ConfigError as error:
                 row["note"] = str(error)
             else:

@@ -54,25 +54,34 @@ class StepTimer:
     """``rows`` sequences with ``context`` positions each, on an executor that has nothing else."""
 
     def __init__(
-        self, executor: Executor, rows: int, context: int, steps: int, temperature: float
+        self,
+        executor: Executor,
+        rows: int,
+        context: int,
+        steps: int,
+        temperature: float,
+        common: int = 0,
     ) -> None:
-        """Raises ``ConfigError`` if ``steps`` steps of it do not fit into the executor."""
+        """common: positions of the context that lie in the same blocks for all. Raises
+        ``ConfigError`` if ``steps`` steps of it do not fit into the executor."""
         capacity = executor.capacity
         positions = context + steps + _WARM_UP
-        each = blocks_for(positions, capacity.block_size)
+        shared = min(common, context) // capacity.block_size
+        each = blocks_for(positions, capacity.block_size) - shared
+        needed = shared + rows * each
         if positions > capacity.max_model_len:
             raise ConfigError(f"{positions} positions; max_model_len is {capacity.max_model_len}")
-        if rows * each > capacity.num_blocks:
-            raise ConfigError(
-                f"{rows * each} KV blocks are needed, there are {capacity.num_blocks}"
-            )
+        if needed > capacity.num_blocks:
+            raise ConfigError(f"{needed} KV blocks are needed, there are {capacity.num_blocks}")
         self._executor = executor
         self._step = 1
         ids = (np.arange(context + 1) % capacity.vocab_size).astype("<i4").tobytes()
         executor.reset()
+        own = range(shared, needed)
         added = [
             NewSlot(
-                slot, ids, context + 1, context, list(range(slot * each, (slot + 1) * each)),
+                slot, ids, context + 1, context,
+                [*range(shared), *own[slot * each : (slot + 1) * each]],
                 SlotSampling(temperature, 0, 1.0, slot, 0),
             )
             for slot in range(rows)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from by_hand import PATIENCE, ByHand
+from by_hand import FENCED, PATIENCE, ByHand
 from reference_models import write_model
 from states import BUDGET, STATES, act_in, bodies
 from streams import undisturbed
@@ -17,8 +17,6 @@ from streams import undisturbed
 pytestmark = pytest.mark.timeout(400)
 
 SILENCE = 3.0
-FENCED = 5
-"""Exit code of a process that was declared lost."""
 ADDRESS_IN_USE = 4
 ENGINE = ("scheduler", "worker")
 in_every_state = pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Faults on order, for tests: off unless ``--fault`` names them.
 
 A fault is ``SERVICE:ACTION[=SECONDS]@POINT[=N]``. ``POINT`` is ``step`` (the worker's or the
-scheduler's N-th step) or the name of a message (its N-th arrival); without N, every time.
+scheduler's N-th step) or the name of a message (its N-th arrival); without N, every time. Or it is
+``token=N``: each step of a worker that a sequence with token N in its prompt joins, poison.
 
 | action | what happens |
 | --- | --- |
@@ -32,6 +33,7 @@ _SPEC = re.compile(
 )
 _TIMED = frozenset({"sleep", "delay"})
 _OF_MESSAGES = frozenset({"drop", "delay"})
+_POINTS = frozenset({"step", "token"})
 _MESSAGES = frozenset(kind.__name__ for kind in Message.__args__)
 
 
@@ -56,15 +58,17 @@ def _read(spec: str) -> tuple[str, _Fault]:
     if match is None:
         raise BadFault(f"--fault {spec!r}: expected SERVICE:ACTION[=SECONDS]@POINT[=N]")
     action, point = match["action"], match["point"]
-    if point != "step" and point not in _MESSAGES:
-        raise BadFault(f"--fault {spec!r}: {point} is neither step nor the name of a message")
-    if action in _OF_MESSAGES and point == "step":
+    if point not in _POINTS and point not in _MESSAGES:
+        raise BadFault(f"--fault {spec!r}: {point} is neither step nor token nor a message's name")
+    if action in _OF_MESSAGES and point in _POINTS:
         raise BadFault(f"--fault {spec!r}: only a message can {action}")
+    if point == "token" and (match["service"] != "worker" or not match["nth"]):
+        raise BadFault(f"--fault {spec!r}: only a worker meets a token, and it needs =N")
     if (action in _TIMED) != bool(match["seconds"]):
         needs = "needs" if action in _TIMED else "takes no"
         raise BadFault(f"--fault {spec!r}: {action} {needs} =SECONDS")
     nth = int(match["nth"]) if match["nth"] else None
-    if nth == 0:
+    if nth == 0 and point != "token":
         raise BadFault(f"--fault {spec!r}: N counts from 1")
     return match["service"], _Fault(action, float(match["seconds"] or 0), point, nth)
 
@@ -90,6 +94,13 @@ class Faults:
             return
         for fault in self._due(point):
             self._play(fault)
+
+    def joined(self, prompt: bytes) -> None:
+        """A sequence with a prompt of these int32 ids joins a step: play what was ordered for one
+        of them."""
+        for fault in self._faults:
+            if fault.point == "token" and fault.nth in memoryview(prompt).cast("i"):
+                self._play(fault)
 
     def _due(self, point: str) -> list[_Fault]:
         self._seen[point] += 1

@@ -183,7 +183,12 @@ class Holding(msgspec.Struct, frozen=True, array_like=True, tag=26, gc=False):
 
 
 class Unknown(msgspec.Struct, frozen=True, array_like=True, tag=27, gc=False):
-    """Answer to ``Holding``: these are not open here, continue them elsewhere. Columns."""
+    """These are not open here (any more): continue them elsewhere. Columns.
+
+    The answer to ``Holding``, and what an engine says that has lost its worker.
+    """
 
     ids: list[int]
     attempts: list[int]
+    failures: list[int] = []
+    """Steps that died with each since its last token; 0: it only waited. Empty: nobody knows."""

@@ -40,6 +40,9 @@ class Core(Protocol):
     def holding(self, owner: str) -> list[tuple[int, int]]:
         """(id, attempt) of every open request of an owner."""
 
+    def failures(self, request_id: int) -> int:
+        """Steps that died with an open request since its last token."""
+
     def owners(self) -> list[str]:
         """Addresses that have open requests here."""
 
@@ -131,12 +134,18 @@ class SchedulerLedger:
             self._send(message.reply_to, Unknown([i for i, _ in unknown], [a for _, a in unknown]))
 
     def hand_over(self) -> None:
-        """Give every request back to its owner, who finds another engine for it."""
+        """Give every request back to its owner, who finds another engine for it.
+
+        What only waited is not suspected of having ended this one.
+        """
         for owner in self.core.owners():
-            held = self.core.holding(owner)
-            for request_id, attempt in held:
+            ids, attempts, failures = [], [], []
+            for request_id, attempt in self.core.holding(owner):
+                ids.append(request_id)
+                attempts.append(attempt)
+                failures.append(self.core.failures(request_id))
                 self.core.cancel(request_id, attempt, owner)
-            self._send(owner, Unknown([i for i, _ in held], [a for _, a in held]))
+            self._send(owner, Unknown(ids, attempts, failures))
 
     def peers_gone(self, gone: dict[int, Peer]) -> None:
         """Cancel all that a lost tokenizer owned; its other frontends ask again elsewhere."""

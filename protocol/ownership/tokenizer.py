@@ -85,10 +85,7 @@ class TokenizerLedger:
             case Holding():
                 self._on_holding(message, now)
             case Unknown():
-                for request_id, attempt in zip(message.ids, message.attempts, strict=True):
-                    request = self.open.get(request_id)
-                    if request and request.attempt == attempt and request.engine == sender:
-                        self._continue(request, now, "its engine forgot it")
+                self._on_unknown(sender, message, now)
             case _:
                 return False
         return True
@@ -177,16 +174,31 @@ class TokenizerLedger:
 
     # --- to and from the engine
 
+    def _on_unknown(self, sender: int, message: Unknown, now: float) -> None:
+        failures = message.failures or [1] * len(message.ids)
+        for request_id, attempt, failed in zip(
+            message.ids, message.attempts, failures, strict=True
+        ):
+            request = self.open.get(request_id)
+            if request and request.attempt == attempt and request.engine == sender:
+                cause = "its engine lost its worker" if message.failures else "its engine forgot it"
+                self._continue(request, now, cause, failed)
+
     def _enqueue(self, request: OwnedRequest, now: float) -> None:
         if request.work is not None:
             message = request.enqueue(request.work, self._address, now)
             self._send(self._members.router_address, message)
 
-    def _continue(self, request: OwnedRequest, now: float, cause: str) -> None:
-        """Enqueue again, after the tokens that are already here."""
+    def _continue(self, request: OwnedRequest, now: float, cause: str, failures: int = 1) -> None:
+        """Enqueue again, after the tokens that are already here.
+
+        ``failures``: starts that it failed with since its last token; 0: it is not to blame.
+        """
         self._cancel_at_engine(request)
-        request.stalls += 1
-        if request.stalls > MAX_STALLS or request.attempt & 0xFF == 0xFF:
+        request.stalls += failures
+        spent = request.stalls > MAX_STALLS
+        if spent or request.attempt & 0xFF == 0xFF:
+            times = f"{request.stalls} times without a new token" if spent else "256 times"
             del self.open[request.id]
             self._send(
                 request.reply_to,
@@ -195,8 +207,7 @@ class TokenizerLedger:
                     request.attempt,
                     500,
                     "server_error",
-                    f"the request was started {request.stalls} times without a new token "
-                    f"(last: {cause}); it was given up",
+                    f"the request was started {times} (last: {cause}); it was given up",
                 ),
             )
             return

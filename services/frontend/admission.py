@@ -16,7 +16,7 @@ get equal parts, and a place is left for whoever comes next.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
 from penstock.protocol.config.derive import waiting_tokens_limit
@@ -31,6 +31,8 @@ COMPANY_SECONDS = 60.0
 MEMORY = 4.0
 FORGET_SECONDS = 10.0
 """An idle server forgets its pace: what comes next may be of another kind."""
+UNSEEN_SECONDS = 1.0
+"""What another frontend does is known so much later at worst: its beat and the answer to ours."""
 LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 1.0, 30.0
 
 
@@ -130,6 +132,8 @@ class Door:
         self._waiting: dict[int, _Waiting] = {}
         self._tokens = 0
         self._tenants: Counter[str] = Counter()
+        self._recent: deque[tuple[float, int]] = deque()
+        """(when, requests open here) of the last ``UNSEEN_SECONDS``."""
         self._begun = 0
         """Requests that have had their first token, or will still have it."""
 
@@ -173,6 +177,9 @@ class Door:
         """Take in what the membership says now. Call it a few times a second."""
         # Without an engine nobody comes here, but one may be ready again before it is seen.
         self._around = replace(around, slots=around.slots or self._around.slots)
+        self._recent.append((now, open_requests))
+        while now - self._recent[0][0] > UNSEEN_SECONDS:
+            self._recent.popleft()
         self._observe(open_requests, now)
 
     def demand(self, open_requests: int) -> Demand:
@@ -181,15 +188,26 @@ class Door:
             open_requests, len(self._waiting), self._tokens, max(0, self._begun - open_requests)
         )
 
-    def _observe(self, open_requests: int, now: float) -> tuple[float, float]:
-        """(requests that wait for a slot, requests that end in a second)."""
+    def _observe(self, open_requests: int, now: float) -> tuple[float, float, float]:
+        """(requests known to wait for a slot, those that probably do, those that end in a
+        second)."""
         around, others = self._around, self._around.others
         there = open_requests + others.open
         excess = max(0.0, there - around.slots)
         begun = self._begun + others.ended + others.open - excess
         self._pace.observe(now, there - excess, begun, around.slots)
-        waiting = min(excess, len(self._waiting) + others.waiting)
-        return waiting, self._pace.rate(around.slots)
+        known = len(self._waiting) + others.waiting
+        unseen = self._unseen(open_requests)
+        ahead = min(max(0.0, there + unseen - around.slots), known + unseen)
+        return min(excess, known), ahead, self._pace.rate(around.slots)
+
+    def _unseen(self, open_requests: int) -> int:
+        """Requests that the other frontends have let in since they were last heard of: as many each
+        as this one. Else they would all fill the same free places at the same time."""
+        if self._around.frontends == 1:
+            return 0
+        least = min((count for _, count in self._recent), default=open_requests)
+        return max(0, open_requests - least) * (self._around.frontends - 1)
 
     # --- the decision
 
@@ -207,11 +225,11 @@ class Door:
         ``open_requests``: of this frontend, without the new one. ``draw``: at random in [0, 1),
         so that those who are sent away do not all come back at once.
         """
-        waiting, rate = self._observe(open_requests, now)
-        wait = (waiting + 1.0) / rate
+        waiting, ahead, rate = self._observe(open_requests, now)
+        wait = (ahead + 1.0) / rate
         self._company.came(tenant, now)
         found = self._over_share(tenant, waiting, rate, now) or self._full(
-            waiting, wait, tokens, time_left
+            waiting, ahead, wait, tokens, time_left
         )
         if found is None:
             return None
@@ -238,7 +256,7 @@ class Door:
         )
 
     def _full(
-        self, waiting: float, wait: float, tokens: int, time_left: float | None
+        self, waiting: float, ahead: float, wait: float, tokens: int, time_left: float | None
     ) -> tuple[int, str] | None:
         limits, around = self._limits, self._around
         patience = limits.max_wait_s if time_left is None else min(limits.max_wait_s, time_left)
@@ -247,9 +265,9 @@ class Door:
                 f"{math.ceil(waiting)} requests are waiting already, which is the limit "
                 "(--max-waiting-requests)"
             )
-        elif waiting and wait > patience:
+        elif ahead and wait > patience:
             reason = (
-                f"{math.ceil(waiting)} requests are waiting already, and a new one would wait "
+                f"{math.ceil(ahead)} requests are waiting already, and a new one would wait "
                 f"{wait:.1f} s, longer than {patience:g} s (--max-wait-s, or its own time)"
             )
         else:

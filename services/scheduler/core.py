@@ -174,6 +174,11 @@ class SchedulerCore:
         """(id, attempt) of every open request of an owner."""
         return [(request.id, request.attempt) for request in self._requests.of(owner)]
 
+    def failures(self, request_id: int) -> int:
+        """Steps that failed with an open request since its last token, over all its choices."""
+        request = self._requests.get(request_id)
+        return 0 if request is None else max(s.strikes for s in request.open.values())
+
     def owners(self) -> list[str]:
         """Owners with open requests."""
         return self._requests.owners()
@@ -267,11 +272,17 @@ class SchedulerCore:
             self.counters.ignored_results += 1
         return self._outbox.drain()
 
+    def worker_gone(self) -> Batches:
+        """Every open request waits again; what was in flight counts as a failed step, since it may
+        be what ended the worker."""
+        self._roll_back(list(self._in_flight.steps), "the worker ended")
+        return self._outbox.drain()
+
     def restart(self, epoch: int, limits: Limits | None = None) -> Batches:
         """A worker begins a new epoch with an empty cache, perhaps with other limits.
 
-        Every open request waits again; what was in flight counts as a failed step, since it may
-        be what ended the worker before. Requests that no longer fit end with an error.
+        What is in flight is lost, as with ``worker_gone``. Requests that no longer fit end with
+        an error.
         """
         self._roll_back(list(self._in_flight.steps), "the worker ended")
         self.epoch = epoch

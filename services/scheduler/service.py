@@ -127,6 +127,8 @@ class SchedulerService(LoopService):
             self._answers.clear()
             if self._draining_since is None:
                 self.set_phase(Phase.LOADING, "waiting for a worker")
+            if self.core is not None:
+                self._hand_out(self.core.worker_gone())
             if self.ledger is not None and self._another_is_ready():
                 self.log.warning("the worker is gone; its requests go to another engine")
                 self.ledger.hand_over()

@@ -165,7 +165,8 @@ class WorkerService(LoopService):
             self._collect(self.executor, wait=True)
         began = time.monotonic_ns() if TRACE.on else 0
         try:
-            self.faults.at("step")
+            if self.faults:
+                self._play_faults(plan)
             self.executor.launch(plan)
         except Exception as error:
             self.log.exception("step failed", step=plan.step)
@@ -175,6 +176,11 @@ class WorkerService(LoopService):
             TRACE.add(LAUNCH, began, plan.step)
         self._expected = plan.step + 1
         self._collect(self.executor)
+
+    def _play_faults(self, plan: StepPlan) -> None:
+        self.faults.at("step")
+        for new in plan.added:
+            self.faults.joined(new.tokens[: 4 * new.prompt_len])
 
     def _collect(self, executor: Executor, wait: bool = False) -> None:
         """Send the results of the steps that are over."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -13,14 +12,15 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from pathlib import Path
 from typing import IO
 
 import psutil
-from victims import is_ready
+from victims import is_ready, members
 
 PATIENCE = 60.0
+FENCED = 5
+"""Exit code of a process that was declared lost."""
 
 
 class OneProcess:
@@ -98,9 +98,7 @@ class ByHand:
 
     def known(self) -> set[int]:
         """The pids of the members that are ready, as the router says."""
-        with urllib.request.urlopen(self.url + "/playground/status", timeout=10) as answer:
-            processes = json.load(answer)["processes"]
-        return {process["pid"] for process in processes if process["phase"] == "ready"}
+        return members(self.url)
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + PATIENCE

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from reference_models import write_model
+from served import Served, served
 
 Report = Callable[..., None]
 
@@ -23,3 +25,13 @@ def report(request: pytest.FixtureRequest) -> Report:
                 print(json.dumps({"case": request.node.name, **figures}), file=file)
 
     return write
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two of everything but the router, with a tiny model on the CPU."""
+    folder = write_model("qwen3", tmp_path_factory.mktemp("models") / "tiny")
+    flags = ["--device", "cpu", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "40"]
+    flags += ["--data-parallel-size", "2", "--frontends", "2", "--tokenizers", "2", str(folder)]
+    with served(*flags) as running:
+        yield running

@@ -94,6 +94,12 @@ class Crowd:
             ):
                 await asyncio.sleep(0.005)
 
+    async def until_some(self, count: int) -> None:
+        """Wait until so many streams have had a piece."""
+        async with asyncio.timeout(PATIENCE):
+            while sum(bool(followed.arrivals) for followed in self.followed) < count:
+                await asyncio.sleep(0.005)
+
     async def until_accepted(self) -> None:
         """Wait until every request has its status line."""
         async with asyncio.timeout(PATIENCE):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from by_hand import PATIENCE, ByHand
+from by_hand import FENCED, PATIENCE, ByHand
 from reference_models import write_model
 from states import BUDGET, STATES, act_in, bodies
 from streams import undisturbed
@@ -20,8 +20,6 @@ pytestmark = pytest.mark.timeout(400)
 SEEDS = itertools.count(1000)
 """No prompt of one check is in the cache of another."""
 SILENCE = 3.0
-FENCED = 5
-"""Exit code of a process that was declared lost."""
 ADDRESS_IN_USE = 4
 ENGINE = ("scheduler", "worker")
 in_every_state = pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import asyncio
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
-from reference_models import VOCABULARY, write_model
-from served import Served, served
+from reference_models import VOCABULARY
+from served import Served
 from streams import Crowd, Followed, requests, undisturbed
 from victims import children, find, nothing_held, whole_again
 
@@ -24,15 +24,6 @@ ROLLED = [
     for role in ("tokenizer", "frontend", "scheduler", "worker")
     for number in range(2)
 ] + [("router", 0)]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = write_model("qwen3", tmp_path_factory.mktemp("models") / "tiny")
-    flags = ["--device", "cpu", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "40"]
-    flags += ["--data-parallel-size", "2", "--frontends", "2", "--tokenizers", "2", str(folder)]
-    with served(*flags) as running:
-        yield running
 
 
 async def clients_until(

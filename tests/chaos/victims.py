@@ -56,13 +56,18 @@ def whole_again(server: Served, killed: list[psutil.Process], count: int, began:
 
 def joined(server: Served) -> bool:
     """Whether all its processes are members and ready."""
+    return members(server.url) >= set(children(server))
+
+
+def members(url: str) -> set[int]:
+    """Pids of the processes that the router knows as ready; empty when nobody answers."""
     try:
-        with urllib.request.urlopen(server.url + "/playground/status", timeout=10) as answer:
+        # A frontend that is stopped may have got the connection: soon ask another one.
+        with urllib.request.urlopen(url + "/playground/status", timeout=3) as answer:
             processes = json.load(answer)["processes"]
     except (urllib.error.HTTPError, OSError):
-        return False
-    ready = {process["pid"] for process in processes if process["phase"] == "ready"}
-    return ready >= set(children(server))
+        return set()
+    return {process["pid"] for process in processes if process["phase"] == "ready"}
 
 
 def nothing_held(server: Served) -> None:

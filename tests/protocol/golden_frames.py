@@ -132,7 +132,7 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "Cancel": (r.Cancel([1, 2], [256, 512], [-1, 0]), [25, [1, 2], [256, 512], [-1, 0]]),
     "Holding": (r.Holding("ipc:///t", [1], [256]), [26, "ipc:///t", [1], [256]]),
-    "Unknown": (r.Unknown([1], [256]), [27, [1], [256]]),
+    "Unknown": (r.Unknown([1], [256], [2]), [27, [1], [256], [2]]),
     "TokenBatch": (
         t.TokenBatch(
             [1], [0], [256], [7], [2], _IDS, [t.End(0, t.EndReason.STOP, 2, "", 0)], [16]
@@ -192,8 +192,8 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "7dffd6a03ecbfd3f"
-"""Of protocol version 4."""
+SCHEMA_HASH = "78d67bcce96672c8"
+"""Of protocol version 5."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (
@@ -231,7 +231,7 @@ GOLDEN: dict[str, str] = {
     ),
     "Cancel": "941992010292cd0100cd020092ff00",
     "Holding": "941aa86970633a2f2f2f74910191cd0100",
-    "Unknown": "931b910191cd0100",
+    "Unknown": "941b910191cd01009102",
     "TokenBatch": "991e9101910091cd010091079102c40801000000ff7f00009195000102a0009110",
     "TextBatch": (
         "9b1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391950004a43c2f"

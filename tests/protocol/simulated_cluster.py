@@ -406,6 +406,9 @@ class SimulatedCore:
     def holding(self, owner: str) -> list[tuple[int, int]]:
         return [(i, held[0]) for i, held in self.open.items() if held[1] == owner]
 
+    def failures(self, request_id: int) -> int:
+        return 1
+
     def owners(self) -> list[str]:
         return list({held[1] for held in self.open.values()})
 

@@ -264,6 +264,38 @@ def test_an_engine_hears_whether_one_had_taken_it_and_how_often_it_was_lost(toke
     assert asked() == (ONE + 3, True, 1)
 
 
+def test_what_only_waited_at_lost_engines_is_not_blamed_for_it(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    for number in range(3 * MAX_STALLS):
+        ledger.handle(SCHEDULER, Accepted(7, ONE + number), 0.1)
+        ledger.handle(SCHEDULER, Unknown([7], [ONE + number], [0]), 0.2)
+    last = ONE + 3 * MAX_STALLS
+    sent.take()
+    ledger.handle(SCHEDULER, Accepted(7, last), 0.3)
+    ledger.handle(SCHEDULER, Unknown([7], [last], [MAX_STALLS]), 0.4)
+    [(_, message)] = sent.take(Enqueue)
+    assert msgspec.msgpack.decode(message.work, type=TokenWork).stalls == MAX_STALLS
+    ledger.handle(SCHEDULER, Accepted(7, last + 1), 0.5)
+    ledger.handle(SCHEDULER, Unknown([7], [last + 1], [1]), 0.6)
+    [(_, rejected)] = sent.take(Rejected)
+    assert "started 4 times without a new token (last: its engine lost its worker)" in (
+        rejected.message
+    )
+    assert not ledger.open
+
+
+def test_a_request_has_so_many_attempts_as_its_number_has_room_for(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    for number in range(256):
+        assert sent.take(Rejected) == []
+        ledger.handle(SCHEDULER, Accepted(7, ONE + number), 0.1)
+        ledger.handle(SCHEDULER, Unknown([7], [ONE + number], [0]), 0.2)
+    [(_, rejected)] = sent.take(Rejected)
+    assert "started 256 times (last: its engine lost its worker)" in rejected.message
+
+
 def test_a_cancel_may_overtake_the_submission(tokenizer: Any) -> None:
     ledger, sent = tokenizer
     ledger.handle(FRONTEND, Cancel([7], [ONE], [-1]), 0.0)
@@ -425,6 +457,7 @@ class Core:
     def __init__(self) -> None:
         self.held: dict[int, tuple[int, str]] = {}
         self.added: list[int] = []
+        self.failed: dict[int, int] = {}
 
     def add(self, request_id: int, attempt: int, owner: str, work: TokenWork, now: float) -> None:
         self.held[request_id] = (attempt, owner)
@@ -442,6 +475,9 @@ class Core:
 
     def holding(self, owner: str) -> list[tuple[int, int]]:
         return [(number, attempt) for number, (attempt, o) in self.held.items() if o == owner]
+
+    def failures(self, request_id: int) -> int:
+        return self.failed.get(request_id, 0)
 
     def owners(self) -> list[str]:
         return sorted({owner for _, owner in self.held.values()})
@@ -507,10 +543,12 @@ def test_a_lost_owners_work_is_dropped_and_so_is_a_strangers(scheduler: Any) -> 
 def test_an_engine_without_its_worker_gives_every_request_back_to_its_owner(scheduler: Any) -> None:
     ledger, sent, core = scheduler
     ledger.handle(SCHEDULER, enqueue(ONE), 0.0)
+    ledger.handle(SCHEDULER, msgspec.structs.replace(enqueue(ONE), id=8), 0.0)
     sent.take()
+    core.failed[7] = 2
     ledger.hand_over()
     ledger.hand_over()
     assert core.held == {}
-    assert sent.take() == [(address(TOKENIZER), Unknown([7], [ONE]))]
+    assert sent.take() == [(address(TOKENIZER), Unknown([7, 8], [ONE, ONE], [2, 0]))]
     ledger.handle(SCHEDULER, enqueue(ONE + 1), 0.1)  # the only one again
-    assert core.added == [ONE, ONE + 1]
+    assert core.added == [ONE, ONE, ONE + 1]

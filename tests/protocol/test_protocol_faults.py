@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 
 import pytest
@@ -49,9 +50,12 @@ def test_a_specification_that_cannot_be_read_is_refused_with_its_form(spec: str)
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("worker:raise@stpe", "neither step nor the name of a message"),
-        ("worker:drop@taken", "neither step nor the name of a message"),
+        ("worker:raise@stpe", "neither step nor token nor a message's name"),
+        ("worker:drop@taken", "neither step nor token nor a message's name"),
         ("worker:drop@step", "only a message can drop"),
+        ("worker:drop@token=5", "only a message can drop"),
+        ("worker:kill@token", "only a worker meets a token, and it needs =N"),
+        ("scheduler:kill@token=5", "only a worker meets a token, and it needs =N"),
         ("worker:delay=1@step", "only a message can delay"),
         ("worker:sleep@step", "sleep needs =SECONDS"),
         ("worker:delay@Taken", "delay needs =SECONDS"),
@@ -63,6 +67,16 @@ def test_a_fault_that_could_never_happen_is_refused_with_the_reason(spec: str, r
     for service in ("worker", "router"):
         with pytest.raises(BadFault, match=reason):
             Faults([spec], service)
+
+
+def test_a_token_is_met_in_each_sequence_that_has_it() -> None:
+    faults = Faults(["worker:raise@token=256"], "worker")
+    faults.joined(array("i", [1, 2, 257]).tobytes())
+    faults.joined(b"")
+    faults.at("token")
+    for _ in range(2):
+        with pytest.raises(FaultError, match="token"):
+            faults.joined(array("i", [1, 256]).tobytes())
 
 
 def test_without_orders_nothing_happens() -> None:

@@ -11,7 +11,12 @@ import pytest
 from penstock.protocol.config import AdmissionConfig
 from penstock.protocol.messages.membership import Demand
 from penstock.protocol.messages.requests import Chat, Rejected, Text, Tokens
-from penstock.services.frontend.admission import Door, Surroundings, prompt_tokens
+from penstock.services.frontend.admission import (
+    UNSEEN_SECONDS,
+    Door,
+    Surroundings,
+    prompt_tokens,
+)
 
 SLOTS = 10
 SERVICE = 2.0
@@ -268,6 +273,33 @@ def test_what_other_frontends_have_open_counts() -> None:
     tokens = Engine(limits(max_waiting_tokens=100), frontends=2, others=others)
     assert tokens.ask(tokens=50) is None
     assert tokens.ask(tokens=1) is not None
+
+
+def test_several_frontends_do_not_let_requests_in_to_the_same_places() -> None:
+    """Each hears of the others half a second late, and lets in its part until then."""
+
+    def let_in(engine: Engine) -> int:
+        before = len(engine.queue)
+        while engine.ask("someone") is None:
+            pass
+        return len(engine.queue) - before
+
+    def places(frontends: int) -> tuple[int, int]:
+        engine = Engine(limits(max_wait_s=4.0), frontends)
+        engine.pass_time(30.0, someone=20.0)
+        for request_id in list(engine.queue):
+            engine.cancel(request_id)
+        engine.now += UNSEEN_SECONDS + TICK
+        engine.look()
+        first = let_in(engine)
+        engine.now += UNSEEN_SECONDS + TICK  # nobody else came
+        engine.look()
+        return first, let_in(engine)
+
+    (alone, more), (first, second) = places(1), places(2)
+    assert alone > 10 and more <= 2
+    assert first == pytest.approx(alone / 2, abs=2)
+    assert second == pytest.approx(alone / 4, abs=2)
 
 
 def test_a_frontend_that_leaves_as_the_first_request_comes_costs_nobody_an_answer() -> None:

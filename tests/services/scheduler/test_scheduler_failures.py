@@ -252,6 +252,25 @@ def test_a_smaller_worker_after_a_restart_gets_only_what_it_can_hold() -> None:
     engine.assert_finished(2)
 
 
+def test_only_what_was_in_a_step_when_the_worker_ended_may_have_ended_it() -> None:
+    engine = Engine(small(max_num_seqs=2))
+    engine.submit(1, prompt(5), max_tokens=5)
+    engine.step()
+    while engine.answers:
+        engine.deliver()
+    for request_id in (2, 3):
+        engine.submit(request_id, prompt(5, 30 * request_id), n=request_id - 1, max_tokens=5)
+    engine.plan()
+    engine.take(engine.core.worker_gone())
+    engine.core.check()
+    assert [engine.core.failures(request_id) for request_id in (1, 2, 3, 4)] == [1, 1, 0, 0]
+    engine.restart()
+    assert [engine.core.failures(request_id) for request_id in (1, 2, 3)] == [1, 1, 0]
+    engine.run()
+    for request_id in (1, 2, 3):
+        engine.assert_finished(request_id)
+
+
 def test_proven_sequences_come_back_together_after_one_failure() -> None:
     engine = Engine()
     for request_id in range(3):

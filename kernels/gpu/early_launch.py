@@ -26,3 +26,17 @@ def begin_early(EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def fetch_to_l2(begin, COUNT: tl.constexpr):
+    """Have ``COUNT`` values from each pointer of ``begin`` on brought to the L2 cache.
+
+    Compute capability 9.0 and newer. As many pointers as the program has threads; they, and
+    ``COUNT`` values, are multiples of 16 bytes. Source: PTX ISA, ``cp.async.bulk.prefetch``.
+    """
+    size = tl.full(begin.shape, COUNT * begin.dtype.element_ty.primitive_bitwidth // 8, tl.int32)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
+        [begin.to(tl.int64), size], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip

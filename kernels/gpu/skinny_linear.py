@@ -20,16 +20,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.early_launch import EARLY, begin_early
+from penstock.kernels.gpu.early_launch import EARLY, begin_early, fetch_to_l2
+
+_WARPS = 4
+_AHEAD = False
+"""Whether what a program reads last is brought to the L2 cache at once."""
 
 
 @triton.jit
 def _row_kernel(
     x, weight, bias, norm_weight, out, eps, columns,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr, NORM: tl.constexpr,
-    GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """``ROWS`` rows of W a program, read in stretches of ``PART``."""
+    """``ROWS`` rows of W a program, read in stretches of ``PART``.
+
+    AHEAD: 0, or how many threads have what follows the first stretch brought to the L2 cache.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, PART)
     source = weight + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
@@ -37,6 +45,14 @@ def _row_kernel(
     if GATED:
         up = weight + (row + columns).to(tl.int64)[:, None] * WIDTH + column[None, :]
         up_tile = tl.load(up)
+    if AHEAD:
+        piece: tl.constexpr = (WIDTH - PART) * ROWS // AHEAD
+        at = tl.arange(0, AHEAD)
+        rest = weight + (tl.program_id(0) * ROWS + at * ROWS // AHEAD).to(tl.int64) * WIDTH
+        rest += PART + at % (AHEAD // ROWS) * piece
+        fetch_to_l2(rest, piece)
+        if GATED:
+            fetch_to_l2(rest + columns.to(tl.int64) * WIDTH, piece)
     begin_early(EARLY)
     total = tl.zeros([ROWS, PART], tl.float32)
     up_total = tl.zeros([ROWS, PART], tl.float32)
@@ -95,8 +111,9 @@ def skinny_linear(
     # The fastest of eight shapes on an H200 for the layers of Qwen3-0.6B and Qwen3-8B.
     rows = 4 if gated or columns < 2048 else 8
     part = min(1024, width & -width)
+    ahead = _AHEAD and EARLY and width > part >= 256
     _row_kernel[(columns // rows,)](
         x, weight, bias, norm_weight, out, eps, columns, width, rows, part,
-        norm_weight is not None, gated, bias is not None, add, EARLY,
-        num_warps=4, launch_pdl=EARLY,
+        norm_weight is not None, gated, bias is not None, add, 32 * _WARPS if ahead else 0, EARLY,
+        num_warps=_WARPS, launch_pdl=EARLY,
     )  # fmt: skip

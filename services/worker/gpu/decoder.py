@@ -17,6 +17,8 @@ from torch import Tensor
 from penstock.kernels.gpu.activation import silu_and_mul
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
 from penstock.kernels.gpu.draw import commit, draw, stretches_of
+from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, few_rows_linear
+from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.rope_cache import rope_and_cache
@@ -26,7 +28,7 @@ from penstock.kernels.rotary import cos_sin_table
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
+from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights, LayerWeights
 
 
 class Workspace(msgspec.Struct):
@@ -88,6 +90,19 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None
         torch.addmm(bias, x, weight.t(), out=out)
 
 
+def most_fused_rows(layer: LayerWeights, dtype: torch.dtype) -> int:
+    """Up to how many rows of a step the layers' products include norms, gates and sums."""
+    if dtype == torch.float16:
+        return 0
+    shapes = [weight.shape for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    if not all(fits(width, columns) for columns, width in shapes):
+        return 0
+    few = layer.down.shape[1] % 16 == 0 and all(
+        fits_few_rows(width, columns) for columns, width in shapes
+    )
+    return MOST_ROWS if few and dtype == torch.bfloat16 else 1
+
+
 class GpuDecoder:
     """Weights, KV cache and workspace with a forward pass that allocates nothing."""
 
@@ -114,11 +129,7 @@ class GpuDecoder:
         shape = (config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
-        self._skinny = dtype != torch.float16 and all(
-            fits(weight.shape[1], weight.shape[0])
-            for layer in weights.layers[:1]
-            for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        )
+        self._fused_rows = most_fused_rows(weights.layers[0], dtype)
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
 
     def body(self, rows: int, num_decode: int, chunks: ChunkRows | None) -> None:
@@ -131,9 +142,9 @@ class GpuDecoder:
         residual, normed = space.residual[:rows], space.normed[:rows]
         tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
         embed(weights.embedding, tokens, state.rows, state.last_token, residual)
-        if rows == 1 and self._skinny:
+        if rows <= (self._fused_rows if chunks is None else min(1, self._fused_rows)):
             for index in range(len(weights.layers)):
-                self._skinny_layer(index, rows, num_decode, chunks)
+                self._fused_layer(index, rows, num_decode, chunks)
             rms_norm(residual, weights.norm, config.rms_norm_eps, normed)
             return
         rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps, normed)
@@ -152,23 +163,22 @@ class GpuDecoder:
             norm = weights.norm if index == last else weights.layers[index + 1].input_norm
             add_rms_norm(projected, residual, norm, config.rms_norm_eps, normed)
 
-    def _skinny_layer(
+    def _fused_layer(
         self, index: int, rows: int, num_decode: int, chunks: ChunkRows | None
     ) -> None:
-        """A layer for one row: five kernels, the norms and sums inside the products."""
+        """A layer for few rows: five kernels, the norms and sums inside the products."""
         layer, space, eps = self.weights.layers[index], self.space, self.config.rms_norm_eps
         residual, activated = space.residual[:rows], space.activated[:rows]
         qkv, mixed = space.qkv[:rows].view(rows, -1), space.mixed[:rows].view(rows, -1)
-        skinny_linear(
-            residual, layer.qkv, layer.qkv_bias, qkv, norm_weight=layer.input_norm, eps=eps
-        )
+        linear = skinny_linear if rows == 1 else few_rows_linear
+        linear(residual, layer.qkv, layer.qkv_bias, qkv, norm_weight=layer.input_norm, eps=eps)
         self._attend(index, rows, num_decode, chunks)
-        skinny_linear(mixed, layer.output, layer.output_bias, residual, add=True)
-        skinny_linear(
+        linear(mixed, layer.output, layer.output_bias, residual, add=True)
+        linear(
             residual, layer.gate_up, layer.gate_up_bias, activated,
             norm_weight=layer.post_norm, eps=eps, gated=True,
         )  # fmt: skip
-        skinny_linear(activated, layer.down, layer.down_bias, residual, add=True)
+        linear(activated, layer.down, layer.down_bias, residual, add=True)
 
     def _attend(self, index: int, rows: int, num_decode: int, chunks: ChunkRows | None) -> None:
         layer, space, state = self.weights.layers[index], self.space, self.state

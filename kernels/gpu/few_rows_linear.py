@@ -20,6 +20,9 @@ bf16 and fp32 only: in fp16 the residual stream times the norm's weight might ov
 what the matrix unit is for: correct, but meant for small layers.
 """
 
+# Tuples of tiles grow while the compiler unrolls a loop: no type of Python's says that.
+# mypy: disable-error-code="assignment"
+
 from __future__ import annotations
 
 from typing import NamedTuple

@@ -11,6 +11,8 @@ from torch import Tensor
 from penstock.kernels.gpu.activation import silu_and_mul
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
 from penstock.kernels.gpu.draw import commit, draw, stretches_of
+from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, few_rows_linear
+from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.kernels.gpu.rope_cache import rope_and_cache
@@ -73,7 +75,7 @@ def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
 
 
 def _products(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
-    """The layer's products of one row, and cuBLAS at every number of rows."""
+    """The layer's products of one row and of a few, and cuBLAS at every number of rows."""
     size = maker.dtype.itemsize
     shapes = linear_shapes(maker.config)
     if maker.dtype != torch.float16:
@@ -81,8 +83,17 @@ def _products(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
             if fits(width, out):
                 yield KernelCase(
                     "skinny_linear", f"{name} {out} x {width}", out * width * size,
-                    2 * out * width, partial(_skinny, maker, name, out, width),
+                    2 * out * width, partial(_fused, skinny_linear, maker, name, 1, out, width),
                 )  # fmt: skip
+            if not fits_few_rows(width, out // 2 if name == "gate_up" else out):
+                continue
+            for rows in grid.counts:
+                if rows <= MOST_ROWS:
+                    yield KernelCase(
+                        "few_rows_linear", f"{name} {out} x {width}, {rows} rows",
+                        (out * width + rows * (out + width)) * size, 2 * rows * out * width,
+                        partial(_fused, few_rows_linear, maker, name, rows, out, width),
+                    )  # fmt: skip
     head = (maker.config.vocab_size, maker.config.hidden_size)
     for name, (out, width) in {**shapes, "lm_head": head}.items():
         for rows in grid.batches if name == "lm_head" else grid.counts:
@@ -211,14 +222,16 @@ def _draw(maker: Maker, rows: int) -> Call:
     return call
 
 
-def _skinny(maker: Maker, name: str, out: int, width: int) -> Call:
+def _fused(
+    linear: Callable[..., None], maker: Maker, name: str, rows: int, out: int, width: int
+) -> Call:
     """As the layer calls it: norm before, gate or sum after."""
     gated = name == "gate_up"
     norm = maker.ones(width) if name in ("qkv", "gate_up") else None
-    x, weight = maker.normal(1, width, scale=1e-3), maker.weight(out, width)
-    target = torch.zeros_like(maker.normal(1, out // 2 if gated else out))
+    x, weight = maker.normal(rows, width, scale=1e-3), maker.weight(out, width)
+    target = torch.zeros_like(maker.normal(rows, out // 2 if gated else out))
     eps = maker.config.rms_norm_eps
-    return lambda: skinny_linear(
+    return lambda: linear(
         x, weight, None, target, norm_weight=norm, eps=eps, gated=gated, add=norm is None
     )
 

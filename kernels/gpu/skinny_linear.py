@@ -9,7 +9,7 @@ For one row a product is bound by reading W once. A library product stands betwe
 that each cost a launch and a round trip of the activations; here the norm is the factor that is
 left out of the sum and applied at its end, and nothing but W leaves the caches. Each program
 multiplies some rows of W, the first stretch of which it reads before the kernel ahead of it has
-ended (``early_launch``). From two rows on the library is faster (docs/benchmarks.md).
+ended (``early_launch``). For two rows and more, and for narrow weights: ``few_rows_linear``.
 
 bf16 and fp32 only: in fp16 the residual stream times the norm's weight might overflow.
 """

@@ -105,7 +105,7 @@ def main() -> None:
         engine.launch(StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, 100, True, [])]))
         engine.launch(StepPlan(1, 2, False, [], [], [], []))
         with torch.inference_mode():
-            for rows in (4, 64):
+            for rows in (4, 16, 64) if dim == 128 else (4, 64):
                 engine.decoder.body(rows, rows, None)
         # The Triton kernel also where another one was chosen.
         queries = torch.empty(1, heads, dim, dtype=dtype)

@@ -17,6 +17,8 @@ from torch import Tensor
 from penstock.kernels.gpu.activation import silu_and_mul
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
 from penstock.kernels.gpu.draw import commit, draw, stretches_of
+from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW, few_rows_linear
+from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
@@ -27,7 +29,7 @@ from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.prefill_choice import choose_prefill_attention
-from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
+from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights, LayerWeights
 
 
 class Workspace(msgspec.Struct):
@@ -89,6 +91,26 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None
         torch.addmm(bias, x, weight.t(), out=out)
 
 
+def most_fused_rows(layer: LayerWeights, dtype: torch.dtype) -> int:
+    """Up to how many rows of a step the layers' products include norms, gates and sums."""
+    if dtype == torch.float16:
+        return 0
+    shapes = [weight.shape for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    if not all(fits(width, columns) for columns, width in shapes):
+        return 0
+    few = layer.down.shape[1] % 16 == 0 and all(
+        fits_few_rows(width, columns) for columns, width in shapes
+    )
+    if not few or dtype != torch.bfloat16:
+        return 1
+    return MOST_ROWS if is_narrow(layer) else MOST_ROWS // 2
+
+
+def is_narrow(layer: LayerWeights) -> bool:
+    """See ``penstock.kernels.gpu.few_rows_linear.NARROW``."""
+    return layer.qkv.shape[1] < NARROW
+
+
 class GpuDecoder:
     """Weights, KV cache and workspace with a forward pass that allocates nothing."""
 
@@ -120,11 +142,7 @@ class GpuDecoder:
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
         self.prefill = choose_prefill_attention(self._keys, self._values, config.num_heads)
-        self._skinny = dtype != torch.float16 and all(
-            fits(weight.shape[1], weight.shape[0])
-            for layer in weights.layers[:1]
-            for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        )
+        self._fused_rows = most_fused_rows(weights.layers[0], dtype)
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
 
     def body(
@@ -140,9 +158,9 @@ class GpuDecoder:
         residual, normed = space.residual[:rows], space.normed[:rows]
         tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
         embed(weights.embedding, tokens, state.rows, state.last_token, residual)
-        if rows == 1 and self._skinny:
+        if rows <= (self._fused_rows if chunks is None else min(1, self._fused_rows)):
             for index in range(len(weights.layers)):
-                self._skinny_layer(index, rows, num_decode, chunks)
+                self._fused_layer(index, rows, num_decode, chunks, shared)
             rms_norm(residual, weights.norm, config.rms_norm_eps, normed)
             return
         rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps, normed)
@@ -161,23 +179,23 @@ class GpuDecoder:
             norm = weights.norm if index == last else weights.layers[index + 1].input_norm
             add_rms_norm(projected, residual, norm, config.rms_norm_eps, normed)
 
-    def _skinny_layer(
-        self, index: int, rows: int, num_decode: int, chunks: ChunkRows | None
+    def _fused_layer(
+        self, index: int, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool
     ) -> None:
-        """A layer for one row: five kernels, the norms and sums inside the products."""
+        """A layer for few rows: five kernels, the norms and sums inside the products."""
         layer, space, eps = self.weights.layers[index], self.space, self.config.rms_norm_eps
         residual, activated = space.residual[:rows], space.activated[:rows]
         qkv, mixed = space.qkv[:rows].view(rows, -1), space.mixed[:rows].view(rows, -1)
-        skinny_linear(
-            residual, layer.qkv, layer.qkv_bias, qkv, norm_weight=layer.input_norm, eps=eps
-        )
-        self._attend(index, rows, num_decode, chunks)
-        skinny_linear(mixed, layer.output, layer.output_bias, residual, add=True)
-        skinny_linear(
+        one = rows == 1 and (self._fused_rows == 1 or not is_narrow(layer))
+        linear = skinny_linear if one else few_rows_linear
+        linear(residual, layer.qkv, layer.qkv_bias, qkv, norm_weight=layer.input_norm, eps=eps)
+        self._attend(index, rows, num_decode, chunks, shared)
+        linear(mixed, layer.output, layer.output_bias, residual, add=True)
+        linear(
             residual, layer.gate_up, layer.gate_up_bias, activated,
             norm_weight=layer.post_norm, eps=eps, gated=True,
         )  # fmt: skip
-        skinny_linear(activated, layer.down, layer.down_bias, residual, add=True)
+        linear(activated, layer.down, layer.down_bias, residual, add=True)
 
     def _attend(
         self,

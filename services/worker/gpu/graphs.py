@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from penstock.kernels.gpu.decode_attention import splits_for
+from penstock.kernels.gpu.few_rows_linear import MOST_ROWS
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.decoder import GpuDecoder
@@ -84,7 +85,7 @@ class StepGraphs:
         seen: set[int] = set()
         for size in reversed(sizes):
             splits = splits_for(size, self._decoder.config.num_kv_heads)
-            if splits not in seen or size <= 2:
+            if splits not in seen or size <= MOST_ROWS:
                 seen.add(splits)
                 self._decoder.body(size, size, None)
                 self._head_and_draw(size)

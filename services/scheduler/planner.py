@@ -25,6 +25,9 @@ from penstock.services.scheduler.sequence import Sequence
 from penstock.services.scheduler.stats import Counters
 from penstock.services.scheduler.waiting_queue import WaitingQueue
 
+ROW_UNIT = 256
+"""A GPU computes large steps in whole multiples of so many rows; what is missing is padding."""
+
 
 @dataclass(slots=True)
 class Step:
@@ -104,13 +107,17 @@ class Planner:
         return step
 
     def _budget(self, decoding: int) -> int:
-        """Positions of prefill that a step may carry beside its decode rows."""
+        """Positions of prefill that a step may carry beside its decode rows: where time bounds it,
+        so many that large steps have a whole number of ``ROW_UNIT`` rows."""
         left = self.limits.max_num_batched_tokens - decoding
         if not decoding:
             return left
         waiting = len(self._waiting) + len(self.batch) - decoding
         bound = self._pace.most_tokens(decoding, waiting)
-        return left if bound is None else min(left, bound)
+        if bound is None or bound >= left:
+            return left
+        whole = (decoding + bound) // ROW_UNIT * ROW_UNIT
+        return whole - decoding if whole >= 4 * ROW_UNIT else bound
 
     def take_stuck(self) -> list[Sequence]:
         """Sequences that had the engine for themselves and could not grow: to be ended."""

@@ -22,15 +22,19 @@ from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.shared_rows import LEAST_ROWS
 
-MIXED_ROWS = [16, 32, 64, *range(128, 2049, 128)]
-"""Rows of mixed steps that graphs are made for. In larger ones the device is busy for longer than
-the launches take."""
+MIXED_ROWS = [
+    16, 32, 64, *range(128, 2049, 128), *range(2304, 4097, 256), *range(4608, 8193, 512),
+]  # fmt: skip
+"""Rows of mixed steps that graphs are made for. Launched one by one, the kernels of a step take the
+host 15 to 20 ms: longer than a small model's step of 4,096 rows takes the device. In larger ones
+than these the device is busy for longer."""
 MIXED_DECODE = 64
 """Mixed steps with up to so many decode rows have graphs of their own, that split contexts."""
 SHARED_SIZES = [LEAST_ROWS, 16, 32, 64, 128, 192, 256, 384, 512, *range(768, 1 << 16, 256)]
 """Batch sizes that graphs with a shared prefix are made for."""
 SPARE_TILES = 16
-"""Tiles of prefill attention beyond those of the rows: each chunk may begin another one."""
+"""Tiles of prefill attention beyond those of the rows, and one for 64 rows: each chunk may begin
+another one."""
 
 
 def ladder(most: int) -> list[int]:
@@ -167,7 +171,7 @@ class StepGraphs:
 
     def _most_tiles(self, rows: int) -> int:
         """Tiles that a graph of ``rows`` rows covers."""
-        return min(-(-rows // QUERY_TILE) + SPARE_TILES, self._chunks.max_tiles)
+        return min(-(-rows // QUERY_TILE) + SPARE_TILES + rows // 64, self._chunks.max_tiles)
 
     def run_decode(self, rows: int, shared: bool = False) -> None:
         """shared: the rows share the prefix that the state names."""

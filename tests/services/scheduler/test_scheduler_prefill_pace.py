@@ -7,6 +7,8 @@ import pytest
 from scheduler_harness import Engine, prompt, small
 
 from penstock.protocol.messages.steps import StepResult
+from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.planner import ROW_UNIT
 from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, PrefillPace
 
 
@@ -79,11 +81,19 @@ def test_steps_no_longer_than_decode_steps_do_not_lift_the_bound() -> None:
 class TimedEngine(Engine):
     """Steps take 2 ms, and 20 µs more for each token of prefill."""
 
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.sizes: list[tuple[int, int]] = []
+        """Decode rows and prefill tokens of each step."""
+
     def deliver(self) -> None:
         answer = self.answers[0]
         assert isinstance(answer, StepResult)
         plan = next(plan for plan in self.plans if plan.step == answer.step)
-        seconds = 0.002 + 20e-6 * sum(chunk.count for chunk in plan.chunks)
+        prefill = sum(chunk.count for chunk in plan.chunks)
+        begun = sum(chunk.sample for chunk in plan.chunks)
+        self.sizes.append((len(answer.tokens) // 4 - begun, prefill))
+        seconds = 0.002 + 20e-6 * prefill
         self.answers[0] = msgspec.structs.replace(answer, seconds=seconds)
         super().deliver()
 
@@ -104,3 +114,20 @@ def test_a_long_prompt_makes_no_step_of_a_running_stream_much_longer() -> None:
     assert max(beside_decode) * 20e-6 <= 0.012
     assert len(engine.tokens(1)) == 400
     engine.assert_idle()
+
+
+def test_large_steps_that_time_bounds_have_a_whole_number_of_row_units() -> None:
+    limits = small(
+        num_blocks=8192, block_size=16, max_num_seqs=64, max_num_batched_tokens=8192,
+        max_model_len=8192,
+    )  # fmt: skip
+    engine = TimedEngine(limits)
+    engine.submit(0, prompt(200, 10), max_tokens=400)
+    for _ in range(20):
+        engine.step()
+    for request_id in range(1, 41):
+        engine.submit(request_id, prompt(4000, request_id), max_tokens=200)
+    engine.run()
+    bounded = [step for step in engine.sizes if step[0] and step[1] > 1200]
+    assert len(bounded) > 10
+    assert all(sum(step) % ROW_UNIT == 0 for step in bounded[:-1]), bounded

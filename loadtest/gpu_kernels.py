@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.gpu.activation import silu_and_mul
-from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
+from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.draw import commit, draw, stretches_of
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, few_rows_linear
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
@@ -21,7 +21,11 @@ from penstock.kernels.gpu.slots import embed, scatter
 from penstock.loadtest.decoder_cost import attention_flops, linear_shapes
 from penstock.loadtest.kernel_case import Grid, KernelCase, Maker, NotedCall, blocks_of
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
-from penstock.services.worker.gpu.prefill_choice import choose_prefill_attention
+from penstock.services.worker.gpu.attention_choice import (
+    TritonDecodeAttention,
+    choose_decode_attention,
+    choose_prefill_attention,
+)
 
 Call = Callable[[], object]
 _CHANGES = 1024
@@ -171,16 +175,25 @@ def _rope(maker: Maker, rows: int, block_size: int) -> Call:
 
 
 def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
+    """By the kernel that an executor on this device would choose; what a step plans once for all
+    its layers is done before."""
     config = maker.config
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     paged = _Paged(maker, batch, context + 1, block_size)
     qkv, out = maker.normal(batch, heads + 2 * kv_heads, dim), maker.normal(batch, heads, dim)
     rows, position = maker.integers(list(range(batch))), maker.integers([context] * batch)
+    keys, values, eps = paged.keys[None], paged.values[None], config.rms_norm_eps
     space = decode_workspace(batch, heads, kv_heads, dim, maker.device)
-    return lambda: decode_attention(
-        qkv, rows, position, paged.table, paged.cos, paged.sin, paged.norm, paged.norm,
-        paged.keys, paged.values, out, space, config.rms_norm_eps,
+    choice = choose_decode_attention(
+        keys, values, heads, batch, config.qk_norm, eps,
+        TritonDecodeAttention(keys, values, space, eps),
     )  # fmt: skip
+    choice.attention.plan(rows, position)
+    call = partial(
+        choice.attention, 0, qkv, rows, position, paged.table, paged.cos, paged.sin, paged.norm,
+        paged.norm, out,
+    )  # fmt: skip
+    return NotedCall(call, choice.summary)
 
 
 def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.early_launch import EARLY, begin_early
+from penstock.kernels.gpu.early_launch import EARLY
 
 _BLOCK = 512
 
@@ -39,7 +39,11 @@ def _embed_kernel(
     table, tokens, rows, last_token, out,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    begin_early(EARLY)
+    if EARLY:
+        # In this order: behind the next kernel may be one that reads, before it waits, what the
+        # kernel ahead of this one wrote (``decode_stretches_hopper``).
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(tokens + row)
     if token < 0:

@@ -42,7 +42,7 @@ class BatchState:
                      "temperature", "rows", "sample_index", "sample_slots",
                      "shared_length"):  # fmt: skip
             sizes[name] = count
-        sizes["shared_slot"] = 1
+        sizes["shared_slot"] = sizes["unread"] = 1
         total = 0
         for name, size in sizes.items():
             self._places[name] = total
@@ -97,6 +97,11 @@ class BatchState:
 
     def _host_buffer(self, count: int) -> Tensor:
         return torch.empty(count, dtype=torch.int32, pin_memory=self._pinned)
+
+    def warm_up(self) -> None:
+        """Run the kernel that writes changes, on a number that nothing reads."""
+        self._device_changes[0] = self._places["unread"]
+        scatter(self._array, self._device_changes, 1)
 
     def update(self, step: PlannedStep, sample_rows: IntArray, ring: int) -> None:
         """Send what a planned step changes.

@@ -10,12 +10,14 @@ the kernels must know of them lies on the device (``BatchState``, ``ChunkRows``)
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import torch
 from torch import Tensor
 
 from penstock.kernels.gpu.activation import silu_and_mul
-from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
+from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.draw import commit, draw, stretches_of
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW, few_rows_linear
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
@@ -26,9 +28,13 @@ from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.kernels.gpu.slots import embed
 from penstock.kernels.rotary import cos_sin_table
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
+from penstock.services.worker.gpu.attention_choice import (
+    TritonDecodeAttention,
+    choose_decode_attention,
+    choose_prefill_attention,
+)
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.prefill_choice import choose_prefill_attention
 from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights, LayerWeights
 
 
@@ -131,9 +137,6 @@ class GpuDecoder:
         self._cos, self._sin = cos[:, :half].contiguous(), sin[:, half:].contiguous()
         slots = len(state.rows)
         self.space = make_workspace(config, max_rows, slots, dtype, device)
-        self._split = decode_workspace(
-            slots, config.num_heads, config.num_kv_heads, config.head_dim, device
-        )
         self._prefix = shared_prefix(
             state.shared_slot, state.shared_length, slots, config.num_heads, config.num_kv_heads,
             config.head_dim,
@@ -141,6 +144,14 @@ class GpuDecoder:
         shape = (config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
+        eps = config.rms_norm_eps
+        split = decode_workspace(
+            slots, config.num_heads, config.num_kv_heads, config.head_dim, device
+        )
+        self._prefixed = TritonDecodeAttention(self._keys, self._values, split, eps)
+        self.decode = choose_decode_attention(
+            self._keys, self._values, config.num_heads, slots, config.qk_norm, eps, self._prefixed
+        )
         self.prefill = choose_prefill_attention(self._keys, self._values, config.num_heads)
         self._fused_rows = most_fused_rows(weights.layers[0], dtype)
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
@@ -150,12 +161,16 @@ class GpuDecoder:
     ) -> None:
         """The layers for ``rows`` rows, of which the first ``num_decode`` may be decode rows.
 
-        What ``BatchState.rows`` names is decoded; its padding costs next to nothing. chunks: the
-        step's chunk rows; ``None`` when all are decode rows. shared: read the prefix that the state
+        What ``BatchState.rows`` names is decoded; its padding costs next to nothing. Their
+        attention is planned before all else: what the plan reads, rows and positions, changes
+        between steps only, and so no layer's attention waits to read it. chunks: the step's chunk
+        rows; ``None`` when all are decode rows. shared: read the prefix that the state
         names as shared once.
         """
         space, state, weights, config = self.space, self.state, self.weights, self.config
         residual, normed = space.residual[:rows], space.normed[:rows]
+        if num_decode and not shared:
+            self.decode.attention.plan(state.rows[:num_decode], state.position)
         tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
         embed(weights.embedding, tokens, state.rows, state.last_token, residual)
         if rows <= (self._fused_rows if chunks is None else min(1, self._fused_rows)):
@@ -215,10 +230,13 @@ class GpuDecoder:
             )  # fmt: skip
         if num_decode:
             # First: its padding rows write zeros where chunk rows may be.
-            decode_attention(
-                space.qkv[:num_decode], state.rows[:num_decode], state.position, state.table,
-                self._cos, self._sin, layer.query_norm, layer.key_norm, keys, values,
-                space.mixed[:num_decode], self._split, eps, self._prefix if shared else None,
+            attend = (
+                partial(self._prefixed, prefix=self._prefix) if shared else self.decode.attention
+            )
+            attend(
+                index, space.qkv[:num_decode], state.rows[:num_decode], state.position,
+                state.table, self._cos, self._sin, layer.query_norm, layer.key_norm,
+                space.mixed[:num_decode],
             )  # fmt: skip
         if chunks is not None:
             rope_and_cache(

@@ -68,7 +68,10 @@ class GpuExecutor:
             )  # fmt: skip
             self._results = [self._host(2, capacity.max_num_seqs) for _ in range(RING)]
             self._chunk_buffers = [self.chunks.host_buffer(self._on_gpu) for _ in range(RING)]
-        self.summary = f"prefill attention by the {self.decoder.prefill.summary}"
+        self.summary = (
+            f"prefill attention by the {self.decoder.prefill.summary}; "
+            f"decode attention by the {self.decoder.decode.summary}"
+        )
         self.graphs = StepGraphs(self.decoder, self.chunks)
         self._flight: deque[_InFlight] = deque()
         self._turn = 0

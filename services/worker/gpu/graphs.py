@@ -85,6 +85,7 @@ class StepGraphs:
 
         Padding rows read slot 0 at most and write nothing that a slot owns.
         """
+        self._decoder.state.warm_up()
         sizes = ladder(most)
         seen: set[int] = set()
         for size in reversed(sizes):

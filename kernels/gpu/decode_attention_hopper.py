@@ -1,0 +1,195 @@
+"""Attention of decode rows on Hopper GPUs, compiled and started: the host's side.
+
+The result is that of ``penstock.kernels.gpu.decode_attention`` without a shared prefix. A step's
+work is planned once (``decode_plan``), then computed in every layer by programs with equal shares
+of it (``decode_stretches_hopper``).
+
+Written in Gluon, Triton's language of explicit layouts, which is experimental: with a Triton that
+lacks it or has changed it, importing this module or making a ``HopperDecodeAttention`` fails.
+Compute capability 9.0 alone. The interpreter cannot run it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from penstock.kernels.gpu.decode_plan import FIELDS, PROGRAMS_EACH, plan_kernel
+from penstock.kernels.gpu.decode_stretches_hopper import hopper_decode_kernel
+
+MOST_ROWS = 4096
+"""Rows of a step that one program of the plan can hold."""
+_MOST_SHARED = 16
+_LEAST_BITS = 5
+_LOG2_E = 1.4426950408889634
+
+
+class Shape(NamedTuple):
+    keys: int
+    """Positions in a tile."""
+    warps: int
+    stages: int
+    """Tiles under way."""
+    programs: int
+
+
+# The fastest of sixteen on an H200 (triton 3.6.0, 2026-11-22), heads of 128, 8 KV heads. µs a layer
+# of 16 and of 32 heads: 1 x 512 5.2 and 6.6, 1 x 4,096 13.1 and 13.3, 256 rows of 100 to 2,000
+# 272 and 274; the Triton kernel 9.0 and 10.5, 14.5 and 16.7, 314 and 315.
+MANY_ROWS = 8
+_MANY = Shape(32, 1, 2, 792)
+_FEW = Shape(32, 1, 3, 528)
+_FEW_OF_MANY_HEADS = Shape(64, 2, 3, 264)
+
+
+def shape_for(rows: int, shared: int) -> Shape:
+    """shared: Hq / Hkv."""
+    if rows >= MANY_ROWS:
+        return _MANY
+    return _FEW if shared <= 2 else _FEW_OF_MANY_HEADS
+
+
+def why_not(dtype: torch.dtype, dim: int, block_size: int, shared: int, max_rows: int) -> str:
+    """Why the kernel cannot attend over such a cache; empty if it can. shared: Hq / Hkv."""
+    if dtype != torch.bfloat16:
+        return f"takes bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if dim not in (64, 128):
+        return f"takes heads of 64 and 128, not {dim}"
+    if block_size < 8 or block_size & (block_size - 1):
+        return f"takes blocks of 8 and more in powers of two, not {block_size}"
+    if shared > _MOST_SHARED:
+        return f"takes up to {_MOST_SHARED} heads for a KV head, not {shared}"
+    if max_rows > MOST_ROWS:
+        return f"takes up to {MOST_ROWS} rows, not {max_rows}"
+    return ""
+
+
+def _plan_rows(rows: int) -> int:
+    """Rows that the plan of ``rows`` rows is compiled for."""
+    return max(1 << _LEAST_BITS, int(triton.next_power_of_2(rows)))
+
+
+def _combine_layout(shared: int, dim: int, warps: int) -> tuple[int, Any]:
+    """Parts that are added up at once, and their layout [part, query, column]."""
+    queries = triton.next_power_of_2(shared)
+    own = max(1, queries * dim // (32 * warps))
+    vector = min(4, own)
+    lanes = min(32, dim // vector)
+    across = min(warps, dim // vector // lanes)
+    layout = gl.BlockedLayout(
+        [1, 1, vector], [1, 32 // lanes, lanes], [1, warps // across, across], [2, 1, 0]
+    )
+    return max(2, min(16, 64 // own)), layout
+
+
+class _Ready(NamedTuple):
+    """What is launched for one shape."""
+
+    shape: Shape
+    plans: dict[int, Any]
+    """Compiled for up to so many rows, a power of two."""
+    kernel: Any
+    constants: tuple[Any, ...]
+    boxes: list[tuple[TensorDescriptor, TensorDescriptor]]
+    """The caches of each layer."""
+
+
+class HopperDecodeAttention:
+    """The kernels, compiled, for caches whose addresses never change, with their workspace.
+
+    The caches' descriptors are made once, and a launch goes past Triton's look-up of the compiled
+    kernel. A descriptor is copied into every launch, and so into the graphs that record it.
+    """
+
+    def __init__(
+        self, keys: Tensor, values: Tensor, heads: int, max_rows: int, norm: bool, eps: float
+    ) -> None:
+        """keys, values: [L, num_blocks, Hkv, block_size, D], contiguous; heads: Hq; max_rows: of a
+        step, at least 1; norm: whether queries and keys are normed, with eps.
+
+        Raises what Triton raises where it cannot compile or load the kernels.
+        """
+        self._heads, self._kv_heads, self._dim = heads, keys.shape[2], keys.shape[4]
+        self._eps, self._scale = eps, keys.shape[4] ** -0.5 * _LOG2_E
+        self._caches = list(zip(keys, values, strict=True))
+        self._shared = heads // self._kv_heads
+        shapes = {shape_for(rows, self._shared) for rows in (1, max_rows)}
+        programs = max(shape.programs for shape in shapes)
+        device, parts = keys.device, programs * 2 * self._shared
+        self._plan = torch.empty(programs * FIELDS, dtype=torch.int32, device=device)
+        self._partial = torch.empty(parts * self._dim, dtype=torch.float32, device=device)
+        self._sums = torch.empty(parts * 2, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(max_rows * self._kv_heads, dtype=torch.int32, device=device)
+        """Programs that have left their part of each (row, KV head); zero between launches."""
+        self._ready = {shape: self._prepare(shape, max_rows, norm) for shape in shapes}
+
+    def _prepare(self, shape: Shape, max_rows: int, norm: bool) -> _Ready:
+        dtype, block_size = self._caches[0][0].dtype, self._caches[0][0].shape[2]
+        layout = gl.NVMMASharedLayout(self._dim, 16, 2)
+        box = [min(block_size, shape.keys), self._dim // 2]
+
+        def described(cache: Tensor) -> TensorDescriptor:
+            return TensorDescriptor.from_tensor(cache.view(-1, self._dim), box, layout)
+
+        boxes = [(described(keys), described(values)) for keys, values in self._caches]
+        parts, combine = _combine_layout(self._shared, self._dim, shape.warps)
+        constants = (
+            self._heads, self._kv_heads, self._dim // 2, block_size, shape.keys, shape.stages,
+            parts, combine, norm,
+        )  # fmt: skip
+        int32, fp32, weight = torch.int32, torch.float32, dtype if norm else None
+        kernel = hopper_decode_kernel.warmup(
+            dtype, int32, int32, int32, int32, *boxes[0], dtype, dtype, fp32, fp32, weight, weight,
+            dtype, fp32, fp32, int32, self._scale, self._eps, 1, *constants,
+            grid=(1,), num_warps=shape.warps, launch_pdl=True,
+        )  # fmt: skip
+        kernel[shape.programs, 1, 1]  # loads it
+        most = _plan_rows(min(max_rows, MANY_ROWS - 1) if shape != _MANY else max_rows)
+        plans = {}
+        for rows in (1 << bits for bits in range(_LEAST_BITS, most.bit_length())):
+            plans[rows] = plan_kernel.warmup(
+                int32, int32, int32, 1, *self._plan_constants(shape, rows), grid=(1,), num_warps=4
+            )
+            plans[rows][shape.programs, 1, 1]
+        return _Ready(shape, plans, kernel, constants, boxes)
+
+    def _plan_constants(self, shape: Shape, rows: int) -> tuple[int, ...]:
+        return self._kv_heads, shape.keys, shape.programs, rows, PROGRAMS_EACH
+
+    def plan(self, rows: Tensor, last_position: Tensor) -> None:
+        """Once a step, ahead of all its other kernels; good for the layers' calls for these rows.
+
+        Arguments as those of a call.
+        """
+        ready = self._ready[shape_for(len(rows), self._shared)]
+        room = _plan_rows(len(rows))
+        ready.plans[room][triton.cdiv(ready.shape.programs, PROGRAMS_EACH), 1, 1](
+            rows, last_position, self._plan, len(rows), *self._plan_constants(ready.shape, room)
+        )
+
+    def __call__(
+        self,
+        layer: int,
+        qkv: Tensor,
+        rows: Tensor,
+        last_position: Tensor,
+        table: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        query_weight: Tensor | None,
+        key_weight: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """As ``decode_attention`` over the caches of ``layer``; all aligned to 16 bytes, and
+        ``plan`` called for the same rows."""
+        ready = self._ready[shape_for(len(rows), self._shared)]
+        ready.kernel[ready.shape.programs, 1, 1](
+            qkv, self._plan, rows, last_position, table, *ready.boxes[layer], *self._caches[layer],
+            cos, sin, query_weight, key_weight, out, self._partial, self._sums, self.arrived,
+            self._scale, self._eps, table.stride(0), *ready.constants,
+        )  # fmt: skip

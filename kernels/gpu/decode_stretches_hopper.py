@@ -1,0 +1,386 @@
+"""Attention of decode rows on Hopper: the kernel that ``decode_attention_hopper`` starts.
+
+Every program has the same share of a step's work, a stretch of tiles of cached positions
+(``decode_plan``: stream-K, Osama et al. 2023; "Lean attention", Sanovar et al. 2024). It streams
+its tiles through shared memory by the tensor memory accelerator, also past the end of a row, so
+that loads are under way at all times. Each of its warps has its own share of a tile's positions and
+its own online softmax; they meet at the end of a row or stretch. A (row, KV head) that lies in one
+stretch is written at once; the parts of others are added up, in the order of positions, by the
+program that ends last: the same bits in every run.
+
+A program reads the plan, the block tables and its first tiles of the cache before it waits for the
+kernel ahead of it. That is right because
+
+- rows, positions and block tables change between steps only, and the plan, the first kernel of a
+  step, is launched without early start: all that wrote them is over, and so is what wrote K and V
+  in earlier steps;
+- within a step nobody writes a cached position of a decoding slot: decode writes the position
+  behind them, chunks write other slots';
+- the kernel behind the plan lets its successor start only after it has itself waited
+  (``slots.embed``), so that the plan is written when a program reads it.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # triton 3.6
+
+
+@gluon.jit
+def _owner(item, each, longer):
+    """The program whose stretch holds an item."""
+    high = longer * (each + 1)
+    late = longer + (item - high) // gl.maximum(each, 1)
+    return gl.where(item < high, item // (each + 1), late)
+
+
+@gluon.jit
+def _slot_of(rows, last_position, row, there, KEYS: gl.constexpr):
+    """Of a row: slot, cached positions, tiles."""
+    slot = gl.load(rows + row, mask=there, other=-1)
+    cached = gl.load(last_position + slot, mask=slot >= 0, other=0)
+    return slot, cached, gl.maximum((cached + KEYS - 1) // KEYS, 1)
+
+
+@gluon.jit
+def _fetch(
+    key_box, value_box, keys, values, ready, stage, table, table_stride, slot, cached, kv_head,
+    tile,
+    KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    """Start to bring one tile of keys and values; past a row's last block that one again."""
+    BOX: gl.constexpr = min(BLOCK_SIZE, KEYS)
+    entries = table + gl.maximum(slot, 0).to(gl.int64) * table_stride
+    last = gl.maximum(cached - 1, 0) // BLOCK_SIZE
+    mbarrier.expect(ready.index(stage), KEYS * HALF * 2 * 2 * 2)
+    for part in gl.static_range(KEYS // BOX):
+        position = tile * KEYS + part * BOX
+        block = gl.load(entries + gl.minimum(position // BLOCK_SIZE, last))
+        line = (block * KV_HEADS + kv_head) * BLOCK_SIZE
+        if BLOCK_SIZE > BOX:
+            line += position % BLOCK_SIZE
+        for half in gl.static_range(2):
+            target = keys.index(stage * 2 + half).slice(part * BOX, BOX)
+            tma.async_copy_global_to_shared(
+                key_box, [line, half * HALF], ready.index(stage), target
+            )
+        for half in gl.static_range(2):
+            target = values.index(stage * 2 + half).slice(part * BOX, BOX)
+            tma.async_copy_global_to_shared(
+                value_box, [line, half * HALF], ready.index(stage), target
+            )
+
+
+@gluon.jit
+def _advance(
+    rows, last_position, row, head, tile, slot, cached, tiles, more,
+    KV_HEADS: gl.constexpr, KEYS: gl.constexpr,
+):  # fmt: skip
+    """The item behind an item."""
+    tile += 1
+    if tile == tiles:
+        tile = tile * 0
+        head += 1
+        if head == KV_HEADS:
+            head = head * 0
+            row += 1
+            slot, cached, tiles = _slot_of(rows, last_position, row, more, KEYS)
+    return row, head, tile, slot, cached, tiles
+
+
+@gluon.jit
+def _turned(
+    first, second, weight, half, c, s, eps,
+    HALF: gl.constexpr, NORM: gl.constexpr, AXIS: gl.constexpr,
+):  # fmt: skip
+    """Halves of heads along ``AXIS``, normed if asked and rotated."""
+    if NORM:
+        square = gl.sum(first * first, AXIS) + gl.sum(second * second, AXIS)
+        factor = gl.rsqrt(square / (2 * HALF) + eps)
+        first_weight = gl.load(weight + half).to(gl.float32)
+        second_weight = gl.load(weight + HALF + half).to(gl.float32)
+        if AXIS == 1:
+            factor = factor[:, None]
+            first_weight = first_weight[None, :]
+            second_weight = second_weight[None, :]
+        first = first * factor * first_weight
+        second = second * factor * second_weight
+    return first * c - second * s, second * c + first * s
+
+
+@gluon.jit
+def _attend_tile(
+    keys, values, stage, start, cached, first, second, top, total, low, high, scale,
+    KEYS: gl.constexpr, HALF: gl.constexpr, mma: gl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax: the tile of positions ``start`` …, a share for each warp."""
+    WARPS: gl.constexpr = gl.num_warps()
+    EACH: gl.constexpr = KEYS // WARPS
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
+    key = keys.index(stage * 2).reshape([WARPS, EACH, HALF]).permute((0, 2, 1)).load(right)
+    score = mma_v2(first, key, gl.zeros([WARPS, 16, EACH], gl.float32, mma))
+    key = keys.index(stage * 2 + 1).reshape([WARPS, EACH, HALF]).permute((0, 2, 1)).load(right)
+    score = mma_v2(second, key, score) * scale
+    value_low = values.index(stage * 2).reshape([WARPS, EACH, HALF]).load(right)
+    value_high = values.index(stage * 2 + 1).reshape([WARPS, EACH, HALF]).load(right)
+    if start + KEYS > cached:
+        # What lies past the row may be anything, NaN included.
+        per_column: gl.constexpr = gl.SliceLayout(1, mma)
+        position = start + gl.arange(0, EACH, gl.SliceLayout(0, per_column))[None, :]
+        position = position + gl.expand_dims(
+            gl.arange(0, WARPS, gl.SliceLayout(1, per_column)) * EACH, 1
+        )
+        score = gl.where((position < cached).expand_dims(1), score, float("-inf"))
+        per_value: gl.constexpr = gl.SliceLayout(2, right)
+        position = start + gl.arange(0, EACH, gl.SliceLayout(0, per_value))[None, :]
+        position = position + gl.expand_dims(
+            gl.arange(0, WARPS, gl.SliceLayout(1, per_value)) * EACH, 1
+        )
+        inside = (position < cached).expand_dims(2)
+        value_low = gl.where(inside, value_low, 0.0)
+        value_high = gl.where(inside, value_high, 0.0)
+    highest = gl.maximum(top, gl.max(score, 2))
+    weight = gl.exp2(score - highest[:, :, None])
+    decay = gl.exp2(top - highest)
+    total = total * decay + gl.sum(weight, 2)
+    weight = gl.convert_layout(weight.to(first.dtype), left)
+    low = mma_v2(weight, value_low, low * decay[:, :, None])
+    high = mma_v2(weight, value_high, high * decay[:, :, None])
+    return highest, total, low, high
+
+
+@gluon.jit
+def _add_parts(
+    partial, sums, target, begin, end, second,
+    SHARED: gl.constexpr, DIM: gl.constexpr, PARTS: gl.constexpr, COMBINE: gl.constexpr,
+):  # fmt: skip
+    """Add up the parts that the programs ``begin`` to ``end`` have left; ``second``: whether the
+    first of them holds its part in its second place."""
+    QUERIES: gl.constexpr = 1 << (SHARED - 1).bit_length()
+    per_query: gl.constexpr = gl.SliceLayout(2, COMBINE)
+    query = gl.arange(0, QUERIES, gl.SliceLayout(0, per_query))
+    column = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(1, COMBINE)))
+    top = gl.full([QUERIES], -1e30, gl.float32, gl.SliceLayout(0, per_query))
+    total = gl.zeros([QUERIES], gl.float32, gl.SliceLayout(0, per_query))
+    mixed = gl.zeros([QUERIES, DIM], gl.float32, gl.SliceLayout(0, COMBINE))
+    for start in range(begin, end + 1, PARTS):
+        program = start + gl.arange(0, PARTS, gl.SliceLayout(1, per_query))
+        place = program * 2 + gl.where(program == begin, second, 0)
+        there = (program <= end)[:, None] & (query < SHARED)[None, :]
+        at = place[:, None] * SHARED + query[None, :]
+        tops = gl.load(sums + 2 * at, mask=there, other=float("-inf"), cache_modifier=".cg")
+        totals = gl.load(sums + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg")
+        parts = gl.load(
+            partial + at.expand_dims(2) * DIM + column[None, None, :],
+            mask=there.expand_dims(2), other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        highest = gl.maximum(top, gl.max(tops, 0))
+        share = gl.exp2(tops - highest[None, :])
+        decay = gl.exp2(top - highest)
+        total = total * decay + gl.sum(totals * share, 0)
+        decay = gl.convert_layout(decay, gl.SliceLayout(1, gl.SliceLayout(0, COMBINE)))
+        mixed = mixed * decay[:, None] + gl.sum(parts * share.expand_dims(2), 0)
+        top = highest
+    row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, COMBINE))
+    total = gl.convert_layout(total, row)
+    query = gl.arange(0, QUERIES, row)
+    column = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(0, COMBINE)))
+    total = gl.where(query < SHARED, total, 1.0)
+    gl.store(
+        target + query[:, None] * DIM + column[None, :],
+        (mixed / total[:, None]).to(target.dtype.element_ty), mask=(query < SHARED)[:, None],
+    )  # fmt: skip
+
+
+# One compiled kernel serves every call: nothing depends on this integer's value.
+@gluon.jit(do_not_specialize=["table_stride"])
+def hopper_decode_kernel(
+    qkv, plan, rows, last_position, table, key_box, value_box, key_cache, value_cache, cos, sin,
+    query_weight, key_weight, out, partial, sums, arrived, scale, eps, table_stride,
+    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HALF: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, COMBINE: gl.constexpr,
+    NORM: gl.constexpr,
+):  # fmt: skip
+    tl.extra.cuda.gdc_launch_dependents()
+    WARPS: gl.constexpr = gl.num_warps()
+    SHARED: gl.constexpr = HEADS // KV_HEADS
+    DIM: gl.constexpr = 2 * HALF
+    kind: gl.constexpr = qkv.dtype.element_ty
+    program = gl.program_id(0)
+    record = plan + program * 8
+    row = gl.load(record, cache_modifier=".cg")
+    head = gl.load(record + 1, cache_modifier=".cg")
+    tile = gl.load(record + 2, cache_modifier=".cg")
+    count = gl.load(record + 3, cache_modifier=".cg")
+    each = gl.load(record + 4, cache_modifier=".cg")
+    longer = gl.load(record + 5, cache_modifier=".cg")
+    slot = gl.load(record + 6, cache_modifier=".cg")
+    cached = gl.load(record + 7, cache_modifier=".cg")
+    if count == 0:
+        return
+    tiles = gl.maximum((cached + KEYS - 1) // KEYS, 1)
+    own_begin = program * each + gl.minimum(program, longer)
+
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(HALF * 2, 16, 2)
+    keys = gl.allocate_shared_memory(kind, [STAGES * 2, KEYS, HALF], swizzled)
+    values = gl.allocate_shared_memory(kind, [STAGES * 2, KEYS, HALF], swizzled)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for early in gl.static_range(STAGES):
+        mbarrier.init(ready.index(early), count=1)
+    fence_async_shared()
+    _barrier()
+
+    # Where the copies are: always STAGES tiles ahead of the products.
+    next_row, next_head, next_tile = row, head, tile
+    next_slot, next_cached, next_tiles = slot, cached, tiles
+    for early in gl.static_range(STAGES):
+        if early < count:
+            _fetch(
+                key_box, value_box, keys, values, ready, early, table, table_stride, next_slot,
+                next_cached, next_head, next_tile, KV_HEADS, BLOCK_SIZE, KEYS, HALF,
+            )  # fmt: skip
+            next_row, next_head, next_tile, next_slot, next_cached, next_tiles = _advance(
+                rows, last_position, next_row, next_head, next_tile, next_slot, next_cached,
+                next_tiles, early + 1 < count, KV_HEADS, KEYS,
+            )  # fmt: skip
+    tl.extra.cuda.gdc_wait()
+
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [WARPS, 1], [1, 0])
+    per_query: gl.constexpr = gl.SliceLayout(2, mma)
+    query_axis: gl.constexpr = gl.SliceLayout(0, per_query)
+    of_one: gl.constexpr = gl.SliceLayout(0, mma)
+    column_axis: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, mma))
+    query = gl.arange(0, 16, gl.SliceLayout(1, wide))
+    half = gl.arange(0, HALF, gl.SliceLayout(0, wide))
+    column = gl.arange(0, HALF, column_axis)
+    out_query = gl.arange(0, 16, gl.SliceLayout(1, of_one))
+    place = out_query[:, None] * DIM + gl.arange(0, HALF, gl.SliceLayout(0, of_one))[None, :]
+    wanted = (out_query < SHARED)[:, None]
+
+    done = count * 0
+    while done < count:
+        stop = gl.minimum(tiles, tile + count - done)
+        source = qkv + row.to(gl.int64) * (HEADS + 2 * KV_HEADS) * DIM
+        target = out + (row.to(gl.int64) * HEADS + head * SHARED) * DIM
+        # Queries; the new key and value, wanted with the first tile.
+        angle = cached.to(gl.int64) * HALF + half
+        c = gl.load(cos + angle)
+        s = gl.load(sin + angle)
+        entries = table + gl.maximum(slot, 0).to(gl.int64) * table_stride
+        block = gl.load(entries + cached // BLOCK_SIZE)
+        begin = source + head * SHARED * DIM + query[:, None] * DIM + half[None, :]
+        there = (query < SHARED)[:, None]
+        first = gl.load(begin, mask=there, other=0.0).to(gl.float32)
+        second = gl.load(begin + HALF, mask=there, other=0.0).to(gl.float32)
+        new_key = source + (HEADS + head) * DIM + half
+        new_first = gl.load(new_key).to(gl.float32)
+        new_second = gl.load(new_key + HALF).to(gl.float32)
+        new_value = source + (HEADS + KV_HEADS + head) * DIM + column
+        low_value = gl.load(new_value)
+        high_value = gl.load(new_value + HALF)
+        first, second = _turned(
+            first, second, query_weight, half, c[None, :], s[None, :], eps, HALF, NORM, 1
+        )
+        first = first.to(kind)
+        second = second.to(kind)
+
+        top = gl.full([WARPS, 16], -1e30, gl.float32, per_query)
+        total = gl.zeros([WARPS, 16], gl.float32, per_query)
+        low = gl.zeros([WARPS, 16, HALF], gl.float32, mma)
+        high = gl.zeros([WARPS, 16, HALF], gl.float32, mma)
+        if (tile == 0) & (slot >= 0):
+            new_first, new_second = _turned(
+                new_first, new_second, key_weight, half, c, s, eps, HALF, NORM, 0
+            )
+            turned_first = new_first.to(kind)
+            turned_second = new_second.to(kind)
+            at = ((block.to(gl.int64) * KV_HEADS + head) * BLOCK_SIZE + cached % BLOCK_SIZE) * DIM
+            gl.store(key_cache + at + half, turned_first)
+            gl.store(key_cache + at + HALF + half, turned_second)
+            gl.store(value_cache + at + column, low_value)
+            gl.store(value_cache + at + HALF + column, high_value)
+            product = first.to(gl.float32) * turned_first.to(gl.float32)[None, :]
+            product += second.to(gl.float32) * turned_second.to(gl.float32)[None, :]
+            own = gl.convert_layout(gl.sum(product, 1) * scale, query_axis)
+            # It is the first warp's.
+            here = (gl.arange(0, WARPS, gl.SliceLayout(1, per_query)) == 0)[:, None]
+            top = gl.where(here, own[None, :], top)
+            total = gl.where(here, 1.0, total)
+            here = here.expand_dims(2)
+            low = gl.where(here, low_value.to(gl.float32)[None, None, :], low)
+            high = gl.where(here, high_value.to(gl.float32)[None, None, :], high)
+
+        first = gl.convert_layout(first, gl.SliceLayout(0, left)).expand_dims(0)
+        second = gl.convert_layout(second, gl.SliceLayout(0, left)).expand_dims(0)
+        if WARPS > 1:
+            first, _ = gl.broadcast(first, gl.zeros([WARPS, 16, HALF], kind, left))
+            second, _ = gl.broadcast(second, gl.zeros([WARPS, 16, HALF], kind, left))
+        for turn in range(tile, stop):
+            item = done + turn - tile
+            stage = item % STAGES
+            mbarrier.wait(ready.index(stage), (item // STAGES) & 1)
+            top, total, low, high = _attend_tile(
+                keys, values, stage, turn * KEYS, cached, first, second, top, total, low, high,
+                scale, KEYS, HALF, mma,
+            )  # fmt: skip
+            if WARPS > 1:
+                _barrier()
+            if item + STAGES < count:
+                _fetch(
+                    key_box, value_box, keys, values, ready, stage, table, table_stride,
+                    next_slot, next_cached, next_head, next_tile, KV_HEADS, BLOCK_SIZE, KEYS, HALF,
+                )  # fmt: skip
+                next_row, next_head, next_tile, next_slot, next_cached, next_tiles = _advance(
+                    rows, last_position, next_row, next_head, next_tile, next_slot, next_cached,
+                    next_tiles, item + STAGES + 1 < count, KV_HEADS, KEYS,
+                )  # fmt: skip
+
+        # The warps' parts become one.
+        highest = gl.max(top, 0)
+        share = gl.exp2(top - highest[None, :])
+        whole = gl.sum(total * share, 0)
+        low_sum = gl.sum(low * share[:, :, None], 0)
+        high_sum = gl.sum(high * share[:, :, None], 0)
+        if stop - tile == tiles:
+            divisor = gl.where(whole == 0.0, 1.0, whole)  # a padding row
+            divisor = gl.convert_layout(divisor, gl.SliceLayout(1, of_one))[:, None]
+            gl.store(target + place, (low_sum / divisor).to(kind), mask=wanted)
+            gl.store(target + place + HALF, (high_sum / divisor).to(kind), mask=wanted)
+        else:
+            start = own_begin + done - tile
+            mine = program * 2 + (done > 0).to(gl.int32)
+            place_part = partial + mine.to(gl.int64) * (SHARED * DIM) + place
+            gl.store(place_part, low_sum, mask=wanted)
+            gl.store(place_part + HALF, high_sum, mask=wanted)
+            queries = gl.arange(0, 16, query_axis)
+            gl.store(sums + (mine * SHARED + queries) * 2, highest, mask=queries < SHARED)
+            gl.store(sums + (mine * SHARED + queries) * 2 + 1, whole, mask=queries < SHARED)
+            begin_program = _owner(start, each, longer)
+            end_program = _owner(start + tiles - 1, each, longer)
+            counter = arrived + row * KV_HEADS + head
+            _barrier()
+            ticket = gl.atomic_add(counter, 1, sem="acq_rel")
+            if ticket == end_program - begin_program:
+                gl.store(counter, 0)
+                first_begin = begin_program * each + gl.minimum(begin_program, longer)
+                _add_parts(
+                    partial, sums, target, begin_program, end_program,
+                    (first_begin != start).to(gl.int32), SHARED, DIM, PARTS, COMBINE,
+                )  # fmt: skip
+
+        done += stop - tile
+        tile = tile * 0
+        if stop == tiles:
+            head += 1
+            if head == KV_HEADS:
+                head = head * 0
+                row += 1
+                slot, cached, tiles = _slot_of(rows, last_position, row, done < count, KEYS)

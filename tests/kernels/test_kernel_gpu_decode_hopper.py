@@ -1,0 +1,150 @@
+"""The Gluon kernel of decode attention on a Hopper GPU, against a plain computation in fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paged_sequences import EPS, MAX_POSITIONS, Case, Paged
+from torch import Tensor
+from triton_device import DEVICE, ON_GPU, error, tolerance
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not ON_GPU or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a GPU of compute capability 9.0",
+    ),
+]
+FEW = [0, 33, 3000]
+MANY = [0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 500, 777, 1500, 2047]
+CASES = [
+    Case(heads, kv_heads, dim, block_size, norm, lengths)
+    for lengths in (FEW, MANY)
+    for heads, kv_heads, dim, block_size, norm in (
+        (16, 8, 128, 16, True), (32, 8, 128, 16, True), (4, 4, 128, 32, False),
+        (14, 2, 64, 64, False), (16, 2, 128, 8, True), (8, 8, 64, 8, True), (8, 4, 128, 128, False),
+        (16, 1, 128, 16, False), (16, 1, 64, 256, True),
+    )
+]  # fmt: skip
+PADDING = 2
+"""Rows of no slot, one ahead of the others and one behind them."""
+
+
+class Rows:
+    """Decode rows over a cache with NaN in its unused places, on the second of two layers."""
+
+    def __init__(self, case: Case) -> None:
+        from penstock.kernels.gpu.decode_attention_hopper import HopperDecodeAttention
+
+        self.case, self.paged = case, Paged(case, torch.bfloat16, room=1)
+        paged, count = self.paged, len(case.lengths)
+        self.keys = torch.stack([torch.full_like(paged.keys, float("nan")), paged.keys])
+        self.values = torch.stack([torch.full_like(paged.values, float("nan")), paged.values])
+        self.before = self.keys.clone(), self.values.clone()
+        paged.keys, paged.values = self.keys[1], self.values[1]
+        self.qkv = paged.rand(count + PADDING, case.heads + 2 * case.kv_heads, case.dim)
+        self.rows = torch.tensor([-1, *range(count), -1], dtype=torch.int32, device=DEVICE)
+        self.position = torch.tensor(case.lengths, dtype=torch.int32, device=DEVICE)
+        self.out = torch.empty(
+            count + PADDING, case.heads, case.dim, dtype=torch.bfloat16, device=DEVICE
+        )
+        self.attention = HopperDecodeAttention(
+            self.keys, self.values, case.heads, 200, case.norm, EPS
+        )
+
+    def reset(self) -> None:
+        """The caches as they were, and no output."""
+        self.keys.copy_(self.before[0])
+        self.values.copy_(self.before[1])
+        self.out.fill_(float("nan"))
+
+    def attend(self) -> None:
+        paged = self.paged
+        self.attention.plan(self.rows, self.position)
+        self.attention(
+            1, self.qkv, self.rows, self.position, paged.table, paged.cos, paged.sin,
+            paged.query_weight, paged.key_weight, self.out,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """What the last call wrote."""
+        case, paged = self.case, self.paged
+        heads, kv_heads = case.heads, case.kv_heads
+        qkv, out = self.qkv[1:-1], self.out[1:-1]
+        query = paged.turned(qkv[:, :heads], paged.query_weight, self.position)
+        key = paged.turned(qkv[:, heads : heads + kv_heads], paged.key_weight, self.position)
+        for index, length in enumerate(self.position.tolist()):
+            keys, values = paged.context(index, length + 1)
+            assert error(keys[length], key[index]) < tolerance(torch.bfloat16)
+            assert torch.equal(values[length], qkv[index, heads + kv_heads :])
+            wanted = paged.attend(query[index : index + 1], index, length)
+            found = out[index : index + 1]
+            assert error(found, wanted) < tolerance(torch.bfloat16), f"{length} cached"
+        assert not self.out[0].any() and not self.out[-1].any(), "a padding row holds zeros"
+        assert not self.attention.arrived.any(), "ready for the next launch"
+
+    def unwritten(self) -> tuple[Tensor, Tensor]:
+        """The caches as they must be but for the new positions, and as they are, in bits."""
+        wanted = torch.stack(self.before).view(torch.int16)
+        found = torch.stack([self.keys, self.values]).view(torch.int16).clone()
+        for index, length in enumerate(self.position.tolist()):
+            block, offset = (place[-1] for place in self.paged.places(index, length + 1))
+            found[:, 1, block, :, offset] = wanted[:, 1, block, :, offset]
+        return wanted, found
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rows_of_all_lengths_equal_the_plain_computation(case: Case) -> None:
+    rows = Rows(case)
+    rows.reset()
+    rows.attend()
+    rows.check()
+    wanted, found = rows.unwritten()
+    assert torch.equal(found, wanted), "nothing but the new positions is written"
+
+
+@pytest.mark.parametrize(
+    "lengths", [[5], [MAX_POSITIONS - 2], [index * 7 % 300 for index in range(190)]], ids=len
+)
+def test_one_row_and_many_rows_equal_the_plain_computation(lengths: list[int]) -> None:
+    rows = Rows(CASES[0]._replace(lengths=lengths))
+    rows.reset()
+    rows.attend()
+    rows.check()
+
+
+def test_padding_alone_gives_zeros() -> None:
+    rows = Rows(CASES[0])
+    rows.rows.fill_(-1)
+    rows.reset()
+    rows.attend()
+    assert not rows.out.any()
+    assert torch.equal(rows.keys.view(torch.int16), rows.before[0].view(torch.int16))
+
+
+@pytest.mark.parametrize("lengths", [FEW, MANY], ids=["few rows", "many rows"])
+def test_every_run_gives_the_same_bits(lengths: list[int]) -> None:
+    rows = Rows(CASES[1]._replace(lengths=lengths))
+    rows.reset()
+    rows.attend()
+    first = rows.out.clone()
+    for _ in range(20):
+        rows.reset()
+        rows.attend()
+        assert torch.equal(rows.out, first)
+
+
+@pytest.mark.parametrize("lengths", [FEW, MANY], ids=["few rows", "many rows"])
+def test_a_graph_serves_other_rows_and_lengths_than_those_it_recorded(lengths: list[int]) -> None:
+    rows = Rows(CASES[0]._replace(lengths=lengths))
+    wanted = rows.position.clone()
+    rows.reset()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rows.attend()
+    graph.replay()
+    rows.check()
+    rows.position.copy_(torch.div(wanted, 2, rounding_mode="floor"))
+    rows.reset()
+    graph.replay()
+    rows.check()

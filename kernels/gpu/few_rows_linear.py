@@ -55,18 +55,21 @@ too, and faster than by the library for up to ``MOST_ROWS``."""
 SHAPES: dict[tuple[int, int, int], Shape] = {
     (4096, 1024, 1): Shape(1, 4, 8, 8),
     (1024, 2048, 1): Shape(1, 4, 16, 4),
-    (3072, 1024, 1): Shape(2, 4, 8, 4),
     (1024, 3072, 1): Shape(1, 8, 12, 8),
     (4096, 1024, 2): Shape(2, 4, 8, 4),
     (1024, 2048, 2): Shape(1, 8, 8, 8),
-    (3072, 1024, 2): Shape(2, 4, 8, 4),
     (1024, 3072, 2): Shape(1, 4, 16, 4),
     (6144, 4096, 1): Shape(1, 4, 16, 4),
     (4096, 4096, 1): Shape(1, 8, 8, 8),
-    (12288, 4096, 1): Shape(2, 8, 8, 4),
     (4096, 12288, 1): Shape(1, 8, 12, 2),
 }
 """The fastest of eight to twelve, on an H200: by columns of ``out``, width and eights of rows."""
+GATED_SHAPES: dict[tuple[int, int, int], Shape] = {
+    (3072, 1024, 1): Shape(2, 4, 8, 4),
+    (3072, 1024, 2): Shape(2, 4, 8, 4),
+    (12288, 4096, 1): Shape(2, 8, 8, 4),
+}
+"""As ``SHAPES``; blocks are even, half of them gate."""
 
 
 @triton.jit
@@ -231,7 +234,7 @@ def fits(width: int, columns: int) -> bool:
 def shape_for(columns: int, width: int, rows: int, gated: bool) -> Shape:
     """The shape that was measured, else one that any product can be computed with."""
     groups = -(-rows // 8)
-    found = SHAPES.get((columns, width, groups))
+    found = (GATED_SHAPES if gated else SHAPES).get((columns, width, groups))
     if found is not None:
         return found
     warps = 8 if width % 256 == 0 else 4

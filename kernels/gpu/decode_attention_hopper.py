@@ -38,9 +38,11 @@ class Shape(NamedTuple):
     programs: int
 
 
-# The fastest of sixteen on an H200 (triton 3.6.0, 2026-11-22), heads of 128, 8 KV heads. µs a layer
-# of 16 and of 32 heads: 1 x 512 5.2 and 6.6, 1 x 4,096 13.1 and 13.3, 256 rows of 100 to 2,000
-# 272 and 274; the Triton kernel 9.0 and 10.5, 14.5 and 16.7, 314 and 315.
+# The fastest of sixteen on an NVIDIA H200 (torch 2.11.0+cu130, triton 3.6.0, 2026-11-22), heads of
+# 128, 8 KV heads; µs a layer with 16 and with 32 heads, the Triton kernel behind them:
+#   1 x 512                   5.2,  6.8    9.0, 10.5
+#   1 x 4,096                13.1, 13.3   14.5, 16.7
+#   256 rows of 100 to 2,000  272,  274    314,  315
 MANY_ROWS = 8
 _MANY = Shape(32, 1, 2, 792)
 _FEW = Shape(32, 1, 3, 528)

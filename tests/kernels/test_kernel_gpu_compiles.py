@@ -41,6 +41,7 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
     assert {
         "_decode_kernel", "_prefill_kernel", "_row_kernel", "_few_rows_kernel", "_best_kernel",
     } <= kernels  # fmt: skip
-    assert ("_hopper_prefill_kernel" in kernels) == (capability == "90"), done.stdout
+    for name in ("_hopper_prefill_kernel", "hopper_decode_kernel", "plan_kernel"):
+        assert (name in kernels) == (capability == "90"), done.stdout
     for name, size in found:
         assert int(size) <= shared, name

@@ -1,9 +1,10 @@
-"""Which kernel of prefill attention a device and a model get, and what is said of it."""
+"""Which kernels of attention a device and a model get, and what is said of them."""
 
 from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -11,20 +12,39 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from penstock.services.worker.gpu.prefill_choice import (
-    PrefillChoice,
+from penstock.kernels.gpu.decode_attention import decode_workspace
+from penstock.services.worker.gpu.attention_choice import (
+    AttentionChoice,
+    DecodeAttention,
+    PrefillAttention,
+    TritonDecodeAttention,
     TritonPrefillAttention,
+    choose_decode_attention,
     choose_prefill_attention,
 )
 
 HOPPER = "penstock.kernels.gpu.prefill_attention_hopper"
+HOPPER_DECODE = "penstock.kernels.gpu.decode_attention_hopper"
 
 
 def choice(
     dtype: torch.dtype = torch.bfloat16, dim: int = 128, block_size: int = 16
-) -> PrefillChoice:
+) -> AttentionChoice[PrefillAttention]:
     caches = torch.zeros(2, 2, 3, 2, block_size, dim, dtype=dtype)
     return choose_prefill_attention(caches[0], caches[1], 4)
+
+
+def decode_choice(
+    dtype: torch.dtype = torch.bfloat16,
+    dim: int = 128,
+    block_size: int = 16,
+    heads: int = 4,
+    max_rows: int = 5,
+) -> AttentionChoice[DecodeAttention]:
+    keys, values = torch.zeros(2, 2, 3, 2, block_size, dim, dtype=dtype)
+    space = decode_workspace(max_rows, heads, 2, dim, torch.device("cpu"))
+    triton = TritonDecodeAttention(keys, values, space, 1e-6)
+    return choose_decode_attention(keys, values, heads, max_rows, True, 1e-6, triton)
 
 
 @pytest.fixture
@@ -135,3 +155,72 @@ def test_a_kernel_that_does_not_compile_gives_the_triton_kernel_and_says_why(
     chosen = choice()
     assert isinstance(chosen.attention, TritonPrefillAttention)
     assert chosen.reason == "the kernel for Hopper failed: RuntimeError: unexpected layout"
+
+
+@pytest.fixture
+def compiled_decode(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Heads and rows that the Hopper kernel of decode was compiled for; nothing is compiled."""
+    module = pytest.importorskip(HOPPER_DECODE)
+    found: list[tuple[int, int]] = []
+
+    class Compiled:
+        def __init__(
+            self, keys: Tensor, values: Tensor, heads: int, rows: int, norm: bool, eps: float
+        ) -> None:
+            found.append((heads, rows))
+
+    monkeypatch.setattr(module, "HopperDecodeAttention", Compiled)
+    return found
+
+
+@pytest.mark.usefixtures("capability")
+def test_a_hopper_gpu_gets_its_own_kernel_of_decode(compiled_decode: list[tuple[int, int]]) -> None:
+    for dim, block_size, heads, rows in ((128, 16, 4, 1), (64, 8, 32, 4096), (128, 256, 2, 64)):
+        chosen = decode_choice(torch.bfloat16, dim, block_size, heads, rows)
+        assert not isinstance(chosen.attention, TritonDecodeAttention)
+        assert chosen.summary == "Gluon kernel for Hopper"
+    assert compiled_decode == [(4, 1), (32, 4096), (2, 64)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": torch.float32}, "takes bfloat16, not float32"),
+        ({"dtype": torch.float16}, "takes bfloat16, not float16"),
+        ({"dim": 256}, "heads of 64 and 128, not 256"),
+        ({"block_size": 4}, "blocks of 8 and more in powers of two, not 4"),
+        ({"block_size": 24}, "not 24"),
+        ({"heads": 34}, "up to 16 heads for a KV head, not 17"),
+        ({"max_rows": 4097}, "up to 4096 rows, not 4097"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("capability")
+def test_what_the_hopper_kernel_of_decode_cannot_do_the_other_one_does(
+    changes: dict[str, Any], words: str, compiled_decode: list[tuple[int, int]]
+) -> None:
+    chosen = decode_choice(**changes)
+    assert isinstance(chosen.attention, TritonDecodeAttention)
+    assert chosen.summary.startswith("Triton kernel: the kernel for Hopper takes ")
+    assert words in chosen.reason
+    assert not compiled_decode
+
+
+@pytest.mark.usefixtures("capability")
+def test_decode_and_prefill_are_chosen_apart(
+    monkeypatch: pytest.MonkeyPatch, compiled: list[int]
+) -> None:
+    module = pytest.importorskip(HOPPER_DECODE)
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no such layout")
+
+    monkeypatch.setattr(module, "HopperDecodeAttention", fail)
+    assert decode_choice().reason == "the kernel for Hopper failed: RuntimeError: no such layout"
+    assert choice().reason == ""
+    assert compiled == [4]
+
+
+def test_without_a_gpu_decode_is_the_triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert decode_choice().summary == "Triton kernel: there is no GPU"

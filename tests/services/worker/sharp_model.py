@@ -1,0 +1,52 @@
+"""A model with random weights by which attention that is wrong shows, on a GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.kernels.rotary import RopeParameters
+from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.gpu.executor import GpuExecutor
+from penstock.services.worker.models.decoder import (
+    DecoderConfig,
+    DecoderWeights,
+    allocate_weights,
+)
+
+CONFIG = DecoderConfig(
+    512, 512, 2, 8, 2, 128, 512, 1e-6, RopeParameters(1e4), False, qk_norm=True,
+)  # fmt: skip
+
+
+def sharp_weights() -> DecoderWeights:
+    """Random weights by which each query attends to few keys, so that wrong ones show."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    weights = allocate_weights(CONFIG, torch.bfloat16, torch.device("cuda"))
+
+    def fill(tensor: torch.Tensor | None, value: float) -> None:
+        if tensor is None:
+            return
+        if tensor.dim() == 1:
+            tensor.fill_(value)
+        else:
+            tensor.normal_(0.0, tensor.shape[1] ** -0.5, generator=generator)
+
+    for layer in weights.layers:
+        for tensor in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            fill(tensor, 1.0)
+        for tensor in (layer.input_norm, layer.post_norm):
+            fill(tensor, 1.0)
+        for tensor in (layer.query_norm, layer.key_norm):
+            fill(tensor, 1.7)
+    weights.embedding.normal_(0.0, 1.0, generator=generator)
+    fill(weights.lm_head, 1.0)
+    fill(weights.norm, 1.0)
+    return weights
+
+
+def executor_of(weights: DecoderWeights, slots: int, warm: bool = True) -> GpuExecutor:
+    capacity = ExecutorCapacity(900, 16, slots, 4096, 4096, CONFIG.vocab_size)
+    executor = GpuExecutor(CONFIG, weights, capacity)
+    if warm:
+        executor.warm_up()
+    return executor

@@ -1,0 +1,92 @@
+"""Decode rows of an executor on a Hopper GPU, alone and beside chunks: either kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import triton
+from sharp_model import CONFIG, executor_of, sharp_weights
+
+from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.services.worker.gpu.executor import GpuExecutor
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a GPU of compute capability 9.0",
+    ),
+]
+GREEDY = SlotSampling(0.0, 0, 1.0, 0, 0)
+LENGTHS = [1, 17, 300, 900, 31, 32, 33, 500, 64, 5, 1000, 128]
+"""Tokens of each slot's prompt."""
+LATE = 2320
+"""Tokens of the prompt that comes while others decode."""
+BLOCKS = 65
+"""Of each of ``LENGTHS``."""
+
+
+def new_slot(slot: int, count: int, blocks: range) -> NewSlot:
+    tokens = (torch.arange(count, dtype=torch.int32) * 37 + slot) % CONFIG.vocab_size
+    return NewSlot(slot, tokens.numpy().tobytes(), count, 0, list(blocks)[::-1], GREEDY)
+
+
+def plans() -> Iterator[StepPlan]:
+    """Prompts; decode; decode beside a few rows and beside more than graphs are made for; decode of
+    fewer and fewer rows."""
+    last = len(LENGTHS) - 1
+    added = [
+        new_slot(slot, count, range(slot * BLOCKS, (slot + 1) * BLOCKS))
+        for slot, count in enumerate(LENGTHS[:last])
+    ]
+    chunks = [Chunk(slot, 0, count, True, []) for slot, count in enumerate(LENGTHS[:last])]
+    yield StepPlan(1, 1, True, [], added, [], chunks)
+    yield StepPlan(1, 2, False, [], [], [], [])
+    yield StepPlan(1, 3, False, [], [], [], [])
+    first, end = last * BLOCKS, last * BLOCKS + 80
+    late = new_slot(last, LATE, range(first, end))
+    room = list(range(end, end + 70))
+    yield StepPlan(1, 4, False, [], [late], [], [Chunk(last, 0, 20, False, [])])
+    yield StepPlan(1, 5, False, [], [], [], [Chunk(last, 20, LATE - 20, True, room)])
+    gone: list[list[int]] = [[], [0, 1, 2, 3, 11], [4, 5, 6], [7, 8], [10], []]
+    for step, leaving in enumerate(gone, 6):
+        yield StepPlan(1, step, False, leaving, [], [], [])
+
+
+def logits_of(executor: GpuExecutor) -> list[torch.Tensor]:
+    """Logits [rows, vocab] of every step, whose last tokens are the same whatever was sampled."""
+    found = []
+    last_token = executor.decoder.state.last_token
+    for plan in plans():
+        tokens = torch.arange(len(LENGTHS), device="cuda") * 53 + 101 * plan.step
+        with torch.inference_mode():
+            last_token.copy_(tokens % CONFIG.vocab_size)
+        found.append(executor.logits(plan).clone())
+    return found
+
+
+def test_steps_compile_nothing_and_equal_those_of_the_triton_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = sharp_weights()
+    executor = executor_of(weights, len(LENGTHS))
+    assert executor.summary.endswith("; decode attention by the Gluon kernel for Hopper")
+    compiled: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            triton.knobs.runtime, "jit_post_compile_hook", lambda **found: compiled.append(found)
+        )
+        found = logits_of(executor)
+    assert not compiled
+    eager = logits_of(executor_of(weights, len(LENGTHS), warm=False))
+    monkeypatch.setattr("penstock.services.worker.gpu.attention_choice.HOPPER", (0, 0))
+    other = executor_of(weights, len(LENGTHS))
+    assert other.decoder.decode.name == "Triton kernel"
+    wanted = logits_of(other)
+    assert [len(rows) for rows in found] == [11, 11, 11, 11, 12, 12, 7, 4, 2, 1, 1]
+    for step, (ours, launched, theirs) in enumerate(zip(found, eager, wanted, strict=True), 1):
+        for logits, by in ((ours, "graphs"), (launched, "single launches")):
+            difference = (logits.float() - theirs.float()).norm(dim=-1)
+            assert (difference < 5e-2 * theirs.float().norm(dim=-1)).all(), f"step {step} by {by}"

@@ -67,7 +67,7 @@ def find_model(name: object, models: list[ServedModel]) -> tuple[ServedModel, st
     if not models:
         raise ApiError(
             503,
-            "No engine is ready yet; /ready tells what the server is doing",
+            "No engine is ready yet (/ready tells what the server is doing); try again",
             kind="overloaded_error",
             headers=retry_after(1.0),
         )

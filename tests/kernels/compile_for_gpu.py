@@ -1,14 +1,16 @@
 """Compile every kernel launch of a GPU executor for a GPU that need not be there.
 
-    CAPABILITY=90 SHARED_BYTES=232448 python compile_for_gpu.py
+    CAPABILITY=90 SHARED_BYTES=232448 python compile_for_gpu.py [MODELS]
 
 Runs the executor's steps on the CPU with launches replaced by compilations for that compute
-capability, and prints each kernel once. It has a process of its own, because Triton decides between
-its compiler and its interpreter when a kernel is declared.
+capability, and prints each kernel once; of the first ``MODELS`` shapes of models, or of all. It has
+a process of its own, because Triton decides between its compiler and its interpreter when a kernel
+is declared.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pretended_gpu
@@ -27,6 +29,13 @@ from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.models.decoder import DecoderConfig, allocate_weights
 
+MODELS = [
+    (4, 2, 128, 16, True, torch.bfloat16), (4, 4, 64, 32, False, torch.float32),
+    (4, 2, 128, 16, True, torch.float32), (4, 4, 64, 32, False, torch.bfloat16),
+    (16, 1, 256, 64, True, torch.bfloat16), (4, 2, 128, 16, False, torch.float16),
+    (4, 4, 32, 16, False, torch.bfloat16), (4, 1, 256, 16, False, torch.float32),
+]  # fmt: skip
+"""Query heads, KV heads, head size, block size, whether heads are normed, type."""
 TARGET = GPUTarget("cuda", pretended_gpu.CAPABILITY, 32)
 _TYPES = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32",
@@ -86,12 +95,8 @@ def main() -> None:
     JITFunction.run = compile_instead
     prefill_attention.shared_bytes = lambda: pretended_gpu.SHARED_BYTES
     greedy = SlotSampling(0.0, 0, 1.0, 0, 0)
-    for heads, kv_heads, dim, block_size, norm, dtype in (
-        (4, 2, 128, 16, True, torch.bfloat16), (4, 4, 64, 32, False, torch.bfloat16),
-        (16, 1, 256, 64, True, torch.bfloat16), (4, 2, 128, 16, False, torch.float16),
-        (4, 2, 128, 16, True, torch.float32), (4, 4, 64, 32, False, torch.float32),
-        (4, 4, 32, 16, False, torch.bfloat16), (4, 1, 256, 16, False, torch.float32),
-    ):  # fmt: skip
+    most = int(sys.argv[1]) if len(sys.argv) > 1 else len(MODELS)
+    for heads, kv_heads, dim, block_size, norm, dtype in MODELS[:most]:
         if prefill_attention.shape_for(dim, dtype.itemsize, pretended_gpu.SHARED_BYTES) is None:
             continue
         config = DecoderConfig(
@@ -107,6 +112,7 @@ def main() -> None:
         with torch.inference_mode():
             for rows in (4, 16, 64) if dim == 128 else (4, 64):
                 engine.decoder.body(rows, rows, None)
+            engine.decoder.body(64, 64, None, shared=True)
         # The Triton kernel also where another one was chosen.
         queries = torch.empty(1, heads, dim, dtype=dtype)
         cache = torch.empty(1, kv_heads, block_size, dim, dtype=dtype)

@@ -15,11 +15,15 @@ SCRIPT = Path(__file__).with_name("compile_for_gpu.py")
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("capability", "shared"),
-    [("90", 232_448), pytest.param("89", 101_376, marks=pytest.mark.slow)],
+    ("capability", "shared", "models"),
+    [
+        ("90", 232_448, ["2"]),
+        pytest.param("90", 232_448, [], marks=pytest.mark.slow),
+        pytest.param("89", 101_376, [], marks=pytest.mark.slow),
+    ],
 )
 def test_all_kernels_compile_and_fit_the_devices_shared_memory(
-    capability: str, shared: int, tmp_path: Path
+    capability: str, shared: int, models: list[str], tmp_path: Path
 ) -> None:
     """What compute capabilities 9.0 and 8.9 have for a program (CUDA programming guide)."""
     pytest.importorskip("triton")
@@ -28,7 +32,7 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
     environment["SHARED_BYTES"] = str(shared)
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run(
-        [sys.executable, str(SCRIPT)],
+        [sys.executable, str(SCRIPT), *models],
         env=environment,
         capture_output=True,
         text=True,

@@ -47,11 +47,11 @@ class Shape(NamedTuple):
 
 
 MOST_ROWS = 16
-"""Above, the library's products with separate kernels around them are faster; with wide weights,
-above half as many."""
+"""Above, the library's products with separate kernels around them are faster."""
 NARROW = 2048
-"""Weights of a smaller width are read faster by this kernel than by ``skinny_linear`` for one row
-too, and faster than by the library for up to ``MOST_ROWS``."""
+"""Weights of a smaller width than this are read faster by this kernel: than by the library for up
+to ``MOST_ROWS`` rows, than by ``skinny_linear`` for one. Wider ones are not, once attention stands
+between the products (docs/benchmarks.md)."""
 SHAPES: dict[tuple[int, int, int], Shape] = {
     (4096, 1024, 1): Shape(1, 4, 8, 8),
     (1024, 2048, 1): Shape(1, 4, 16, 4),
@@ -59,15 +59,11 @@ SHAPES: dict[tuple[int, int, int], Shape] = {
     (4096, 1024, 2): Shape(2, 4, 8, 4),
     (1024, 2048, 2): Shape(1, 8, 8, 8),
     (1024, 3072, 2): Shape(1, 4, 16, 4),
-    (6144, 4096, 1): Shape(1, 4, 16, 4),
-    (4096, 4096, 1): Shape(1, 8, 8, 8),
-    (4096, 12288, 1): Shape(1, 8, 12, 2),
 }
 """The fastest of eight to twelve, on an H200: by columns of ``out``, width and eights of rows."""
 GATED_SHAPES: dict[tuple[int, int, int], Shape] = {
     (3072, 1024, 1): Shape(2, 4, 8, 4),
     (3072, 1024, 2): Shape(2, 4, 8, 4),
-    (12288, 4096, 1): Shape(2, 8, 8, 4),
 }
 """As ``SHAPES``; blocks are even, half of them gate."""
 

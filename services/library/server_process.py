@@ -23,6 +23,8 @@ GROUPS = (
     *("model", "cache", "scheduler", "device", "loading"),
     *("cluster", "launch", "observability", "test"),
 )
+DEFAULTS = {"bound_prefill": False}
+"""Nobody reads along: only the end of the last answer counts."""
 CLOSE_SECONDS = 10.0
 
 
@@ -41,7 +43,8 @@ def arguments_for(settings: Mapping[str, Any]) -> list[str]:
         raise TypeError(
             f"LLM() has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}"
         )
-    resolve(GROUPS, dict(settings), {})
+    settings = {**DEFAULTS, **settings}
+    resolve(GROUPS, settings, {})
     arguments = []
     for name, value in settings.items():
         if value is None:

@@ -66,6 +66,7 @@ class SchedulerCore:
         max_in_flight: int = 2,
         most_in_flight: int = 2,
         max_waiting_tokens: int | None = None,
+        bound_prefill: bool = True,
     ) -> None:
         """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
         shorter than a round trip to the worker."""
@@ -78,7 +79,7 @@ class SchedulerCore:
         self._room = WaitingRoom(max_waiting_requests, max_waiting_tokens)
         self._requests = RequestRegistry()
         self._waiting = WaitingQueue(policy)
-        self._pace = PrefillPace()
+        self._pace = PrefillPace(bound_prefill)
         self._planner = self._new_planner()
         self._outbox = Outbox()
         self._numbers = itertools.count()

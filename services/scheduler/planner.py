@@ -116,8 +116,8 @@ class Planner:
         bound = self._pace.most_tokens(decoding, waiting)
         if bound is None or bound >= left:
             return left
-        whole = (decoding + bound) // ROW_UNIT * ROW_UNIT
-        return whole - decoding if whole >= 4 * ROW_UNIT else bound
+        whole = round((decoding + bound) / ROW_UNIT) * ROW_UNIT
+        return min(left, whole - decoding) if whole >= 4 * ROW_UNIT else bound
 
     def take_stuck(self) -> list[Sequence]:
         """Sequences that had the engine for themselves and could not grow: to be ended."""

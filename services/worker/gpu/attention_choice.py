@@ -26,6 +26,9 @@ class PrefillAttention(Protocol):
 class DecodeAttention(Protocol):
     """Attends over one layer's caches; the arguments are those of ``decode_attention``."""
 
+    least_rows: int
+    """Steps of fewer rows are faster with ``TritonDecodeAttention``."""
+
     def plan(self, rows: Tensor, last_position: Tensor) -> None:
         """The first kernel of a step, if there is one; the layers' calls are for the same rows."""
 
@@ -58,6 +61,8 @@ class TritonPrefillAttention:
 
 class TritonDecodeAttention:
     """``decode_attention`` over the caches [L, num_blocks, Hkv, block_size, D]."""
+
+    least_rows = 1
 
     def __init__(
         self, keys: Tensor, values: Tensor, workspace: DecodeWorkspace, eps: float

@@ -10,6 +10,7 @@ the kernels must know of them lies on the device (``BatchState``, ``ChunkRows``)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -107,14 +108,8 @@ def most_fused_rows(layer: LayerWeights, dtype: torch.dtype) -> int:
     few = layer.down.shape[1] % 16 == 0 and all(
         fits_few_rows(width, columns) for columns, width in shapes
     )
-    if not few or dtype != torch.bfloat16:
-        return 1
-    return MOST_ROWS if is_narrow(layer) else MOST_ROWS // 2
-
-
-def is_narrow(layer: LayerWeights) -> bool:
-    """See ``penstock.kernels.gpu.few_rows_linear.NARROW``."""
-    return layer.qkv.shape[1] < NARROW
+    narrow = layer.qkv.shape[1] < NARROW
+    return MOST_ROWS if few and narrow and dtype == torch.bfloat16 else 1
 
 
 class GpuDecoder:
@@ -169,7 +164,7 @@ class GpuDecoder:
         """
         space, state, weights, config = self.space, self.state, self.weights, self.config
         residual, normed = space.residual[:rows], space.normed[:rows]
-        if num_decode and not shared:
+        if num_decode >= self.decode.attention.least_rows and not shared:
             self.decode.attention.plan(state.rows[:num_decode], state.position)
         tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
         embed(weights.embedding, tokens, state.rows, state.last_token, residual)
@@ -201,8 +196,7 @@ class GpuDecoder:
         layer, space, eps = self.weights.layers[index], self.space, self.config.rms_norm_eps
         residual, activated = space.residual[:rows], space.activated[:rows]
         qkv, mixed = space.qkv[:rows].view(rows, -1), space.mixed[:rows].view(rows, -1)
-        one = rows == 1 and (self._fused_rows == 1 or not is_narrow(layer))
-        linear = skinny_linear if one else few_rows_linear
+        linear = skinny_linear if self._fused_rows == 1 else few_rows_linear
         linear(residual, layer.qkv, layer.qkv_bias, qkv, norm_weight=layer.input_norm, eps=eps)
         self._attend(index, rows, num_decode, chunks, shared)
         linear(mixed, layer.output, layer.output_bias, residual, add=True)
@@ -230,9 +224,13 @@ class GpuDecoder:
             )  # fmt: skip
         if num_decode:
             # First: its padding rows write zeros where chunk rows may be.
-            attend = (
-                partial(self._prefixed, prefix=self._prefix) if shared else self.decode.attention
-            )
+            attend: Callable[..., None]
+            if shared:
+                attend = partial(self._prefixed, prefix=self._prefix)
+            elif num_decode < self.decode.attention.least_rows:
+                attend = self._prefixed
+            else:
+                attend = self.decode.attention
             attend(
                 index, space.qkv[:num_decode], state.rows[:num_decode], state.position,
                 state.table, self._cos, self._sin, layer.query_norm, layer.key_norm,

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-PATIENCE = 100.0
+PATIENCE = 300.0
 """Seconds for one answer, whatever happens meanwhile."""
 
 

@@ -64,9 +64,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: Annotated[
         str, Meta(description="fcfs, priority, sjf, fair, or an entry point's name.")
     ] = "fcfs"
-    bound_prefill: Annotated[
-        bool, Meta(description="Bound a step's prefill by time while others decode; not for LLM().")
-    ] = True
 
 
 class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,8 +23,6 @@ GROUPS = (
     *("model", "cache", "scheduler", "device", "loading"),
     *("cluster", "launch", "observability", "test"),
 )
-DEFAULTS = {"bound_prefill": False}
-"""Nobody reads along: only the end of the last answer counts."""
 CLOSE_SECONDS = 10.0
 
 
@@ -43,8 +41,7 @@ def arguments_for(settings: Mapping[str, Any]) -> list[str]:
         raise TypeError(
             f"LLM() has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}"
         )
-    settings = {**DEFAULTS, **settings}
-    resolve(GROUPS, settings, {})
+    resolve(GROUPS, dict(settings), {})
     arguments = []
     for name, value in settings.items():
         if value is None:

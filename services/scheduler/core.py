@@ -66,7 +66,6 @@ class SchedulerCore:
         max_in_flight: int = 2,
         most_in_flight: int = 2,
         max_waiting_tokens: int | None = None,
-        bound_prefill: bool = True,
     ) -> None:
         """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
         shorter than a round trip to the worker."""
@@ -79,7 +78,7 @@ class SchedulerCore:
         self._room = WaitingRoom(max_waiting_requests, max_waiting_tokens)
         self._requests = RequestRegistry()
         self._waiting = WaitingQueue(policy)
-        self._pace = PrefillPace(bound_prefill)
+        self._pace = PrefillPace()
         self._planner = self._new_planner()
         self._outbox = Outbox()
         self._numbers = itertools.count()

@@ -6,8 +6,8 @@ is cut to what is predicted to take ``FACTOR`` times a decode step, or ``LEAST_S
 more: below that no reader notices, and larger chunks cost less a token. Where many sequences wait
 beside those that decode, as after a burst, the pause may be longer by their share, up to
 ``PATIENCE_SECONDS``: cut small, the burst would pay a decode step of few rows for every chunk, and
-all would be served later. With nobody decoding there is no bound, nor where it is switched off
-because nobody reads along. The prediction is a running mean of what steps took.
+all would be served later. With nobody decoding there is no bound. The prediction is a running mean
+of what steps took.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ _FASTEST = 1e-8
 class PrefillPace:
     """Learns from the steps that are over."""
 
-    def __init__(self, enabled: bool = True) -> None:
-        self._enabled = enabled
+    def __init__(self) -> None:
         self._decode_seconds = 0.0
         """Of a step that only decodes; 0 while unknown."""
         self._token_seconds = 0.0
@@ -48,7 +47,7 @@ class PrefillPace:
     def most_tokens(self, decoding: int, waiting: int) -> int | None:
         """Prefill tokens for a step that decodes so many rows, at least one, while so many
         sequences have computed no token yet; ``None`` while nothing is known."""
-        if not (self._enabled and self._token_seconds and self._decode_seconds):
+        if not (self._token_seconds and self._decode_seconds):
             return None
         fair = max(LEAST_SECONDS, FACTOR * self._decode_seconds)
         seconds = max(fair, min(PATIENCE_SECONDS, fair * (1 + waiting / decoding)))

@@ -101,7 +101,6 @@ class SchedulerService(LoopService):
                 config.admission.max_waiting_requests,
                 most_in_flight=MOST_IN_FLIGHT,
                 max_waiting_tokens=config.admission.max_waiting_tokens,
-                bound_prefill=config.scheduler.bound_prefill,
             )
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
             gc.collect()

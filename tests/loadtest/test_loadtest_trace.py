@@ -178,7 +178,9 @@ def test_a_recording_whose_observer_was_killed_ends_by_itself(
     ask(server.url)
 
 
-def test_a_worker_whose_inbox_is_never_empty_begins_and_ends_in_time(tmp_path: Path) -> None:
+def test_a_worker_whose_inbox_is_never_empty_begins_and_ends_in_time(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     """Steps of 100 ms, computed as their plans come, each sent before the last one is done."""
     flags = ["--device", "null", "--null-step-ms", "100", "--drain-timeout-s", "0.5"]
 
@@ -186,9 +188,9 @@ def test_a_worker_whose_inbox_is_never_empty_begins_and_ends_in_time(tmp_path: P
         with contextlib.suppress(OSError, http.client.HTTPException):  # the server ends first
             ask(url, tokens=1000)
 
-    path = tmp_path / "t.json"
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(mode=0o700)
+    runtime = tmp_path_factory.mktemp("r")  # a socket's path has at most 107 bytes
+    runtime.chmod(0o700)
+    path = runtime / "t.json"
     with own_server([*flags, "--runtime-dir", str(runtime), "--log-level", "warning"]) as url:
         asking = threading.Thread(target=keep_busy, args=(url,))
         asking.start()

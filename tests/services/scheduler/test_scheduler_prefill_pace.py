@@ -53,13 +53,6 @@ def test_the_pause_grows_with_the_share_of_those_who_wait_up_to_a_tenth_of_a_sec
     assert tokens * 25e-6 == pytest.approx(seconds, rel=0.02)
 
 
-def test_nothing_is_bounded_where_nobody_reads_along() -> None:
-    pace = PrefillPace(enabled=False)
-    pace.observe(8, 0, 0.002)
-    pace.observe(8, 1000, 0.005)
-    assert pace.most_tokens(8, 0) is None
-
-
 def test_patience_does_not_lengthen_the_pause_of_a_slow_device() -> None:
     pace = learnt(0.060, 1e-3)
     assert pace.most_tokens(1, 100) == pace.most_tokens(1, 0)

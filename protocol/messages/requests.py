@@ -78,6 +78,8 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Seconds since the client's request arrived."""
     priority: RequestPriority = 0
     cache_salt: CacheSalt = ""
+    streamed: bool = True
+    """Somebody reads the tokens as they come, and feels each pause."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):
@@ -116,6 +118,8 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An engine had taken it before: no limit on new requests holds for it."""
     stalls: int = 0
     """How often it was started again without a new token in between."""
+    streamed: bool = True
+    """See ``Work``."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):

@@ -46,6 +46,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             age=age,
             priority=self.priority,
             cache_salt=_salt(tenant, self.cache_salt),
+            streamed=self.stream,
         )
 
 

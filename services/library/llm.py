@@ -191,7 +191,7 @@ def _work(prompt: Prompt, params: SamplingParams) -> Work:
         names = SamplingParams.__struct_fields__
         raise ValueError(f"sampling_params ({', '.join(names)}): {error}") from None
     choices = [ChoiceState(number) for number in range(checked.n)]
-    return Work(prompt, checked, choices, "", None, 0.0)
+    return Work(prompt, checked, choices, "", None, 0.0, streamed=False)
 
 
 def _wants_retry(collector: Collector) -> bool:

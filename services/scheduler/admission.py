@@ -121,6 +121,7 @@ def make_request(
         root=chain_root(work.cache_salt.encode()),
         prompt_len=prompt_len,
         max_output=max_output,
+        streamed=work.streamed,
     )
 
 

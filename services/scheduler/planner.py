@@ -5,9 +5,9 @@ The order within a step:
 1. Sequences planned up to their length limit leave their slots.
 2. Decode rows get the block that their next position needs; when there is none, the policy's
    victims are preempted until there is.
-3. The token budget that the decode rows leave goes to prefill, while sequences decode no more of
-   it than their readers bear (``prefill_pace``): first to sequences in the middle of it, then to
-   waiting ones.
+3. The token budget that the decode rows leave goes to prefill, while readers follow decoding
+   sequences no more of it than they bear (``prefill_pace``): first to sequences in the middle of
+   it, then to waiting ones.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Planner:
         preempted = self._grow(step)
         decoding = self.batch.decoding
         step.num_decoding = len(decoding)
-        step.budget = self._budget(len(decoding))
+        step.budget = self._budget(decoding)
         sampled: list[Sequence] = []
         for sequence in self.batch.prefilling if len(decoding) < len(self.batch) else ():
             self._add_chunk(step, sampled, sequence)
@@ -106,18 +106,19 @@ class Planner:
         step.rows = [*decoding, *sampled]
         return step
 
-    def _budget(self, decoding: int) -> int:
+    def _budget(self, decoding: list[Sequence]) -> int:
         """Positions of prefill that a step may carry beside its decode rows: where time bounds it,
         so many that large steps have a whole number of ``ROW_UNIT`` rows."""
-        left = self.limits.max_num_batched_tokens - decoding
-        if not decoding:
+        rows = len(decoding)
+        left = self.limits.max_num_batched_tokens - rows
+        waiting = len(self._waiting) + len(self.batch) - rows
+        if not waiting or not any(sequence.request.streamed for sequence in decoding):
             return left
-        waiting = len(self._waiting) + len(self.batch) - decoding
-        bound = self._pace.most_tokens(decoding, waiting)
+        bound = self._pace.most_tokens(rows, waiting)
         if bound is None or bound >= left:
             return left
-        whole = round((decoding + bound) / ROW_UNIT) * ROW_UNIT
-        return min(left, whole - decoding) if whole >= 4 * ROW_UNIT else bound
+        whole = round((rows + bound) / ROW_UNIT) * ROW_UNIT
+        return min(left, whole - rows) if whole >= 4 * ROW_UNIT else bound
 
     def take_stuck(self) -> list[Sequence]:
         """Sequences that had the engine for themselves and could not grow: to be ended."""

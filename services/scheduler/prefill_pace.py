@@ -6,8 +6,9 @@ is cut to what is predicted to take ``FACTOR`` times a decode step, or ``LEAST_S
 more: below that no reader notices, and larger chunks cost less a token. Where many sequences wait
 beside those that decode, as after a burst, the pause may be longer by their share, up to
 ``PATIENCE_SECONDS``: cut small, the burst would pay a decode step of few rows for every chunk, and
-all would be served later. With nobody decoding there is no bound. The prediction is a running mean
-of what steps took.
+all would be served later. The planner asks only while somebody reads along: an answer that is sent
+whole knows no pauses. The prediction is a line through the latest steps: seconds of a step that
+only decodes, and of one token of prefill more.
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ LEAST_SECONDS = 0.008
 PATIENCE_SECONDS = 0.1
 LEAST_TOKENS = 64
 """A chunk is never cut below this: its fixed costs would exceed it."""
-_SMOOTHING = 0.1
+_SMOOTHING = 0.05
+_LEAST_SPREAD = 0.1
+"""Standard deviation of the steps' prefill, as a share of its mean, from which a slope is told."""
+_LEAST_SHARE = 0.01
+"""Of the mean step, that decoding takes at least."""
 _MEASURABLE_TOKENS = 128
 """Prefills below this say little about the time of a token: fixed costs outweigh it."""
+_MOST_OFF = 2.0
+"""A step counts as so many times its prediction at most: a pause of the machine is no trend."""
 _FASTEST = 1e-8
 """Seconds of a token at least: 100 million tokens a second."""
 
@@ -32,17 +39,26 @@ class PrefillPace:
         """Of a step that only decodes; 0 while unknown."""
         self._token_seconds = 0.0
         """Of one prefill token more; 0 while unknown."""
+        self._steps = _Line()
 
     def observe(self, decoding: int, prefill_tokens: int, seconds: float) -> None:
         """A step of so many decode rows and prefill tokens took so long."""
-        if seconds <= 0:
+        if seconds <= 0 or 0 < prefill_tokens < _MEASURABLE_TOKENS:
             return
-        if not prefill_tokens:
-            self._decode_seconds = _mean(self._decode_seconds, seconds)
-        elif prefill_tokens >= _MEASURABLE_TOKENS:
-            rest = seconds - self._decode_seconds if decoding else seconds
-            if rest > 0:  # else noise: this step was no longer than one that only decodes
-                self._token_seconds = _mean(self._token_seconds, rest / prefill_tokens)
+        if not decoding:
+            self._token_seconds = self._token_seconds or seconds / prefill_tokens
+            return
+        if self._decode_seconds and self._token_seconds:
+            expected = self._decode_seconds + prefill_tokens * self._token_seconds
+            seconds = min(seconds, _MOST_OFF * expected)
+        self._steps.add(prefill_tokens, seconds)
+        slope = self._steps.slope()
+        if slope > 0:
+            self._token_seconds = slope
+        mean_tokens, mean_seconds = self._steps.mean()
+        if self._decode_seconds or not prefill_tokens:
+            least = mean_seconds * _LEAST_SHARE
+            self._decode_seconds = max(least, mean_seconds - mean_tokens * self._token_seconds)
 
     def most_tokens(self, decoding: int, waiting: int) -> int | None:
         """Prefill tokens for a step that decodes so many rows, at least one, while so many
@@ -54,5 +70,28 @@ class PrefillPace:
         return max(LEAST_TOKENS, int(seconds / max(self._token_seconds, _FASTEST)))
 
 
-def _mean(old: float, new: float) -> float:
-    return old + _SMOOTHING * (new - old) if old else new
+class _Line:
+    """Seconds = a + b * tokens through the latest steps, each of which counts less than the next
+    (exponentially weighted least squares)."""
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        keep = 1 - _SMOOTHING
+        self._weight = self._weight * keep + 1
+        self._x = self._x * keep + tokens
+        self._y = self._y * keep + seconds
+        self._xx = self._xx * keep + tokens * tokens
+        self._xy = self._xy * keep + tokens * seconds
+
+    def mean(self) -> tuple[float, float]:
+        return self._x / self._weight, self._y / self._weight
+
+    def slope(self) -> float:
+        """b; 0 where the steps were too alike to tell."""
+        x, y = self.mean()
+        spread = self._xx / self._weight - x * x
+        if spread <= (_LEAST_SPREAD * x) ** 2:
+            return 0.0
+        return (self._xy / self._weight - x * y) / spread

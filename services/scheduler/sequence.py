@@ -52,6 +52,8 @@ class Request:
     prompt_len: int
     max_output: int
     """Tokens that one choice may generate: max_tokens, or what the engine's limits leave."""
+    streamed: bool
+    """Somebody reads along and feels each pause."""
     num_cached: int = 0
     """Prompt tokens that the prefix cache held when the request came, as far as the policy asks
     for it; they may be gone when it starts."""

@@ -97,4 +97,5 @@ def prepare(
         age=work.age,
         priority=work.priority,
         cache_salt=work.cache_salt,
+        streamed=work.streamed,
     )

@@ -168,32 +168,34 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
     "MetricsReport": (_REPORT, _REPORT_ROW),
     "Work chat": (
         r.Work(
-            r.Chat(b"[]", b"{}"), _PARAMS, [r.ChoiceState(0, _IDS, 4)], "me", None, 0.5, -5, "salt"
+            r.Chat(b"[]", b"{}"), _PARAMS, [r.ChoiceState(0, _IDS, 4)], "me", None, 0.5, -5, "salt",
+            False,
         ),
-        [["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, 4]], "me", None, 0.5, -5, "salt"],
+        [["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, 4]], "me", None, 0.5, -5, "salt", False],
     ),
     "Work text": (
         r.Work(r.Text("hi"), _PARAMS, [r.ChoiceState(0)], "me", 2.5, 0.5),
-        [["text", "hi"], _PARAMS_ROW, [[0, b"", 0]], "me", 2.5, 0.5, 0, ""],
+        [["text", "hi"], _PARAMS_ROW, [[0, b"", 0]], "me", 2.5, 0.5, 0, "", True],
     ),
     "Work tokens": (
         r.Work(r.Tokens(_IDS), SamplingParams(), [], "", None, 0.0),
         [
             ["tokens", _IDS], [None, None, None, None, 1, None, [], [], False], [], "", None, 0.0,
-            0, "",
+            0, "", True,
         ],
     ),
     "TokenWork": (
         r.TokenWork(
-            _IDS, _PARAMS, [r.ChoiceState(1)], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s", True, 2
+            _IDS, _PARAMS, [r.ChoiceState(1)], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s", True, 2,
+            False,
         ),
-        [_IDS, _PARAMS_ROW, [[1, b"", 0]], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s", True, 2],
+        [_IDS, _PARAMS_ROW, [[1, b"", 0]], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s", True, 2, False],
     ),
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "78d67bcce96672c8"
-"""Of protocol version 5."""
+SCHEMA_HASH = "5374a490c0e47c06"
+"""Of protocol version 6."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (
@@ -251,19 +253,19 @@ GOLDEN: dict[str, str] = {
     ),
     "MetricsReport": ("919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000"),
     "Work chat": (
-        "9893a463686174c4025b5dc4027b7d99cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3"
-        "919300c40801000000ff7f000004a26d65c0cb3fe0000000000000fba473616c74"
+        "9993a463686174c4025b5dc4027b7d99cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3"
+        "919300c40801000000ff7f000004a26d65c0cb3fe0000000000000fba473616c74c2"
     ),
     "Work text": (
-        "9892a474657874a2686999cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3919300c400"
-        "00a26d65cb4004000000000000cb3fe000000000000000a0"
+        "9992a474657874a2686999cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3919300c400"
+        "00a26d65cb4004000000000000cb3fe000000000000000a0c3"
     ),
     "Work tokens": (
-        "9892a6746f6b656e73c40801000000ff7f000099c0c0c0c001c09090c290a0c0cb000000000000000000a0"
+        "9992a6746f6b656e73c40801000000ff7f000099c0c0c0c001c09090c290a0c0cb000000000000000000a0c3"
     ),
     "TokenWork": (
-        "9bc40801000000ff7f000099cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3919301c4"
-        "0000920203a26d65cb4004000000000000cb3fe0000000000000ce7fffffffa173c302"
+        "9cc40801000000ff7f000099cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3919301c4"
+        "0000920203a26d65cb4004000000000000cb3fe0000000000000ce7fffffffa173c302c2"
     ),
 }
 """The bytes of each sample, without the frame's prefix, in hex."""

@@ -58,6 +58,7 @@ def token_work(
     cache_salt: str = "",
     accepted: bool = False,
     stalls: int = 0,
+    streamed: bool = True,
 ) -> TokenWork:
     """A request as the tokenizer sends it; ``outputs`` by choice for a continuation."""
     states = outputs if outputs is not None else {choice: [] for choice in range(n)}
@@ -75,6 +76,7 @@ def token_work(
         cache_salt=cache_salt,
         accepted=accepted,
         stalls=stalls,
+        streamed=streamed,
     )
 
 
@@ -149,10 +151,11 @@ class Engine:
         tenant: str = "",
         accepted: bool = False,
         stalls: int = 0,
+        streamed: bool = True,
     ) -> Rejected | None:
         work = token_work(
             prompt, max_tokens, outputs, n, stop_ids, seed, time_left, age,
-            tenant, priority, cache_salt, accepted, stalls,
+            tenant, priority, cache_salt, accepted, stalls, streamed,
         )  # fmt: skip
         rejected = self.core.add(request_id, attempt, owner, work, self.now)
         self.core.check()

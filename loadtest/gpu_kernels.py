@@ -19,6 +19,7 @@ from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.kernels.gpu.slots import embed, scatter
 from penstock.loadtest.decoder_cost import attention_flops, linear_shapes
+from penstock.loadtest.eager_kernels import eager_cases
 from penstock.loadtest.kernel_case import Grid, KernelCase, Maker, NotedCall, blocks_of
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.gpu.attention_choice import (
@@ -76,6 +77,7 @@ def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
             "draw", f"{rows} x {vocab}", rows * vocab * size, 0, partial(_draw, maker, rows)
         )
     yield from _products(maker, grid)
+    yield from eager_cases(maker, grid)
 
 
 def _products(maker: Maker, grid: Grid) -> Iterator[KernelCase]:

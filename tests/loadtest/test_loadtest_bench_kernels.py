@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.kernels.rotary import RopeParameters
+from penstock.kernels.rms_norm import rms_norm, scaled_norm_weight
+from penstock.kernels.rotary import RopeParameters, apply_rotary
+from penstock.loadtest import eager_kernels as eager
 from penstock.loadtest.cpu_kernels import cpu_cases
 from penstock.loadtest.decoder_cost import attention_pairs
 from penstock.loadtest.device_limits import known_limits
@@ -84,7 +86,8 @@ def test_the_calls_of_each_gpu_kernel_are_right_for_the_interpreter() -> None:
     assert {case.kernel for case in cases} == {
         "scatter", "embed", "rms_norm", "add_rms_norm", "silu_and_mul", "rope_and_cache",
         "decode_attention", "prefill_attention", "draw", "skinny_linear", "few_rows_linear",
-        "torch.mm",
+        "torch.mm", "eager rms_norm", "eager add_rms_norm", "eager silu_and_mul",
+        "eager rope_and_cache",
     }  # fmt: skip
     seen = set()
     for case in cases:
@@ -92,6 +95,16 @@ def test_the_calls_of_each_gpu_kernel_are_right_for_the_interpreter() -> None:
         if case.kernel not in seen or case.kernel.endswith("attention"):
             seen.add(case.kernel)
             case.make()()
+
+
+def test_the_eager_operations_compute_what_the_kernels_references_do() -> None:
+    maker = Maker(SMALL, torch.float32, CPU)
+    x, weight = maker.normal(7, 4, 32), maker.normal(32)
+    scaled = scaled_norm_weight(weight)
+    torch.testing.assert_close(eager.rms_norm(x, weight, 1e-6), rms_norm(x, scaled, 1e-6))
+    cos, sin = maker.tables(7)
+    turned = apply_rotary(x, cos[:, None], sin[:, None])
+    torch.testing.assert_close(eager.rotate(x, *eager.plain_tables(maker, 7)), turned)
 
 
 def test_cpu_and_gpu_kernels_count_the_same_arithmetic() -> None:

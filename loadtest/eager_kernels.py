@@ -98,7 +98,7 @@ def _rope(maker: Maker, rows: int) -> Call:
     weight = maker.ones(config.head_dim) if config.qk_norm else None
 
     def call() -> Tensor:
-        query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        query, key, value = qkv[:, :heads], qkv[:, heads:-kv_heads], qkv[:, -kv_heads:]
         if weight is not None:
             query, key = rms_norm(query, weight, eps), rms_norm(key, weight, eps)
         keys.index_copy_(0, slots, rotate(key, cos, sin))

@@ -1,11 +1,12 @@
-"""Make a tiny model: a normal Hugging Face folder with random weights.
+"""Make a model: a normal Hugging Face folder with random weights.
 
-Needs neither torch nor transformers, takes about a second, and gives the same bytes for the same
-arguments. The layout is that of transformers 5 (``dtype``, ``rope_parameters``,
+Needs neither torch nor transformers, takes about a second for a tiny one, and gives the same bytes
+for the same arguments. The layout is that of transformers 5 (``dtype``, ``rope_parameters``,
 chat_template.jinja); 5.17 and later load it. Norm weights and biases are perturbed, so that code
 that forgets one gives other tokens.
 
-``python -m penstock.loadtest.make_model FOLDER --architecture qwen3 --hidden-size 64``
+``python -m penstock.loadtest.make_model FOLDER --architecture qwen3 --hidden-size 64``, or with
+``--size 8b`` for a whole shape by name
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import numpy as np
 from msgspec import Meta
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from penstock.loadtest.model_sizes import SIZES
+from penstock.loadtest.random_weights import write_weights
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS_TOKEN = "<|im_end|>"
@@ -70,7 +72,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the output layer shares the embedding's weights."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
-    shards: Annotated[int, Meta(ge=1, le=1024)] = 1
+    shards: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Files of weights; 0: one, or as many as large models need."""
 
 
 def _check(shape: ModelShape) -> None:
@@ -112,67 +115,6 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     if not shape.tie:
         shapes["lm_head.weight"] = (shape.vocab_size, hidden)
     return shapes
-
-
-def _tensor(name: str, size: tuple[int, ...], random: np.random.Generator) -> Array:
-    """Random float32 values whose scale keeps activations near one."""
-    values = random.standard_normal(size, dtype=np.float32)
-    if len(size) == 1:
-        offset = np.float32(0.0 if name.endswith(".bias") else 1.0)
-        return offset + np.float32(0.3) * values
-    scale = 1.0 if name == "model.embed_tokens.weight" else size[1] ** -0.5
-    return np.float32(scale) * values
-
-
-def _to_bfloat16(values: Array) -> Array:
-    """The upper halves of float32 values, rounded to nearest even, as uint16."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def _write_safetensors(path: Path, tensors: dict[str, Array], dtype: str) -> None:
-    """Header length, JSON header, data (the safetensors format).
-
-    Its own Python functions know no bfloat16 without torch, and changed between versions.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, values in tensors.items():
-        header[name] = {
-            "dtype": {"float32": "F32", "bfloat16": "BF16"}[dtype],
-            "shape": list(values.shape),
-            "data_offsets": [offset, offset + values.nbytes],
-        }
-        offset += values.nbytes
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)  # the data begins at a multiple of 8 bytes
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little"))
-        file.write(encoded)
-        for values in tensors.values():
-            file.write(values.tobytes())
-
-
-def _write_weights(folder: Path, shape: ModelShape) -> None:
-    random = np.random.Generator(np.random.PCG64(shape.seed))
-    tensors = {name: _tensor(name, size, random) for name, size in tensor_shapes(shape).items()}
-    if shape.dtype == "bfloat16":
-        tensors = {name: _to_bfloat16(values) for name, values in tensors.items()}
-    names = sorted(tensors)
-    count = min(shape.shards, len(names))
-    files: dict[str, list[str]] = {}
-    for position, name in enumerate(names):
-        number = position * count // len(names) + 1
-        file = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
-        files.setdefault(file, []).append(name)
-    for file, members in files.items():
-        _write_safetensors(folder / file, {name: tensors[name] for name in members}, shape.dtype)
-    if count > 1:
-        index = {
-            "metadata": {"total_size": sum(values.nbytes for values in tensors.values())},
-            "weight_map": {name: file for file, members in files.items() for name in members},
-        }
-        _write_json(folder / "model.safetensors.index.json", index)
 
 
 def _training_text(seed: int) -> list[str]:
@@ -251,7 +193,7 @@ def _write_json(path: Path, value: Any) -> None:
 def _write_all(folder: Path, shape: ModelShape) -> None:
     tokenizer = make_tokenizer(shape.vocab_size)
     eos = SPECIAL_TOKENS.index(EOS_TOKEN)  # special tokens come first in the vocabulary
-    _write_weights(folder, shape)
+    write_weights(folder, tensor_shapes(shape), shape.dtype, shape.shards, shape.seed)
     _write_json(folder / "config.json", _model_config(shape, eos))
     _write_json(folder / "generation_config.json", {"eos_token_id": eos, "pad_token_id": 0})
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
@@ -300,22 +242,29 @@ def make_model(folder: Path, **fields: Any) -> Path:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m penstock.loadtest.make_model",
-        description="Make a tiny Hugging Face model folder with random weights.",
+        description="Make a Hugging Face model folder with random weights.",
     )
     parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--size",
+        choices=list(SIZES),
+        help="this model's shape; other flags change parts of it",
+    )
     hints = get_type_hints(ModelShape)
     for field in msgspec.structs.fields(ModelShape):
         flag = "--" + field.name.replace("_", "-")
         if field.type is bool:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default)
+            parser.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS
+            )
         else:
             hint = hints[field.name]
             parser.add_argument(
                 flag,
                 type=hint if hint is int else str,
                 choices=get_args(hint) if hint is not int else None,
-                default=field.default,
-                help="default: %(default)s",
+                default=argparse.SUPPRESS,
+                help=f"default: {field.default}",
             )
     return parser
 
@@ -324,8 +273,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns its exit code: 2 for arguments that make no model."""
     fields = vars(_parser().parse_args(arguments))
     folder: Path = fields.pop("folder")
+    size: str | None = fields.pop("size")
     try:
-        make_model(folder, **fields)
+        make_model(folder, **{**SIZES.get(size or "", {}), **fields})
     except (ValueError, OSError) as error:
         print(f"make_model: {error}", file=sys.stderr)
         return 2

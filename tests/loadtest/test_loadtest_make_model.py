@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.loadtest import random_weights
 from penstock.loadtest.make_model import main, make_model
 from penstock.protocol.model_info import read_model_info
 
@@ -75,6 +76,50 @@ def test_shards_hold_the_same_tensors_as_one_file(tmp_path: Path) -> None:
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(folder / file)[name], whole.pop(name))
     assert not whole
+
+
+def test_large_weights_are_spread_over_files_of_a_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.numpy import load_file
+
+    whole = load_file(make_model(tmp_path / "a") / "model.safetensors")
+    monkeypatch.setattr(random_weights, "MAX_FILE_BYTES", 70_000)
+    folder = make_model(tmp_path / "b")
+    weights = sorted(folder.glob("*.safetensors"))
+    assert len(weights) > 3
+    assert weights[0].name == f"model-00001-of-{len(weights):05}.safetensors"
+    found = {}
+    for path in weights:
+        held = load_file(path)
+        assert len(held) == 1 or sum(values.nbytes for values in held.values()) <= 70_000
+        found.update(held)
+    assert found.keys() == whole.keys()
+    assert all((found[name] == whole[name]).all() for name in whole)
+
+
+def test_a_tensor_of_many_stretches_does_not_depend_on_the_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.numpy import load_file
+
+    monkeypatch.setattr(random_weights, "STRETCH", 1000)
+    first = contents(make_model(tmp_path / "a", dtype="bfloat16"))
+    monkeypatch.setattr(random_weights, "usable_cores", lambda: 7)
+    assert contents(make_model(tmp_path / "b", dtype="bfloat16")) == first
+    values = load_file(make_model(tmp_path / "c") / "model.safetensors")
+    embedding = values["model.embed_tokens.weight"]
+    assert embedding.size > 30_000
+    assert abs(embedding.mean()) < 0.03 and abs(embedding.std() - 1) < 0.03
+    assert len({value.tobytes() for value in embedding.reshape(-1)[:32_000].reshape(32, -1)}) == 32
+
+
+def test_a_size_by_name_can_be_changed_in_parts(tmp_path: Path) -> None:
+    arguments = [str(tmp_path / "m"), "--size", "tiny", "--num-layers", "1", "--no-tie"]
+    assert main(arguments) == 0
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    sizes = (config["hidden_size"], config["num_hidden_layers"], config["tie_word_embeddings"])
+    assert sizes == (256, 1, False)
 
 
 def test_norms_and_biases_are_not_what_forgetting_them_would_give(tmp_path: Path) -> None:

@@ -20,7 +20,13 @@ from torch import Tensor
 from penstock.kernels.gpu.activation import silu_and_mul
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.draw import commit, draw, stretches_of
-from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW, few_rows_linear
+from penstock.kernels.gpu.few_rows_linear import (
+    MOST_ROWS,
+    MOST_WIDE_ROWS,
+    NARROW,
+    few_rows_linear,
+    measured,
+)
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
 from penstock.kernels.gpu.rope_cache import rope_and_cache
@@ -108,8 +114,14 @@ def most_fused_rows(layer: LayerWeights, dtype: torch.dtype) -> int:
     few = layer.down.shape[1] % 16 == 0 and all(
         fits_few_rows(width, columns) for columns, width in shapes
     )
-    narrow = layer.qkv.shape[1] < NARROW
-    return MOST_ROWS if few and narrow and dtype == torch.bfloat16 else 1
+    if not few or dtype != torch.bfloat16:
+        return 1
+    if layer.qkv.shape[1] < NARROW:
+        return MOST_ROWS
+    inner = layer.gate_up.shape[0] // 2
+    known = [(*weight.shape, False) for weight in (layer.qkv, layer.output, layer.down)]
+    known.append((inner, layer.gate_up.shape[1], True))
+    return MOST_WIDE_ROWS if all(measured(*one) for one in known) else 1
 
 
 class GpuDecoder:
@@ -149,6 +161,11 @@ class GpuDecoder:
         )
         self.prefill = choose_prefill_attention(self._keys, self._values, config.num_heads)
         self._fused_rows = most_fused_rows(weights.layers[0], dtype)
+        self._wide = config.hidden_size >= NARROW
+        self._least_rows = self.decode.attention.least_rows
+        """From so many decode rows on the chosen attention, below the Triton kernel."""
+        if self._wide and self._fused_rows > 1:
+            self._least_rows = max(self._least_rows, self._fused_rows + 1)
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
 
     def body(
@@ -164,7 +181,7 @@ class GpuDecoder:
         """
         space, state, weights, config = self.space, self.state, self.weights, self.config
         residual, normed = space.residual[:rows], space.normed[:rows]
-        if num_decode >= self.decode.attention.least_rows and not shared:
+        if num_decode >= self._least_rows and not shared:
             self.decode.attention.plan(state.rows[:num_decode], state.position)
         tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
         embed(weights.embedding, tokens, state.rows, state.last_token, residual)
@@ -196,7 +213,8 @@ class GpuDecoder:
         layer, space, eps = self.weights.layers[index], self.space, self.config.rms_norm_eps
         residual, activated = space.residual[:rows], space.activated[:rows]
         qkv, mixed = space.qkv[:rows].view(rows, -1), space.mixed[:rows].view(rows, -1)
-        linear = skinny_linear if self._fused_rows == 1 else few_rows_linear
+        one_row = rows == 1 and (self._wide or self._fused_rows == 1)
+        linear = skinny_linear if one_row else few_rows_linear
         linear(residual, layer.qkv, layer.qkv_bias, qkv, norm_weight=layer.input_norm, eps=eps)
         self._attend(index, rows, num_decode, chunks, shared)
         linear(mixed, layer.output, layer.output_bias, residual, add=True)
@@ -227,7 +245,7 @@ class GpuDecoder:
             attend: Callable[..., None]
             if shared:
                 attend = partial(self._prefixed, prefix=self._prefix)
-            elif num_decode < self.decode.attention.least_rows:
+            elif num_decode < self._least_rows:
                 attend = self._prefixed
             else:
                 attend = self.decode.attention

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.protocol.sampling import parse_field
+from penstock.protocol.sampling import DEFAULTS, parse_field
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
 SHARED_FILES = ("config.json", "tokenizer.json", "vocab.json", "tokenizer.model")
@@ -48,7 +48,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     dtype: str
     eos_token_ids: list[int]
     defaults: dict[str, float]
-    """Sampling defaults of ``generation_config.json``: temperature, top_p, top_k."""
+    """Sampling defaults of ``generation_config.json``, for the names in ``sampling.DEFAULTS``."""
     config: dict[str, Any]
     """``config.json`` as it stands."""
 
@@ -106,9 +106,8 @@ def _end_tokens(source: dict[str, Any], vocab_size: int, path: Path) -> list[int
 def _sampling_defaults(generation: dict[str, Any], path: Path) -> dict[str, float]:
     """What is checked here for its range is not refused later, request by request."""
     defaults: dict[str, float] = {}
-    if not generation.get("do_sample", True):
-        return defaults
-    for name in ("temperature", "top_p", "top_k"):
+    drawn = generation.get("do_sample", True)
+    for name in DEFAULTS if drawn else ("repetition_penalty",):
         value = generation.get(name)
         if value is None:
             continue

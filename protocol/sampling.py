@@ -10,6 +10,7 @@ generation config, then from ``DEFAULTS`` (``resolve``).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
@@ -19,12 +20,18 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 512
 MAX_STOP_TOKENS = 64
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_LENGTH = 256
+MAX_ALLOWED_TOKENS = 2**18
 MAX_TOKENS = 2**31 - 1
 GREEDY_TEMPERATURE = 1e-5
 """Below it the highest logit wins and no random number is drawn."""
 
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -76,9 +83,73 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_
     ignore_eos: Annotated[
         bool, Meta(description="Go on after the model's end token; for measurements.")
     ] = False
+    min_p: (
+        Annotated[
+            float,
+            Meta(ge=0.0, le=1.0, description="Keep tokens of this share of the highest chance."),
+        ]
+        | None
+    ) = None
+    presence_penalty: Annotated[
+        float, Meta(ge=-2.0, le=2.0, description="Off the logits of tokens in the output.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Meta(ge=-2.0, le=2.0, description="The same, for each time that a token occurs.")
+    ] = 0.0
+    repetition_penalty: (
+        Annotated[
+            float,
+            Meta(gt=0.0, le=10.0, description="Divides logits of tokens in prompt or output."),
+        ]
+        | None
+    ) = None
+    min_tokens: Annotated[
+        int,
+        Meta(ge=0, le=MAX_TOKENS, description="Do not stop before so many tokens."),
+    ] = 0
+    logit_bias: Annotated[
+        dict[TokenId, Bias],
+        Meta(max_length=MAX_BIASES, description="Added to the logits of tokens, by token id."),
+    ] = {}
+    allowed_token_ids: (
+        Annotated[
+            list[TokenId],
+            Meta(
+                min_length=1,
+                max_length=MAX_ALLOWED_TOKENS,
+                description="Nothing but these tokens may come.",
+            ),
+        ]
+        | None
+    ) = None
+    bad_words: Annotated[
+        list[BadWord],
+        Meta(max_length=MAX_BAD_WORDS, description="These words may not come."),
+    ] = []
+    include_stop_str_in_output: Annotated[
+        bool, Meta(description="The answer's text ends with the stop string that was found.")
+    ] = False
+    skip_special_tokens: Annotated[
+        bool, Meta(description="Leave special tokens out of the answer's text.")
+    ] = True
+    spaces_between_special_tokens: Annotated[
+        bool, Meta(description="No effect: the tokenizers served here put none.")
+    ] = True
+    truncate_prompt_tokens: (
+        Annotated[
+            int, Meta(ge=1, le=MAX_TOKENS, description="Keep this many last tokens of the prompt.")
+        ]
+        | None
+    ) = None
 
 
-DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+DEFAULTS: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 """Used where neither the client nor the model's generation config says anything."""
 
 
@@ -106,7 +177,8 @@ def _parameters() -> dict[str, Parameter]:
     found = {}
     for field in msgspec.structs.fields(SamplingParams):
         hint = hints[field.name]
-        default = field.default if field.default_factory is msgspec.NODEFAULT else []
+        factory = field.default_factory
+        default = field.default if factory is msgspec.NODEFAULT else factory()
         found[field.name] = Parameter(field.name, hint, default, _description(hint))
     return found
 
@@ -125,9 +197,16 @@ def parse_field(name: str, value: Any) -> Any:
         raise msgspec.ValidationError(
             f"Expected a string or an array of at most {MAX_STOP_STRINGS} strings"
         )
-    if isinstance(value, bool) and name != "ignore_eos":
+    if isinstance(value, bool) and not isinstance(PARAMETERS[name].default, bool):
         raise msgspec.ValidationError(f"Expected a number, got `{str(value).lower()}`")
-    return msgspec.convert(value, PARAMETERS[name].type)
+    return msgspec.convert(value, PARAMETERS[name].type, str_keys=True)
+
+
+def token_ids(params: SamplingParams) -> Iterator[tuple[str, int]]:
+    """Every token id that the parameters name, with its parameter."""
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for token in getattr(params, name) or ():
+            yield name, token
 
 
 def resolve(params: SamplingParams, model_defaults: dict[str, Any], seed: int) -> SamplingParams:
@@ -150,4 +229,5 @@ __all__ = [
     "SamplingParams",
     "parse_field",
     "resolve",
+    "token_ids",
 ]

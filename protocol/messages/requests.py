@@ -120,6 +120,8 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How often it was started again without a new token in between."""
     streamed: bool = True
     """See ``Work``."""
+    bad_words: list[bytes] = []
+    """``params.bad_words`` as rows of int32 token ids, each word in every form that it has."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):

@@ -37,6 +37,30 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
     vocab_size: int
 
 
+class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What changes a slot's logits before its temperature. Rows of ids are int32, little endian."""
+
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    biased: bytes = b""
+    """Token ids …"""
+    biases: bytes = b""
+    """… and what is added to their logits, float32."""
+    allowed: bytes | None = None
+    """Ids of the only tokens that may come; ``None``: all may."""
+    bad_words: list[bytes] = []
+    """Ids of words that may not come."""
+    min_tokens: int = 0
+    """None of ``ends`` comes before so many output tokens."""
+    ends: bytes = b""
+
+    @property
+    def penalised(self) -> bool:
+        """Whether it matters which tokens have come before."""
+        return self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
+
+
 class SlotSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The sampling state of one slot. A slot is reset whole when it is used again."""
 
@@ -48,6 +72,9 @@ class SlotSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Unsigned 64 bit."""
     choice: int
     """A draw is keyed by (seed, choice, output position)."""
+    min_p: float = 0.0
+    adjustments: SlotAdjustments | None = None
+    """``None``: the logits are taken as they come."""
 
 
 class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.messages.requests import MAX_CACHE_SALT, RequestPriority
-from penstock.protocol.sampling import PARAMETERS, SamplingParams, parse_field
+from penstock.protocol.sampling import PARAMETERS, SamplingParams, parse_field, token_ids
 from penstock.services.frontend.errors import ApiError, bad_request, show
 
 MAX_NAMED = 16
@@ -35,9 +35,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     # OpenAI
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": _EMPTY,
     "tools": _EMPTY,
     "tool_choice": _NO_TOOLS,
     "functions": _EMPTY,
@@ -53,20 +50,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "best_of": (1,),
     # vLLM
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "use_beam_search": (False,),
     "early_stopping": (False,),
-    "bad_words": _EMPTY,
-    "allowed_token_ids": (),
     "logits_processors": _EMPTY,
     "prompt_logprobs": (False,),
-    "truncate_prompt_tokens": (),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
     "add_special_tokens": (True,),
     "detokenize": (True,),
     "include_reasoning": (True,),
@@ -224,11 +212,15 @@ def take_sampling(
                 param=name,
             )
         fields["max_tokens"] = limit
-    for token in fields.get("stop_token_ids", ()):
+    params = SamplingParams(**fields)
+    for name, token in token_ids(params):
         if token >= vocab_size:
             limit = f"Token ids must be below the vocabulary's size {vocab_size}"
-            raise invalid("stop_token_ids", limit, token)
-    return SamplingParams(**fields)
+            raise invalid(name, limit, token)
+    most = params.max_tokens
+    if most is not None and params.min_tokens > most:
+        raise invalid("min_tokens", f"At most max_tokens, which is {most}", params.min_tokens)
+    return params
 
 
 def _parse(name: str, field: str, value: Any) -> Any:

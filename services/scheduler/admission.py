@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.messages.requests import Rejected, TokenWork
-from penstock.protocol.messages.steps import SlotSampling
+from penstock.protocol.messages.steps import SlotAdjustments, SlotSampling
 from penstock.protocol.sampling import SamplingParams
 from penstock.services.scheduler.block_hash import chain_root
 from penstock.services.scheduler.limits import Limits
@@ -133,6 +133,7 @@ def make_sequences(
     wanted = [state.choice for state in work.choices]
     if not wanted or len(dict.fromkeys(wanted)) != len(wanted):
         raise Unservable(f"a request needs one or more distinct choices, got {wanted}")
+    adjustments = _slot_adjustments(work)
     sequences = []
     for state in work.choices:
         output = _token_ids(state.output, f"the output of choice {state.choice}", limits)
@@ -147,7 +148,7 @@ def make_sequences(
                 tokens=tokens,
                 prompt_len=request.prompt_len,
                 max_len=request.prompt_len + request.max_output,
-                sampling=_slot_sampling(params, state.choice),
+                sampling=_slot_sampling(params, state.choice, adjustments),
             )
         )
     return sequences
@@ -185,7 +186,27 @@ def _check_length(prompt_len: int, limits: Limits) -> None:
         )
 
 
-def _slot_sampling(params: SamplingParams, choice: int) -> SlotSampling:
+def _slot_adjustments(work: TokenWork) -> SlotAdjustments | None:
+    """``None`` where the request asks for nothing that changes logits."""
+    params = work.params
+    allowed = params.allowed_token_ids
+    adjustments = SlotAdjustments(
+        repetition=1.0 if params.repetition_penalty is None else params.repetition_penalty,
+        frequency=params.frequency_penalty,
+        presence=params.presence_penalty,
+        biased=array("i", params.logit_bias).tobytes(),
+        biases=array("f", params.logit_bias.values()).tobytes(),
+        allowed=None if allowed is None else array("i", allowed).tobytes(),
+        bad_words=work.bad_words,
+        min_tokens=params.min_tokens,
+        ends=array("i", work.stop_ids).tobytes() if params.min_tokens else b"",
+    )
+    return None if adjustments == SlotAdjustments() else adjustments
+
+
+def _slot_sampling(
+    params: SamplingParams, choice: int, adjustments: SlotAdjustments | None
+) -> SlotSampling:
     temperature, top_p, top_k, seed = params.temperature, params.top_p, params.top_k, params.seed
     if temperature is None or top_p is None or top_k is None or seed is None:
         raise Unservable(
@@ -199,4 +220,6 @@ def _slot_sampling(params: SamplingParams, choice: int) -> SlotSampling:
         top_p=top_p,
         seed=seed & 0xFFFF_FFFF_FFFF_FFFF,
         choice=choice,
+        min_p=params.min_p or 0.0,
+        adjustments=adjustments,
     )

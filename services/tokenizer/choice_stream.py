@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from penstock.protocol.sampling import SamplingParams
 from penstock.services.tokenizer.detokenizer import new_detokenizer
 from penstock.services.tokenizer.stop_strings import StopStrings
 from penstock.services.tokenizer.text_model import TextModel
@@ -30,13 +31,16 @@ class Delta(msgspec.Struct, gc=False):
 class ChoiceStream:
     """Detokenizer and stop strings of one choice. Calls must not follow a found stop string."""
 
-    __slots__ = ("_push_token", "_flush_tokens", "_stops", "released")  # noqa: RUF023
+    __slots__ = ("_push_token", "_flush_tokens", "_include", "_stops", "_untouched", "released")  # noqa: RUF023
 
-    def __init__(self, text_model: TextModel, stop: list[str]) -> None:
-        detokenizer = new_detokenizer(text_model.token_table)
+    def __init__(self, text_model: TextModel, params: SamplingParams) -> None:
+        detokenizer = new_detokenizer(text_model.table(params.skip_special_tokens))
         self._push_token = detokenizer.push
         self._flush_tokens = detokenizer.flush
-        self._stops = StopStrings(stop) if stop else None
+        self._include = params.include_stop_str_in_output
+        self._stops = StopStrings(params.stop, self._include) if params.stop else None
+        self._untouched = params.min_tokens if params.stop else 0
+        """So many tokens' text cannot begin or complete a stop string."""
         self.released = 0
         """Characters released so far."""
 
@@ -49,12 +53,12 @@ class ChoiceStream:
         """Take the next tokens.
 
         With ``last_is_stop`` the last one is the token that ended the choice: it counts
-        as used but its own text is no part of the answer. After a found stop string the choice is
-        over and every further token is dropped.
+        as used but its own text is no part of the answer, unless stop strings are to be. After a
+        found stop string the choice is over and every further token is dropped.
         """
         stops = self._stops
         count = len(tokens)
-        rendered = count - 1 if last_is_stop else count
+        rendered = count - 1 if last_is_stop and not self._include else count
         if stops is None:
             if count == 1 and rendered:
                 text = self._push_token(tokens[0])
@@ -67,7 +71,12 @@ class ChoiceStream:
             return Delta("", 0, earlier)
         released = []
         for position in range(rendered):
-            released.append(stops.push(self._push_token(tokens[position])))
+            text = self._push_token(tokens[position])
+            if self._untouched:
+                self._untouched -= 1
+                released.append(text)
+                continue
+            released.append(stops.push(text))
             if stops.found is not None:
                 count = position + 1
                 break

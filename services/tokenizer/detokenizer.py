@@ -1,8 +1,8 @@
 """Incremental detokenization: token by token, text that never has to be taken back.
 
 Whatever the way in which the ids arrive, the pieces of ``push`` and the last one of ``flush``
-together are ``Tokenizer.decode(ids, skip_special_tokens=True)``. Each push costs the same, however
-long the text already is.
+together are ``Tokenizer.decode(ids, skip_special_tokens=…)``, as the table was made. Each push
+costs the same, however long the text already is.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 from codecs import utf_8_decode
 from typing import Protocol
 
-from tokenizers import Tokenizer
-
-from penstock.services.tokenizer.token_table import ByteTable, PieceTable, TokenTable
+from penstock.services.tokenizer.token_table import ByteTable, PieceTable, TokenTable, WindowTable
 
 _WINDOW_LIMIT = 16
 """Tokens after which a windowed decode gives out even an unfinished character."""
@@ -120,17 +118,18 @@ class WindowDetokenizer:
     Exact where a token's text depends on its neighbours only (WordPiece, BPE suffixes, no decoder).
     """
 
-    __slots__ = ("_done", "_ids", "_shown", "_tokenizer")
+    __slots__ = ("_done", "_ids", "_shown", "_skip", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, table: WindowTable) -> None:
+        self._tokenizer = table.tokenizer
+        self._skip = table.skip_special
         self._ids: list[int] = []
         self._done = 0
         """How many of ``_ids`` have been given out; they remain as the left neighbours."""
         self._shown = ""
 
     def push(self, token: int) -> str:
-        if token < 0 or not self._tokenizer.decode([token], skip_special_tokens=True):
+        if token < 0 or not self._tokenizer.decode([token], skip_special_tokens=self._skip):
             return ""
         self._ids.append(token)
         text = self._decoded()
@@ -142,7 +141,7 @@ class WindowDetokenizer:
         return self._give(self._decoded()) if self._ids else ""
 
     def _decoded(self) -> str:
-        return self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        return self._tokenizer.decode(self._ids, skip_special_tokens=self._skip)
 
     def _give(self, text: str) -> str:
         new = text[len(self._shown) :]
@@ -158,4 +157,4 @@ def new_detokenizer(table: TokenTable) -> Detokenizer:
         return ByteDetokenizer(table)
     if isinstance(table, PieceTable):
         return PieceDetokenizer(table)
-    return WindowDetokenizer(table.tokenizer)
+    return WindowDetokenizer(table)

@@ -9,13 +9,18 @@ import numpy as np
 
 from penstock.protocol.messages.requests import Chat, Prompt, TokenWork, Work
 from penstock.protocol.model_info import ModelInfo
-from penstock.protocol.sampling import SamplingParams, resolve
+from penstock.protocol.sampling import SamplingParams, resolve, token_ids
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.text_model import TextModel
 
 COMPLETION_MAX_TOKENS = 16
 """``max_tokens`` of a completion that does not say (OpenAI's default)."""
 TOKEN_BYTES = 4
+TRUNCATED_LENGTHS = 8
+"""A prompt that is to be truncated may be so many times as long as what the model takes."""
+MAX_BAD_WORD_TOKENS = 64
+MAX_BAD_WORDS_TOKENS = 2048
+"""What a worker has room for in a slot (``penstock.kernels.sampling.bad_words``)."""
 
 __all__ = ["COMPLETION_MAX_TOKENS", "PromptError", "prepare"]
 
@@ -28,6 +33,15 @@ def _check_vocabulary(ids: np.ndarray[Any, np.dtype[Any]], vocab_size: int, para
             f"this model's ids are 0 to {vocab_size - 1}",
             param,
         )
+
+
+def _truncated(text_model: TextModel, work: Work, max_model_len: int) -> bytes:
+    """The prompt's ids, without its beginning where the client wants so."""
+    keep = work.params.truncate_prompt_tokens
+    if keep is None:
+        return text_model.encode_prompt(work.prompt, max_model_len)
+    longest = TRUNCATED_LENGTHS * max_model_len
+    return text_model.encode_prompt(work.prompt, longest)[-TOKEN_BYTES * keep :]
 
 
 def _check_prompt(ids: bytes, vocab_size: int, max_model_len: int, param: str) -> int:
@@ -64,11 +78,32 @@ def _max_tokens(asked: int | None, prompt: Prompt, length: int, max_model_len: i
 
 
 def _stop_ids(params: SamplingParams, info: ModelInfo) -> list[int]:
-    _check_vocabulary(
-        np.asarray(params.stop_token_ids, dtype=np.int64), info.vocab_size, "stop_token_ids"
-    )
+    for name, token in token_ids(params):
+        if not 0 <= token < info.vocab_size:
+            _check_vocabulary(np.asarray([token]), info.vocab_size, name)
     ends = [] if params.ignore_eos else info.eos_token_ids
     return list(dict.fromkeys([*params.stop_token_ids, *ends]))
+
+
+def _bad_words(params: SamplingParams, text_model: TextModel) -> list[bytes]:
+    """Each word as it is written at the beginning of a text, and after a space."""
+    words: list[bytes] = []
+    for word in params.bad_words:
+        forms = [text_model.encode(form, add_special_tokens=False) for form in (word, f" {word}")]
+        if max(map(len, forms)) > TOKEN_BYTES * MAX_BAD_WORD_TOKENS:
+            raise PromptError(
+                f"bad_words: {word[:40]!r} has more than {MAX_BAD_WORD_TOKENS} tokens; "
+                "send a shorter one",
+                "bad_words",
+            )
+        words += (form for form in dict.fromkeys(forms) if form)
+    if sum(map(len, words)) > TOKEN_BYTES * MAX_BAD_WORDS_TOKENS:
+        raise PromptError(
+            f"bad_words: the words have {sum(map(len, words)) // TOKEN_BYTES} tokens together, "
+            f"each counted with and without a space before it; at most {MAX_BAD_WORDS_TOKENS}",
+            "bad_words",
+        )
+    return words
 
 
 def prepare(
@@ -82,11 +117,17 @@ def prepare(
 
     Raises ``PromptError`` for whatever the client can change.
     """
-    prompt = text_model.encode_prompt(work.prompt, max_model_len)
+    prompt = _truncated(text_model, work, max_model_len)
     param = "messages" if isinstance(work.prompt, Chat) else "prompt"
     length = _check_prompt(prompt, info.vocab_size, max_model_len, param)
     params = resolve(work.params, info.defaults, seed)
     limit = _max_tokens(params.max_tokens, work.prompt, length, max_model_len)
+    if params.min_tokens > limit:
+        raise PromptError(
+            f"min_tokens is {params.min_tokens}, but at most {limit} tokens are generated after "
+            f"this prompt of {length}; ask for fewer",
+            "min_tokens",
+        )
     return TokenWork(
         prompt=prompt,
         params=msgspec.structs.replace(params, max_tokens=limit),
@@ -98,4 +139,5 @@ def prepare(
         priority=work.priority,
         cache_salt=work.cache_salt,
         streamed=work.streamed,
+        bad_words=_bad_words(params, text_model) if params.bad_words else [],
     )

@@ -80,10 +80,12 @@ def stop_automaton(stops: tuple[str, ...]) -> StopAutomaton:
 class StopStrings:
     """Watches the text of one choice. ``found`` is the stop string once one is complete."""
 
-    __slots__ = ("_automaton", "_held", "_state", "found")
+    __slots__ = ("_automaton", "_held", "_include", "_state", "found")
 
-    def __init__(self, stops: list[str]) -> None:
+    def __init__(self, stops: list[str], include: bool = False) -> None:
+        """include: the stop string is part of the text."""
         self._automaton = stop_automaton(tuple(stops))
+        self._include = include
         self._state = 0
         self._held = ""
         self.found: str | None = None
@@ -119,7 +121,7 @@ class StopStrings:
         self.found = found
         self._held = ""
         self._state = 0
-        return text[: len(text) - len(found)]
+        return text if self._include else text[: len(text) - len(found)]
 
     def flush(self) -> str:
         """The end of the text: nothing can complete a stop string any more."""

@@ -27,7 +27,7 @@ from penstock.services.tokenizer.chat_template import (
 )
 from penstock.services.tokenizer.control_tokens import ControlTokens, Rendered
 from penstock.services.tokenizer.prompt_error import PromptError
-from penstock.services.tokenizer.token_table import build_token_table
+from penstock.services.tokenizer.token_table import TokenTable, build_token_table
 
 MAX_TOKENIZER_BYTES = 512 * 1024 * 1024
 _OTHER_TOKENIZER_FILES = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
@@ -175,6 +175,7 @@ class TextModel:
         tokenizer.no_truncation()
         self.tokenizer = tokenizer
         self.token_table = build_token_table(tokenizer)
+        self._full_table: TokenTable | None = None
         self._template = template
         self._name = name
         self._control = ControlTokens(token.content for token in _special(tokenizer).values())
@@ -196,6 +197,14 @@ class TextModel:
         special_tokens = read_special_tokens(folder, config)
         template = read_chat_template(folder, config, special_tokens)
         return cls(tokenizer, template, name=folder.resolve().name)
+
+    def table(self, skip_special: bool) -> TokenTable:
+        """What each token stands for. The table with special tokens is made at first need."""
+        if skip_special:
+            return self.token_table
+        if self._full_table is None:
+            self._full_table = build_token_table(self.tokenizer, skip_special=False)
+        return self._full_table
 
     @property
     def has_chat_template(self) -> bool:

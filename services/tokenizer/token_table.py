@@ -7,7 +7,7 @@ Three kinds of table, by the ``decoder`` of tokenizer.json:
   a character when they are valid together, else one U+FFFD for each (Llama 2, Mistral, Gemma).
 - ``WindowTable``: anything else (WordPiece, BPE suffixes, CTC); only the tokenizer itself decodes.
 
-Special tokens stand for nothing, as with ``skip_special_tokens=True``.
+Special tokens stand for nothing, or for themselves: transformers' ``skip_special_tokens``.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class PieceTable(NamedTuple):
 
 class WindowTable(NamedTuple):
     tokenizer: Tokenizer
+    skip_special: bool
 
 
 TokenTable = ByteTable | PieceTable | WindowTable
@@ -60,22 +61,22 @@ def _byte_of_character() -> dict[str, int]:
     return stand_ins
 
 
-def _tokens(tokenizer: Tokenizer) -> list[str | None]:
+def _tokens(tokenizer: Tokenizer, skip_special: bool) -> list[str | None]:
     """Text of every id; ``None`` for ids that stand for nothing."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     tokens: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
     for token, number in vocabulary.items():
         tokens[number] = token
     for number, added in tokenizer.get_added_tokens_decoder().items():
-        if added.special:
+        if added.special and skip_special:
             tokens[number] = None
     return tokens
 
 
-def _byte_table(tokenizer: Tokenizer) -> ByteTable:
+def _byte_table(tokenizer: Tokenizer, skip_special: bool) -> ByteTable:
     byte_of = _byte_of_character()
     pieces: list[str | bytes] = []
-    for token in _tokens(tokenizer):
+    for token in _tokens(tokenizer, skip_special):
         if token is None:
             pieces.append("")
             continue
@@ -91,20 +92,23 @@ def _byte_table(tokenizer: Tokenizer) -> ByteTable:
     return ByteTable(pieces)
 
 
-def _piece_table(tokenizer: Tokenizer, rules: list[dict[str, Any]]) -> PieceTable | None:
+def _piece_table(
+    tokenizer: Tokenizer, rules: list[dict[str, Any]], skip_special: bool
+) -> PieceTable | None:
     """The table of a Metaspace or Replace/ByteFallback/Fuse/Strip decoder; ``None``: neither."""
     names = [rule.get("type") for rule in rules]
+    tokens = _tokens(tokenizer, skip_special)
     if names == ["Metaspace"]:
         space = rules[0].get("replacement", _METASPACE)
         drops = space if rules[0].get("prepend_scheme", "always") != "never" else ""
         pieces: list[str | bytes] = [
-            "" if token is None else token.replace(space, " ") for token in _tokens(tokenizer)
+            "" if token is None else token.replace(space, " ") for token in tokens
         ]
         if not drops:
             return PieceTable(pieces, "", 0, "")
         # What the first token loses are the spaces that stand for the replacement character only;
         # a vocabulary with real spaces in tokens is left to the tokenizer itself.
-        if any(token and " " in token for token in _tokens(tokenizer)):
+        if any(token and " " in token for token in tokens):
             return None
         return PieceTable(pieces, "", 0, " ")
     strip: dict[str, Any] = {"content": "", "start": 0, "stop": 0}
@@ -116,20 +120,20 @@ def _piece_table(tokenizer: Tokenizer, rules: list[dict[str, Any]]) -> PieceTabl
     if not isinstance(old, str) or not isinstance(new, str):
         return None
     pieces = []
-    for token in _tokens(tokenizer):
+    for token in tokens:
         text = "" if token is None else token.replace(old, new)
         byte = _BYTE_TOKEN.fullmatch(text)
         pieces.append(bytes([int(byte[1], 16)]) if byte else text)
     return PieceTable(pieces, strip["content"], strip["start"], "")
 
 
-def build_token_table(tokenizer: Tokenizer) -> TokenTable:
+def build_token_table(tokenizer: Tokenizer, skip_special: bool = True) -> TokenTable:
     """The quickest exact table for this tokenizer's decoder."""
     decoder = tokenizer.decoder
     if decoder is None:
-        return WindowTable(tokenizer)
+        return WindowTable(tokenizer, skip_special)
     rule: dict[str, Any] = msgspec.json.decode(decoder.__getstate__())
     rules = rule.get("decoders", []) if rule.get("type") == "Sequence" else [rule]
     if [r.get("type") for r in rules] == ["ByteLevel"]:
-        return _byte_table(tokenizer)
-    return _piece_table(tokenizer, rules) or WindowTable(tokenizer)
+        return _byte_table(tokenizer, skip_special)
+    return _piece_table(tokenizer, rules, skip_special) or WindowTable(tokenizer, skip_special)

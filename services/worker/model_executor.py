@@ -11,9 +11,10 @@ import torch
 from penstock.kernels.attention import KV_TILE, ROW_MULTIPLE, CacheShape
 from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
-from penstock.kernels.sampling import SamplingRows, bad_rows, most_likely, sample
+from penstock.kernels.sampling import SamplingRows, choose
 from penstock.protocol.messages.steps import StepPlan, StepResult
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
+from penstock.services.worker.adjustments import SlotAdjuster
 from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import Decoder, KVCache
@@ -44,6 +45,7 @@ class ModelExecutor(DirectExecutor):
         exact = model.dtype == torch.float32 and model.device.type == "cpu"
         padding_block, empty_block = capacity.num_blocks, capacity.num_blocks + 1
         self.slots = SlotTable(capacity, KV_TILE // capacity.block_size, empty_block)
+        self._adjuster = SlotAdjuster(capacity.max_num_seqs, config.vocab_size, model.device)
         shape = CacheShape(
             config.num_kv_heads,
             capacity.num_blocks + EXTRA_BLOCKS,
@@ -73,6 +75,7 @@ class ModelExecutor(DirectExecutor):
         try:
             with torch.inference_mode():
                 step = self.slots.apply(plan)
+                self._adjuster.begin(plan.added)
                 if self.slots.fresh_blocks:
                     fresh = torch.tensor(self.slots.fresh_blocks, device=self._values.device)
                     clear_blocks(self._values, fresh)
@@ -103,11 +106,13 @@ class ModelExecutor(DirectExecutor):
             return np.empty(0, np.int32), []
         slots, at = self.slots, step.sampled
         temperature = slots.temperature[at]
-        if bool((temperature < GREEDY_TEMPERATURE).all()):
-            tokens = most_likely(logits)
-        else:
-            wanted = SamplingRows(temperature, slots.top_k[at], slots.top_p[at], slots.keys(at))
-            tokens = sample(logits, wanted, GREEDY_TEMPERATURE)
+        greedy = bool((temperature < GREEDY_TEMPERATURE).all())
+        keys = np.zeros(len(at), np.uint64) if greedy else slots.keys(at)
+        wanted = SamplingRows(temperature, slots.top_k[at], slots.top_p[at], keys, slots.min_p[at])
+        num_output = slots.num_output[at].astype(np.int64)
+        adjustments = self._adjuster.adjustments(at, num_output)
+        choice = choose(logits, wanted, GREEDY_TEMPERATURE, adjustments)
         # The one wait for the device.
-        both = torch.stack((tokens, bad_rows(logits).to(torch.int64))).cpu().numpy()
+        both = torch.stack((choice.tokens, choice.bad.to(torch.int64))).cpu().numpy()
+        self._adjuster.took(at, both[0], num_output)
         return both[0].astype(np.int32), np.flatnonzero(both[1]).tolist()

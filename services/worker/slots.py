@@ -78,6 +78,7 @@ class SlotTable:
         self.temperature = np.zeros(slots, np.float32)
         self.top_k = np.zeros(slots, np.int64)
         self.top_p = np.ones(slots, np.float32)
+        self.min_p = np.zeros(slots, np.float32)
         self.seed = np.zeros(slots, np.uint64)
         self.choice = np.zeros(slots, np.uint64)
         self._state = [FREE] * slots
@@ -211,6 +212,7 @@ class SlotTable:
         self.temperature[slot] = sampling.temperature
         self.top_k[slot] = max(0, sampling.top_k)
         self.top_p[slot] = sampling.top_p
+        self.min_p[slot] = sampling.min_p
         self.seed[slot] = sampling.seed & _UINT64
         self.choice[slot] = sampling.choice & _UINT64
 

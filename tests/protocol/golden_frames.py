@@ -35,6 +35,9 @@ def pack(value: Any) -> bytes:
             return _head(len(value), 0, 0, 0xC4) + value
         case list():
             return _head(len(value), 0x90, 16, None) + b"".join(pack(v) for v in value)
+        case dict():
+            parts = b"".join(pack(key) + pack(one) for key, one in value.items())
+            return _head(len(value), 0x80, 16, None) + parts
     raise TypeError(type(value).__name__)
 
 
@@ -80,12 +83,31 @@ _REPORT = m.MetricsReport([m.MetricSample("steps_total", ["a"], [1.5, 2.0])])
 _REPORT_ROW: list[Any] = [[["steps_total", ["a"], [1.5, 2.0]]]]
 _PARAMS = SamplingParams(
     temperature=0.5, top_p=0.25, top_k=40, seed=-1, n=2, max_tokens=100, stop=["\n"],
-    stop_token_ids=[2], ignore_eos=True,
+    stop_token_ids=[2], ignore_eos=True, min_p=0.125, presence_penalty=1.5,
+    frequency_penalty=-1.5, repetition_penalty=1.25, min_tokens=3, logit_bias={7: -2.0},
+    allowed_token_ids=[7, 8], bad_words=["dam"], include_stop_str_in_output=True,
+    skip_special_tokens=False, spaces_between_special_tokens=False, truncate_prompt_tokens=9,
 )  # fmt: skip
-_PARAMS_ROW: list[Any] = [0.5, 0.25, 40, -1, 2, 100, ["\n"], [2], True]
+_PARAMS_ROW: list[Any] = [
+    0.5, 0.25, 40, -1, 2, 100, ["\n"], [2], True, 0.125, 1.5, -1.5, 1.25, 3, {7: -2.0}, [7, 8],
+    ["dam"], True, False, False, 9,
+]  # fmt: skip
+_NO_PARAMS_ROW: list[Any] = [
+    None, None, None, None, 1, None, [], [], False, None, 0.0, 0.0, None, 0, {}, None, [], False,
+    True, True, None,
+]  # fmt: skip
 _IDS = b"\x01\x00\x00\x00\xff\x7f\x00\x00"
-_SLOT = s.NewSlot(3, _IDS, 1, 0, [5, 6], s.SlotSampling(0.5, 40, 0.25, 2**64 - 1, 1))
-_SLOT_ROW: list[Any] = [3, _IDS, 1, 0, [5, 6], [0.5, 40, 0.25, 2**64 - 1, 1]]
+_ADJUSTMENTS = s.SlotAdjustments(1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS)
+_SLOT = s.NewSlot(
+    3, _IDS, 1, 0, [5, 6], s.SlotSampling(0.5, 40, 0.25, 2**64 - 1, 1, 0.125, _ADJUSTMENTS)
+)  # fmt: skip
+_SLOT_ROW: list[Any] = [
+    3, _IDS, 1, 0, [5, 6],
+    [
+        0.5, 40, 0.25, 2**64 - 1, 1, 0.125,
+        [1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS],
+    ],
+]  # fmt: skip
 BIG = 2**63 - 1
 
 SAMPLES: dict[str, tuple[Any, list[Any]]] = {
@@ -180,21 +202,24 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
     "Work tokens": (
         r.Work(r.Tokens(_IDS), SamplingParams(), [], "", None, 0.0),
         [
-            ["tokens", _IDS], [None, None, None, None, 1, None, [], [], False], [], "", None, 0.0,
+            ["tokens", _IDS], _NO_PARAMS_ROW, [], "", None, 0.0,
             0, "", True,
         ],
     ),
     "TokenWork": (
         r.TokenWork(
             _IDS, _PARAMS, [r.ChoiceState(1)], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s", True, 2,
-            False,
+            False, [_IDS],
         ),
-        [_IDS, _PARAMS_ROW, [[1, b"", 0]], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s", True, 2, False],
+        [
+            _IDS, _PARAMS_ROW, [[1, b"", 0]], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s", True, 2,
+            False, [_IDS],
+        ],
     ),
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "5374a490c0e47c06"
+SCHEMA_HASH = "acf56577fff8e301"
 """Of protocol version 6."""
 
 GOLDEN: dict[str, str] = {
@@ -242,8 +267,10 @@ GOLDEN: dict[str, str] = {
     "Attach": "932801a86970633a2f2f2f73",
     "Attached": "99290100cd03e81040cd0800cd1000cd7d00",
     "StepPlan": (
-        "9a2a0102c39100919603c40801000000ff7f0000010092050695cb3fe000000000000028cb3fd00000000000"
-        "00cfffffffffffffffff019201099195030002c3910791940001010204"
+        "9a2a0102c39100919603c40801000000ff7f0000010092050697cb3fe000000000000028cb3fd00000000000"
+        "00cfffffffffffffffff01cb3fc000000000000099cb3ff4000000000000cbbff8000000000000cb3ff80000"
+        "00000000c40801000000ff7f0000c40801000000ff7f0000c40801000000ff7f000091c40801000000ff7f00"
+        "0003c40801000000ff7f00009201099195030002c3910791940001010204"
     ),
     "StepResult": "962b0102c40801000000ff7f00009101cb3fc0000000000000",
     "StepFailed": "942c0102a4626f6f6d",
@@ -253,19 +280,25 @@ GOLDEN: dict[str, str] = {
     ),
     "MetricsReport": ("919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000"),
     "Work chat": (
-        "9993a463686174c4025b5dc4027b7d99cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3"
-        "919300c40801000000ff7f000004a26d65c0cb3fe0000000000000fba473616c74c2"
+        "9993a463686174c4025b5dc4027b7ddc0015cb3fe0000000000000cb3fd000000000000028ff026491a10a91"
+        "02c3cb3fc0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc000"
+        "00000000000092070891a364616dc3c2c209919300c40801000000ff7f000004a26d65c0cb3fe00000000000"
+        "00fba473616c74c2"
     ),
     "Work text": (
-        "9992a474657874a2686999cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3919300c400"
-        "00a26d65cb4004000000000000cb3fe000000000000000a0c3"
+        "9992a474657874a26869dc0015cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0"
+        "000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc0000000000000"
+        "0092070891a364616dc3c2c209919300c40000a26d65cb4004000000000000cb3fe000000000000000a0c3"
     ),
     "Work tokens": (
-        "9992a6746f6b656e73c40801000000ff7f000099c0c0c0c001c09090c290a0c0cb000000000000000000a0c3"
+        "9992a6746f6b656e73c40801000000ff7f0000dc0015c0c0c0c001c09090c2c0cb0000000000000000cb0000"
+        "000000000000c00080c090c2c3c3c090a0c0cb000000000000000000a0c3"
     ),
     "TokenWork": (
-        "9cc40801000000ff7f000099cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3919301c4"
-        "0000920203a26d65cb4004000000000000cb3fe0000000000000ce7fffffffa173c302c2"
+        "9dc40801000000ff7f0000dc0015cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3f"
+        "c0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000"
+        "000092070891a364616dc3c2c209919301c40000920203a26d65cb4004000000000000cb3fe0000000000000"
+        "ce7fffffffa173c302c291c40801000000ff7f0000"
     ),
 }
 """The bytes of each sample, without the frame's prefix, in hex."""

@@ -41,12 +41,16 @@ def strategy_of(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.sampled_from(enum_class)
         case inspect.ListType(item_type=item):
             most = 3 if kind.max_length is None else min(3, kind.max_length)
-            return st.lists(strategy_of(item), max_size=most)
+            return st.lists(strategy_of(item), min_size=kind.min_length or 0, max_size=most)
+        case inspect.DictType(key_type=key, value_type=item):
+            return st.dictionaries(strategy_of(key), strategy_of(item), max_size=3)
         case inspect.IntType():
             low = -(2**63) if kind.ge is None else kind.ge
             return st.integers(low, 2**64 - 1 if kind.le is None else kind.le)
         case inspect.FloatType():
-            return st.floats(kind.ge, kind.le, allow_nan=False)
+            low = kind.ge if kind.gt is None else kind.gt
+            open_below = kind.gt is not None
+            return st.floats(low, kind.le, allow_nan=False, exclude_min=open_below)
         case inspect.StrType():
             return st.text(min_size=kind.min_length or 0, max_size=kind.max_length or 40)
         case inspect.BytesType():

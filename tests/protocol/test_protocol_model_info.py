@@ -101,11 +101,12 @@ def test_a_model_may_have_no_end_token(tmp_path: Path) -> None:
 def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
     generation = {"temperature": 0.6, "top_p": 1, "top_k": 20.0, "repetition_penalty": 1.1}
     info = read(tmp_path, None, generation)
-    assert info.defaults == {"temperature": 0.6, "top_p": 1.0, "top_k": 20}
+    penalty = {"repetition_penalty": 1.1}
+    assert info.defaults == {"temperature": 0.6, "top_p": 1.0, "top_k": 20, **penalty}
     assert type(info.defaults["top_k"]) is int
     params = resolve(SamplingParams(top_p=0.5), info.defaults, seed=3)
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.6, 0.5, 20, 3)
-    assert read(tmp_path, None, {**generation, "do_sample": False}).defaults == {}
+    assert read(tmp_path, None, {**generation, "do_sample": False}).defaults == penalty
     assert read(tmp_path, None, {"temperature": None}).defaults == {}
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.loadtest.make_model import make_model
+from penstock.protocol.sampling import SamplingParams
 from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.text_model import TextModel
 
@@ -23,7 +24,7 @@ def ids_of(model: TextModel, text: str) -> list[int]:
 
 
 def test_tokens_become_text_one_by_one(model: TextModel) -> None:
-    stream = ChoiceStream(model, [])
+    stream = ChoiceStream(model, SamplingParams(stop=[]))
     text = "Water flows 😀 through.\n"
     deltas = [stream.push([token]) for token in ids_of(model, text)]
     assert "".join(delta.text for delta in deltas) == text
@@ -35,12 +36,14 @@ def test_tokens_become_text_one_by_one(model: TextModel) -> None:
 def test_rows_may_be_memoryviews_arrays_or_lists(model: TextModel) -> None:
     ids = ids_of(model, "the same text")
     rows = (ids, array("i", ids), memoryview(array("i", ids)), memoryview(array("i", ids))[:])
-    assert {ChoiceStream(model, []).push(row).text for row in rows} == {"the same text"}
+    assert {ChoiceStream(model, SamplingParams(stop=[])).push(row).text for row in rows} == {
+        "the same text"
+    }
 
 
 def test_tokens_after_a_stop_string_are_dropped_and_not_used(model: TextModel) -> None:
     ids = ids_of(model, "abc") + ids_of(model, "!!") + ids_of(model, "more")
-    stream = ChoiceStream(model, ["!!"])
+    stream = ChoiceStream(model, SamplingParams(stop=["!!"]))
     delta = stream.push(ids)
     assert (delta.text, delta.stop) == ("abc", "!!")
     assert delta.used == len(ids_of(model, "abc")) + len(ids_of(model, "!!"))
@@ -52,14 +55,14 @@ def test_tokens_after_a_stop_string_are_dropped_and_not_used(model: TextModel) -
 def test_the_token_that_ended_the_choice_is_used_but_not_rendered(model: TextModel) -> None:
     ids = ids_of(model, "ab")
     for stop in ([], ["zz"]):
-        stream = ChoiceStream(model, stop)
+        stream = ChoiceStream(model, SamplingParams(stop=stop))
         delta = stream.push([*ids, ids_of(model, "!")[0]], True)
         assert (delta.text, delta.used, delta.stop) == ("ab", len(ids) + 1, None)
         assert stream.push(ids_of(model, "c"), True).text == ""
 
 
 def test_a_held_beginning_of_a_stop_string_is_released_at_the_end(model: TextModel) -> None:
-    stream = ChoiceStream(model, ["###"])
+    stream = ChoiceStream(model, SamplingParams(stop=["###"]))
     assert stream.push(ids_of(model, "a")).text == "a"
     assert stream.push(ids_of(model, "#")).text == ""
     assert stream.finish() == "#"
@@ -67,7 +70,7 @@ def test_a_held_beginning_of_a_stop_string_is_released_at_the_end(model: TextMod
 
 
 def test_an_unfinished_character_at_the_end_can_complete_a_stop_string(model: TextModel) -> None:
-    stream = ChoiceStream(model, ["\ufffd"])
+    stream = ChoiceStream(model, SamplingParams(stop=["\ufffd"]))
     stream.push(ids_of(model, "a😀")[:-1])
     assert stream.finish() == ""
     assert stream.stop == "\ufffd"
@@ -82,14 +85,14 @@ def test_an_unfinished_character_at_the_end_can_complete_a_stop_string(model: Te
 def test_a_continuation_anywhere_gives_the_same_text_and_end(
     model: TextModel, ids: list[int], stops: list[str], data: st.DataObject
 ) -> None:
-    whole = ChoiceStream(model, stops)
+    whole = ChoiceStream(model, SamplingParams(stop=stops))
     delta = whole.push(ids)
     text, used = delta.text + whole.finish(), delta.used
 
     cut = data.draw(st.integers(0, len(ids)))
-    first = ChoiceStream(model, stops)
+    first = ChoiceStream(model, SamplingParams(stop=stops))
     before = first.push(ids[:cut])
-    second = ChoiceStream(model, stops)
+    second = ChoiceStream(model, SamplingParams(stop=stops))
     assert second.replay(ids[:cut], first.released) == ""
     after = second.push(ids[cut:])
     assert before.text + after.text + second.finish() == text
@@ -99,6 +102,6 @@ def test_a_continuation_anywhere_gives_the_same_text_and_end(
 
 
 def test_replay_returns_what_the_client_does_not_have_yet(model: TextModel) -> None:
-    stream = ChoiceStream(model, [])
+    stream = ChoiceStream(model, SamplingParams(stop=[]))
     assert stream.replay(ids_of(model, "hello there"), 6) == "there"
     assert stream.released == 11

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from penstock.kernels.gpu.activation import silu_and_mul
 from penstock.kernels.gpu.decode_attention import decode_workspace
-from penstock.kernels.gpu.draw import commit, draw, stretches_of
+from penstock.kernels.gpu.draw import commit, draw
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW, few_rows_linear
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
 from penstock.kernels.gpu.rope_cache import rope_and_cache
+from penstock.kernels.gpu.sampler_memory import stretches_of
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.kernels.gpu.slots import embed

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from penstock.kernels.gpu.activation import silu_and_mul
 from penstock.kernels.gpu.decode_attention import decode_workspace
-from penstock.kernels.gpu.draw import commit, draw, stretches_of
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, few_rows_linear
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
@@ -21,7 +20,7 @@ from penstock.kernels.gpu.slots import embed, scatter
 from penstock.loadtest.decoder_cost import attention_flops, linear_shapes
 from penstock.loadtest.eager_kernels import eager_cases
 from penstock.loadtest.kernel_case import Grid, KernelCase, Maker, NotedCall, blocks_of
-from penstock.protocol.sampling import GREEDY_TEMPERATURE
+from penstock.loadtest.sampler_kernels import sampler_cases
 from penstock.services.worker.gpu.attention_choice import (
     TritonDecodeAttention,
     choose_decode_attention,
@@ -36,7 +35,7 @@ _CHANGES = 1024
 def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
     """All cases. Their memory is taken by ``make`` alone."""
     config, size = maker.config, maker.dtype.itemsize
-    hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+    hidden, inner = config.hidden_size, config.intermediate_size
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     fused = heads + 2 * kv_heads
     yield KernelCase("scatter", f"{_CHANGES} changes", 12 * _CHANGES, 0, partial(_scatter, maker))
@@ -72,10 +71,7 @@ def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
                 attention_flops(config, prefix, rows),
                 partial(_prefill, maker, rows, prefix, grid.block_size),
             )  # fmt: skip
-    for rows in grid.batches:
-        yield KernelCase(
-            "draw", f"{rows} x {vocab}", rows * vocab * size, 0, partial(_draw, maker, rows)
-        )
+    yield from sampler_cases(maker, grid)
     yield from _products(maker, grid)
     yield from eager_cases(maker, grid)
 
@@ -216,25 +212,6 @@ def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
     choice = choose_prefill_attention(paged.keys[None], paged.values[None], config.num_heads)
     call = partial(choice.attention, 0, queries, tiles, len(starts), paged.table, out)
     return NotedCall(call, choice.summary)
-
-
-def _draw(maker: Maker, rows: int) -> Call:
-    """Rows drawn at temperature 1, and the commit of their tokens."""
-    vocab = maker.config.vocab_size
-    stretches = stretches_of(vocab)
-    logits = maker.normal(rows, vocab)
-    slots = maker.integers(list(range(rows)))
-    last, position, count, seed = (maker.integers([0] * rows) for _ in range(4))
-    temperature = torch.ones(rows, dtype=torch.float32, device=maker.device)
-    best = torch.empty(rows * stretches, dtype=torch.float32, device=maker.device)
-    token = torch.empty(rows * stretches, dtype=torch.int32, device=maker.device)
-    result = torch.zeros(2, rows, dtype=torch.int32, device=maker.device)
-
-    def call() -> None:
-        draw(logits, slots, temperature, seed, seed, count, best, token, GREEDY_TEMPERATURE)
-        commit(best, token, slots, last, position, count, result, rows, stretches)
-
-    return call
 
 
 def _fused(

@@ -3,7 +3,7 @@
 The Gumbel-max trick (Gumbel, 1954): argmax of scaled logit - log(e) with e exponential. e is a
 hash of the row's key words (k0, k1) and the token id, in 32-bit integers:
 
-    h = lowbias32(lowbias32(id ^ k0) + k1);  v = (h + 0.5) * 2**-32;  e = -log1p(-v)
+    h = lowbias32(id * (k1 | 1) + k0);  v = (h + 0.5) * 2**-32;  e = -log1p(-v)
 
 lowbias32 is Chris Wellons' integer hash (nullprogram.com, "Prospecting for Hash Functions",
 2018). No state, no order: the same key draws the same numbers in any batch and on any device.
@@ -36,8 +36,7 @@ def draw(scaled: Tensor, ids: Tensor, keys: Tensor) -> Tensor:
 def exponential(ids: Tensor, keys: Tensor) -> Tensor:
     """Standard exponential numbers of tokens. ids: [R or 1, C] int32; keys: [2, R] int32.
     Returns [R, C] fp32."""
-    h = _lowbias32(ids ^ keys[0][:, None])
-    h = _lowbias32(h.add_(keys[1][:, None]))
+    h = _lowbias32((ids * (keys[1] | 1)[:, None]).add_(keys[0][:, None]))
     unsigned = h.to(torch.int64).bitwise_and_(0xFFFFFFFF)
     v = unsigned.to(torch.float32).add_(0.5).mul_(2.0**-32)
     return v.neg_().log1p_().neg_()

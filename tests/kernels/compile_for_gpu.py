@@ -23,6 +23,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction, MockTensor
 
 from penstock.kernels.gpu import prefill_attention
+from penstock.kernels.gpu.adjust_logits import adjust_logits
+from penstock.kernels.gpu.draw import draw
+from penstock.kernels.gpu.keep_floor import keep_floor
+from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
+from penstock.kernels.gpu.sampler_memory import sampler_slots, sampler_space, stretches_of
+from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.executor import ExecutorCapacity
@@ -36,9 +42,12 @@ MODELS = [
     (4, 4, 32, 16, False, torch.bfloat16), (4, 1, 256, 16, False, torch.float32),
 ]  # fmt: skip
 """Query heads, KV heads, head size, block size, whether heads are normed, type."""
+VOCABULARIES = [151_936, 32_000]
+"""Of the sampler: their groups are more, and fewer, than what a program reads at once."""
 TARGET = GPUTarget("cuda", pretended_gpu.CAPABILITY, 32)
 _TYPES = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32",
+    torch.int16: "*i16",
 }  # fmt: skip
 seen: set[str] = set()
 
@@ -91,6 +100,21 @@ def executor(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> GpuE
     return GpuExecutor(config, weights, ExecutorCapacity(64, block_size, 64, 256, 512, 512))
 
 
+def sample(vocab: int, dtype: torch.dtype) -> None:
+    """Every kernel of the sampler, once."""
+    device = torch.device("cpu")
+    slots, space = sampler_slots(1, vocab, 8, device), sampler_space(1, vocab, device)
+    numbers = torch.zeros(1, 4096, dtype=torch.int32)
+    one, logits = numbers[0], torch.empty(1, vocab, dtype=dtype)
+    best = torch.empty(stretches_of(vocab))
+    ban_words(one, 1, slots, numbers, numbers, numbers)
+    adjust_logits(logits, one, slots, space, 1e-5)
+    keep_floor(logits, one, slots, space, 1e-5)
+    draw(logits, one, slots.temperature, one, one, one, best, one, 1e-5, slots, space)
+    add_tokens(one, 1, slots, one, numbers)
+    logprobs(logits, one, one, one, space, logprob_columns(1, device))
+
+
 def main() -> None:
     JITFunction.run = compile_instead
     prefill_attention.shared_bytes = lambda: pretended_gpu.SHARED_BYTES
@@ -113,6 +137,8 @@ def main() -> None:
             for rows in (4, 16, 64) if dim == 128 else (4, 64):
                 engine.decoder.body(rows, rows, None)
             engine.decoder.body(64, 64, None, shared=True)
+        for vocab in VOCABULARIES:
+            sample(vocab, dtype)
         # The Triton kernel also where another one was chosen.
         queries = torch.empty(1, heads, dim, dtype=dtype)
         cache = torch.empty(1, kv_heads, block_size, dim, dtype=dtype)

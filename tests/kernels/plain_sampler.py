@@ -66,7 +66,7 @@ def probabilities(logits: Array, request: Request, slack: float = 0.0) -> Array:
     z = adjusted(logits, request) / request.temperature
     kept = z > -math.inf
     if request.min_p > 0:
-        kept &= z >= z.max() + math.log(request.min_p) - slack
+        kept &= (z >= z.max() + math.log(request.min_p) - slack) | (z == z.max())
     if request.top_k > 0:
         last = np.sort(z[kept])[::-1][: request.top_k][-1]
         kept &= z >= last

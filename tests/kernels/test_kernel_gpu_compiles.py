@@ -44,6 +44,8 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
     kernels = {name for name, _ in found}
     assert {
         "_decode_kernel", "_prefill_kernel", "_row_kernel", "_few_rows_kernel", "_best_kernel",
+        "_ban_words_kernel", "_adjust_kernel", "_floor_kernel", "_add_tokens_kernel",
+        "_survey_kernel", "_likeliest_kernel",
     } <= kernels  # fmt: skip
     for name in ("_hopper_prefill_kernel", "hopper_decode_kernel", "plan_kernel"):
         assert (name in kernels) == (capability == "90"), done.stdout

@@ -158,8 +158,7 @@ def test_the_hash_equals_its_definition_in_unbounded_integers() -> None:
     got = exponential(ids, words)
     for row, key in enumerate(keys.tolist()):
         for column, token in enumerate(ids[0].tolist()):
-            first = lowbias32(token ^ key & 0xFFFFFFFF)
-            h = lowbias32(first + (key >> 32) & 0xFFFFFFFF)
+            h = lowbias32(token * (key >> 32 | 1) + (key & 0xFFFFFFFF) & 0xFFFFFFFF)
             exact = -math.log1p(-(h + 0.5) * 2.0**-32)
             assert float(got[row, column]) == pytest.approx(exact, rel=1e-4, abs=1e-9)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from penstock.kernels.gpu.activation import silu_and_mul
 from penstock.kernels.gpu.decode_attention import decode_workspace
-from penstock.kernels.gpu.draw import commit, draw, stretches_of
+from penstock.kernels.gpu.draw import commit, draw
 from penstock.kernels.gpu.few_rows_linear import (
     MOST_ROWS,
     MOST_WIDE_ROWS,
@@ -30,6 +30,7 @@ from penstock.kernels.gpu.few_rows_linear import (
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
 from penstock.kernels.gpu.rope_cache import rope_and_cache
+from penstock.kernels.gpu.sampler_memory import stretches_of
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.kernels.gpu.slots import embed
@@ -275,11 +276,11 @@ class GpuDecoder:
     def draw(self, count: int) -> None:
         """Choose a token for each logits row, greedy or plainly drawn, and advance its slot."""
         space, state = self.space, self.state
-        draw(
+        stretches = draw(
             space.logits[:count], state.sample_slots, state.temperature, state.seed_low,
             state.seed_high, state.num_output, space.best, space.token, GREEDY_TEMPERATURE,
         )  # fmt: skip
-        self.commit(count, stretches_of(self.config.vocab_size))
+        self.commit(count, stretches)
 
     def commit(self, count: int, stretches: int) -> None:
         """Advance the slots by the tokens in ``best`` and ``token``."""

@@ -1,0 +1,150 @@
+"""What the sampler's kernels read and write on the device.
+
+``SamplerSlots`` is what the slots ask for; ``SamplerSpace`` is for the kernels alone, as large as
+the largest step needs, and free again after each step. The vocabulary is cut into *stretches*, one
+a program, and these into *groups*: a group's highest logit says whether anything in it matters.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from penstock.kernels.sampling.bad_words import WORDS
+
+ASKS_PENALTIES = 1
+ASKS_BIASES = 2
+ASKS_ALLOWED = 4
+ASKS_BAD_WORDS = 8
+"""Bits of ``SamplerSlots.asks``."""
+STRETCH = 4096
+"""Logits of one program."""
+GROUP = 64
+CANDIDATES = 4096
+"""Logits of a row that are looked at together: a floor among so many costs no pass over the row."""
+ALWAYS = 0x7FFFFFFF
+"""An entry's ``entry_until`` that no output reaches."""
+
+
+class SamplerSlots(NamedTuple):
+    """By slot. S: slots; V: vocabulary; E: entries of a slot, at most."""
+
+    asks: Tensor
+    """[S] int32: which adjustments the slot asks for, ``ASKS_``… bits; 0: none."""
+    temperature: Tensor
+    """[S] fp32."""
+    top_k: Tensor
+    """[S] int32; 0, or V and more: all."""
+    top_p: Tensor
+    """[S] fp32; 1: all."""
+    min_p: Tensor
+    """[S] fp32; 0: all."""
+    repetition: Tensor
+    """[S] fp32."""
+    frequency: Tensor
+    presence: Tensor
+    num_output: Tensor
+    """[S] int32: output tokens so far."""
+    counts: Tensor
+    """[S, V] int16; see ``penstock.kernels.sampling.penalties``."""
+    allowed: Tensor
+    """[S, ceil(V / 32)] int32; see ``penstock.kernels.sampling.allowed_tokens``."""
+    entry_count: Tensor
+    """[S] int32: entries that the slot has of the three below."""
+    entry_token: Tensor
+    """[S, E] int32."""
+    entry_value: Tensor
+    """[S, E] fp32: a bias, or -inf, a ban. No token has two biases; a ban wins over a bias."""
+    entry_until: Tensor
+    """[S, E] int32: the entry counts while the slot has less output than this."""
+    word_ban: Tensor
+    """[S, WORDS] int32: tokens that bad words ban in this step; -1: none. See ``ban_words``."""
+
+
+class SamplerSpace(NamedTuple):
+    """N: rows of the largest step; V: vocabulary; ``T``: its stretches; G: its groups."""
+
+    adjusted: Tensor
+    """[N, V] fp32: logits after bans, biases and penalties, of rows that ask for any."""
+    group_max: Tensor
+    """[N, G] fp32: the highest of each group, of rows with a limit."""
+    stretch_max: Tensor
+    """[N, T] fp32."""
+    stretch_min: Tensor
+    """[N, T] fp32: the lowest above -inf."""
+    stretch_mass: Tensor
+    """[N, T] fp32: sum of exp(logit - the stretch's highest), at the row's temperature."""
+    bad: Tensor
+    """[N, T] int32: 1 where a stretch holds what is not finite, or a penalty made it so."""
+    group_list: Tensor
+    """[N, G rounded up to a power of two] int32."""
+    candidates: Tensor
+    """[N, CANDIDATES] fp32."""
+    floor: Tensor
+    """[N] fp32: the lowest logit that is kept, before the temperature; -inf: all."""
+
+
+def stretches_of(vocab: int) -> int:
+    """Stretches that a vocabulary is cut into."""
+    return triton.cdiv(vocab, STRETCH)
+
+
+def groups_of(vocab: int) -> int:
+    """Groups that a vocabulary is cut into."""
+    return triton.cdiv(vocab, GROUP)
+
+
+def sampler_space(
+    rows: int, vocab: int, device: torch.device, candidates: int = CANDIDATES
+) -> SamplerSpace:
+    """Memory for steps of up to so many rows. candidates: a power of two."""
+
+    def empty(width: int, kind: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(rows, width, dtype=kind, device=device)
+
+    stretches, groups = stretches_of(vocab), groups_of(vocab)
+    return SamplerSpace(
+        adjusted=empty(vocab),
+        group_max=empty(groups),
+        stretch_max=empty(stretches),
+        stretch_min=empty(stretches),
+        stretch_mass=empty(stretches),
+        bad=empty(stretches, torch.int32),
+        group_list=empty(triton.next_power_of_2(groups), torch.int32),
+        candidates=empty(candidates),
+        floor=empty(1)[:, 0],
+    )
+
+
+def sampler_slots(
+    slots: int, vocab: int, entries: int, device: torch.device, **given: Tensor
+) -> SamplerSlots:
+    """Columns of slots that ask for nothing; ``given`` are taken as they are."""
+
+    def filled(value: float, *width: int, kind: torch.dtype = torch.float32) -> Tensor:
+        return torch.full((slots, *width), value, dtype=kind, device=device)
+
+    def make(name: str) -> Tensor:
+        match name:
+            case "top_p" | "repetition":
+                return filled(1.0)
+            case "temperature" | "min_p" | "frequency" | "presence":
+                return filled(0.0)
+            case "counts":
+                return filled(0, vocab, kind=torch.int16)
+            case "allowed":
+                return filled(-1, -(-vocab // 32), kind=torch.int32)
+            case "entry_value":
+                return filled(0.0, entries)
+            case "entry_token" | "entry_until":
+                return filled(0, entries, kind=torch.int32)
+            case "word_ban":
+                return filled(-1, WORDS, kind=torch.int32)
+        return filled(0, kind=torch.int32)
+
+    return SamplerSlots(
+        **{name: given[name] if name in given else make(name) for name in SamplerSlots._fields}
+    )

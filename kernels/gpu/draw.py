@@ -85,9 +85,9 @@ def _log_exponential(h):
 def _may_win(value, top, h):
     """Whether any token of a block may be drawn, where ``top`` is reached already.
 
-    value - log(e) > top needs e < exp(value - top), and e = -log1p(-v) is never below v, nor v below
-    its first 23 bits: an exponential in place of two logarithms and a division. The margin is far
-    above the rounding errors of either.
+    value - log(e) > top needs e < exp(value - top), and e = -log1p(-v) is never below v, nor v
+    below its first 23 bits: an exponential in place of two logarithms and a division. The margin is
+    far above the rounding errors of either.
     """
     low = ((h >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
     reach = tl.exp2((value - top) * 1.4426950408889634 + 0.002)

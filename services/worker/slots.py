@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernels.draw_keys import UInt64Array, draw_keys
-from penstock.protocol.messages.steps import Chunk, NewSlot, StepPlan
+from penstock.protocol.messages.steps import Chunk, NewSlot, SlotAdjustments, StepPlan
 from penstock.services.worker.executor import ExecutorCapacity
 
 FREE, PREFILLING, DECODING = 0, 1, 2
@@ -79,6 +79,9 @@ class SlotTable:
         self.top_k = np.zeros(slots, np.int64)
         self.top_p = np.ones(slots, np.float32)
         self.min_p = np.zeros(slots, np.float32)
+        self.adjustments: list[SlotAdjustments | None] = [None] * slots
+        self.asks = np.zeros(slots, np.bool_)
+        """Slots with adjustments."""
         self.seed = np.zeros(slots, np.uint64)
         self.choice = np.zeros(slots, np.uint64)
         self._state = [FREE] * slots
@@ -213,6 +216,8 @@ class SlotTable:
         self.top_k[slot] = max(0, sampling.top_k)
         self.top_p[slot] = sampling.top_p
         self.min_p[slot] = sampling.min_p
+        self.adjustments[slot] = sampling.adjustments
+        self.asks[slot] = sampling.adjustments is not None
         self.seed[slot] = sampling.seed & _UINT64
         self.choice[slot] = sampling.choice & _UINT64
 

@@ -15,6 +15,11 @@ from torch import Tensor
 
 from penstock.kernels.draw_keys import draw_bases
 from penstock.kernels.gpu.slots import scatter
+from penstock.services.worker.gpu.asked_columns import (
+    ASKED_NUMBERS,
+    ASKED_SHARES,
+    asked_columns,
+)
 from penstock.services.worker.gpu.shared_rows import SharedRows, shared_rows
 from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
 
@@ -39,8 +44,8 @@ class BatchState:
         self._places: dict[str, int] = {}
         sizes = {"table": count * self._width}
         for name in ("last_token", "position", "num_output", "seed_low", "seed_high",
-                     "temperature", "rows", "sample_index", "sample_slots",
-                     "shared_length"):  # fmt: skip
+                     "rows", "sample_index", "sample_slots", "shared_length",
+                     *ASKED_NUMBERS, *ASKED_SHARES):  # fmt: skip
             sizes[name] = count
         sizes["shared_slot"] = sizes["unread"] = 1
         total = 0
@@ -60,7 +65,12 @@ class BatchState:
         """Where each slot's next token goes."""
         self.num_output = view("num_output")
         self.seed_low, self.seed_high = view("seed_low"), view("seed_high")
-        self.temperature = view("temperature").view(torch.float32)
+        self.asked = {
+            **{name: view(name) for name in ASKED_NUMBERS},
+            **{name: view(name).view(torch.float32) for name in ASKED_SHARES},
+        }
+        """What the sampler is asked for, columns of ``SamplerSlots`` by name."""
+        self.temperature = self.asked["temperature"]
         self.rows = view("rows")
         """Slot of each decode row."""
         self.sample_index = view("sample_index")
@@ -141,7 +151,7 @@ class BatchState:
             bases = draw_bases(slots.seed[added], slots.choice[added])
             for name, column in (
                 ("num_output", slots.num_output[added].astype(np.int64)),
-                ("temperature", slots.temperature[added].view(np.int32).astype(np.int64)),
+                *asked_columns(slots, added),
                 ("seed_low", (bases & np.uint64(0xFFFFFFFF)).astype(np.int64)),
                 ("seed_high", (bases >> np.uint64(32)).astype(np.int64)),
             ):

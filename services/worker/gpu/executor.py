@@ -15,16 +15,14 @@ import msgspec
 import numpy as np
 import torch
 
-from penstock.kernels.draw_keys import draw_keys
-from penstock.kernels.sampling import SamplingRows, bad_rows, sample
 from penstock.protocol.messages.steps import StepPlan, StepResult
-from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.protocol.trace import PREPARE, TRACE
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.graphs import StepGraphs
+from penstock.services.worker.gpu.sampler import GpuSampler
 from penstock.services.worker.gpu.step_times import StepTimes
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
@@ -66,6 +64,7 @@ class GpuExecutor:
                 config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
                 capacity.max_model_len, max_rows,
             )  # fmt: skip
+            self.sampler = GpuSampler(self.slots, state, config.vocab_size)
             self._results = [self._host(2, capacity.max_num_seqs) for _ in range(RING)]
             self._chunk_buffers = [self.chunks.host_buffer(self._on_gpu) for _ in range(RING)]
         self.summary = (
@@ -104,6 +103,7 @@ class GpuExecutor:
         try:
             with torch.inference_mode():
                 step = self.slots.apply(plan)
+                self.sampler.begin(plan.added)
                 self._flight.append(self._launch(plan, step, launched))
                 self.slots.advance(step)
         except BaseException:
@@ -123,18 +123,10 @@ class GpuExecutor:
         """Logits [rows, vocab] of a plan's rows, overwritten by the next step."""
         return self.decoder.space.logits[: len(self.execute(plan).tokens) // 4]
 
-    def draw_limited(self) -> None:
-        """Draw for as many rows as can be with top-p, to see what memory that takes."""
-        rows = self.capacity.max_num_seqs
-        ones = np.ones(rows, np.float32)
-        wanted = SamplingRows(ones, np.zeros(rows, np.int64), 0.9 * ones, np.zeros(rows, np.uint64))
-        with torch.inference_mode():
-            logits = self.decoder.space.logits.normal_()
-            sample(logits, wanted, GREEDY_TEMPERATURE)
-
     def warm_up(self) -> None:
         """Compile every kernel that a step may need, and capture the graphs."""
         with torch.inference_mode():
+            self._draw_all(1)
             self.graphs.warm_up(self.capacity.max_num_seqs)
 
     def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> _InFlight:
@@ -174,21 +166,17 @@ class GpuExecutor:
 
     def _choose(self, step: PlannedStep, rows: int) -> None:
         """Tokens for the step's logits rows."""
-        slots, at = self.slots, step.sampled
-        top_k, vocab = slots.top_k[at], self.capacity.vocab_size
-        limited = ((top_k > 0) & (top_k < vocab)) | (slots.top_p[at] < 1.0)
-        if not (limited & (slots.temperature[at] >= GREEDY_TEMPERATURE)).any():
+        if self.sampler.needed(step.sampled):
+            self.graphs.run_head(rows)
+            self._draw_all(rows)
+        else:
             self.graphs.run_head_and_draw(rows)
-            return
-        self.graphs.run_head(rows)
-        decoder = self.decoder
-        logits = decoder.space.logits[:rows]
-        keys = draw_keys(slots.seed[at], slots.choice[at], slots.num_output[at])
-        wanted = SamplingRows(slots.temperature[at], top_k, slots.top_p[at], keys)
-        tokens = sample(logits, wanted, GREEDY_TEMPERATURE).to(torch.int32)
-        decoder.space.best[:rows] = 0.0
-        decoder.space.token[:rows] = tokens | (bad_rows(logits).to(torch.int32) << 30)
-        decoder.commit(rows, 1)
+
+    def _draw_all(self, rows: int) -> None:
+        """Tokens for logits rows of which some ask for more than a temperature."""
+        space = self.decoder.space
+        self.decoder.commit(rows, self.sampler.draw(space.logits[:rows], space.best, space.token))
+        self.sampler.note(rows)
 
     def finished(self, wait: bool = False) -> StepResult | None:
         """The oldest step's result, or ``None`` while it runs or when there is none."""

@@ -1,0 +1,53 @@
+"""What new slots ask of the sampler, as columns of the device's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.kernels.gpu.sampler_memory import (
+    ASKS_ALLOWED,
+    ASKS_BAD_WORDS,
+    ASKS_BIASES,
+    ASKS_PENALTIES,
+)
+from penstock.protocol.messages.steps import SlotAdjustments
+from penstock.services.worker.slots import IntArray, SlotTable
+
+ASKED_NUMBERS = ("asks", "top_k", "entry_count")
+ASKED_SHARES = (
+    "temperature", "top_p", "min_p", "repetition", "frequency", "presence",
+)  # fmt: skip
+"""Columns of ``penstock.kernels.gpu.sampler_memory.SamplerSlots``, int32 and fp32."""
+
+
+def asked_columns(slots: SlotTable, added: IntArray) -> Iterator[tuple[str, IntArray]]:
+    """Name and values, as the int32 that they are sent in, of what these slots ask for. Numbers
+    of an adjustment that no slot asks for are not sent: nothing reads them."""
+    for name in ("temperature", "top_p", "min_p"):
+        yield name, _bits(getattr(slots, name)[added])
+    yield "top_k", slots.top_k[added]
+    asked = [slots.adjustments[slot] for slot in added.tolist()]
+    yield "asks", np.array([_bits_of(one) for one in asked], np.int64)
+    if not slots.asks[added].any():
+        return
+    every = [one or SlotAdjustments() for one in asked]
+    yield "entry_count", np.array([(len(a.biased) + len(a.ends)) // 4 for a in every], np.int64)
+    for name in ("repetition", "frequency", "presence"):
+        yield name, _bits(np.array([getattr(one, name) for one in every], np.float32))
+
+
+def _bits(values: npt.NDArray[np.float32]) -> IntArray:
+    return values.view(np.int32).astype(np.int64)
+
+
+def _bits_of(asked: SlotAdjustments | None) -> int:
+    """``ASKS_``… bits of a slot."""
+    if asked is None:
+        return 0
+    bits = ASKS_PENALTIES if asked.penalised else 0
+    bits |= ASKS_BIASES if asked.biased or asked.ends else 0
+    bits |= ASKS_ALLOWED if asked.allowed is not None else 0
+    return bits | (ASKS_BAD_WORDS if asked.bad_words else 0)

@@ -1,0 +1,122 @@
+"""What slots ask of the sampler, on the device, and the kernels that answer it.
+
+Rows that ask for nothing but a temperature are drawn by the step's graph. A step with any other row
+runs the whole chain, launch by launch: bans, biases, penalties, the floor of min_p, top_k and
+top_p, the draw, and the note of what was drawn. Nothing waits for the host: what follows from a
+token (its count, the latest tokens) is written by kernels, so the next step may be on the stream
+before this one's tokens are known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.kernels.gpu.adjust_logits import adjust_logits
+from penstock.kernels.gpu.draw import draw
+from penstock.kernels.gpu.keep_floor import keep_floor
+from penstock.kernels.gpu.sampler_memory import (
+    ALWAYS,
+    sampler_slots,
+    sampler_space,
+)
+from penstock.kernels.gpu.token_history import add_tokens, ban_words
+from penstock.kernels.sampling import WordTable, allowed_mask, packed_counts
+from penstock.protocol.messages.steps import NewSlot, SlotAdjustments
+from penstock.protocol.sampling import GREEDY_TEMPERATURE, MAX_BIASES, MAX_STOP_TOKENS
+from penstock.services.worker.gpu.batch_state import BatchState
+from penstock.services.worker.slots import IntArray, SlotTable
+
+MOST_ENTRIES = MAX_BIASES + 2 * MAX_STOP_TOKENS
+"""Biases, and stop and end tokens that may not come yet, of one slot."""
+
+
+class GpuSampler:
+    """The sampler's memory for every slot and every row of a step."""
+
+    def __init__(self, table: SlotTable, state: BatchState, vocab: int) -> None:
+        count, device = len(state.rows), state.rows.device
+        self._table, self._state, self._device = table, state, device
+        self.slots = sampler_slots(
+            count, vocab, MOST_ENTRIES, device,
+            num_output=state.num_output, **state.asked,
+        )  # fmt: skip
+        self._space = sampler_space(count, vocab, device)
+        self._vocab = vocab
+        self._words = WordTable(count)
+        self._word_arrays = tuple(
+            torch.from_numpy(array).to(device)
+            for array in (self._words.tokens, self._words.starts, self._words.ring)
+        )
+
+    def begin(self, added: list[NewSlot]) -> None:
+        """Send what new slots ask for beyond numbers; comes before their first step."""
+        for new in added:
+            asked = new.sampling.adjustments
+            if asked is not None:
+                self._begin(new, asked)
+
+    def _begin(self, new: NewSlot, asked: SlotAdjustments) -> None:
+        slot, slots = new.slot, self.slots
+        tokens = np.frombuffer(new.tokens, "<i4")
+        prompt, output = tokens[: new.prompt_len], tokens[new.prompt_len :]
+        if asked.penalised:
+            occurring, counts = packed_counts(prompt, output)
+            row = slots.counts[slot].zero_()
+            row[self._sent(occurring)] = self._sent(counts)
+        if asked.allowed is not None:
+            allowed = np.frombuffer(asked.allowed, "<i4").tolist()
+            slots.allowed[slot] = self._sent(allowed_mask(allowed, self._vocab))
+        biased, ends = (np.frombuffer(ids, "<i4") for ids in (asked.biased, asked.ends))
+        if len(biased) or len(ends):
+            bans = np.full(len(ends), -np.inf, np.float32)
+            until = np.repeat([ALWAYS, asked.min_tokens], [len(biased), len(ends)])
+            values = np.concatenate((np.frombuffer(asked.biases, "<f4"), bans))
+            end = len(until)
+            slots.entry_token[slot, :end] = self._sent(np.concatenate((biased, ends)))
+            slots.entry_value[slot, :end] = self._sent(values)
+            slots.entry_until[slot, :end] = self._sent(until.astype(np.int32))
+        if asked.bad_words:
+            words = [np.frombuffer(word, "<i4").tolist() for word in asked.bad_words]
+            host = self._words
+            host.begin(slot, words, output.tolist())
+            for array, source in zip(
+                self._word_arrays, (host.tokens, host.starts, host.ring), strict=True
+            ):
+                array[slot] = self._sent(source[slot])
+
+    def _sent(self, values: np.ndarray[Any, Any]) -> Tensor:
+        """On the device, without waiting for it."""
+        host = torch.from_numpy(values.copy())
+        if self._device.type == "cuda":
+            host = host.pin_memory()
+        return host.to(self._device, non_blocking=True)
+
+    def needed(self, at: IntArray) -> bool:
+        """Whether any of these slots asks for more than a temperature."""
+        table = self._table
+        top_k = table.top_k[at]
+        limited = ((top_k > 0) & (top_k < self._vocab)) | (table.top_p[at] < 1.0)
+        limited |= table.min_p[at] > 0.0
+        drawn = table.temperature[at] >= GREEDY_TEMPERATURE
+        return bool((limited & drawn).any() or table.asks[at].any())
+
+    def draw(self, logits: Tensor, best: Tensor, token: Tensor) -> int:
+        """The best token of every stretch of every row; the step's rows are those of the state.
+        Returns the number of stretches."""
+        state, slots, rows = self._state, self.slots, self._state.sample_slots
+        ban_words(rows, len(logits), slots, *self._word_arrays)
+        adjust_logits(logits, rows, slots, self._space, GREEDY_TEMPERATURE)
+        keep_floor(logits, rows, slots, self._space, GREEDY_TEMPERATURE)
+        return draw(
+            logits, rows, state.temperature, state.seed_low, state.seed_high, state.num_output,
+            best, token, GREEDY_TEMPERATURE, slots, self._space,
+        )  # fmt: skip
+
+    def note(self, count: int) -> None:
+        """The rows' tokens are committed: count them where it matters."""
+        ring = self._word_arrays[2]
+        add_tokens(self._state.sample_slots, count, self.slots, self._state.last_token, ring)

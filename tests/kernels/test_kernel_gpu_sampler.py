@@ -212,7 +212,8 @@ def test_counts_and_bad_words_follow_the_device_from_step_to_step() -> None:
         Request(temperature=1.5, frequency=0.4, presence=-0.3, repetition=1.2, prompt=[1, 2],
                 output=[4, 3] * 30, bad_words=words),
         Request(temperature=0.0, frequency=0.7, bad_words=[[n] for n in range(5)]),
-        Request(temperature=0.8, output=long, bad_words=[[*long, 7], [0, 7], [7]], top_k=4),
+        Request(temperature=2.0, output=long, allowed=[0, 1, 2, 7],
+                bad_words=[[*long, 7], [0, 1], [0, 0, 2], [1, 2], [2, 0], [7, 7]]),
         Request(temperature=0.7, repetition=0.7, output=[9, 9, 9]),
     ]  # fmt: skip
     batch = DeviceSampler(requests, vocab)
@@ -246,7 +247,7 @@ def test_a_count_stays_at_its_limit() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("vocab", [20, 33, LARGE])
+@pytest.mark.parametrize("vocab", [20, 33, 200, LARGE])
 def test_logprobs_equal_the_reference(vocab: int, dtype: torch.dtype) -> None:
     """Rounded logits: many tie, across groups and stretches too."""
     count = 7

@@ -2,7 +2,9 @@
 
 A resent request goes where it went before, as long as that process lives: the router remembers
 its routes for a minute. Another attempt of it is placed anew: its last place turned it away, or
-lost it. The router never decodes a prompt.
+lost it. A request whose place is lost before it has answered waits for the next one, like a
+continuation: only what comes while nobody is ready is turned away. The router never decodes a
+prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ YOUNG_SECONDS = 1.2
 """A router younger than two beats may not know everybody yet: it holds requests."""
 MAX_HELD = 10_000
 HOLD_SECONDS = 30.0
-"""A continuation waits so long for a tokenizer or an engine to come (back) …"""
+"""What has lost its place waits so long for a tokenizer or an engine to come (back) …"""
 LOADING_HOLD_SECONDS = 600.0
 """… and so long while there is one that starts or loads its weights."""
 RETRY_AFTER_SECONDS = 1.0
@@ -83,10 +85,14 @@ class Dispatcher:
             del self._routes[next(iter(self._routes))]
 
     def _wait_or_reject(self, message: Request, service: str, now: float) -> None:
-        """New requests are told at once that nobody is ready; continuations wait for someone."""
-        is_new = message.attempt == first_attempt(1)
-        young = now - self._began < YOUNG_SECONDS
+        """New requests are told at once that nobody is ready; those that had a place, which is
+        lost, wait for another one. What continues elsewhere had one, known here or not."""
         key = (message.id, service)
+        route = self._routes.get(key)
+        if route is not None:  # still known when the hold is over, however long that is
+            self._remember(key, route[0], route[1], now)
+        is_new = message.attempt == first_attempt(1) and route is None
+        young = now - self._began < YOUNG_SECONDS
         if (is_new and not young) or (key not in self.held and len(self.held) >= MAX_HELD):
             self._reject(message, self._explain(service))
         elif key not in self.held or self.held[key][0].attempt < message.attempt:

@@ -45,6 +45,8 @@ async def act_in(
     if state == "idle":
         act()
         return []
+    if state == "decode":
+        await _until_running(url, False)  # what is told of earlier requests must be over
     async with Crowd(url, asked) as crowd:
         if state == "prefill":
             await crowd.until_accepted()
@@ -52,15 +54,16 @@ async def act_in(
         elif state == "streaming":
             await crowd.until(5)
         else:
-            await _until_running(url)
+            await _until_running(url, True)
         act()
         return await crowd.ends()
 
 
-async def _until_running(url: str) -> None:
-    """Wait until the engine has told that it runs requests, as those that stream nothing cannot."""
+async def _until_running(url: str, running: bool) -> None:
+    """Wait until the engine has told that it runs requests, as those that stream nothing cannot;
+    or that it runs none: it tells twice a second."""
     async with asyncio.timeout(60):
-        while not await asyncio.to_thread(_running, url):
+        while bool(await asyncio.to_thread(_running, url)) != running:
             await asyncio.sleep(0.01)
 
 

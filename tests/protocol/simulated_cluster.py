@@ -30,7 +30,7 @@ from penstock.protocol.messages.tokens import End, EndReason, TokenBatch
 from penstock.protocol.ownership.frontend import FrontendLedger
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
-from penstock.protocol.participant import Participant
+from penstock.protocol.participant import Ended, Participant
 from penstock.protocol.sampling import SamplingParams
 from penstock.services.router.dispatch import Dispatcher
 from penstock.services.router.roster import Roster
@@ -98,6 +98,19 @@ class World:
         if self.nodes.get(node.address) is node:
             del self.nodes[node.address]
 
+    def stop(self, node: Node) -> None:
+        """What arrives waits for it; whether it ever goes on, nobody knows."""
+        node.alive = False
+        node.unread = []
+
+    def go_on(self, node: Node) -> None:
+        """It reads what has arrived meanwhile, and knows nothing of the time that has passed."""
+        node.alive = True
+        unread, node.unread = node.unread, None
+        node.go_on()
+        for sender, message in unread or []:
+            node.receive(sender, message)
+
     def of(self, kind: type[Node]) -> list[Node]:
         return [node for node in self.nodes.values() if isinstance(node, kind)]
 
@@ -113,6 +126,8 @@ class Node:
         self.incarnation = world.random.getrandbits(62) | 1
         self.address = address or f"ipc:///sim/{self.service}-{self.incarnation:x}.sock"
         self.alive = True
+        self.unread: list[tuple[int, codec.Message]] | None = None
+        """What has come to a stopped process."""
         self.closed: set[str] = set()
         self._encode = codec.Encoder(self.incarnation)
         self.participant = Participant(
@@ -143,8 +158,20 @@ class Node:
         return 0
 
     def receive(self, sender: int, message: codec.Message) -> None:
-        if self.alive and not self.participant.handle(sender, message, self.world.now):
-            self.on_message(sender, message)
+        if self.unread is not None:
+            self.unread.append((sender, message))
+        if not self.alive:
+            return
+        try:
+            if not self.participant.handle(sender, message, self.world.now):
+                self.on_message(sender, message)
+        except Ended:
+            self.world.kill(self)
+
+    def go_on(self) -> None:
+        """The timers of a process that was stopped run again."""
+        self._tick()
+        self._beat()
 
     def _tick(self) -> None:
         if self.alive:
@@ -456,6 +483,10 @@ class SchedulerNode(Node):
 
     def load(self) -> int:
         return len(self.core.open)
+
+    def go_on(self) -> None:
+        super().go_on()
+        self._step()
 
     def _step(self) -> None:
         if not self.alive:

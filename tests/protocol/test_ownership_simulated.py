@@ -140,6 +140,26 @@ def test_a_death_is_survived_by_every_request(kind: type[Node], seed: int) -> No
     assert open_anywhere(world) == {}
 
 
+@pytest.mark.parametrize("kind", [TokenizerNode, SchedulerNode])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_was_on_its_way_to_the_only_one_that_stops_waits_for_the_next(
+    kind: type[Node], seed: int
+) -> None:
+    """Whether it had accepted a request when it stopped, nobody knows; it may also go on."""
+    world = World(seed)
+    start(world, tokenizers=1, engines=1)
+    records: list[Record] = []
+    load(world, records, 100, over=2.0)  # its silence is noticed after that
+    [late] = world.of(kind)
+    world.after(0.2, lambda: world.stop(late))
+    world.after(6.0, lambda: kind(world) and None)
+    world.after(6.0 + world.random.random(), lambda: world.go_on(late))
+    world.run(world.now + 30.0)
+    assert late.address not in world.nodes, "it hears that it is lost"
+    check(records, may_reject=False)
+    assert open_anywhere(world) == {}
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_dead_frontend_leaves_nothing_open(seed: int) -> None:
     world = World(seed)

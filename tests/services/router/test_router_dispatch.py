@@ -261,6 +261,43 @@ def test_a_continuation_waits_until_somebody_is_ready(world: World, attempt: int
     assert world.sent == []
 
 
+@pytest.mark.parametrize("service", ["tokenizer", "scheduler"])
+def test_a_request_that_nobody_had_accepted_waits_when_its_place_is_lost(
+    world: World, service: str
+) -> None:
+    send = world.submit if service == "tokenizer" else world.enqueue
+    world.add(1, service)
+    send(10)
+    assert world.where() == [1]
+    world.roster.bury(world.roster.members[1], "a test")
+    world.add(2, service, phase=Phase.LOADING)
+    send(10)  # its owner sends it again each second
+    send(11)
+    assert [m.id for _, m in world.take(Rejected)] == [11], "what comes now had no place"
+    for _ in range(int(2 * ROUTE_SECONDS)):
+        world.tick(1.0)
+    assert world.sent == []
+    world.beat(2)
+    world.tick(0.25)
+    assert world.where() == [2]
+    assert world.dispatcher.held == {}
+
+
+def test_a_request_without_its_place_does_not_wait_for_ever(world: World) -> None:
+    world.add(1, "scheduler")
+    world.enqueue(10)
+    world.where()
+    world.roster.bury(world.roster.members[1], "a test")
+    world.enqueue(10)
+    world.tick(HOLD_SECONDS)
+    assert world.take(Rejected) == []
+    world.tick(0.25)
+    ((to, rejected),) = world.take(Rejected)
+    assert (to, rejected.status, rejected.attempt) == (TOKENIZER, 503, FIRST)
+    world.tick(ROUTE_SECONDS)
+    assert world.dispatcher._routes == {}
+
+
 def test_a_continuation_does_not_wait_for_ever(world: World) -> None:
     world.enqueue(10, FIRST + 1)
     for _ in range(int(HOLD_SECONDS)):

@@ -218,8 +218,6 @@ def kv_budget(model: Decoder, config: Config, info: ModelInfo) -> int:
     torch.cuda.reset_peak_memory_stats(model.device)
     executor = make_executor(model, capacity)
     run_once(executor, tokens)
-    if not isinstance(executor, ModelExecutor):
-        executor.draw_limited()
     del executor
     gc.collect()
     torch.cuda.empty_cache()

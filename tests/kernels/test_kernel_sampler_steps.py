@@ -191,21 +191,6 @@ def test_a_row_that_asks_for_nothing_draws_the_same_beside_rows_that_ask() -> No
     assert torch.equal(together[1::2], plain[1::2])
 
 
-def test_tokens_without_new_parameters_are_the_ones_that_were_always_drawn() -> None:
-    rng = np.random.default_rng(0)
-    logits = torch.from_numpy(rng.integers(-64, 64, (8, 5000)).astype(np.float32) / 16)
-    kinds = [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 20, 1.0), (1.3, 0, 0.9), (0.8, 40, 0.6),
-             (0.5, 3000, 0.9), (2.0, 5000, 1.0), (0.2, 0, 0.1)]  # fmt: skip
-    requests = [Request(temperature=t, top_k=k, top_p=p) for t, k, p in kinds]
-    found = sampling.sample(logits, sampling_rows(requests)._replace(min_p=None), GREEDY)
-    assert found.tolist() == GOLDEN
-    assert torch.equal(sampling.sample(logits, sampling_rows(requests), GREEDY), found)
-
-
-GOLDEN = [53, 513, 4613, 342, 2002, 1100, 4231, 1823]
-"""Drawn before there were penalties, bans and min_p."""
-
-
 def test_counts_follow_the_tokens_and_stay_at_their_limit() -> None:
     counts = torch.zeros(3, 10, dtype=torch.int16)
     prompt, output = np.array([2, 3, 3], np.int32), np.array([3, 5, 5], np.int32)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from asked_slots import EVERY_KIND, asking, biased, ids
 from plan_driver import GREEDY, PlanDriver
 from tiny_models import generated, some_prompts
 
@@ -102,6 +103,20 @@ def test_the_gpu_executor_draws_what_the_plain_one_draws(tiny_folder: Folder) ->
         wanted = PlanDriver(plain_executor(folder), 2).run(prompts[:count], 3, samplings=chosen)
         driver = PlanDriver(gpu_executor(folder), 3)
         assert driver.run(prompts[:count], 3, samplings=chosen) == wanted
+
+
+def test_adjustments_give_the_tokens_of_the_plain_executor(tiny_folder: Folder) -> None:
+    """Also where a sequence lost its slot; end tokens and bad words stand in the last rows."""
+    folder, prompts = tiny_folder("qwen3"), some_prompts([3, 12, 7, 5, 9, 4, 6, 8])
+    (plain,) = PlanDriver(plain_executor(folder), 2).run(prompts[6:7], 4)
+    samplings = [
+        *EVERY_KIND,
+        asking(bad_words=[ids(*plain[1:3]), ids(plain[0])]),
+        asking(min_tokens=3, ends=ids(*range(7), *range(8, 200)), **biased(t9=2.0)),
+    ]
+    wanted = PlanDriver(plain_executor(folder), 2).run(prompts, 5, samplings=samplings)
+    driver = PlanDriver(gpu_executor(folder), 3)
+    assert driver.run(prompts, 5, samplings=samplings, preemptions=2) == wanted
 
 
 def prefill(slot: int, tokens: list[int], blocks: list[int], step: int, full: bool) -> StepPlan:

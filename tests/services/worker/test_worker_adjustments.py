@@ -1,0 +1,96 @@
+"""What slots ask for changes their own tokens, as asked, and nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from asked_slots import EVERY_KIND, asking, biased, ids
+from plan_driver import GREEDY, PlanDriver
+from tiny_models import generated, some_prompts
+
+from penstock.protocol.messages.steps import SlotSampling
+from penstock.protocol.model_info import read_model_info
+from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.model_executor import ModelExecutor
+from penstock.services.worker.model_loading import load_model
+
+Folder = Callable[[str], Path]
+Run = Callable[..., list[list[int]]]
+
+
+@pytest.fixture
+def run(tiny_folder: Folder) -> Run:
+    """Outputs of prompts with these samplings, by an executor of their own."""
+    info = read_model_info(tiny_folder("qwen3"))
+    capacity = ExecutorCapacity(120, 16, 8, 64, 256, info.vocab_size)
+    model = load_model(info, torch.float32, torch.device("cpu"), lambda note: None)
+
+    def outputs(
+        prompts: list[list[int]], samplings: list[SlotSampling], count: int = 12, *,
+        preemptions: int = 0, seed: int = 1,
+    ) -> list[list[int]]:  # fmt: skip
+        driver = PlanDriver(ModelExecutor(model, capacity), seed)
+        found = driver.run(prompts, count, samplings=samplings, preemptions=preemptions)
+        assert not driver.bad
+        return found
+
+    return outputs
+
+
+def test_a_neighbour_that_asks_for_everything_changes_no_greedy_row(run: Run) -> None:
+    prompts = some_prompts([9, 4, 12, 7, 5, 6, 8])
+    found = run(prompts, [*EVERY_KIND[:3], GREEDY, *EVERY_KIND[3:]])
+    assert found[3] == generated("qwen3", prompts[3:4], 12)[0]
+
+
+def test_a_row_draws_the_same_alone_in_a_batch_and_after_it_lost_its_slot(run: Run) -> None:
+    prompts = some_prompts([9, 4, 12, 7, 5, 6])
+    together = run(prompts, EVERY_KIND, preemptions=5, seed=4)
+    for prompt, sampling, wanted in zip(prompts, EVERY_KIND, together, strict=True):
+        assert run([prompt], [sampling]) == [wanted]
+
+
+def test_only_allowed_tokens_come(run: Run) -> None:
+    (greedy, drawn) = run(
+        some_prompts([9, 9]), [asking(allowed=ids(5, 9, 11)), asking(5.0, allowed=ids(8))]
+    )
+    assert set(greedy) <= {5, 9, 11}
+    assert set(drawn) == {8}
+
+
+def test_a_bias_brings_a_token_or_keeps_it_away(run: Run) -> None:
+    (prompt,) = some_prompts([9])
+    (plain,) = run([prompt], [GREEDY])
+    (raised,) = run([prompt], [asking(**biased(t7=100.0))])
+    assert raised == [7] * 12
+    (lowered,) = run([prompt], [asking(**biased(**{f"t{token}": -100.0 for token in set(plain)}))])
+    assert not set(lowered) & set(plain)
+
+
+def test_end_tokens_do_not_come_before_the_least_number_of_tokens(run: Run) -> None:
+    (prompt,) = some_prompts([9])
+    every = ids(*range(7), *range(8, 307))
+    (found,) = run([prompt], [asking(min_tokens=5, ends=every)], preemptions=2)
+    assert found[:5] == [7] * 5
+    assert set(found[5:]) != {7}
+
+
+def test_a_bad_word_never_comes_and_its_beginning_may(run: Run) -> None:
+    (prompt,) = some_prompts([9])
+    (plain,) = run([prompt], [GREEDY])
+    word = plain[3:5]
+    first = next(i for i in range(4) if plain[i : i + 2] == word)
+    (found,) = run([prompt], [asking(bad_words=[ids(*word)])], preemptions=2)
+    assert found[: first + 1] == plain[: first + 1]
+    assert found[first + 1] != plain[first + 1]
+    assert word not in [found[i : i + 2] for i in range(len(found))]
+
+
+def test_a_strong_penalty_keeps_tokens_from_coming_twice(run: Run) -> None:
+    (prompt,) = some_prompts([9])
+    (found,) = run([prompt], [asking(presence=2.0, frequency=2.0, repetition=10.0)], preemptions=2)
+    assert len(set(found)) == len(found)
+    assert not set(found) & set(prompt)

@@ -102,7 +102,7 @@ def parse_request(raw: bytes, models: list[ServedModel], *, chat: bool) -> Gener
     if chat:
         prompts = [parse_chat(body)]
     elif "prompt" in body:
-        prompts = parse_prompts(body["prompt"], model)
+        prompts = parse_prompts(body["prompt"], model, params.truncate_prompt_tokens)
     else:
         raise bad_request("prompt: Required, and missing", param="prompt")
     if len(prompts) * params.n > MAX_CHOICES_IN_ALL:

@@ -34,8 +34,9 @@ TEMPLATE_KWARGS: dict[str, type] = {
 """Template variables that a client may set; the rest are ours (CVE-2025-62426)."""
 
 
-def parse_prompts(value: Any, model: ServedModel) -> list[Prompt]:
-    """``prompt`` of /v1/completions: text, token ids, or a list of either.
+def parse_prompts(value: Any, model: ServedModel, keep: int | None = None) -> list[Prompt]:
+    """``prompt`` of /v1/completions: text, token ids, or a list of either. keep: so many last ids
+    of each (a tokenizer cuts what is text).
 
     Raises ``ApiError`` 400.
     """
@@ -46,7 +47,7 @@ def parse_prompts(value: Any, model: ServedModel) -> list[Prompt]:
     if not value:
         raise bad_request("prompt: The prompt is empty", param="prompt", code="empty_prompt")
     if not isinstance(value[0], str | list):
-        return [_tokens(value, "prompt", model)]
+        return [_tokens(value, "prompt", model, keep)]
     if len(value) > MAX_PROMPTS:
         raise invalid("prompt", f"At most {MAX_PROMPTS} prompts in one request", value)
     prompts: list[Prompt] = []
@@ -55,7 +56,7 @@ def parse_prompts(value: Any, model: ServedModel) -> list[Prompt]:
         if isinstance(one, str):
             prompts.append(_text(one, where))
         elif isinstance(one, list):
-            prompts.append(_tokens(one, where, model))
+            prompts.append(_tokens(one, where, model, keep))
         else:
             raise invalid(where, "Expected a string or token ids", one)
     return prompts
@@ -67,7 +68,7 @@ def _text(text: str, where: str) -> Text:
     return Text(text)
 
 
-def _tokens(ids: list[Any], where: str, model: ServedModel) -> Tokens:
+def _tokens(ids: list[Any], where: str, model: ServedModel, keep: int | None) -> Tokens:
     if not ids:
         raise bad_request(f"{where}: The prompt is empty", param="prompt", code="empty_prompt")
     try:
@@ -81,6 +82,8 @@ def _tokens(ids: list[Any], where: str, model: ServedModel) -> Tokens:
                 f"vocabulary; ids must be at least 0 and below {model.vocab_size}",
                 param="prompt",
             )
+    if keep is not None:
+        checked = checked[-keep:]
     if len(checked) > model.max_model_len:
         raise bad_request(
             f"{where}: The prompt has {len(checked)} tokens; prompt and output together may "

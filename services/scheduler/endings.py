@@ -21,8 +21,8 @@ class Ending(NamedTuple):
 LENGTH = Ending(EndReason.LENGTH)
 NOT_A_NUMBER = Ending(
     EndReason.ERROR,
-    message="the model's output for this request is not a number (NaN or infinity), so no token "
-    "can be drawn; other requests are not affected",
+    message="no token can be drawn for this request: the model's output is not a number (NaN or "
+    "infinity), or the request's own parameters ban every token; other requests are not affected",
     status=500,
 )
 

@@ -106,6 +106,22 @@ def _bad_words(params: SamplingParams, text_model: TextModel) -> list[bytes]:
     return words
 
 
+def _check_any_allowed(params: SamplingParams, stop_ids: list[int], bad_words: list[bytes]) -> None:
+    """Raise ``PromptError`` where the parameters leave no token that could come first."""
+    if params.allowed_token_ids is None:
+        return
+    left = set(params.allowed_token_ids)
+    left -= {int.from_bytes(word, "little") for word in bad_words if len(word) == TOKEN_BYTES}
+    if params.min_tokens:
+        left -= set(stop_ids)
+    if not left:
+        raise PromptError(
+            "allowed_token_ids: every one of them is kept away by bad_words, or by min_tokens as "
+            "an end or stop token; allow one more",
+            "allowed_token_ids",
+        )
+
+
 def prepare(
     work: Work, text_model: TextModel, info: ModelInfo, max_model_len: int, seed: int
 ) -> TokenWork:
@@ -128,16 +144,18 @@ def prepare(
             f"this prompt of {length}; ask for fewer",
             "min_tokens",
         )
+    stop_ids, bad_words = _stop_ids(params, info), _bad_words(params, text_model)
+    _check_any_allowed(params, stop_ids, bad_words)
     return TokenWork(
         prompt=prompt,
         params=msgspec.structs.replace(params, max_tokens=limit),
         choices=work.choices,
-        stop_ids=_stop_ids(params, info),
+        stop_ids=stop_ids,
         tenant=work.tenant,
         time_left=work.time_left,
         age=work.age,
         priority=work.priority,
         cache_salt=work.cache_salt,
         streamed=work.streamed,
-        bad_words=_bad_words(params, text_model) if params.bad_words else [],
+        bad_words=bad_words,
     )

@@ -139,7 +139,9 @@ def test_the_controls_come_from_the_servers_parameters_and_only_what_is_set_is_s
     shown = show()
     page = shown.page
     names = page.eval_on_selector_all("#controls [name]", "all => all.map(one => one.name)")
-    assert names == [name for name in PARAMETERS if name != "n"]
+    assert names == [name for name in PARAMETERS if name not in ("n", "logit_bias")]
+    usual = [name for name, one in PARAMETERS.items() if one.default is True]
+    assert [name for name in usual if not page.is_checked(f"#sampling-{name}")] == []
     temperature = page.locator("#sampling-temperature")
     assert (temperature.get_attribute("min"), temperature.get_attribute("max")) == ("0", "100")
     for name in names:

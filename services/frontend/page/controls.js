@@ -30,9 +30,11 @@ const fallbackText = ({ 'x-fallback': one }) => (one === undefined ? '' : `Defau
 const TYPES = {
   number: (schema) => numberField(schema, 0.05),
   integer: (schema) => numberField(schema, 1),
-  boolean: () => {
-    const node = make('input', { type: 'checkbox' });
-    return { node, read: () => node.checked || undefined, clear: () => { node.checked = false; } };
+  boolean: (schema) => {
+    const usual = schema.default === true;
+    const node = make('input', { type: 'checkbox', checked: usual });
+    const read = () => (node.checked === usual ? undefined : node.checked);
+    return { node, read, clear: () => { node.checked = usual; } };
   },
   array: (schema) => listField(schema),
 };

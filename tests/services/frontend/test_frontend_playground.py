@@ -164,10 +164,11 @@ def test_the_schema_has_every_sampling_parameter_with_its_help_and_its_bounds() 
         for name, one in properties.items():
             if one.get("type") not in ("number", "integer"):
                 continue
-            parse_field(name, one["minimum"])
             parse_field(name, one["maximum"])
-            with pytest.raises(ValueError, match=">="):
-                parse_field(name, one["minimum"] - 1)
+            if "minimum" in one:
+                parse_field(name, one["minimum"])
+            with pytest.raises(ValueError, match=">"):
+                parse_field(name, one.get("minimum", one.get("exclusiveMinimum")) - 1)
 
     use(check)
 

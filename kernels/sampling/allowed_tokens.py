@@ -6,7 +6,6 @@ allowed; that is the layout of xgrammar's ``apply_token_bitmask_inplace``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +21,10 @@ def mask_words(vocab: int) -> int:
     return -(-vocab // 32)
 
 
-def allowed_mask(tokens: Iterable[int], vocab: int) -> npt.NDArray[np.int32]:
-    """The bitmask of these tokens, [ceil(V / 32)] int32."""
+def allowed_mask(tokens: npt.ArrayLike, vocab: int) -> npt.NDArray[np.int32]:
+    """The bitmask of these token ids, [ceil(V / 32)] int32."""
     bits = np.zeros(32 * mask_words(vocab), np.uint8)
-    bits[list(tokens)] = 1
+    bits[np.asarray(tokens, np.int64)] = 1
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
 
 

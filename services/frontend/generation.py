@@ -63,7 +63,8 @@ class Generation:
         self.finished: asyncio.Future[None] = loop.create_future()
         self._gateway = gateway
         self._tenant = tenant
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s = min(timeout_s, request.deadline_s or timeout_s)
+        self._own_deadline = timeout_s == request.deadline_s
         self._ids: list[int] = []
         self._unaccepted = len(request.prompts)
         self._open_choices = len(request.prompts) * request.params.n
@@ -132,11 +133,11 @@ class Generation:
             self.abandon()
 
     def _on_deadline(self) -> None:
+        limit = "its deadline_s" if self._own_deadline else "--request-timeout-s sets the limit"
         self.fail(
             ApiError(
                 504,
-                f"The request took longer than {self._timeout_s:g} s; --request-timeout-s sets "
-                "the limit",
+                f"The request took longer than {self._timeout_s:g} s; {limit}",
                 kind="timeout_error",
                 code="request_timeout",
             )

@@ -19,6 +19,7 @@ MAX_NAMED = 16
 """Parameters that one error names."""
 MAX_USER_LENGTH = 128
 MAX_METADATA = 16
+MAX_S = 86_400.0
 MAX_METADATA_LENGTH = 512
 DEFAULT_COMPLETION_TOKENS = 16
 """``max_tokens`` of /v1/completions where it is left out, as in OpenAI's API."""
@@ -26,7 +27,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 _HANDLED = frozenset(PARAMETERS) | {
     *("model", "stream", "stream_options", "max_completion_tokens", "user", "metadata", "store"),
     *("service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"),
-    *("priority", "cache_salt"),
+    *("priority", "cache_salt", "deadline_s"),
 }
 _EMPTY: tuple[Any, ...] = ([], {}, "")
 _NO_TOOLS: tuple[Any, ...] = ("none", "auto")
@@ -191,6 +192,16 @@ def take_priority(body: dict[str, Any]) -> int:
         return msgspec.convert(value, RequestPriority)
     except (msgspec.ValidationError, OverflowError) as error:
         raise invalid("priority", str(error)[:200], value) from None
+
+
+def take_deadline(body: dict[str, Any]) -> float | None:
+    """``deadline_s``: seconds from its arrival in which the whole answer must be there."""
+    value = body.get("deadline_s")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_S:
+        raise invalid("deadline_s", f"Expected seconds, above 0 and at most {MAX_S:.0f}", value)
+    return float(value)
 
 
 def take_sampling(

@@ -34,6 +34,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     user: str
     priority: int
     cache_salt: str
+    deadline_s: float | None = None
+    """Seconds in which the client wants the whole answer; ``None``: the server's own limit."""
 
     def work(self, prompt: int, *, tenant: str, time_left: float, age: float) -> Work:
         """The gateway request for one of the prompts."""
@@ -121,4 +123,5 @@ def parse_request(raw: bytes, models: list[ServedModel], *, chat: bool) -> Gener
         user=parameters.take_user(body),
         priority=parameters.take_priority(body),
         cache_salt=parameters.take_cache_salt(body),
+        deadline_s=parameters.take_deadline(body),
     )

@@ -101,7 +101,7 @@ class SlotAdjuster:
             begin_counts(self._taken_counts(), slot, tokens[: new.prompt_len], output)
         if asked.allowed is not None:
             self._masked[slot] = True
-            mask = allowed_mask(np.frombuffer(asked.allowed, "<i4").tolist(), self._vocab_size)
+            mask = allowed_mask(np.frombuffer(asked.allowed, "<i4"), self._vocab_size)
             self._taken_masks()[slot] = torch.from_numpy(mask)
         if asked.biased:
             self._biases[slot] = (

@@ -68,7 +68,7 @@ class GpuSampler:
             row = slots.counts[slot].zero_()
             row[self._sent(occurring)] = self._sent(counts)
         if asked.allowed is not None:
-            allowed = np.frombuffer(asked.allowed, "<i4").tolist()
+            allowed = np.frombuffer(asked.allowed, "<i4")
             slots.allowed[slot] = self._sent(allowed_mask(allowed, self._vocab))
         biased, ends = (np.frombuffer(ids, "<i4") for ids in (asked.biased, asked.ends))
         if len(biased) or len(ends):

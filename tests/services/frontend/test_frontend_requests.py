@@ -242,6 +242,24 @@ def test_a_request_may_take_only_so_long() -> None:
     assert gateway.works[0].time_left == pytest.approx(0.2, abs=0.1)
 
 
+def test_a_client_can_ask_for_less_time_and_not_for_more() -> None:
+    async def script(work: Work, sink: Sink) -> None:
+        import asyncio
+
+        sink.on_accepted(1)
+        await asyncio.sleep(60)
+
+    async def use(client: Client) -> None:
+        for wanted, words in ((0.1, "0.1 s; its deadline_s"), (50, "0.3 s; --request-timeout-s")):
+            status, answer, _ = await client.post(TEXT, {"prompt": "x", "deadline_s": wanted})
+            assert status == 504
+            assert words in answer["error"]["message"]
+
+    gateway = run(use, script, ServerConfig(request_timeout_s=0.3))
+    left = [work.time_left for work in gateway.works]
+    assert left == [pytest.approx(0.1, abs=0.05), pytest.approx(0.3, abs=0.05)]
+
+
 def test_an_overloaded_gateway_is_a_503_at_once() -> None:
     async def use(client: Client) -> None:
         client.gateway.overloaded = rejected(503, "full", kind="overloaded_error", retry_after=5.0)

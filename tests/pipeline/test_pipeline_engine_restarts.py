@@ -38,6 +38,8 @@ def test_token_ids_are_not_refused_while_the_engine_has_no_limits_yet() -> None:
         body = {"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": True}
         assert asked(server.url + "/v1/completions", body)[0] == 200
         killed_scheduler(server)
+        while asked(server.url + "/ready")[0] == 200:
+            time.sleep(0.01)  # what comes sooner is sent to it yet, and waits for the next one
         seen = set()
         end = time.monotonic() + ATTACH_SECONDS + 20
         while time.monotonic() < end:

@@ -27,11 +27,12 @@ TAKEN: dict[str, set[str]] = {
     "max_tokens": set(),
     "max_completion_tokens": set(),
     "priority": {"-0", "-1"},
-    "presence_penalty": {"-0"},
-    "frequency_penalty": {"-0"},
-    "repetition_penalty": set(),
-    "min_p": {"-0"},
+    "presence_penalty": {"-0", "-1", "0.5"},
+    "frequency_penalty": {"-0", "-1", "0.5"},
+    "repetition_penalty": {"0.5"},
+    "min_p": {"-0", "0.5"},
     "min_tokens": {"-0"},
+    "truncate_prompt_tokens": set(),
     "logprobs": set(),
     "best_of": set(),
 }
@@ -48,9 +49,6 @@ ABSENT_FEATURES: dict[str, Any] = {
     "media_io_kwargs": {"video": {"num_frames": -1}},
     "logits_processors": ["os.system"],
     "custom_logit_processor": "80049500",
-    "allowed_token_ids": [10**6],
-    "bad_words": ["x"],
-    "logit_bias": {"1": 100},
     "guided_json": {"type": "object"},
     "guided_regex": "(a+)+$",
     "guided_grammar": "root ::= root",
@@ -71,7 +69,6 @@ ABSENT_FEATURES: dict[str, Any] = {
     "image_data": "http://169.254.169.254/",
     "vllm_xargs": {"a": 1},
     "n_discard": -1,
-    "min_tokens": 10**9,
 }
 OF_CHATS: dict[str, Any] = {
     "chat_template": "{{ ''.__class__ }}",
@@ -241,6 +238,26 @@ def test_what_penstock_does_not_have_is_refused_by_name(attack: Attacker) -> Non
         assert name in refused(attack.post(CHAT, fields))
 
 
+HOSTILE_LISTS: dict[str, list[Any]] = {
+    "allowed_token_ids": [[], [VOCABULARY], [-1], [2**31], [0.5], ["1"], [0] * (2**18 + 1), {}],
+    "logit_bias": [
+        {str(VOCABULARY): 1}, {"-1": 1}, {"1.5": 1}, {"": 1}, {"x": 1}, {"1": 101}, {"1": "2"},
+        {"1": None}, [1], {str(token): 1 for token in range(1025)},
+    ],
+    "bad_words": [[""], ["x"] * 129, ["x" * 257], [5], "x", ["\U0001f4a7" * 200], {}],
+    "min_tokens": [10**9, -1],
+    "truncate_prompt_tokens": [0, -1, 2**31],
+}  # fmt: skip
+
+
+def test_lists_of_tokens_and_words_are_bounded_and_within_the_vocabulary(attack: Attacker) -> None:
+    for name, values in HOSTILE_LISTS.items():
+        for value in values:
+            body = json.dumps({"prompt": "x", "max_tokens": 2, name: value}).encode()
+            assert both_ways(attack, COMPLETIONS, body) == [400] * 2, (name, str(value)[:60])
+            assert name in attack.post(COMPLETIONS, body).message
+
+
 def test_the_same_refusals_hold_for_many_at_once(attack: Attacker) -> None:
     body = json.dumps({"prompt": "x", "prompt_embeds": "gASV", "kv_transfer_params": {}}).encode()
     found: list[int] = []
@@ -333,6 +350,14 @@ OPTIONS: dict[str, list[Any]] = {
     "logprobs": [None, False, 3],
     "echo": [None, True],
     "presence_penalty": [None, 0, 1],
+    "repetition_penalty": [None, 1.7],
+    "min_p": [None, 0.3],
+    "min_tokens": [0, 1],
+    "logit_bias": [{}, {"5": -3}],
+    "allowed_token_ids": [None, [*range(5, 300)]],
+    "bad_words": [[], ["e", "the mill"]],
+    "skip_special_tokens": [True, False],
+    "truncate_prompt_tokens": [None, 2],
     "cache_salt": ["", "s"],
     "priority": [0, 5],
     "prompt": ["x", [5, 6, 7], ["a", "b"], [9] * 40],
@@ -371,7 +396,6 @@ def test_every_two_options_meet_without_a_fault_of_the_server(attack: Attacker) 
     for fields in pairwise(OPTIONS, seed=1):
         statuses = {attack.post(COMPLETIONS, fields).status for _ in range(2)}
         supported = fields["logprobs"] in (None, False) and not fields["echo"]
-        supported = supported and not fields["presence_penalty"]
         assert statuses == {200 if supported else 400}, fields
         served += supported
     assert served > 3

@@ -57,7 +57,13 @@ HELLO = Chat(b'[{"role": "user", "content": "hello"}]')
 def test_every_parameter_is_resolved(model: TextModel, info: ModelInfo) -> None:
     done = prepare(work(tokens(5, 6, 7), top_p=0.5), model, info, LIMIT, 99)
     assert done.params == SamplingParams(
-        temperature=0.6, top_p=0.5, top_k=20, seed=99, max_tokens=16
+        temperature=0.6,
+        top_p=0.5,
+        top_k=20,
+        seed=99,
+        max_tokens=16,
+        min_p=0.0,
+        repetition_penalty=1.0,
     )
     assert (done.tenant, done.time_left, done.age) == ("t", 5.0, 0.25)
     assert done.choices == [ChoiceState(0)]

@@ -8,7 +8,8 @@ beside those that decode, as after a burst, the pause may be longer by their sha
 ``PATIENCE_SECONDS``: cut small, the burst would pay a decode step of few rows for every chunk, and
 all would be served later. The planner asks only while somebody reads along: an answer that is sent
 whole knows no pauses. The prediction is a line through the latest steps: seconds of a step that
-only decodes, and of one token of prefill more.
+only decodes, and of one token of prefill more. Where these steps are too alike to tell the two
+apart, both change by the factor by which the prediction is off: contexts grow, and both with them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ PATIENCE_SECONDS = 0.1
 LEAST_TOKENS = 64
 """A chunk is never cut below this: its fixed costs would exceed it."""
 _SMOOTHING = 0.05
-_LEAST_SPREAD = 0.1
+_LEAST_SPREAD = 0.2
 """Standard deviation of the steps' prefill, as a share of its mean, from which a slope is told."""
 _LEAST_SHARE = 0.01
 """Of the mean step, that decoding takes at least."""
 _MEASURABLE_TOKENS = 128
 """Prefills below this say little about the time of a token: fixed costs outweigh it."""
+_MOST_GROWTH = 1.5
+"""Beside prefill decoding counts as so many times slower at most than the rows were when last seen
+alone; more of them count in proportion."""
 _MOST_OFF = 2.0
 """A step counts as so many times its prediction at most: a pause of the machine is no trend."""
 _FASTEST = 1e-8
@@ -39,6 +43,8 @@ class PrefillPace:
         """Of a step that only decodes; 0 while unknown."""
         self._token_seconds = 0.0
         """Of one prefill token more; 0 while unknown."""
+        self._alone: tuple[float, int] | None = None
+        """Seconds and rows of the latest step that only decoded."""
         self._steps = _Line()
 
     def observe(self, decoding: int, prefill_tokens: int, seconds: float) -> None:
@@ -48,17 +54,31 @@ class PrefillPace:
         if not decoding:
             self._token_seconds = self._token_seconds or seconds / prefill_tokens
             return
+        expected = self._decode_seconds + prefill_tokens * self._token_seconds
         if self._decode_seconds and self._token_seconds:
-            expected = self._decode_seconds + prefill_tokens * self._token_seconds
             seconds = min(seconds, _MOST_OFF * expected)
         self._steps.add(prefill_tokens, seconds)
         slope = self._steps.slope()
+        mean_tokens, mean_seconds = self._steps.mean()
+        if not prefill_tokens:
+            self._alone = seconds, decoding
         if slope > 0:
             self._token_seconds = slope
-        mean_tokens, mean_seconds = self._steps.mean()
-        if self._decode_seconds or not prefill_tokens:
             least = mean_seconds * _LEAST_SHARE
-            self._decode_seconds = max(least, mean_seconds - mean_tokens * self._token_seconds)
+            self._decode_seconds = max(least, mean_seconds - mean_tokens * slope)
+        elif not prefill_tokens:
+            self._decode_seconds = _mean(self._decode_seconds, seconds)
+        elif self._decode_seconds and self._token_seconds:
+            factor = 1 + _SMOOTHING * (seconds / expected - 1)
+            self._decode_seconds *= factor
+            self._token_seconds *= factor
+        elif self._decode_seconds:
+            rest = seconds - self._decode_seconds
+            self._token_seconds = max(rest, seconds * _LEAST_SHARE) / prefill_tokens
+        if self._alone is not None:
+            known, rows = self._alone
+            most = _MOST_GROWTH * known * max(1.0, decoding / rows)
+            self._decode_seconds = min(self._decode_seconds, most)
 
     def most_tokens(self, decoding: int, waiting: int) -> int | None:
         """Prefill tokens for a step that decodes so many rows, at least one, while so many
@@ -68,6 +88,10 @@ class PrefillPace:
         fair = max(LEAST_SECONDS, FACTOR * self._decode_seconds)
         seconds = max(fair, min(PATIENCE_SECONDS, fair * (1 + waiting / decoding)))
         return max(LEAST_TOKENS, int(seconds / max(self._token_seconds, _FASTEST)))
+
+
+def _mean(old: float, new: float) -> float:
+    return old + _SMOOTHING * (new - old) if old else new
 
 
 class _Line:

@@ -79,6 +79,17 @@ def test_the_prediction_stays_true_where_every_step_has_prefill() -> None:
     assert 0.75 < tokens * 4e-6 / 0.012 < 1.25
 
 
+def test_tokens_that_become_dearer_with_their_context_do_not_lengthen_the_pause() -> None:
+    """Every step has prefill, cut as the bound says, and a token's cost grows fivefold."""
+    pace = learnt(0.005, 20e-6)
+    for step in range(400):
+        token_seconds = 20e-6 * (1 + step / 100)
+        tokens = pace.most_tokens(1, 3)
+        assert tokens is not None
+        assert tokens * token_seconds < 0.12, step
+        pace.observe(1, tokens, 0.005 + tokens * token_seconds)
+
+
 def test_a_step_that_was_held_up_once_changes_the_bound_little() -> None:
     pace = learnt(0.002, 3e-6)
     before = pace.most_tokens(8, 0)

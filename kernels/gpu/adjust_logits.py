@@ -39,6 +39,7 @@ from penstock.kernels.sampling.bad_words import WORDS
 
 _BIASES = tl.constexpr(ASKS_BIASES)
 _BAD_WORDS = tl.constexpr(ASKS_BAD_WORDS)
+_LOG2_E = tl.constexpr(1.4426950408889634)
 _CHUNK = 128
 """Entries that are applied at once."""
 _PROGRAMS = 2112
@@ -145,8 +146,7 @@ def _adjust_kernel(
         more = (after < vocab) & (stretch + 1 < begin + each)
         raw_ahead, count_ahead = _load_stretch(asked, after, more)
         z = raw.to(tl.float32)
-        total = tl.sum(z, 0)
-        sick = (total != total) | (tl.abs(total) == float("inf"))
+        given = z
         if ask != 0:
             z = penalised(z, count.to(tl.int32), factor, inverse, per_count, once)
             if (ask & ALLOWED) != 0:
@@ -159,12 +159,15 @@ def _adjust_kernel(
                     entry_until, word_ban, entries, STRETCH, WORDS, CHUNK,
                 )  # fmt: skip
                 z = tl.load(target + ids, mask=inside, other=0.0)
-            wrong = inside & ((z < float("inf")) == 0)
-            sick = sick | (tl.max(wrong.to(tl.int32), 0) != 0)
+            # One sum says whether anything was not finite or has become +inf.
+            given = tl.where(z < float("inf"), given, float("inf"))
+        total = tl.sum(given, 0)
+        sick = (total != total) | (tl.abs(total) == float("inf"))
         at = row * stretches + stretch
         tl.store(bad + at, sick.to(tl.int32))
         if limited:
-            z = tl.where(inside, z, float("-inf"))
+            if first + STRETCH > vocab:
+                z = tl.where(inside, z, float("-inf"))
             highest = tl.max(tl.reshape(z, [STRETCH // GROUP, GROUP]), 1)
             group = stretch * (STRETCH // GROUP) + tl.arange(0, STRETCH // GROUP)
             tl.store(group_max + row * groups + group, highest, mask=group < groups)
@@ -173,8 +176,8 @@ def _adjust_kernel(
             low = tl.min(tl.where(z > float("-inf"), z, float("inf")), 0)
             tl.store(stretch_min + at, low)
             if p < 1.0:
-                weight = tl.where(z > float("-inf"), tl.exp((z - top) * scale), 0.0)
-                tl.store(stretch_mass + at, tl.sum(weight, 0))
+                mass = tl.sum(tl.exp2((z - top) * (scale * _LOG2_E)), 0)
+                tl.store(stretch_mass + at, tl.where(top > float("-inf"), mass, 0.0))
         raw = raw_ahead
         count = count_ahead
 

@@ -29,7 +29,7 @@ def penalised(z, count, repetition, inverse, frequency, presence):
     # The bits of 2^23 + count, which converts at a quarter of what a conversion costs.
     times = ((count & 0x7FFF) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
     z = tl.where(count != 0, z * tl.where(z > 0.0, inverse, repetition), z)
-    return tl.fma(-frequency, times, z) - tl.where(times > 0.0, presence, 0.0)
+    return tl.fma(-presence, tl.minimum(times, 1.0), tl.fma(-frequency, times, z))
 
 
 @triton.jit

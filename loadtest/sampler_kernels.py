@@ -93,7 +93,7 @@ def _chain(maker: Maker, rows: int, slots: SamplerSlots | None) -> Call:
     def call() -> None:
         if slots is not None and space is not None:
             adjust_logits(logits, which, slots, space, GREEDY_TEMPERATURE)
-            keep_floor(logits, which, slots, space, GREEDY_TEMPERATURE)
+            keep_floor(logits, which, seed, seed, slots, space, GREEDY_TEMPERATURE)
         stretches = draw(
             logits, which, temperature, seed, seed, count, best, token, GREEDY_TEMPERATURE, slots,
             space,

@@ -1,9 +1,11 @@
 """Bans, biases and penalties, and a survey of each row's logits, in one pass.
 
-The rules are those of ``penstock.kernels.sampling``. Rows that ask for an adjustment get their
-logits written anew in fp32; rows that are drawn with min_p, top_k or top_p get the highest logit of
-every group and a few numbers of every stretch, from which ``keep_floor`` works. Rows that ask for
-neither are not read.
+The rules are those of ``penstock.kernels.sampling``. Rows that are drawn with min_p, top_k or top_p
+get the highest logit of every group and a few numbers of every stretch, from which ``keep_floor``
+works. Rows that ask for adjustments of single tokens get their logits written anew in fp32; other
+adjustments are computed at each reading, see ``adjusted_row``. Rows that need neither are not read.
+
+A program reads a few stretches of a row, each while it surveys the one before.
 
 A dense pass cannot scatter, so a slot's entries (biases, bans) are written over the stretch after
 it, and the stretch is read again, by the same program.
@@ -15,12 +17,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.adjusted_row import (
+    ALLOWED,
+    PENALTIES,
+    adjusted_row,
+    is_written,
+    penalised,
+)
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.sampler_memory import (
-    ASKS_ALLOWED,
     ASKS_BAD_WORDS,
     ASKS_BIASES,
-    ASKS_PENALTIES,
     GROUP,
     STRETCH,
     SamplerSlots,
@@ -30,12 +37,13 @@ from penstock.kernels.gpu.sampler_memory import (
 )
 from penstock.kernels.sampling.bad_words import WORDS
 
-_PENALTIES = tl.constexpr(ASKS_PENALTIES)
 _BIASES = tl.constexpr(ASKS_BIASES)
-_ALLOWED = tl.constexpr(ASKS_ALLOWED)
 _BAD_WORDS = tl.constexpr(ASKS_BAD_WORDS)
+_LOG2_E = tl.constexpr(1.4426950408889634)
 _CHUNK = 128
 """Entries that are applied at once."""
+_PROGRAMS = 2112
+"""Rows are cut into no more programs than this needs, and one a stretch at most."""
 
 
 @triton.jit
@@ -45,25 +53,70 @@ def is_limited(warmth, k, p, m, vocab, greedy_below):
 
 
 @triton.jit
-def _penalised(z, count, repetition, inverse, frequency, presence):
-    """count: of ``counts``, sign extended; inverse: 1 / repetition."""
-    times = (count & 0x7FFF).to(tl.float32)
-    z = tl.where(count != 0, z * tl.where(z > 0.0, inverse, repetition), z)
-    return z - frequency * times - tl.where(times > 0.0, presence, 0.0)
+def _load_stretch(asked, ids, mask):
+    """Logits and counts of a stretch, 0 where masked."""
+    source, _, counts, _, ask, _, _, _, _ = asked
+    raw = tl.load(source + ids, mask=mask, other=0.0)
+    count = tl.load(counts + ids, mask=mask & ((ask & PENALTIES) != 0), other=0)
+    return raw, count
 
 
 @triton.jit
+def _with_entries(
+    asked, first, vocab, slot, num_output, entry_count, entry_token, entry_value, entry_until,
+    word_ban, entries, STRETCH: tl.constexpr, WORDS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Write a slot's entries and word bans over a stretch that is written already."""
+    source, target, counts, allowed, ask, repetition, inverse, frequency, presence = asked
+    tl.debug_barrier()
+    if (ask & _BIASES) != 0:
+        output = tl.load(num_output + slot)
+        number = tl.load(entry_count + slot)
+        entry = slot * entries
+        for start in range(0, number, CHUNK):
+            index = start + tl.arange(0, CHUNK)
+            token = tl.load(entry_token + entry + index, mask=index < number, other=-1)
+            until = tl.load(entry_until + entry + index, mask=index < number, other=0)
+            value = tl.load(entry_value + entry + index, mask=index < number, other=0.0)
+            mine = (token >= first) & (token < first + STRETCH) & (token < vocab)
+            mine = mine & (output < until) & (value > float("-inf"))
+            new = tl.load(source + token, mask=mine, other=0.0).to(tl.float32) + value
+            asks_penalties = (ask & PENALTIES) != 0
+            count = tl.load(counts + token, mask=mine & asks_penalties, other=0).to(tl.int32)
+            new = penalised(new, count, repetition, inverse, frequency, presence)
+            asks_allowed = (ask & ALLOWED) != 0
+            word = tl.load(allowed + token // 32, mask=mine & asks_allowed, other=-1)
+            new = tl.where(((word >> (token % 32)) & 1) != 0, new, float("-inf"))
+            tl.store(target + token, new, mask=mine)
+        tl.debug_barrier()
+        for start in range(0, number, CHUNK):
+            index = start + tl.arange(0, CHUNK)
+            token = tl.load(entry_token + entry + index, mask=index < number, other=-1)
+            until = tl.load(entry_until + entry + index, mask=index < number, other=0)
+            value = tl.load(entry_value + entry + index, mask=index < number, other=0.0)
+            mine = (token >= first) & (token < first + STRETCH) & (token < vocab)
+            mine = mine & (output < until) & (value == float("-inf"))
+            tl.store(target + token, value, mask=mine)
+    if (ask & _BAD_WORDS) != 0:
+        tl.debug_barrier()
+        token = tl.load(word_ban + slot * WORDS + tl.arange(0, WORDS))
+        mine = (token >= first) & (token < first + STRETCH) & (token < vocab)
+        banned = tl.full([WORDS], float("-inf"), tl.float32)
+        tl.store(target + token, banned, mask=mine)
+    tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["each"])
 def _adjust_kernel(
     logits, rows, asks, temperature, top_k, top_p, min_p, repetition, frequency, presence,
     num_output, counts, allowed, entry_count, entry_token, entry_value, entry_until, word_ban,
     adjusted, group_max, stretch_max, stretch_min, stretch_mass, bad,
-    vocab, stretches, groups, mask_words, entries, greedy_below,
+    vocab, stretches, groups, mask_words, entries, each, greedy_below,
     STRETCH: tl.constexpr, GROUP: tl.constexpr, WORDS: tl.constexpr, CHUNK: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    stretch = tl.program_id(1)
     slot = tl.load(rows + row).to(tl.int64)
     if slot < 0:
         return
@@ -73,102 +126,79 @@ def _adjust_kernel(
     limited = is_limited(
         warmth, tl.load(top_k + slot), p, tl.load(min_p + slot), vocab, greedy_below
     )
-    if (ask == 0) & (limited == 0):
+    asked = adjusted_row(
+        logits, adjusted, counts, allowed, repetition, frequency, presence, ask, row, slot, vocab,
+        mask_words,
+    )  # fmt: skip
+    written = is_written(ask)
+    if (written == 0) & (limited == 0):
         return
-    first = stretch * STRETCH
-    ids = first + tl.arange(0, STRETCH)
-    inside = ids < vocab
-    source = logits + row * vocab
-    z = tl.load(source + ids, mask=inside, other=0.0).to(tl.float32)
-    total = tl.sum(z, 0)
-    sick = (total != total) | (tl.abs(total) == float("inf"))
-    if ask != 0:
-        r = tl.load(repetition + slot)
-        f = tl.load(frequency + slot)
-        o = tl.load(presence + slot)
-        count_row = counts + slot * vocab
-        mask_row = allowed + slot * mask_words
-        if (ask & _PENALTIES) != 0:
-            count = tl.load(count_row + ids, mask=inside, other=0).to(tl.int32)
-            z = _penalised(z, count, r, 1.0 / r, f, o)
-        if (ask & _ALLOWED) != 0:
-            word = tl.load(mask_row + ids // 32, mask=inside, other=0)
-            z = tl.where(((word >> (ids % 32)) & 1) != 0, z, float("-inf"))
-        target = adjusted + row * vocab
-        tl.store(target + ids, z, mask=inside)
-        if (ask & (_BIASES | _BAD_WORDS)) != 0:
-            tl.debug_barrier()
-            if (ask & _BIASES) != 0:
-                output = tl.load(num_output + slot)
-                number = tl.load(entry_count + slot)
-                entry = slot * entries
-                for start in range(0, number, CHUNK):
-                    index = start + tl.arange(0, CHUNK)
-                    token = tl.load(entry_token + entry + index, mask=index < number, other=-1)
-                    until = tl.load(entry_until + entry + index, mask=index < number, other=0)
-                    value = tl.load(entry_value + entry + index, mask=index < number, other=0.0)
-                    mine = (token >= first) & (token < first + STRETCH) & (token < vocab)
-                    mine = mine & (output < until) & (value > float("-inf"))
-                    new = tl.load(source + token, mask=mine, other=0.0).to(tl.float32) + value
-                    if (ask & _PENALTIES) != 0:
-                        count = tl.load(count_row + token, mask=mine, other=0).to(tl.int32)
-                        new = _penalised(new, count, r, 1.0 / r, f, o)
-                    if (ask & _ALLOWED) != 0:
-                        word = tl.load(mask_row + token // 32, mask=mine, other=0)
-                        new = tl.where(((word >> (token % 32)) & 1) != 0, new, float("-inf"))
-                    tl.store(target + token, new, mask=mine)
-                tl.debug_barrier()
-                for start in range(0, number, CHUNK):
-                    index = start + tl.arange(0, CHUNK)
-                    token = tl.load(entry_token + entry + index, mask=index < number, other=-1)
-                    until = tl.load(entry_until + entry + index, mask=index < number, other=0)
-                    value = tl.load(entry_value + entry + index, mask=index < number, other=0.0)
-                    mine = (token >= first) & (token < first + STRETCH) & (token < vocab)
-                    mine = mine & (output < until) & (value == float("-inf"))
-                    tl.store(target + token, value, mask=mine)
-            if (ask & _BAD_WORDS) != 0:
-                tl.debug_barrier()
-                token = tl.load(word_ban + slot * WORDS + tl.arange(0, WORDS))
-                mine = (token >= first) & (token < first + STRETCH) & (token < vocab)
-                banned = tl.full([WORDS], float("-inf"), tl.float32)
-                tl.store(target + token, banned, mask=mine)
-            tl.debug_barrier()
-            z = tl.load(target + ids, mask=inside, other=0.0)
-        wrong = inside & ((z != z) | (z == float("inf")))
-        sick = sick | (tl.max(wrong.to(tl.int32), 0) != 0)
-    at = row * stretches + stretch
-    tl.store(bad + at, sick.to(tl.int32))
-    if limited:
-        z = tl.where(inside, z, float("-inf"))
-        highest = tl.max(tl.reshape(z, [STRETCH // GROUP, GROUP]), 1)
-        group = stretch * (STRETCH // GROUP) + tl.arange(0, STRETCH // GROUP)
-        tl.store(group_max + row * groups + group, highest, mask=group < groups)
-        top = tl.max(highest, 0)
-        tl.store(stretch_max + at, top)
-        low = tl.min(tl.where(z > float("-inf"), z, float("inf")), 0)
-        tl.store(stretch_min + at, low)
-        if p < 1.0:
-            scale = 1.0 / tl.maximum(warmth, greedy_below)
-            weight = tl.where(z > float("-inf"), tl.exp((z - top) * scale), 0.0)
-            tl.store(stretch_mass + at, tl.sum(weight, 0))
+    _, target, _, mask_row, _, factor, inverse, per_count, once = asked
+    scale = 1.0 / tl.maximum(warmth, greedy_below)
+    begin = tl.program_id(1) * each
+    lane = tl.arange(0, STRETCH)
+    raw, count = _load_stretch(asked, begin * STRETCH + lane, begin * STRETCH + lane < vocab)
+    for stretch in range(begin, tl.minimum(begin + each, stretches)):
+        first = stretch * STRETCH
+        ids = first + lane
+        inside = ids < vocab
+        after = ids + STRETCH
+        more = (after < vocab) & (stretch + 1 < begin + each)
+        raw_ahead, count_ahead = _load_stretch(asked, after, more)
+        z = raw.to(tl.float32)
+        given = z
+        if ask != 0:
+            z = penalised(z, count.to(tl.int32), factor, inverse, per_count, once)
+            if (ask & ALLOWED) != 0:
+                word = tl.load(mask_row + ids // 32, mask=inside, other=0)
+                z = tl.where(((word >> (ids % 32)) & 1) != 0, z, float("-inf"))
+            if written:
+                tl.store(target + ids, z, mask=inside)
+                _with_entries(
+                    asked, first, vocab, slot, num_output, entry_count, entry_token, entry_value,
+                    entry_until, word_ban, entries, STRETCH, WORDS, CHUNK,
+                )  # fmt: skip
+                z = tl.load(target + ids, mask=inside, other=0.0)
+            # One sum says whether anything was not finite or has become +inf.
+            given = tl.where(z < float("inf"), given, float("inf"))
+        total = tl.sum(given, 0)
+        sick = (total != total) | (tl.abs(total) == float("inf"))
+        at = row * stretches + stretch
+        tl.store(bad + at, sick.to(tl.int32))
+        if limited:
+            if first + STRETCH > vocab:
+                z = tl.where(inside, z, float("-inf"))
+            highest = tl.max(tl.reshape(z, [STRETCH // GROUP, GROUP]), 1)
+            group = stretch * (STRETCH // GROUP) + tl.arange(0, STRETCH // GROUP)
+            tl.store(group_max + row * groups + group, highest, mask=group < groups)
+            top = tl.max(highest, 0)
+            tl.store(stretch_max + at, top)
+            low = tl.min(tl.where(z > float("-inf"), z, float("inf")), 0)
+            tl.store(stretch_min + at, low)
+            if p < 1.0:
+                mass = tl.sum(tl.exp2((z - top) * (scale * _LOG2_E)), 0)
+                tl.store(stretch_mass + at, tl.where(top > float("-inf"), mass, 0.0))
+        raw = raw_ahead
+        count = count_ahead
 
 
 def adjust_logits(
     logits: Tensor, rows: Tensor, slots: SamplerSlots, space: SamplerSpace, greedy_below: float
 ) -> None:
-    """Adjust and survey the rows that ask for it.
+    """Survey the rows with a limit, and write anew those that need it.
 
     logits: [N, V] contiguous, fp32, bf16 or fp16, not changed; rows: [N] int32, the slot of each
     row, -1: none. Writes ``space`` but for its floors.
     """
     count, vocab = logits.shape
     stretches = stretches_of(vocab)
-    _adjust_kernel[(count, stretches)](
+    each = triton.cdiv(stretches, max(1, _PROGRAMS // count))
+    _adjust_kernel[(count, triton.cdiv(stretches, each))](
         logits, rows, slots.asks, slots.temperature, slots.top_k, slots.top_p, slots.min_p,
         slots.repetition, slots.frequency, slots.presence, slots.num_output, slots.counts,
         slots.allowed, slots.entry_count, slots.entry_token, slots.entry_value, slots.entry_until,
         slots.word_ban, space.adjusted, space.group_max, space.stretch_max, space.stretch_min,
         space.stretch_mass, space.bad, vocab, stretches, groups_of(vocab), slots.allowed.shape[1],
-        slots.entry_token.shape[1], greedy_below, STRETCH, GROUP, WORDS, _CHUNK, EARLY,
-        num_warps=8, launch_pdl=EARLY,
+        slots.entry_token.shape[1], each, greedy_below, STRETCH, GROUP, WORDS, _CHUNK, EARLY,
+        num_warps=8, maxnreg=80, launch_pdl=EARLY,
     )  # fmt: skip

@@ -5,9 +5,13 @@ temperature with noise that is a hash of (seed, choice, output position, token).
 cut into stretches, so that few rows fill the GPU too; each logit is read once. The second kernel
 takes the best of the stretches, writes the token for the host, and makes it the slot's last token.
 
-Behind ``adjust_logits`` and ``keep_floor`` the adjusted logits of a row are read instead, and of a
-row with a floor only the blocks that reach it. Other rows are drawn by the same instructions as
-without, so from the same bits.
+A stretch is read tile by tile, the next one while the present one is looked at. Tokens lie in lanes
+of eight: a lane's highest logit and lowest hash bound what its tokens reach, and only tiles with a
+lane that may beat the best so far get the noise itself. So the result is exact.
+
+Behind ``adjust_logits`` and ``keep_floor`` the rows that are chosen already are passed by; of the
+others, the logits are adjusted as they are read, or read as they were adjusted. Rows that ask for
+nothing are drawn by the same instructions as without, so from the same bits.
 """
 
 from __future__ import annotations
@@ -16,189 +20,238 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.adjusted_row import (
+    ALLOWED,
+    PENALTIES,
+    adjusted_row,
+    is_written,
+    load_adjusted,
+    penalised,
+)
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
-from penstock.kernels.gpu.keep_floor import load_logits
+from penstock.kernels.gpu.gumbel import (
+    LEAST,
+    draw_key,
+    least_noise,
+    least_noise_of,
+    may_win,
+    with_noise,
+)
 from penstock.kernels.gpu.sampler_memory import (
-    GROUP,
     STRETCH,
     SamplerSlots,
     SamplerSpace,
-    groups_of,
     stretches_of,
 )
 
-_BLOCK = 1024
-_WIDE_BLOCK = 4096
+_LANES = 128
+"""Of a tile of few rows, four warps wide: their programs have few tiles each."""
+_MANY_LANES = 64
+"""Of a tile of many rows: one warp, which waits for no other."""
+_FEW = 1056
+"""Programs of four warps: eight for each multiprocessor of an H200."""
+_PROGRAMS = 4224
+"""Programs of one warp, likewise. Within a stretch most tokens are passed by: the longer it is,
+the more."""
 _LEAST_PADDED = 64
 """One kernel commits whatever the number of stretches."""
-_PROGRAMS = 264
-"""Two for each multiprocessor of an H200: a plain draw cuts rows into no more stretches than that
-needs. Within a stretch most tokens are passed by: the longer it is, the more."""
-_LEAST = tl.constexpr(-3.0e38)
-"""A token that is kept is better than one that is not, whatever its noise."""
+_PLAIN = tl.constexpr(0)
+_CHEAP = tl.constexpr(1)
+_WRITTEN = tl.constexpr(2)
+"""Kinds of rows: as the model gave them; adjusted while they are read; written anew."""
 
 
 @triton.jit
-def _lowbias32(x):
-    x ^= x >> 16
-    x *= 0x7FEB352D
-    x ^= x >> 15
-    x *= 0x846CA68B
-    x ^= x >> 16
-    return x
-
-
-@triton.jit
-def _splitmix64(z):
-    """As ``penstock.kernels.draw_keys`` mixes; uint64."""
-    z += 0x9E3779B97F4A7C15
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-    return z ^ (z >> 31)
-
-
-@triton.jit
-def _minus_log1p_of_minus(v):
-    """-log1p(-v), exact for small v too (Kahan's correction of the rounding of 1 - v)."""
-    u = 1.0 - v
-    return tl.where(u == 1.0, v, tl.log(u) * v / (u - 1.0))
-
-
-@triton.jit
-def _noise(ids, key_low, key_high):
-    """log(e) of ``penstock.kernels.sampling.gumbel``."""
-    return _log_exponential(_hash(ids, key_low, key_high))
-
-
-@triton.jit
-def _hash(ids, key_low, key_high):
-    return _lowbias32(ids.to(tl.uint32) * (key_high | 1) + key_low)
-
-
-@triton.jit
-def _log_exponential(h):
-    v = (h.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    return tl.log(_minus_log1p_of_minus(v))
-
-
-@triton.jit
-def _may_win(value, top, h):
-    """Whether any token of a block may be drawn, where ``top`` is reached already.
-
-    value - log(e) > top needs e < exp(value - top), and e = -log1p(-v) is never below v, nor v
-    below its first 23 bits: an exponential in place of two logarithms and a division. The margin is
-    far above the rounding errors of either.
-    """
-    low = ((h >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
-    reach = tl.exp2((value - top) * 1.4426950408889634 + 0.002)
-    return tl.max((low <= reach).to(tl.int32), 0) > 0
-
-
-@triton.jit
-def _plain_stretch(
-    source, first, end, scale, drawn, key_low, key_high, BLOCK: tl.constexpr
-):  # fmt: skip
-    """By lane, the best of a stretch, its token, and a sum that says whether all is finite."""
-    top = float("-inf")
-    highest = tl.full([BLOCK], float("-inf"), tl.float32)
-    where = tl.full([BLOCK], 0, tl.int32) + first
-    finite_sum = tl.zeros([BLOCK], tl.float32)
-    for start in range(first, end, BLOCK):
-        ids = start + tl.arange(0, BLOCK)
+def _load_tile(asked, start, end, LANES: tl.constexpr, KIND: tl.constexpr, CUT: tl.constexpr):
+    """Logits, counts and mask words of the tile at ``start``. CUT: up to ``end``; else nothing
+    where it does not end before."""
+    source, written, counts, allowed, ask, _, _, _, _ = asked
+    begin = start + tl.arange(0, LANES) * 8
+    ids = begin[:, None] + tl.arange(0, 8)[None, :]
+    if CUT:
         inside = ids < end
-        value = tl.load(source + ids, mask=inside, other=float("-inf")).to(tl.float32)
-        finite_sum += tl.where(inside, value, 0.0)
-        value *= scale
-        if drawn:
-            h = _hash(ids, key_low, key_high)
-            if _may_win(value, top, h):
-                value -= _log_exponential(h)
-                better = value > highest
-                highest = tl.where(better, value, highest)
-                where = tl.where(better, ids, where)
-                top = tl.max(highest, 0)
-        else:
-            better = value > highest
-            highest = tl.where(better, value, highest)
-            where = tl.where(better, ids, where)
-    return highest, where, finite_sum
+        begins = begin < end
+    else:
+        inside = start + LANES * 8 <= end
+        begins = start + LANES * 8 <= end
+    count = 0
+    word = -1
+    if KIND == _WRITTEN:
+        raw = tl.load(written + ids, mask=inside, other=0.0)
+    else:
+        raw = tl.load(source + ids, mask=inside, other=0.0)
+    if KIND == _CHEAP:
+        count = tl.load(counts + ids, mask=inside & ((ask & PENALTIES) != 0), other=0)
+        word = tl.load(allowed + begin // 32, mask=begins & ((ask & ALLOWED) != 0), other=-1)
+    return raw, count, word
 
 
 @triton.jit
-def _limited_stretch(
-    source, adjusted, is_adjusted, maxima, bad, floor, first, vocab, groups, scale, drawn,
-    key_low, key_high, BLOCK: tl.constexpr, STRETCH: tl.constexpr, GROUP: tl.constexpr,
+def _best_of_near(
+    asked, begin, end, floor, scale, drawn, key_add, key_factor, top, token, KIND: tl.constexpr
 ):  # fmt: skip
-    """The same of a row that is adjusted or has a floor; bad: whether all is finite is known."""
-    highest = tl.full([BLOCK], float("-inf"), tl.float32)
-    where = tl.full([BLOCK], 0, tl.int32) + first
-    finite_sum = tl.zeros([BLOCK], tl.float32) + tl.where(bad != 0, float("inf"), 0.0)
-    for start in range(first, tl.minimum(first + STRETCH, vocab), BLOCK):
-        near = floor == float("-inf")
-        if near == 0:
-            group = start // GROUP + tl.arange(0, BLOCK // GROUP)
-            tops = tl.load(maxima + group, mask=group < groups, other=float("-inf"))
-            near = tl.max(tops, 0) >= floor
-        if near:
-            ids = start + tl.arange(0, BLOCK)
-            value = load_logits(source, adjusted, is_adjusted, ids, ids < vocab)
-            kept = (value >= floor) & (value > float("-inf"))
-            value *= scale
+    """``top`` and ``token`` after a tile with a token that may win, read again by columns: few
+    registers, and noise only for the columns that need it."""
+    for column in range(8):
+        ids = begin + column
+        inside = ids < end
+        if KIND == _CHEAP:
+            z = load_adjusted(asked, ids, inside)
+        elif KIND == _WRITTEN:
+            z = tl.load(asked[1] + ids, mask=inside, other=float("-inf"))
+        else:
+            z = tl.load(asked[0] + ids, mask=inside, other=float("-inf")).to(tl.float32)
+        if KIND != _PLAIN:
+            z = tl.where(z >= floor, z, float("-inf"))
+        value = z
+        near = 1
+        if drawn:
+            value = z * scale
+            if KIND != _PLAIN:
+                value = tl.where(z > float("-inf"), tl.maximum(value, LEAST), value)
+            least = least_noise_of(ids, key_add, key_factor)
+            near = tl.max(may_win(value, least, top).to(tl.int32), 0)
+        if near != 0:
             if drawn:
-                value -= _noise(ids, key_low, key_high)
-            value = tl.maximum(value, _LEAST)
-            better = kept & (value > highest)
-            highest = tl.where(better, value, highest)
-            where = tl.where(better, ids, where)
-    return highest, where, finite_sum
+                value = with_noise(z, scale, ids, key_add, key_factor)
+                if KIND != _PLAIN:
+                    value = tl.where(z > float("-inf"), tl.maximum(value, LEAST), value)
+            value = tl.where(value >= top, value, float("-inf"))
+            best = tl.max(value, 0)
+            found = tl.min(tl.where(value == best, ids, 0x7FFFFFFF), 0)
+            # Of equals the lowest id, which may be in a later column.
+            found = tl.where(best == top, tl.minimum(found, token), found)
+            token = tl.where(best >= top, found, token)
+            top = tl.maximum(top, best)
+    return top, token
+
+
+@triton.jit
+def _best_of_tile(
+    asked, raw, count, word, start, end, floor, scale, drawn, key_add, key_factor, top, token,
+    sums, LANES: tl.constexpr, KIND: tl.constexpr, CUT: tl.constexpr,
+):  # fmt: skip
+    """``top``, ``token`` and ``sums`` after one tile more."""
+    _, _, _, _, _, repetition, inverse, frequency, presence = asked
+    begin = start + tl.arange(0, LANES) * 8
+    place = tl.arange(0, 8)
+    ids = begin[:, None] + place[None, :]
+    z = raw.to(tl.float32)
+    if KIND == _PLAIN:
+        sums += tl.sum(z, 1)
+    if KIND == _CHEAP:
+        given = z
+        z = penalised(z, count.to(tl.int32), repetition, inverse, frequency, presence)
+        bit = (word >> (begin % 32))[:, None] >> place[None, :]
+        z = tl.where((bit & 1) != 0, z, float("-inf"))
+        sums += tl.sum(tl.where(z < float("inf"), given, float("inf")), 1)
+    if KIND != _PLAIN:
+        z = tl.where(z >= floor, z, float("-inf"))
+    if CUT:
+        z = tl.where(ids < end, z, float("-inf"))
+    highest = tl.max(z, 1)
+    if drawn:
+        value = highest * scale
+        if KIND != _PLAIN:
+            value = tl.where(highest > float("-inf"), tl.maximum(value, LEAST), value)
+        steps = place.to(tl.uint32) * key_factor
+        least = least_noise(begin.to(tl.uint32) * key_factor + key_add, steps)
+        near = tl.max(may_win(value, least, top).to(tl.int32), 0)
+    else:
+        near = tl.max((highest > top).to(tl.int32), 0)
+    if near != 0:
+        top, token = _best_of_near(
+            asked, begin, end, floor, scale, drawn, key_add, key_factor, top, token, KIND
+        )
+    return top, token, sums
+
+
+@triton.jit
+def _best_of_stretch(
+    asked, first, end, floor, scale, drawn, key_add, key_factor,
+    LANES: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """The best of a stretch, its token, and a sum that is finite where all logits are."""
+    top = float("-inf")
+    token = first
+    sums = tl.zeros([LANES], tl.float32)
+    whole = first + (end - first) // (LANES * 8) * (LANES * 8)
+    raw, count, word = _load_tile(asked, first, whole, LANES, KIND, False)
+    for start in range(first, whole, LANES * 8):
+        raw_ahead, count_ahead, word_ahead = _load_tile(
+            asked, start + LANES * 8, whole, LANES, KIND, False
+        )
+        top, token, sums = _best_of_tile(
+            asked, raw, count, word, start, end, floor, scale, drawn, key_add, key_factor, top,
+            token, sums, LANES, KIND, False,
+        )  # fmt: skip
+        raw = raw_ahead
+        count = count_ahead
+        word = word_ahead
+    if whole < end:
+        raw, count, word = _load_tile(asked, whole, end, LANES, KIND, True)
+        top, token, sums = _best_of_tile(
+            asked, raw, count, word, whole, end, floor, scale, drawn, key_add, key_factor, top,
+            token, sums, LANES, KIND, True,
+        )  # fmt: skip
+    return top, token, tl.sum(sums, 0)
 
 
 @triton.jit(do_not_specialize=["stretches"])
 def _best_kernel(
-    logits, rows, temperature, seed_low, seed_high, num_output, best, token, asks, adjusted,
-    group_max, bad, floors, vocab, stretches, stretch_length, groups, greedy_below,
-    BLOCK: tl.constexpr, STRETCH: tl.constexpr, GROUP: tl.constexpr, LIMITS: tl.constexpr,
-    EARLY: tl.constexpr,
+    logits, rows, temperature, seed_low, seed_high, num_output, best, token, asks, repetition,
+    frequency, presence, counts, allowed, adjusted, floors, chosen, reached, vocab, mask_words,
+    stretches, stretch_length, greedy_below,
+    LANES: tl.constexpr, LIMITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     stretch = tl.program_id(1)
-    slot = tl.load(rows + row)
+    slot = tl.load(rows + row).to(tl.int64)
+    at = row * stretches + stretch
+    ask = 0
+    floor = float("-inf")
+    if LIMITS:
+        known = tl.load(chosen + row)
+        known_top = tl.load(reached + row)
+        floor = tl.load(floors + row)
     if slot < 0:
         return
+    if LIMITS:
+        if known >= 0:
+            tl.store(best + at, tl.where(stretch == 0, known_top, float("-inf")))
+            tl.store(token + at, tl.where(stretch == 0, known, 0))
+            return
+        ask = tl.load(asks + slot)
     warmth = tl.load(temperature + slot)
     drawn = warmth >= greedy_below
-    low = tl.load(seed_low + slot).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = tl.load(seed_high + slot).to(tl.uint32, bitcast=True).to(tl.uint64)
-    count = tl.load(num_output + slot).to(tl.uint64)
-    key = _splitmix64(((high << 32) | low) ^ count)
-    key_low = (key & 0xFFFFFFFF).to(tl.uint32)
-    key_high = (key >> 32).to(tl.uint32)
+    key_add, key_factor = draw_key(seed_low, seed_high, num_output, slot)
     scale = tl.where(drawn, 1.0 / tl.maximum(warmth, greedy_below), 1.0)
-    source = logits + row.to(tl.int64) * vocab
     first = stretch * stretch_length
     end = tl.minimum(first + stretch_length, vocab)
-    at = row * stretches + stretch
+    source = logits + row * vocab
     if LIMITS:
-        is_adjusted = tl.load(asks + slot) != 0
-        floor = tl.load(floors + row)
-        if is_adjusted | (floor > float("-inf")):
-            highest, where, finite_sum = _limited_stretch(
-                source, adjusted + row.to(tl.int64) * vocab, is_adjusted,
-                group_max + row.to(tl.int64) * groups, tl.load(bad + at), floor, first, vocab,
-                groups, scale, drawn, key_low, key_high, BLOCK, STRETCH, GROUP,
-            )  # fmt: skip
+        asked = adjusted_row(
+            logits, adjusted, counts, allowed, repetition, frequency, presence, ask, row, slot,
+            vocab, mask_words,
+        )  # fmt: skip
+        if is_written(ask):
+            top, found, total = _best_of_stretch(
+                asked, first, end, floor, scale, drawn, key_add, key_factor, LANES, _WRITTEN
+            )
+        elif (ask != 0) | (floor > float("-inf")):
+            top, found, total = _best_of_stretch(
+                asked, first, end, floor, scale, drawn, key_add, key_factor, LANES, _CHEAP
+            )
         else:
-            highest, where, finite_sum = _plain_stretch(
-                source, first, end, scale, drawn, key_low, key_high, BLOCK
+            top, found, total = _best_of_stretch(
+                asked, first, end, floor, scale, drawn, key_add, key_factor, LANES, _PLAIN
             )
     else:
-        highest, where, finite_sum = _plain_stretch(
-            source, first, end, scale, drawn, key_low, key_high, BLOCK
+        asked = (source, source, source, source, 0, 1.0, 1.0, 0.0, 0.0)
+        top, found, total = _best_of_stretch(
+            asked, first, end, floor, scale, drawn, key_add, key_factor, LANES, _PLAIN
         )
-    top = tl.max(highest, 0)
-    found = tl.min(tl.where(highest == top, where, 0x7FFFFFFF), 0)
-    total = tl.sum(finite_sum, 0)
     finite = (total == total) & (tl.abs(total) != float("inf"))
     tl.store(best + at, top)
     tl.store(token + at, tl.where(finite, found, found | 0x40000000))
@@ -254,18 +307,22 @@ def draw(
     given to ``adjust_logits`` and ``keep_floor`` before; ``None`` if no row asks for either.
     """
     count, vocab = logits.shape
-    most = stretches_of(vocab)
-    wanted = most if space is not None else max(1, min(most, _PROGRAMS // count))
-    length = triton.cdiv(most, wanted) * STRETCH
-    stretches = triton.cdiv(vocab, length)
-    block, warps = (_BLOCK, 4) if wanted == most else (_WIDE_BLOCK, 8)
+    stretches, length, lanes, warps = stretches_of(vocab), STRETCH, _LANES, 4
+    if count * stretches > _FEW:
+        lanes, warps = _MANY_LANES, 1
+        wanted = max(1, min(stretches, _PROGRAMS // count))
+        length = triton.cdiv(triton.cdiv(vocab, wanted), 8 * lanes) * 8 * lanes
+        stretches = triton.cdiv(vocab, length)
+    asked: tuple[Tensor | None, ...] = (None,) * 10
+    if slots is not None and space is not None:
+        asked = (
+            slots.asks, slots.repetition, slots.frequency, slots.presence, slots.counts,
+            slots.allowed, space.adjusted, space.floor, space.chosen, space.reached,
+        )  # fmt: skip
     _best_kernel[(count, stretches)](
-        logits, rows, temperature, seed_low, seed_high, num_output, best, token,
-        None if slots is None else slots.asks, None if space is None else space.adjusted,
-        None if space is None else space.group_max, None if space is None else space.bad,
-        None if space is None else space.floor, vocab, stretches, length, groups_of(vocab),
-        greedy_below, block, STRETCH, GROUP, space is not None, EARLY, num_warps=warps,
-        launch_pdl=EARLY,
+        logits, rows, temperature, seed_low, seed_high, num_output, best, token, *asked, vocab,
+        0 if slots is None else slots.allowed.shape[1], stretches, length, greedy_below, lanes,
+        space is not None, EARLY, num_warps=warps, maxnreg=64, launch_pdl=EARLY,
     )  # fmt: skip
     return stretches
 

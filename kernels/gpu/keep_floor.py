@@ -15,6 +15,9 @@ dividing. min_p's floor is max + ln(m) * temperature.
    more than ``CANDIDATES`` logits lie in the interval that holds the floor; each pass cuts it to an
    eighth.
 
+Where the candidates suffice, what the floor keeps is among them, so the row's token is drawn at
+once: by the instructions of ``draw``, which passes such rows by.
+
 Counts are exact. Weights exp((z - max) / temperature) and their sums are fp32, the sums by a tree,
 in an order that depends on nothing but the row: a set may differ from the exact one where its
 probability is within about 1e-6 of top_p.
@@ -27,7 +30,9 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.gpu.adjust_logits import is_limited
+from penstock.kernels.gpu.adjusted_row import adjusted_row, is_written, load_adjusted
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
+from penstock.kernels.gpu.gumbel import LEAST, draw_key, with_noise
 from penstock.kernels.gpu.sampler_memory import (
     GROUP,
     SamplerSlots,
@@ -42,6 +47,8 @@ _BLOCK = 512
 """A pass reads four times so many logits at once."""
 _MOST_GROUPS = 1024
 """For top_p alone, no more groups than these and their ties are read before there are passes."""
+_FEW = 512
+"""Candidates that are looked at together where there are no more."""
 _COARSE = tl.constexpr(1024)
 """The bound from the groups may be lower than it could be by so many steps of fp32."""
 _MOST_PASSES = tl.constexpr(200)
@@ -63,16 +70,6 @@ def _number(key):
 
 
 @triton.jit
-def load_logits(logits, adjusted, is_adjusted, place, mask):
-    """fp32, -inf where masked; logits, adjusted: of the row."""
-    if is_adjusted:
-        z = tl.load(adjusted + place, mask=mask, other=float("-inf"))
-    else:
-        z = tl.load(logits + place, mask=mask, other=float("-inf")).to(tl.float32)
-    return z
-
-
-@triton.jit
 def _highest_reaching(keys, weights, low, high, base, need):
     """The highest key in low … high such that the weights of keys from it on, and ``base``, reach
     ``need``; ``low`` if there is none."""
@@ -89,11 +86,12 @@ def _highest_reaching(keys, weights, low, high, base, need):
 
 @triton.jit
 def _gather(
-    logits, adjusted, is_adjusted, maxima, group_list, candidates, vocab, low, high,
+    asked, maxima, group_list, candidates, candidate_ids, vocab, low, high,
     GROUP: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """Put a row's logits from ``low`` to below ``high`` into ``candidates``, in the order of ids.
-    Returns how many; more than ``MOST``: too many, and it was not read on."""
+    """Put a row's logits from ``low`` to below ``high`` into ``candidates``, in the order of ids,
+    and these beside them. Returns how many; more than ``MOST``: too many, and it was not read on.
+    """
     tl.debug_barrier()
     near = maxima >= low
     position = tl.cumsum(near.to(tl.int32), 0) - 1
@@ -106,23 +104,15 @@ def _gather(
         index = start + tl.arange(0, TILE)
         group = tl.load(group_list + index // GROUP, mask=index < total, other=0)
         ids = group * GROUP + index % GROUP
-        z = load_logits(logits, adjusted, is_adjusted, ids, (index < total) & (ids < vocab))
+        z = load_adjusted(asked, ids, (index < total) & (ids < vocab))
         taken = (z >= low) & (z < high) & (z > float("-inf"))
         place = count + tl.cumsum(taken.to(tl.int32), 0) - 1
         tl.store(candidates + place, z, mask=taken & (place < MOST))
+        tl.store(candidate_ids + place, ids, mask=taken & (place < MOST))
         count += tl.sum(taken.to(tl.int32), 0)
         start += TILE
     tl.debug_barrier()
     return count
-
-
-@triton.jit
-def _load_block(logits, adjusted, is_adjusted, ids, vocab):
-    """As ``load_logits``, without a branch: four of these are under way at once."""
-    inside = ids < vocab
-    raw = tl.load(logits + ids, mask=inside & (is_adjusted == 0), other=float("-inf"))
-    new = tl.load(adjusted + ids, mask=inside & is_adjusted, other=float("-inf"))
-    return tl.where(is_adjusted, new, raw.to(tl.float32))
 
 
 @triton.jit
@@ -137,8 +127,8 @@ def _weigh(z, steps, top, scale, numbers, sums):
 
 @triton.jit
 def _find_by_passes(
-    logits, adjusted, is_adjusted, maxima, group_list, candidates, vocab, low, top, scale, weighs,
-    k, p, GROUP: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    asked, maxima, group_list, candidates, candidate_ids, vocab, low, top, scale, weighs, k, p,
+    GROUP: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
     MOST: tl.constexpr,
 ):  # fmt: skip
     """The highest logit z such that those from z on are at least k, or, if ``weighs``, weigh at
@@ -161,13 +151,13 @@ def _find_by_passes(
         sums = tl.zeros([8, BLOCK], tl.float32)
         for start in range(0, vocab, 4 * BLOCK):
             ids = start + tl.arange(0, BLOCK)
-            z0 = _load_block(logits, adjusted, is_adjusted, ids, vocab)
+            z0 = load_adjusted(asked, ids, ids < vocab)
             ids += BLOCK
-            z1 = _load_block(logits, adjusted, is_adjusted, ids, vocab)
+            z1 = load_adjusted(asked, ids, ids < vocab)
             ids += BLOCK
-            z2 = _load_block(logits, adjusted, is_adjusted, ids, vocab)
+            z2 = load_adjusted(asked, ids, ids < vocab)
             ids += BLOCK
-            z3 = _load_block(logits, adjusted, is_adjusted, ids, vocab)
+            z3 = load_adjusted(asked, ids, ids < vocab)
             numbers, sums = _weigh(z0, steps, top, scale, numbers, sums)
             numbers, sums = _weigh(z1, steps, top, scale, numbers, sums)
             numbers, sums = _weigh(z2, steps, top, scale, numbers, sums)
@@ -193,8 +183,8 @@ def _find_by_passes(
         going = (more & (passes < _MOST_PASSES)).to(tl.int32)
     if inside <= MOST:
         count = _gather(
-            logits, adjusted, is_adjusted, maxima, group_list, candidates, vocab, low, high,
-            GROUP, PADDED, TILE, MOST,
+            asked, maxima, group_list, candidates, candidate_ids, vocab, low, high, GROUP, PADDED,
+            TILE, MOST,
         )  # fmt: skip
         index = tl.arange(0, MOST)
         z = tl.load(candidates + index, mask=index < count, other=float("-inf"))
@@ -207,134 +197,183 @@ def _find_by_passes(
 
 
 @triton.jit
+def _settle(
+    chosen, chosen_ids, count, bound, least, top, mass, scale, by_count, by_mass, m, k, p, drawn_by,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """Of candidates, up to ``SIZE`` of them: whether they suffice, the floor, the token that is
+    drawn from what it keeps, and what that reaches."""
+    key_add, key_factor = drawn_by
+    index = tl.arange(0, SIZE)
+    z = tl.load(chosen + index, mask=index < count, other=float("-inf"))
+    ids = tl.load(chosen_ids + index, mask=index < count, other=0)
+    floor = least
+    settled = True
+    keys = _key(z)
+    if by_count:
+        one = tl.where(index < count, 1.0, 0.0)
+        found = _highest_reaching(keys, one, _key(bound), _key(top), 0.0, k.to(tl.float32))
+        floor = tl.maximum(least, _number(found))
+    if by_mass:
+        weights = tl.where(z >= floor, tl.exp((z - top) * scale), 0.0)
+        weights = tl.where(index < count, weights, 0.0)
+        kept = tl.sum(weights, 0)
+        if by_count | (m > 0.0):
+            mass = kept
+        settled = kept >= p * mass
+        low_key = tl.maximum(_key(floor), _key(bound))
+        found = _highest_reaching(keys, weights, low_key, _key(top), 0.0, p * mass)
+        floor = tl.maximum(floor, _number(found))
+    floor = tl.minimum(floor, top)
+    value = tl.maximum(with_noise(z, scale, ids, key_add, key_factor), LEAST)
+    value = tl.where((index < count) & (z >= floor), value, float("-inf"))
+    best = tl.max(value, 0)
+    token = tl.min(tl.where(value == best, ids, 0x3FFFFFFF), 0)
+    return settled, floor, token, best
+
+
+@triton.jit
 def _floor_kernel(
-    logits, rows, asks, temperature, top_k, top_p, min_p, adjusted, group_max, stretch_max,
-    stretch_min, stretch_mass, bad, group_list, candidates, floors, vocab, stretches, groups,
-    greedy_below,
+    logits, rows, asks, temperature, top_k, top_p, min_p, repetition, frequency, presence, counts,
+    allowed, seed_low, seed_high, num_output, adjusted, group_max, stretch_max, stretch_min,
+    stretch_mass, bad, group_list, candidates, candidate_ids, floors, chosen_token, reached, vocab,
+    stretches, groups, mask_words, greedy_below,
     GROUP: tl.constexpr, PADDED: tl.constexpr, PADDED_STRETCHES: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr, MOST: tl.constexpr, MOST_GROUPS: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, MOST: tl.constexpr, FEW: tl.constexpr, MOST_GROUPS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(rows + row)
+    slot = tl.load(rows + row).to(tl.int64)
+    # The survey is under way before it is known whether it is needed: rows with a limit wait less.
+    part = tl.arange(0, PADDED_STRETCHES)
+    at = row * stretches + part
+    sicks = tl.load(bad + at, mask=part < stretches, other=0)
+    tops = tl.load(stretch_max + at, mask=part < stretches, other=float("-inf"))
+    masses = tl.load(stretch_mass + at, mask=part < stretches, other=0.0)
+    group = tl.arange(0, PADDED)
+    maxima = tl.load(group_max + row * groups + group, mask=group < groups, other=float("-inf"))
     if slot < 0:
         return
+    ask = tl.load(asks + slot)
     warmth = tl.load(temperature + slot)
     k = tl.load(top_k + slot)
     p = tl.load(top_p + slot)
     m = tl.load(min_p + slot)
+    drawn_by = draw_key(seed_low, seed_high, num_output, slot)
+    asked = adjusted_row(
+        logits, adjusted, counts, allowed, repetition, frequency, presence, ask, row, slot, vocab,
+        mask_words,
+    )  # fmt: skip
+    limited = is_limited(warmth, k, p, m, vocab, greedy_below)
     floor = float("-inf")
-    if is_limited(warmth, k, p, m, vocab, greedy_below):
+    token = -1
+    best = 0.0
+    sick = 0
+    if limited | is_written(ask):
+        sick = tl.max(sicks, 0)
+    if sick != 0:
+        token = 0x40000000
+    top = tl.max(tops, 0)
+    if limited & (sick == 0) & (top > float("-inf")):
         scale = 1.0 / tl.maximum(warmth, greedy_below)
-        part = tl.arange(0, PADDED_STRETCHES)
-        at = row * stretches + part
-        sick = tl.max(tl.load(bad + at, mask=part < stretches, other=0), 0)
-        tops = tl.load(stretch_max + at, mask=part < stretches, other=float("-inf"))
-        top = tl.max(tops, 0)
-        if (sick == 0) & (top > float("-inf")):
-            least = float("-inf")
-            if m > 0.0:
-                least = top + tl.log(m) * warmth
+        least = float("-inf")
+        if m > 0.0:
+            least = top + tl.log(m) * warmth
+        by_count = (k > 0) & (k < vocab)
+        by_mass = p < 1.0
+        listed = group_list + row * PADDED
+        chosen = candidates + row * MOST
+        chosen_ids = candidate_ids + row * MOST
+        mass = 0.0
+        if by_mass:
+            mass = tl.sum(masses * tl.exp((tops - top) * scale), 0)
+        bound = least
+        if by_count | (m <= 0.0):
+            keys = _key(maxima)
+            weights = tl.exp((maxima - top) * scale)
+            enough = tl.minimum(MOST_GROUPS, (groups + 1) // 2)
+            if by_count:
+                enough = k
+            wanted = float("inf")
+            if by_mass & (by_count == 0):
+                # Of all that is left; what top_k leaves is not known yet.
+                wanted = p * mass * 1.00001
+            low_key = _key(tl.min(tl.where(group < groups, maxima, float("inf")), 0))
+            low = low_key.to(tl.int64)
+            high = _key(top).to(tl.int64)
+            if (groups >= enough) | (tl.sum(weights, 0) >= wanted):
+                while high - low > _COARSE:
+                    middle = low + (high - low + 1) // 2
+                    above = (keys >= middle.to(tl.int32)) & (group < groups)
+                    number = tl.sum(above.to(tl.int32), 0)
+                    reached_it = number >= enough
+                    if by_count == 0:
+                        found = tl.sum(tl.where(above, weights, 0.0), 0)
+                        reached_it = reached_it | (found >= wanted)
+                    low = tl.where(reached_it, middle, low)
+                    high = tl.where(reached_it, high, middle - 1)
+                bound = tl.maximum(bound, _number(low.to(tl.int32)))
+        count = _gather(
+            asked, maxima, listed, chosen, chosen_ids, vocab, bound, float("inf"), GROUP, PADDED,
+            TILE, MOST,
+        )  # fmt: skip
+        settled = False
+        if count <= FEW:
+            settled, floor, token, best = _settle(
+                chosen, chosen_ids, count, bound, least, top, mass, scale, by_count, by_mass, m, k,
+                p, drawn_by, FEW,
+            )  # fmt: skip
+        elif count <= MOST:
+            settled, floor, token, best = _settle(
+                chosen, chosen_ids, count, bound, least, top, mass, scale, by_count, by_mass, m, k,
+                p, drawn_by, MOST,
+            )  # fmt: skip
+        if settled == 0:
+            token = -1
+            lows = tl.load(stretch_min + at, mask=part < stretches, other=float("inf"))
+            lowest = tl.min(lows, 0)
             floor = least
-            by_count = (k > 0) & (k < vocab)
-            by_mass = p < 1.0
-            if by_count | by_mass:
-                is_adjusted = tl.load(asks + slot) != 0
-                source = logits + row * vocab
-                changed = adjusted + row * vocab
-                listed = group_list + row * PADDED
-                chosen = candidates + row * MOST
-                group = tl.arange(0, PADDED)
-                maxima = tl.load(
-                    group_max + row * groups + group, mask=group < groups, other=float("-inf")
-                )
-                mass = 0.0
-                if by_mass:
-                    masses = tl.load(stretch_mass + at, mask=part < stretches, other=0.0)
-                    mass = tl.sum(masses * tl.exp((tops - top) * scale), 0)
-                bound = least
-                if by_count | (m <= 0.0):
-                    keys = _key(maxima)
-                    weights = tl.exp((maxima - top) * scale)
-                    enough = tl.minimum(MOST_GROUPS, (groups + 1) // 2)
-                    if by_count:
-                        enough = k
-                    wanted = float("inf")
-                    if by_mass & (by_count == 0):
-                        # Of all that is left; what top_k leaves is not known yet.
-                        wanted = p * mass * 1.00001
-                    low_key = _key(tl.min(tl.where(group < groups, maxima, float("inf")), 0))
-                    low = low_key.to(tl.int64)
-                    high = _key(top).to(tl.int64)
-                    if (groups >= enough) | (tl.sum(weights, 0) >= wanted):
-                        while high - low > _COARSE:
-                            middle = low + (high - low + 1) // 2
-                            above = (keys >= middle.to(tl.int32)) & (group < groups)
-                            number = tl.sum(above.to(tl.int32), 0)
-                            found = tl.sum(tl.where(above, weights, 0.0), 0)
-                            reached = (number >= enough) | (found >= wanted)
-                            low = tl.where(reached, middle, low)
-                            high = tl.where(reached, high, middle - 1)
-                        bound = tl.maximum(bound, _number(low.to(tl.int32)))
-                count = _gather(
-                    source, changed, is_adjusted, maxima, listed, chosen, vocab, bound,
-                    float("inf"), GROUP, PADDED, TILE, MOST,
-                )  # fmt: skip
-                settled = count <= MOST
-                if settled:
-                    index = tl.arange(0, MOST)
-                    z = tl.load(chosen + index, mask=index < count, other=float("-inf"))
-                    keys = _key(z)
-                    if by_count:
-                        one = tl.where(index < count, 1.0, 0.0)
-                        found = _highest_reaching(
-                            keys, one, _key(bound), _key(top), 0.0, k.to(tl.float32)
-                        )
-                        floor = tl.maximum(least, _number(found))
-                    if by_mass:
-                        weights = tl.where(z >= floor, tl.exp((z - top) * scale), 0.0)
-                        weights = tl.where(index < count, weights, 0.0)
-                        kept = tl.sum(weights, 0)
-                        if by_count | (m > 0.0):
-                            mass = kept
-                        settled = kept >= p * mass
-                        if settled:
-                            low_key = tl.maximum(_key(floor), _key(bound))
-                            found = _highest_reaching(
-                                keys, weights, low_key, _key(top), 0.0, p * mass
-                            )
-                            floor = tl.maximum(floor, _number(found))
-                if settled == 0:
-                    lows = tl.load(stretch_min + at, mask=part < stretches, other=float("inf"))
-                    lowest = tl.min(lows, 0)
-                    floor = least
-                    for stage in range(2):
-                        weighs = stage == 1
-                        if (by_count & (weighs == 0)) | (by_mass & weighs):
-                            low = tl.maximum(lowest, floor)
-                            if weighs:
-                                low = tl.maximum(low, top - _NOTHING * warmth)
-                            found = _find_by_passes(
-                                source, changed, is_adjusted, maxima, listed, chosen, vocab, low,
-                                top, scale, weighs, k, p, GROUP, PADDED, TILE, BLOCK, MOST,
-                            )  # fmt: skip
-                            floor = tl.maximum(floor, found)
-                floor = tl.minimum(floor, top)
+            for stage in range(2):
+                weighs = stage == 1
+                if (by_count & (weighs == 0)) | (by_mass & weighs):
+                    low = tl.maximum(lowest, floor)
+                    if weighs:
+                        low = tl.maximum(low, top - _NOTHING * warmth)
+                    found = _find_by_passes(
+                        asked, maxima, listed, chosen, chosen_ids, vocab, low, top, scale, weighs,
+                        k, p, GROUP, PADDED, TILE, BLOCK, MOST,
+                    )  # fmt: skip
+                    floor = tl.maximum(floor, found)
+            floor = tl.minimum(floor, top)
     tl.store(floors + row, floor)
+    tl.store(chosen_token + row, token)
+    tl.store(reached + row, best)
 
 
 def keep_floor(
-    logits: Tensor, rows: Tensor, slots: SamplerSlots, space: SamplerSpace, greedy_below: float
+    logits: Tensor,
+    rows: Tensor,
+    seed_low: Tensor,
+    seed_high: Tensor,
+    slots: SamplerSlots,
+    space: SamplerSpace,
+    greedy_below: float,
 ) -> None:
-    """Write ``space.floor`` of every row with a slot. Comes after ``adjust_logits``, with the same
-    arguments."""
+    """Write ``space.floor`` of every row with a slot, and ``space.chosen`` where that is known.
+
+    Comes after ``adjust_logits``; seed_low, seed_high: as ``draw`` takes them.
+    """
     count, vocab = logits.shape
     stretches = stretches_of(vocab)
+    most = space.candidates.shape[1]
     _floor_kernel[(count,)](
         logits, rows, slots.asks, slots.temperature, slots.top_k, slots.top_p, slots.min_p,
-        space.adjusted, space.group_max, space.stretch_max, space.stretch_min, space.stretch_mass,
-        space.bad, space.group_list, space.candidates, space.floor, vocab, stretches,
-        groups_of(vocab), greedy_below, GROUP, space.group_list.shape[1],
-        triton.next_power_of_2(stretches), _TILE, _BLOCK, space.candidates.shape[1], _MOST_GROUPS,
+        slots.repetition, slots.frequency, slots.presence, slots.counts, slots.allowed, seed_low,
+        seed_high, slots.num_output, space.adjusted, space.group_max, space.stretch_max,
+        space.stretch_min, space.stretch_mass, space.bad, space.group_list, space.candidates,
+        space.candidate_ids, space.floor, space.chosen, space.reached, vocab, stretches,
+        groups_of(vocab), slots.allowed.shape[1], greedy_below, GROUP, space.group_list.shape[1],
+        triton.next_power_of_2(stretches), _TILE, _BLOCK, most, min(_FEW, most), _MOST_GROUPS,
         EARLY, num_warps=8, maxnreg=128, launch_pdl=EARLY,
     )  # fmt: skip

@@ -20,6 +20,8 @@ ASKS_BIASES = 2
 ASKS_ALLOWED = 4
 ASKS_BAD_WORDS = 8
 """Bits of ``SamplerSlots.asks``."""
+ASKS_WRITTEN = ASKS_BIASES | ASKS_BAD_WORDS
+"""Adjustments of single tokens: where a row asks for any, its logits are written anew."""
 STRETCH = 4096
 """Logits of one program."""
 GROUP = 64
@@ -68,7 +70,8 @@ class SamplerSpace(NamedTuple):
     """N: rows of the largest step; V: vocabulary; ``T``: its stretches; G: its groups."""
 
     adjusted: Tensor
-    """[N, V] fp32: logits after bans, biases and penalties, of rows that ask for any."""
+    """[N, V] fp32: logits after bans, biases and penalties, of rows with an ask in
+    ``ASKS_WRITTEN``; those of other rows are computed where they are read."""
     group_max: Tensor
     """[N, G] fp32: the highest of each group, of rows with a limit."""
     stretch_max: Tensor
@@ -83,8 +86,15 @@ class SamplerSpace(NamedTuple):
     """[N, G rounded up to a power of two] int32."""
     candidates: Tensor
     """[N, CANDIDATES] fp32."""
+    candidate_ids: Tensor
+    """[N, CANDIDATES] int32."""
     floor: Tensor
     """[N] fp32: the lowest logit that is kept, before the temperature; -inf: all."""
+    chosen: Tensor
+    """[N] int32: the token, where it is drawn along with the floor; -1 where it is not yet drawn.
+    Bit 30: the row is bad."""
+    reached: Tensor
+    """[N] fp32: what the chosen token reached, noise included."""
 
 
 def stretches_of(vocab: int) -> int:
@@ -115,7 +125,10 @@ def sampler_space(
         bad=empty(stretches, torch.int32),
         group_list=empty(triton.next_power_of_2(groups), torch.int32),
         candidates=empty(candidates),
+        candidate_ids=empty(candidates, torch.int32),
         floor=empty(1)[:, 0],
+        chosen=empty(1, torch.int32)[:, 0],
+        reached=empty(1)[:, 0],
     )
 
 

@@ -44,6 +44,8 @@ MODELS = [
 """Query heads, KV heads, head size, block size, whether heads are normed, type."""
 VOCABULARIES = [151_936, 32_000]
 """Of the sampler: their groups are more, and fewer, than what a program reads at once."""
+ROWS = 256
+"""So many that a draw takes other programs than one row's."""
 TARGET = GPUTarget("cuda", pretended_gpu.CAPABILITY, 32)
 _TYPES = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32",
@@ -81,7 +83,9 @@ def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **options: A
         signature[parameter.name] = kind
         if kind == "constexpr":
             constants[parameter.name] = value
-        elif kind.startswith("*"):
+            continue
+        multiple = kind == "i32" and value % 16 == 0 and not parameter.do_not_specialize
+        if multiple or kind.startswith("*"):
             attributes[(index,)] = [["tt.divisibility", 16]]
     key = f"{self.fn.__name__} {constants} {signature}"
     if key in seen:
@@ -106,11 +110,13 @@ def sample(vocab: int, dtype: torch.dtype) -> None:
     slots, space = sampler_slots(1, vocab, 8, device), sampler_space(1, vocab, device)
     numbers = torch.zeros(1, 4096, dtype=torch.int32)
     one, logits = numbers[0], torch.empty(1, vocab, dtype=dtype)
-    best = torch.empty(stretches_of(vocab))
+    best = torch.empty(ROWS * stretches_of(vocab))
     ban_words(one, 1, slots, numbers, numbers, numbers)
     adjust_logits(logits, one, slots, space, 1e-5)
-    keep_floor(logits, one, slots, space, 1e-5)
-    draw(logits, one, slots.temperature, one, one, one, best, one, 1e-5, slots, space)
+    keep_floor(logits, one, one, one, slots, space, 1e-5)
+    for rows in (logits, torch.empty(ROWS, vocab, dtype=dtype)):
+        draw(rows, one, slots.temperature, one, one, one, best, one, 1e-5)
+        draw(rows, one, slots.temperature, one, one, one, best, one, 1e-5, slots, space)
     add_tokens(one, 1, slots, one, numbers)
     logprobs(logits, one, one, one, space, logprob_columns(1, device))
 

@@ -6,11 +6,14 @@ import math
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from plain_sampler import Request, count_table
 from triton_device import DEVICE
 
 from penstock.kernels.draw_keys import draw_bases
 from penstock.kernels.gpu.adjust_logits import adjust_logits
+from penstock.kernels.gpu.adjusted_row import adjusted_row, load_adjusted
 from penstock.kernels.gpu.draw import commit, draw
 from penstock.kernels.gpu.keep_floor import keep_floor
 from penstock.kernels.gpu.sampler_memory import (
@@ -34,6 +37,22 @@ Array = np.ndarray
 
 def _on_device(values: Array | list[float], kind: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.asarray(values)).to(kind).to(DEVICE)
+
+
+@triton.jit
+def _read_kernel(
+    logits, rows, asks, repetition, frequency, presence, counts, allowed, adjusted, out, vocab,
+    mask_words,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(rows + row).to(tl.int64)
+    asked = adjusted_row(
+        logits, adjusted, counts, allowed, repetition, frequency, presence, tl.load(asks + slot),
+        row, slot, vocab, mask_words,
+    )  # fmt: skip
+    ids = tl.program_id(1) * 1024 + tl.arange(0, 1024)
+    z = load_adjusted(asked, ids, ids < vocab)
+    tl.store(out + row * vocab + ids, z, mask=ids < vocab)
 
 
 class DeviceSampler:
@@ -113,10 +132,11 @@ class DeviceSampler:
         self.result = torch.full((2, count), -7, dtype=torch.int32, device=DEVICE)
 
     def adjust(self, logits: torch.Tensor) -> None:
-        """Until the floors are known."""
+        """Until the floors are known. Leaves the adjusted logits in ``adjusted``: fp32, [N, V]."""
         ban_words(self.rows, len(logits), self.slots, *self.words)
         adjust_logits(logits, self.rows, self.slots, self.space, GREEDY)
-        keep_floor(logits, self.rows, self.slots, self.space, GREEDY)
+        self.adjusted = self._read(logits)
+        keep_floor(logits, self.rows, *self.seeds, self.slots, self.space, GREEDY)
 
     def draw(self, logits: torch.Tensor, plain: bool = False) -> None:
         """Until the tokens are chosen. plain: as if no row could ask for anything."""
@@ -142,7 +162,13 @@ class DeviceSampler:
         self.draw(logits)
         return self.commit(len(logits))
 
-    def adjusted(self, logits: torch.Tensor) -> torch.Tensor:
-        """Rows that ask for no adjustment as they came; fp32."""
-        asks = self.slots.asks[self.rows.long()] != 0
-        return torch.where(asks[:, None], self.space.adjusted, logits.float()).cpu()
+    def _read(self, logits: torch.Tensor) -> torch.Tensor:
+        """The adjusted logits as the kernels read them."""
+        out = torch.full(logits.shape, float("nan"), device=DEVICE)
+        slots, space = self.slots, self.space
+        grid = (len(logits), triton.cdiv(self.vocab, 1024))
+        _read_kernel[grid](
+            logits, self.rows, slots.asks, slots.repetition, slots.frequency, slots.presence,
+            slots.counts, slots.allowed, space.adjusted, out, self.vocab, slots.allowed.shape[1],
+        )  # fmt: skip
+        return out.cpu()

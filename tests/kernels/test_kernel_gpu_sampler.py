@@ -14,6 +14,7 @@ from triton_device import DEVICE, DTYPES, ON_GPU
 
 from penstock.kernels import sampling
 from penstock.kernels.draw_keys import draw_keys
+from penstock.kernels.gpu import draw
 from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
 from penstock.kernels.gpu.sampler_memory import sampler_space
 
@@ -38,7 +39,7 @@ def plain_limits(request: Request) -> Request:
 
 def check_floors(batch: DeviceSampler, logits: torch.Tensor, requests: list[Request]) -> list[bool]:
     """Every row's kept set is the exact one but for rounding. Returns where no rounding matters."""
-    z = batch.adjusted(logits).numpy()
+    z = batch.adjusted.numpy()
     floors = batch.space.floor.cpu().numpy()
     certain = []
     for row, request in enumerate(requests):
@@ -81,7 +82,7 @@ def test_the_chain_gives_the_references_tokens(vocab: int, dtype: torch.dtype) -
     logits = random_logits(ROWS, vocab, vocab, dtype=dtype)
     batch = DeviceSampler(requests, vocab)
     tokens, bad = batch.step(logits)
-    z = batch.adjusted(logits).double().numpy()
+    z = batch.adjusted.double().numpy()
     wanted = np.stack(
         [
             adjusted(row, request)
@@ -158,6 +159,29 @@ def test_rows_that_ask_for_nothing_draw_the_same_bits_beside_rows_that_ask() -> 
     plain = [row for row in range(count) if row % 3]
     for mine, theirs in ((batch.best, alone.best), (batch.token, alone.token)):
         assert torch.equal(mine.view(count, -1)[plain], theirs.view(count, -1)[plain])
+
+
+@pytest.mark.parametrize("programs", [1, 40])
+def test_tokens_do_not_depend_on_how_rows_are_cut(
+    programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steep and flat rows; greedy ones; a temperature of next to nothing, where values are huge;
+    rounded logits, so that many tie."""
+    vocab, count = 9001, 16
+    rng = np.random.default_rng(11)
+    requests = [random_request(rng, vocab) if row % 2 else Request() for row in range(count)]
+    requests[0], requests[4] = Request(temperature=0.0), Request(temperature=2e-5)
+    requests[6] = Request(temperature=0.0, output=[5], presence=0.5)
+    requests[8] = Request(temperature=0.9, output=[7] * 3, frequency=0.5)
+    scale = torch.linspace(0.0, 6.0, count)[:, None].to(DEVICE)
+    logits = (random_logits(count, vocab, 7, 1.0) * scale * 4).round() / 4
+    few = DeviceSampler(requests, vocab)
+    tokens = few.step(logits)
+    monkeypatch.setattr(draw, "_FEW", 0)
+    monkeypatch.setattr(draw, "_PROGRAMS", programs)
+    many = DeviceSampler(requests, vocab)
+    assert many.step(logits) == tokens
+    assert many.stretches < few.stretches
 
 
 def test_a_row_is_the_same_alone_and_rows_without_a_slot_are_left_alone() -> None:

@@ -110,7 +110,9 @@ class GpuSampler:
         state, slots, rows = self._state, self.slots, self._state.sample_slots
         ban_words(rows, len(logits), slots, *self._word_arrays)
         adjust_logits(logits, rows, slots, self._space, GREEDY_TEMPERATURE)
-        keep_floor(logits, rows, slots, self._space, GREEDY_TEMPERATURE)
+        keep_floor(
+            logits, rows, state.seed_low, state.seed_high, slots, self._space, GREEDY_TEMPERATURE
+        )
         return draw(
             logits, rows, state.temperature, state.seed_low, state.seed_high, state.num_output,
             best, token, GREEDY_TEMPERATURE, slots, self._space,

@@ -5,6 +5,7 @@ Exit codes: 0, 1 the library failed, 2 wrong flags, 130 interrupted.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -39,6 +40,10 @@ def main(arguments: Sequence[str]) -> int:
         "--prefix-len", type=integer(0, 2**20), default=0, metavar="N",
         help="common tokens before each prompt's own (default: 0)",
     )  # fmt: skip
+    group.add_argument(
+        "--max-concurrency", type=integer(1, 2**20), metavar="N",
+        help="requests open at a time (default: all that the library opens at once)",
+    )  # fmt: skip
     group.add_argument("--temperature", type=number(0, 100), default=0.6, metavar="X")
     group.add_argument(
         "--runs", type=integer(1, 1000), default=1, metavar="N", help="the middle one counts"
@@ -56,29 +61,31 @@ def main(arguments: Sequence[str]) -> int:
         return WRONG_SETTINGS
 
     def measure() -> dict[str, Any]:
-        found = _measure(engine, requests, parsed.temperature, parsed.runs, quiet=parsed.quiet)
+        found = _measure(engine, requests, parsed)
         return {**described("throughput", arguments, engine), **found}
 
     return guarded(measure, _table, parsed)
 
 
 def _measure(
-    engine: Engine, requests: OfflineRequests, temperature: float, runs: int, *, quiet: bool
+    engine: Engine, requests: OfflineRequests, parsed: argparse.Namespace
 ) -> dict[str, Any]:
     params = [
-        SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True)
+        SamplingParams(temperature=parsed.temperature, max_tokens=length, ignore_eos=True)
         for length in requests.output_lens
     ]
+    most = {} if parsed.max_concurrency is None else {"max_concurrency": parsed.max_concurrency}
     inputs = sum(map(len, requests.prompts))
     began = time.perf_counter()
     with LLM(**engine.settings) as llm:
         start = time.perf_counter() - began
         llm.generate("Penstock", SamplingParams(temperature=0, max_tokens=8), progress=False)
         times, outputs = [], 0
-        for run in range(runs):
+        for run in range(parsed.runs):
             prompts = moved(requests.prompts, run, engine.info.vocab_size)
             began = time.perf_counter()
-            answers = llm.generate(prompts, params, progress=False if quiet else None)
+            shown = False if parsed.quiet else None
+            answers = llm.generate(prompts, params, progress=shown, **most)
             times.append(time.perf_counter() - began)
             outputs = sum(len(choice.token_ids) for one in answers for choice in one.outputs)
     elapsed = sorted(times)[len(times) // 2]

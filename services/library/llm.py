@@ -58,17 +58,19 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool | None = None,
+        max_concurrency: int = MAX_OPEN,
     ) -> list[RequestOutput]:
         """Complete prompts (text or token ids, one or a list); results in the prompts' order.
 
         ``sampling_params``: for all prompts, or one for each. ``progress``: show a line on standard
-        error; by default on a terminal. Raises ``ValueError`` for a prompt or parameter that is
-        wrong and ``RequestError`` for one that the server gave up; the other prompts are then
-        cancelled.
+        error; by default on a terminal. ``max_concurrency``: so many requests are open at a time.
+        Raises ``ValueError`` for a prompt or parameter that is wrong and ``RequestError`` for one
+        that the server gave up; the other prompts are then cancelled.
         """
         listed = _list_of_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
-        return self._run([_prompt(p) for p in listed], texts, sampling_params, progress)
+        prepared = [_prompt(p) for p in listed]
+        return self._run(prepared, texts, sampling_params, progress, max_concurrency)
 
     def chat(
         self,
@@ -89,20 +91,23 @@ class LLM:
         texts: Sequence[str | None],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool | None,
+        max_open: int = MAX_OPEN,
     ) -> list[RequestOutput]:
         if self._closed:
             raise RuntimeError("this LLM is closed")
+        if max_open < 1:
+            raise ValueError(f"max_concurrency is {max_open}; at least one request must be open")
         works = [
             _work(prompt, params)
             for prompt, params in zip(prompts, _spread(sampling_params, len(prompts)), strict=True)
         ]
         shown = sys.stderr.isatty() if progress is None else progress
         with self._client.lock, ProgressLine(len(works), shown) as line:
-            collectors = self._collect(works, line)
+            collectors = self._collect(works, line, max_open)
         return [_output(text, one) for text, one in zip(texts, collectors, strict=True)]
 
-    def _collect(self, works: list[Work], line: ProgressLine) -> list[Collector]:
-        """Run all requests, ``MAX_OPEN`` at a time; on an error cancel what is left."""
+    def _collect(self, works: list[Work], line: ProgressLine, max_open: int) -> list[Collector]:
+        """Run all requests, ``max_open`` at a time; on an error cancel what is left."""
         client = self._client
         collectors = [Collector() for _ in works]
         waiting = deque(range(len(works)))
@@ -110,7 +115,7 @@ class LLM:
         pause_until = 0.0
         try:
             while waiting or running:
-                while waiting and len(running) < MAX_OPEN and time.monotonic() >= pause_until:
+                while waiting and len(running) < max_open and time.monotonic() >= pause_until:
                     number = waiting.popleft()
                     running[number] = client.submit(works[number], collectors[number])
                 client.pump(0.1)

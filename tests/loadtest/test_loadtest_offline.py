@@ -70,6 +70,14 @@ def test_throughput_counts_exactly_what_was_drawn(tmp_path: Path) -> None:
     assert "s" * 20 not in json.dumps(result)
 
 
+def test_throughput_with_few_requests_open_takes_as_many_rounds(tmp_path: Path) -> None:
+    """A null step takes 10 ms: eight requests of ten tokens, two at a time, are forty steps."""
+    flags = ["--num-prompts", "8", "--input-len", "5:5", "--output-len", "10:10"]
+    flags += ["--null-step-ms", "10", "--max-concurrency", "2"]
+    result = saved("throughput", tmp_path / "t.json", *flags)
+    assert 0.4 <= result["elapsed_time"] < 1.2
+
+
 def test_latency_is_the_time_of_the_steps(tmp_path: Path) -> None:
     """A null step takes 10 ms: 20 tokens are 20 of them whatever the batch, and one is one."""
     result = saved(

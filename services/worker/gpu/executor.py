@@ -126,7 +126,8 @@ class GpuExecutor:
     def warm_up(self) -> None:
         """Compile every kernel that a step may need, and capture the graphs."""
         with torch.inference_mode():
-            self._draw_all(1)
+            for rows in (1, self.capacity.max_num_seqs):
+                self._draw_all(rows)
             self.graphs.warm_up(self.capacity.max_num_seqs)
 
     def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> _InFlight:

@@ -1,4 +1,4 @@
-"""Memory of large blocks goes back to the system when they are freed."""
+"""Memory goes back to the system: large blocks when they are freed, the rest when asked."""
 
 from __future__ import annotations
 
@@ -18,3 +18,10 @@ def give_back_large_blocks() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+def give_back_freed() -> None:
+    """Return whole pages that were freed (malloc_trim(3)): some milliseconds for a heap of some
+    hundred megabytes, so meant for a process that has nothing else to do."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

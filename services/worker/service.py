@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.protocol.codec import Message
 from penstock.protocol.config import Config
+from penstock.protocol.large_blocks import give_back_freed
 from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.protocol.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
 from penstock.protocol.metrics import Registry
@@ -24,6 +25,7 @@ from penstock.services.worker.step_limit import StepLimits
 
 LOAD_LIMIT_SECONDS = 1800.0
 KEPT_ANSWERS = 8
+IDLE_SECONDS = 0.5
 TURN_SECONDS = 0.05
 """A turn of the loop takes no further message after this time."""
 
@@ -45,6 +47,10 @@ class WorkerService(LoopService):
         self.epoch = 0
         self.scheduler = ""
         self._expected = 0
+        self._tidied_at = 0
+        """The step that was due when a pause began, and …"""
+        self._idle_since = 0.0
+        """… when that was; 0: it was used already."""
         """Number of the next plan; 0 while only a full plan is accepted."""
         self._limits = StepLimits()
         self._answers: deque[StepResult] = deque(maxlen=KEPT_ANSWERS)
@@ -265,6 +271,16 @@ class WorkerService(LoopService):
 
     def on_tick(self, now: float) -> None:
         self.report(self.metrics)
+        self._tidy(now)
+
+    def _tidy(self, now: float) -> None:
+        """Once in each pause, give back what steps have left behind: batches of all sizes cut the
+        heap up, and it would stay as large as it ever was."""
+        if self._expected != self._tidied_at:
+            self._tidied_at, self._idle_since = self._expected, now
+        elif self._idle_since and now - self._idle_since > IDLE_SECONDS:
+            self._idle_since = 0.0
+            give_back_freed()
 
 
 def run(config: Config) -> int:

@@ -59,8 +59,6 @@ class SlotAdjuster:
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device, self._slots = vocab_size, device, slots
-        self._of: dict[int, SlotAdjustments] = {}
-        """Slots that ask for something."""
         self._asks = np.zeros(slots, np.bool_)
         self._penalised = np.zeros(slots, np.bool_)
         self._masked = np.zeros(slots, np.bool_)

@@ -7,7 +7,7 @@ from growth import LINEAR, fourfold
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.services.tokenizer.stop_strings import StopStrings
+from penstock.services.tokenizer.stop_strings import StopStrings, stop_automaton
 
 SMALL = st.text(alphabet="ab\n", max_size=40)
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), max_size=4)
@@ -101,6 +101,12 @@ def test_time_is_linear_in_the_text(stop: str) -> None:
 
 def test_the_most_and_longest_stop_strings_allowed_are_ready_quickly() -> None:
     stops = [chr(97 + n) * 511 + "!" for n in range(16)]
-    begin = time.process_time()
-    StopStrings(stops)
-    assert time.process_time() - begin < 0.2
+
+    def seconds() -> float:
+        stop_automaton.cache_clear()
+        begin = time.process_time()
+        StopStrings(stops)
+        return time.process_time() - begin
+
+    # The least of some: the collector may look at all that other tests have left.
+    assert min(seconds() for _ in range(3)) < 0.2

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from penstock.protocol.grammar import Grammar
 from penstock.protocol.messages import membership as m
 from penstock.protocol.messages import requests as r
 from penstock.protocol.messages import steps as s
@@ -81,20 +82,22 @@ _PEER_ROW: list[Any] = [
 ]  # fmt: skip
 _REPORT = m.MetricsReport([m.MetricSample("steps_total", ["a"], [1.5, 2.0])])
 _REPORT_ROW: list[Any] = [[["steps_total", ["a"], [1.5, 2.0]]]]
+_ID = b"\x05\x00\x00\x00"
 _PARAMS = SamplingParams(
     temperature=0.5, top_p=0.25, top_k=40, seed=-1, n=2, max_tokens=100, stop=["\n"],
     stop_token_ids=[2], ignore_eos=True, min_p=0.125, presence_penalty=1.5,
     frequency_penalty=-1.5, repetition_penalty=1.25, min_tokens=3, logit_bias={7: -2.0},
     allowed_token_ids=[7, 8], bad_words=["dam"], include_stop_str_in_output=True,
     skip_special_tokens=False, spaces_between_special_tokens=False, truncate_prompt_tokens=9,
+    structured_outputs=Grammar("regex", "a+", True, "response_format", _ID),
 )  # fmt: skip
 _PARAMS_ROW: list[Any] = [
     0.5, 0.25, 40, -1, 2, 100, ["\n"], [2], True, 0.125, 1.5, -1.5, 1.25, 3, {7: -2.0}, [7, 8],
-    ["dam"], True, False, False, 9,
+    ["dam"], True, False, False, 9, ["regex", "a+", True, "response_format", _ID],
 ]  # fmt: skip
 _NO_PARAMS_ROW: list[Any] = [
     None, None, None, None, 1, None, [], [], False, None, 0.0, 0.0, None, 0, {}, None, [], False,
-    True, True, None,
+    True, True, None, None,
 ]  # fmt: skip
 _IDS = b"\x01\x00\x00\x00\xff\x7f\x00\x00"
 _ADJUSTMENTS = s.SlotAdjustments(1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS)
@@ -219,8 +222,8 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "acf56577fff8e301"
-"""Of protocol version 6."""
+SCHEMA_HASH = "2510a6207e8bd42c"
+"""Of protocol version 7."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (
@@ -280,25 +283,27 @@ GOLDEN: dict[str, str] = {
     ),
     "MetricsReport": ("919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000"),
     "Work chat": (
-        "9993a463686174c4025b5dc4027b7ddc0015cb3fe0000000000000cb3fd000000000000028ff026491a10a91"
+        "9993a463686174c4025b5dc4027b7ddc0016cb3fe0000000000000cb3fd000000000000028ff026491a10a91"
         "02c3cb3fc0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc000"
-        "00000000000092070891a364616dc3c2c209919300c40801000000ff7f000004a26d65c0cb3fe00000000000"
-        "00fba473616c74c2"
+        "00000000000092070891a364616dc3c2c20995a57265676578a2612bc3af726573706f6e73655f666f726d61"
+        "74c40405000000919300c40801000000ff7f000004a26d65c0cb3fe0000000000000fba473616c74c2"
     ),
     "Work text": (
-        "9992a474657874a26869dc0015cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0"
+        "9992a474657874a26869dc0016cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0"
         "000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc0000000000000"
-        "0092070891a364616dc3c2c209919300c40000a26d65cb4004000000000000cb3fe000000000000000a0c3"
+        "0092070891a364616dc3c2c20995a57265676578a2612bc3af726573706f6e73655f666f726d6174c4040500"
+        "0000919300c40000a26d65cb4004000000000000cb3fe000000000000000a0c3"
     ),
     "Work tokens": (
-        "9992a6746f6b656e73c40801000000ff7f0000dc0015c0c0c0c001c09090c2c0cb0000000000000000cb0000"
-        "000000000000c00080c090c2c3c3c090a0c0cb000000000000000000a0c3"
+        "9992a6746f6b656e73c40801000000ff7f0000dc0016c0c0c0c001c09090c2c0cb0000000000000000cb0000"
+        "000000000000c00080c090c2c3c3c0c090a0c0cb000000000000000000a0c3"
     ),
     "TokenWork": (
-        "9dc40801000000ff7f0000dc0015cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3f"
+        "9dc40801000000ff7f0000dc0016cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3f"
         "c0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000"
-        "000092070891a364616dc3c2c209919301c40000920203a26d65cb4004000000000000cb3fe0000000000000"
-        "ce7fffffffa173c302c291c40801000000ff7f0000"
+        "000092070891a364616dc3c2c20995a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405"
+        "000000919301c40000920203a26d65cb4004000000000000cb3fe0000000000000ce7fffffffa173c302c291"
+        "c40801000000ff7f0000"
     ),
 }
 """The bytes of each sample, without the frame's prefix, in hex."""

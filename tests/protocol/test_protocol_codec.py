@@ -37,6 +37,8 @@ def strategy_of(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.builds(kind.cls, **parts)
         case inspect.UnionType(types=types):
             return st.one_of([strategy_of(each) for each in types])
+        case inspect.LiteralType(values=values):
+            return st.sampled_from(values)
         case inspect.EnumType(cls=enum_class):
             return st.sampled_from(enum_class)
         case inspect.ListType(item_type=item):
@@ -78,7 +80,7 @@ def test_the_bytes_of_a_message_are_the_golden_ones(name: str) -> None:
 
 
 def test_the_schema_hash_is_that_of_the_golden_layout() -> None:
-    assert codec.PROTOCOL_VERSION == 6
+    assert codec.PROTOCOL_VERSION == 7
     assert codec.SCHEMA_HASH == SCHEMA_HASH, UPDATE.format("some message")
 
 

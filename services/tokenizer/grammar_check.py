@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,16 @@ def _size(key: bytes, reason: str | None) -> int:
 class GrammarCheck:
     """Answers whether a grammar can be served by one model. Safe to use from several threads."""
 
-    def __init__(self, folder: Path, vocab_size: int, ends: list[int]) -> None:
-        """The helper is started at the first grammar."""
+    def __init__(
+        self,
+        folder: Path,
+        vocab_size: int,
+        ends: list[int],
+        *,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        """The helper is started at the first grammar, with ``command`` if that is given."""
+        self._command = list(command or _default_command())
         tokenizer = str((folder / "tokenizer.json").absolute())
         self._setup = Setup(tokenizer, vocab_size, ends, os.getpid())
         self._lock = threading.Lock()
@@ -98,6 +107,7 @@ class GrammarCheck:
         self._helper: _Helper | None = None
         self._starts: deque[float] = deque(maxlen=STARTS)
         self._numbers = 0
+        self._closed = False
 
     def check(self, grammar: Grammar) -> None:
         """Return when the grammar is fine.
@@ -122,7 +132,9 @@ class GrammarCheck:
             raise PromptError(verdict.reason, grammar.param)
 
     def close(self) -> None:
+        """End the helper, for good."""
         with self._lock:
+            self._closed = True
             helper, self._helper = self._helper, None
         if helper is not None:
             helper.kill()
@@ -187,6 +199,8 @@ class GrammarCheck:
         return helper, number
 
     def _start(self) -> _Helper:
+        if self._closed:
+            raise GrammarsBusy("this process is ending; try again")
         now = time.monotonic()
         if len(self._starts) == STARTS and now - self._starts[0] < START_WINDOW_SECONDS:
             raise GrammarsBusy(
@@ -194,7 +208,7 @@ class GrammarCheck:
                 "try again"
             )
         self._starts.append(now)
-        return _Helper(self._setup)
+        return _Helper(self._command, self._setup)
 
 
 def _key(grammar: Grammar) -> bytes:
@@ -236,7 +250,7 @@ class _Helper:
     The kernel ends the helper with the thread that started it, so that thread stays.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, command: list[str], setup: Setup) -> None:
         self.ready = threading.Event()
         """It has answered, or has ended."""
         self.alive = True
@@ -245,7 +259,9 @@ class _Helper:
         self._lock = threading.Lock()
         self._open: dict[int, Future[Verdict | None]] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        threading.Thread(target=self._live, args=(setup,), name="grammars", daemon=True).start()
+        threading.Thread(
+            target=self._live, args=(command, setup), name="grammars", daemon=True
+        ).start()
 
     def ask(self, number: int, grammar: Grammar) -> Verdict | None:
         """``None`` where the helper ended. Raises ``GrammarsBusy`` where it does not answer."""
@@ -287,9 +303,9 @@ class _Helper:
             return True
         return True
 
-    def _live(self, setup: Setup) -> None:
+    def _live(self, command: list[str], setup: Setup) -> None:
         try:
-            self._process = _spawn()
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self.pid = self._process.pid
             assert self._process.stdin is not None and self._process.stdout is not None
             os.set_blocking(self._process.stdin.fileno(), False)
@@ -329,14 +345,10 @@ class _Helper:
                 future.set_result(None)
 
 
-def _spawn() -> subprocess.Popen[bytes]:
+def _default_command() -> list[str]:
     # "-P" keeps the current folder off the module path unless this process itself was found there.
     bare = "" in sys.path or os.getcwd() in sys.path
-    return subprocess.Popen(
-        [sys.executable, *([] if bare else ["-P"]), "-m", _MODULE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    return [sys.executable, *([] if bare else ["-P"]), "-m", _MODULE]
 
 
 __all__ = ["GrammarCheck", "GrammarsBusy", "Verdicts"]

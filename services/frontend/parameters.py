@@ -25,7 +25,7 @@ MAX_METADATA_LENGTH = 512
 DEFAULT_COMPLETION_TOKENS = 16
 """``max_tokens`` of /v1/completions where it is left out, as in OpenAI's API."""
 
-_HANDLED = frozenset(PARAMETERS) | {
+_HANDLED = (frozenset(PARAMETERS) - {"echo"}) | {
     *("model", "stream", "stream_options", "max_completion_tokens", "user", "metadata", "store"),
     *("service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"),
     *("priority", "cache_salt", "deadline_s", "response_format"),
@@ -35,8 +35,6 @@ _NO_TOOLS: tuple[Any, ...] = ("none", "auto")
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     # OpenAI
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": _EMPTY,
     "tool_choice": _NO_TOOLS,
     "functions": _EMPTY,
@@ -47,7 +45,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
-    "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
     # vLLM
@@ -55,7 +52,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "logits_processors": _EMPTY,
-    "prompt_logprobs": (False,),
     "add_special_tokens": (True,),
     "detokenize": (True,),
     "include_reasoning": (True,),
@@ -78,12 +74,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     **_NEUTRAL,
     "add_special_tokens": (False,),
+    "echo": (False,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "chat_template": (),
     "documents": _EMPTY,
 }
-COMPLETION_NEUTRAL = _NEUTRAL
+COMPLETION_NEUTRAL = {**_NEUTRAL, "top_logprobs": (0,)}
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
@@ -204,10 +201,11 @@ def take_deadline(body: dict[str, Any]) -> float | None:
 
 
 def take_sampling(
-    body: dict[str, Any], vocab_size: int, default_max_tokens: int | None
+    body: dict[str, Any], vocab_size: int, default_max_tokens: int | None, *, chat: bool
 ) -> SamplingParams:
     """The sampling parameters. Raises ``ApiError`` 400 that names value and limit."""
     _accept_silent(body)
+    body = _with_logprobs(body, chat=chat)
     fields: dict[str, Any] = {"max_tokens": default_max_tokens}
     for name in PARAMETERS:
         if name in body:
@@ -229,6 +227,10 @@ def take_sampling(
             limit = f"Token ids must be below the vocabulary's size {vocab_size}"
             raise invalid(name, limit, token)
     _check_grammar(params)
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > vocab_size:
+            limit = f"At most {vocab_size}, the size of the vocabulary"
+            raise invalid(name, limit, getattr(params, name))
     most = params.max_tokens
     if most is not None and params.min_tokens > most:
         raise invalid("min_tokens", f"At most max_tokens, which is {most}", params.min_tokens)
@@ -268,6 +270,26 @@ def _parse(name: str, field: str, value: Any) -> Any:
         raise bad_request(error.message, param=error.param) from None
     except (msgspec.ValidationError, OverflowError) as error:
         raise invalid(name, str(error)[:200], value) from None
+
+
+def _with_logprobs(body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
+    """The chat endpoint's ``logprobs`` and ``top_logprobs`` become one number, as elsewhere."""
+    fields = dict(body)
+    if fields.get("prompt_logprobs") is False:
+        del fields["prompt_logprobs"]
+    if not chat:
+        if fields.get("logprobs") is False:
+            del fields["logprobs"]
+        return fields
+    wanted = take_bool(fields, "logprobs")
+    fields.pop("logprobs", None)
+    most = fields.pop("top_logprobs", 0)
+    number = _parse("top_logprobs", "logprobs", most)
+    if wanted:
+        fields["logprobs"] = number
+    elif number:
+        raise invalid("top_logprobs", "Only together with logprobs: true", most)
+    return fields
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

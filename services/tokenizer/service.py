@@ -153,7 +153,7 @@ class TokenizerService(AsyncService):
     def _make_stream(self, work: TokenWork) -> Stream:
         if self.text is None:
             raise RuntimeError("a request was taken before the tokenizer was read")
-        return ChoiceStream(self.text, work.params)
+        return ChoiceStream(self.text, work.params, work.prompt)
 
     # --- messages
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +13,33 @@ from penstock.kernels.attention import KV_TILE, ROW_MULTIPLE, CacheShape
 from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
 from penstock.kernels.sampling import SamplingRows, choose
-from penstock.protocol.messages.steps import StepPlan, StepResult
+from penstock.kernels.sampling.logprobs import logprobs
+from penstock.protocol.messages.steps import ChunkLogprobs, RowLogprobs, StepPlan, StepResult
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.adjustments import SlotAdjuster
 from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import Decoder, KVCache
-from penstock.services.worker.slots import PlannedStep, SlotTable
+from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 from penstock.services.worker.step_inputs import InputBuilder, RowPadding
+from penstock.services.worker.step_logprobs import (
+    Words,
+    asking_chunks,
+    asking_rows,
+    chunk_logprobs,
+    pack_entries,
+    row_logprobs,
+)
+
+PROMPT_ROWS = 64
+"""Rows of a prompt whose logits are in memory at once."""
+
+
+class Hidden(NamedTuple):
+    residual: torch.Tensor
+    """[N, hidden]: what the layers leave of every row."""
+    sampled: torch.Tensor | None
+    """Rows that logits are made of to draw from; ``None``: all."""
 
 
 class ModelExecutor(DirectExecutor):
@@ -79,31 +99,53 @@ class ModelExecutor(DirectExecutor):
                 if self.slots.fresh_blocks:
                     fresh = torch.tensor(self.slots.fresh_blocks, device=self._values.device)
                     clear_blocks(self._values, fresh)
-                tokens, bad = self._compute(step)
+                hidden = self.hidden(step)
+                tokens, bad, logprobs = self._choose(step, hidden)
+                prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
                 self.slots.finish(step, tokens)
         except BaseException:
             self.slots.reset()
             raise
         seconds = time.perf_counter() - begun
-        return StepResult(plan.epoch, plan.step, tokens.astype("<i4").tobytes(), bad, seconds)
+        ids = tokens.astype("<i4").tobytes()
+        return StepResult(plan.epoch, plan.step, ids, bad, seconds, logprobs, prompts)
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Logits [rows, vocab] of a plan's rows, nothing drawn; ``reset`` comes next."""
         with torch.inference_mode():
             step = self.slots.apply(plan)
-            return self.forward(step)[: len(step.sampled)]
+            return self.row_logits(step, self.hidden(step))[: len(step.sampled)]
 
-    def forward(self, step: PlannedStep) -> torch.Tensor:
+    def hidden(self, step: PlannedStep) -> Hidden:
+        """The layers, for every row of the step."""
+        if not len(step.decoding) and not step.chunks:
+            return Hidden(torch.empty(0), None)
+        inputs = self._inputs.build(step)
+        return Hidden(self._model.hidden(inputs, self._cache), inputs.sampled)
+
+    def row_logits(self, step: PlannedStep, hidden: Hidden) -> torch.Tensor:
         """Logits [rows, vocab]: ``step.sampled`` first, then perhaps padding rows."""
-        return self._model.forward(self._inputs.build(step), self._cache)
+        return self._model.logits(hidden.residual, hidden.sampled)
 
-    def _compute(self, step: PlannedStep) -> tuple[npt.NDArray[np.int32], list[int]]:
-        """The sampled token of each row, and the rows whose logits are not finite."""
+    def _prompt(self, hidden: Hidden, first: int, chunk: PlannedChunk) -> ChunkLogprobs:
+        """Logprobs of the prompt's tokens that a chunk's rows, from ``first`` on, predict."""
+        most = int(self.slots.prompt_logprobs[chunk.slot])
+        parts = []
+        for begin in range(0, len(chunk.predicted), PROMPT_ROWS):
+            tokens = chunk.predicted[begin : begin + PROMPT_ROWS]
+            rows = self._inputs.chosen_rows(first + begin + np.arange(len(tokens)))
+            logits = self._model.logits(hidden.residual, rows)[: len(tokens)]
+            parts.append(_entries(logits, tokens.astype(np.int64), most))
+        return chunk_logprobs(chunk, np.concatenate(parts), most)
+
+    def _choose(
+        self, step: PlannedStep, hidden: Hidden
+    ) -> tuple[npt.NDArray[np.int32], list[int], list[RowLogprobs]]:
+        """The sampled token of each row, the rows whose logits are not finite, and logprobs."""
         rows = len(step.sampled)
-        if rows or step.chunks:
-            logits = self.forward(step)[:rows]
         if not rows:
-            return np.empty(0, np.int32), []
+            return np.empty(0, np.int32), [], []
+        logits = self.row_logits(step, hidden)[:rows]
         slots, at = self.slots, step.sampled
         temperature = slots.temperature[at]
         greedy = bool((temperature < GREEDY_TEMPERATURE).all())
@@ -115,4 +157,24 @@ class ModelExecutor(DirectExecutor):
         # The one wait for the device.
         both = torch.stack((choice.tokens, choice.bad.to(torch.int64))).cpu().numpy()
         self._adjuster.took(at, both[0], num_output)
-        return both[0].astype(np.int32), np.flatnonzero(both[1]).tolist()
+        return (
+            both[0].astype(np.int32), np.flatnonzero(both[1]).tolist(),
+            self._logprobs(logits, at, both[0]),
+        )  # fmt: skip
+
+    def _logprobs(self, logits: torch.Tensor, at: IntArray, tokens: IntArray) -> list[RowLogprobs]:
+        """Of the rows that ask. logits: [R, V]; at: their slots; tokens: [R], the chosen ones."""
+        rows = asking_rows(self.slots, at)
+        if not len(rows):
+            return []
+        most = self.slots.logprobs[at[rows]]
+        asked = logits.index_select(0, torch.from_numpy(rows).to(logits.device))
+        return row_logprobs(_entries(asked, tokens[rows], int(most.max())), rows, most)
+
+
+def _entries(logits: torch.Tensor, tokens: IntArray, most: int) -> Words:
+    """[R, 3 + 2 N] of all rows of ``logits`` [R, V]; tokens: [R], those whose logprob is wanted."""
+    found = logprobs(logits, torch.from_numpy(tokens).to(logits.device), most)
+    on_host = [part.cpu().numpy() for part in found]
+    chosen, rank, top_ids, top = on_host
+    return pack_entries(tokens, rank, chosen, top_ids, top)

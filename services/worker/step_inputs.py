@@ -95,6 +95,10 @@ class InputBuilder:
             sampled=self._upload(np.concatenate(sampled), 0),
         )
 
+    def chosen_rows(self, rows: IntArray) -> torch.Tensor:
+        """Rows of a step to make logits of, as many as a matrix product must have."""
+        return self._upload(rows, 0)
+
     def _slot_mapping(self, owners: IntArray, positions: IntArray) -> IntArray:
         size = self._shape.block_size
         blocks: IntArray = self._slots.block_table[owners, positions // size]

@@ -16,11 +16,12 @@ from penstock.kernels.gpu.sampler_memory import (
 from penstock.protocol.messages.steps import SlotAdjustments
 from penstock.services.worker.slots import IntArray, SlotTable
 
-ASKED_NUMBERS = ("asks", "top_k", "entry_count")
+ASKED_NUMBERS = ("asks", "top_k", "entry_count", "logprobs")
 ASKED_SHARES = (
     "temperature", "top_p", "min_p", "repetition", "frequency", "presence",
 )  # fmt: skip
-"""Columns of ``penstock.kernels.gpu.sampler_memory.SamplerSlots``, int32 and fp32."""
+"""Columns of ``penstock.kernels.gpu.sampler_memory.SamplerSlots``, int32 and fp32. ``logprobs`` is
+how many likeliest tokens to list; -1: none are wanted."""
 
 
 def asked_columns(slots: SlotTable, added: IntArray) -> Iterator[tuple[str, IntArray]]:
@@ -29,6 +30,7 @@ def asked_columns(slots: SlotTable, added: IntArray) -> Iterator[tuple[str, IntA
     for name in ("temperature", "top_p", "min_p"):
         yield name, _bits(getattr(slots, name)[added])
     yield "top_k", slots.top_k[added]
+    yield "logprobs", slots.logprobs[added]
     asked = [slots.adjustments[slot] for slot in added.tolist()]
     yield "asks", np.array([_bits_of(one) for one in asked], np.int64)
     if not slots.asks[added].any():

@@ -22,6 +22,7 @@ from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.graphs import StepGraphs
+from penstock.services.worker.gpu.logprob_rows import AskedLogprobs, GpuLogprobs
 from penstock.services.worker.gpu.sampler import GpuSampler
 from penstock.services.worker.gpu.step_times import StepTimes
 from penstock.services.worker.memory import EXTRA_BLOCKS
@@ -39,6 +40,7 @@ class _InFlight(msgspec.Struct):
     """[2, R] int32 on the host, once ``event`` has passed."""
     event: torch.cuda.Event | None
     launched: float
+    logprobs: AskedLogprobs | None = None
     begun: torch.cuda.Event | None = None
     """Before the step's first kernel; only while the process is traced."""
 
@@ -65,6 +67,7 @@ class GpuExecutor:
                 capacity.max_model_len, max_rows,
             )  # fmt: skip
             self.sampler = GpuSampler(self.slots, state, config.vocab_size)
+            self._logprobs = GpuLogprobs(self.slots, state, self.decoder, self.sampler.space)
             self._results = [self._host(2, capacity.max_num_seqs) for _ in range(RING)]
             self._chunk_buffers = [self.chunks.host_buffer(self._on_gpu) for _ in range(RING)]
         self.summary = (
@@ -128,6 +131,7 @@ class GpuExecutor:
         with torch.inference_mode():
             for rows in (1, self.capacity.max_num_seqs):
                 self._draw_all(rows)
+                self._logprobs.of_rows(rows)
             self.graphs.warm_up(self.capacity.max_num_seqs)
 
     def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> _InFlight:
@@ -154,8 +158,9 @@ class GpuExecutor:
         if rows:
             self._choose(step, rows)
             host.copy_(self.decoder.space.result, non_blocking=True)
+        logprobs = self._logprobs.begin(step)
         event = self._event(timed=bool(traced))
-        return _InFlight(plan.epoch, plan.step, rows, host, event, launched, begun)
+        return _InFlight(plan.epoch, plan.step, rows, host, event, launched, logprobs, begun)
 
     def _event(self, timed: bool) -> torch.cuda.Event | None:
         """An event at the present end of the stream; ``None`` on the CPU."""
@@ -196,10 +201,13 @@ class GpuExecutor:
         seconds = now - max(oldest.launched, self._last_end)
         self._last_end = now
         tokens, bad = oldest.result.numpy()[:, : oldest.rows]
+        asked = oldest.logprobs
         return StepResult(
             oldest.epoch,
             oldest.step,
             tokens.astype("<i4").tobytes(),
             np.flatnonzero(bad).tolist(),
             seconds,
+            [] if asked is None else asked.of_rows(tokens),
+            [] if asked is None else asked.of_prompts(),
         )

@@ -44,7 +44,7 @@ class GpuSampler:
             count, vocab, MOST_ENTRIES, device,
             num_output=state.num_output, **state.asked,
         )  # fmt: skip
-        self._space = sampler_space(count, vocab, device)
+        self.space = sampler_space(count, vocab, device)
         self._vocab = vocab
         self._words = WordTable(count)
         self._word_arrays = tuple(
@@ -109,13 +109,13 @@ class GpuSampler:
         Returns the number of stretches."""
         state, slots, rows = self._state, self.slots, self._state.sample_slots
         ban_words(rows, len(logits), slots, *self._word_arrays)
-        adjust_logits(logits, rows, slots, self._space, GREEDY_TEMPERATURE)
+        adjust_logits(logits, rows, slots, self.space, GREEDY_TEMPERATURE)
         keep_floor(
-            logits, rows, state.seed_low, state.seed_high, slots, self._space, GREEDY_TEMPERATURE
+            logits, rows, state.seed_low, state.seed_high, slots, self.space, GREEDY_TEMPERATURE
         )
         return draw(
             logits, rows, state.temperature, state.seed_low, state.seed_high, state.num_output,
-            best, token, GREEDY_TEMPERATURE, slots, self._space,
+            best, token, GREEDY_TEMPERATURE, slots, self.space,
         )  # fmt: skip
 
     def note(self, count: int) -> None:

@@ -182,8 +182,20 @@ class Decoder:
 
     def forward(self, step: StepInputs, cache: KVCache) -> Tensor:
         """Write K and V of every row into the cache; return logits [len(step.sampled), vocab]."""
+        return self.logits(self.hidden(step, cache), step.sampled)
+
+    def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        """[len(rows), vocab]: of some rows of what ``hidden`` returned; ``None``: of all."""
         if self._lm_head is None:
-            raise RuntimeError("Decoder.prepare comes before Decoder.forward")
+            raise RuntimeError("Decoder.prepare comes before Decoder.logits")
+        if rows is not None:
+            hidden = hidden.index_select(0, rows)
+        return self._lm_head(rms_norm(hidden, self._norm, self.config.rms_norm_eps))
+
+    def hidden(self, step: StepInputs, cache: KVCache) -> Tensor:
+        """Write K and V of every row into the cache; return the residual stream [N, hidden]."""
+        if self._lm_head is None:
+            raise RuntimeError("Decoder.prepare comes before Decoder.hidden")
         eps = self.config.rms_norm_eps
         cos = self._cos.index_select(0, step.positions).unsqueeze(1)
         sin = self._sin.index_select(0, step.positions).unsqueeze(1)
@@ -194,9 +206,7 @@ class Decoder:
             residual = layer.output.add_to(residual, mixed)
             x = rms_norm(residual, layer.post_norm, eps)
             residual = layer.down.add_to(residual, silu_and_mul(layer.gate_up(x)))
-        if step.sampled is not None:
-            residual = residual.index_select(0, step.sampled)
-        return self._lm_head(rms_norm(residual, self._norm, eps))
+        return residual
 
     def _attention(
         self,

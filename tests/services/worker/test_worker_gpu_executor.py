@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from asked_slots import EVERY_KIND, asking, biased, ids
+from plain_logprobs import check_outputs, check_prompts
 from plan_driver import GREEDY, PlanDriver
 from tiny_models import generated, some_prompts
 
@@ -237,3 +238,13 @@ def test_rows_that_share_a_prefix_give_the_tokens_of_rows_that_do_not(
     executor.reset()
     assert decoding_after(executor, prefix, own, 4) == wanted
     assert executor.shares_a_prefix
+
+
+def test_logprobs_are_those_of_transformers(tiny_folder: Folder) -> None:
+    folder = tiny_folder("qwen3")
+    check_outputs(PlanDriver(gpu_executor(folder), 2), folder, some_prompts([40, 5, 61, 9]))
+
+
+def test_logprobs_of_prompts_in_chunks_are_those_of_transformers(tiny_folder: Folder) -> None:
+    folder = tiny_folder("qwen3")
+    check_prompts(PlanDriver(gpu_executor(folder), 3), folder, some_prompts([40, 5, 61, 9]))

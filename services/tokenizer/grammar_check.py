@@ -98,8 +98,7 @@ class GrammarCheck:
     ) -> None:
         """The helper is started at the first grammar, with ``command`` if that is given."""
         self._command = list(command or _default_command())
-        tokenizer = str((folder / "tokenizer.json").absolute())
-        self._setup = Setup(tokenizer, vocab_size, ends, os.getpid())
+        self._setup = Setup(str(folder.absolute()), vocab_size, ends, os.getpid())
         self._lock = threading.Lock()
         self.verdicts = Verdicts()
         self._waiting: dict[bytes, Future[Verdict]] = {}
@@ -177,7 +176,7 @@ class GrammarCheck:
         for _ in range(2):
             helper, number = self._ready()
             if helper.unservable:
-                reason = f"{grammar.param}: not possible with this model: {helper.unservable}"
+                reason = f"{grammar.param}: {helper.unservable}"
                 return Verdict(number, reason)
             verdict = helper.ask(number, grammar)
             if verdict is not None:

@@ -62,6 +62,11 @@ def lark(source: str) -> Grammar:
     return Grammar("grammar", source)
 
 
+def alternative(number: int) -> dict[str, Any]:
+    name = f"key{number}"
+    return {"type": "object", "properties": {name: {"maxLength": number}}, "required": [name]}
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
@@ -99,17 +104,28 @@ HOSTILE = {
     "too many alternatives": schema(
         {"allOf": [{"anyOf": [{"required": [f"{i} {j}"]} for j in range(6)]} for i in range(12)]}
     ),
+    "4,096 rules": lark("start: " + " | ".join(f'"choice {n}"' for n in range(4096))),
+    "a million": regex("(x{1,999}){999}"),
+    "a billion": regex("((x{1,999}){999}){999}"),
     "no unknown format": schema({"type": "string", "format": "no such format"}),
 }
 HARMLESS = {
     "left recursion": lark('start: start "a" | "a"'),
+    "4,096 choices": Grammar("choice", json.dumps([f"choice {n}" for n in range(4096)])),
+    "300 alternatives": schema(
+        {
+            "anyOf": [
+                {"properties": {f"a{n}": {"maxLength": n}}, "required": [f"a{n}"]}
+                for n in range(300)
+            ]
+        }
+    ),
+    "400 properties": schema({"properties": {f"key {n}": {"type": "string"} for n in range(400)}}),
     "enum of 10,000": schema({"enum": [f"value {number}" for number in range(10_000)]}),
     "a string of a billion": schema({"type": "string", "minLength": 10**9}),
     "an array of a billion": schema({"type": "array", "minItems": 10**9}),
     "repeated repeats": regex("(a+)+$"),
     "ambiguous": regex("(a|a)*b"),
-    "a million": regex("(x{1,999}){999}"),
-    "a billion": regex("((x{1,999}){999}){999}"),
     "counted classes": regex(r"(\w{1,500}\W{1,500}){1,500}[^a]{9,999}"),
 }
 
@@ -169,6 +185,7 @@ def test_the_helper_never_gives_its_verdict_twice_for_one_grammar(check: Grammar
         ("interrupt", "512 MiB or breaks the compiler"),
         ("leave", "512 MiB or breaks the compiler"),
         ("spin", "more than 0.5 s to compile"),
+        ("slowly", "each token of an answer would take more than"),
     ],
 )
 def test_a_grammar_that_ruins_its_child_costs_nobody_else(
@@ -295,7 +312,7 @@ def test_a_model_that_can_have_no_grammar_is_a_clear_refusal(folder: Path, tmp_p
     ):
         one = GrammarCheck(place, 512, ends)
         for source in ("a", "b"):
-            with pytest.raises(PromptError, match=f"not possible with this model.*{says}"):
+            with pytest.raises(PromptError, match=f"structured_outputs: .*{says}"):
                 one.check(regex(source))
         one.close()
 

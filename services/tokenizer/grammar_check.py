@@ -38,7 +38,7 @@ MAX_VERDICT_BYTES = 1024 * 1024
 MAX_WAITING = 64
 """Grammars that wait for their verdict at once."""
 VERDICT_SECONDS = 4.0
-"""Children take 0.7 s each, and a few run at a time."""
+"""Children take 0.8 s each at most, and a few run at a time."""
 START_SECONDS = 30.0
 """A helper reads a vocabulary in 1 to 2 s."""
 STARTS = 5

@@ -16,6 +16,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from penstock.protocol.grammar import Grammar, from_structured_outputs
+
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 512
@@ -164,6 +166,13 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_
     echo: Annotated[
         bool, Meta(description="The text begins with the prompt's; completions only.")
     ] = False
+    structured_outputs: (
+        Annotated[
+            Grammar,
+            Meta(description="What the answer looks like: json, regex, choice or grammar."),
+        ]
+        | None
+    ) = None
 
 
 DEFAULTS: dict[str, Any] = {
@@ -212,8 +221,11 @@ PARAMETERS: dict[str, Parameter] = _parameters()
 def parse_field(name: str, value: Any) -> Any:
     """Check one value of a client's JSON against its declaration.
 
-    Raises ``msgspec.ValidationError`` that names the bound. ``stop`` may be one string.
+    Raises ``msgspec.ValidationError`` that names the bound, ``BadGrammar`` for a grammar. ``stop``
+    may be one string.
     """
+    if name == "structured_outputs":
+        return from_structured_outputs(value)
     if name == "stop" and isinstance(value, str):
         value = [value]
     elif name == "stop" and not isinstance(value, list):

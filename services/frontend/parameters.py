@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.protocol.grammar import BadGrammar, Grammar, conflict, from_response_format
 from penstock.protocol.messages.requests import MAX_CACHE_SALT, RequestPriority
 from penstock.protocol.sampling import PARAMETERS, SamplingParams, parse_field, token_ids
 from penstock.services.frontend.errors import ApiError, bad_request, show
@@ -27,7 +28,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 _HANDLED = (frozenset(PARAMETERS) - {"echo"}) | {
     *("model", "stream", "stream_options", "max_completion_tokens", "user", "metadata", "store"),
     *("service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"),
-    *("priority", "cache_salt", "deadline_s"),
+    *("priority", "cache_salt", "deadline_s", "response_format"),
 }
 _EMPTY: tuple[Any, ...] = ([], {}, "")
 _NO_TOOLS: tuple[Any, ...] = ("none", "auto")
@@ -38,7 +39,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": _NO_TOOLS,
     "functions": _EMPTY,
     "function_call": _NO_TOOLS,
-    "response_format": ({"type": "text"},),
     "modalities": (["text"], []),
     "audio": (),
     "prediction": (),
@@ -64,7 +64,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
-    "structured_outputs": (),
     "prompt_embeds": (),
     "mm_processor_kwargs": (),
     "kv_transfer_params": (),
@@ -221,6 +220,7 @@ def take_sampling(
                 param=name,
             )
         fields["max_tokens"] = limit
+    fields["structured_outputs"] = _take_grammar(body, fields.get("structured_outputs"))
     params = SamplingParams(**fields)
     for name, token in token_ids(params):
         if token >= vocab_size:
@@ -230,15 +230,44 @@ def take_sampling(
         if (getattr(params, name) or 0) > vocab_size:
             limit = f"At most {vocab_size}, the size of the vocabulary"
             raise invalid(name, limit, getattr(params, name))
+    _check_grammar(params)
     most = params.max_tokens
     if most is not None and params.min_tokens > most:
         raise invalid("min_tokens", f"At most max_tokens, which is {most}", params.min_tokens)
     return params
 
 
+def _take_grammar(body: dict[str, Any], structured: Grammar | None) -> Grammar | None:
+    """``response_format``, or what ``structured_outputs`` asks for."""
+    if "response_format" not in body:
+        return structured
+    try:
+        format = from_response_format(body["response_format"])
+    except BadGrammar as error:
+        raise bad_request(error.message, param=error.param) from None
+    if format is not None and structured is not None:
+        raise bad_request(
+            "response_format and structured_outputs contradict each other; send one of them",
+            param="structured_outputs",
+        )
+    return format or structured
+
+
+def _check_grammar(params: SamplingParams) -> None:
+    grammar = params.structured_outputs
+    if grammar is None:
+        return
+    allowed = params.allowed_token_ids is not None
+    reason = conflict(grammar, allowed_token_ids=allowed, bad_words=bool(params.bad_words))
+    if reason is not None:
+        raise bad_request(reason, param=grammar.param)
+
+
 def _parse(name: str, field: str, value: Any) -> Any:
     try:
         return parse_field(field, value)
+    except BadGrammar as error:
+        raise bad_request(error.message, param=error.param) from None
     except (msgspec.ValidationError, OverflowError) as error:
         raise invalid(name, str(error)[:200], value) from None
 

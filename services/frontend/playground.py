@@ -18,6 +18,7 @@ from aiohttp import ETag, web
 from aiohttp.typedefs import Handler
 
 from penstock import __version__
+from penstock.protocol.grammar import CLIENT_SCHEMA
 from penstock.protocol.messages.membership import (
     MetricsAnswer,
     MetricsReport,
@@ -117,7 +118,10 @@ def _handler(name: str) -> Handler:
 
 def _property(parameter: Parameter) -> dict[str, Any]:
     """JSON schema of one parameter; "or null" is left out, as null means left out."""
-    schema = msgspec.json.schema(parameter.type)
+    if parameter.name == "structured_outputs":
+        schema = dict(CLIENT_SCHEMA)
+    else:
+        schema = msgspec.json.schema(parameter.type)
     branches = [s for s in schema.pop("anyOf", []) if s.get("type") != "null"]
     if len(branches) == 1:
         schema |= branches[0]

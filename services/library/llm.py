@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
+from penstock.protocol.grammar import from_structured_outputs
 from penstock.protocol.logprobs import TokenLogprobs, unpack
 from penstock.protocol.messages.requests import Chat, ChoiceState, Prompt, Text, Tokens, Work
 from penstock.protocol.messages.tokens import EndReason, RowDetails
@@ -194,7 +195,14 @@ def _spread(
 
 
 def _work(prompt: Prompt, params: SamplingParams) -> Work:
-    """Checks the parameters' ranges. Raises ``ValueError``."""
+    """Checks the parameters' ranges. Raises ``ValueError``.
+
+    ``structured_outputs`` may be the object that a client of the API would send.
+    """
+    grammar: Any = params.structured_outputs
+    if isinstance(grammar, dict):
+        made = from_structured_outputs(grammar)
+        params = msgspec.structs.replace(params, structured_outputs=made)
     try:
         # Constructing a Struct checks nothing; decoding does.
         checked = msgspec.convert(msgspec.to_builtins(params), SamplingParams)

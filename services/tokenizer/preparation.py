@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from penstock.protocol.grammar import Grammar, conflict
 from penstock.protocol.messages.requests import Chat, Prompt, TokenWork, Work
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.sampling import (
@@ -15,8 +16,10 @@ from penstock.protocol.sampling import (
     resolve,
     token_ids,
 )
+from penstock.services.tokenizer.grammar_check import GrammarCheck
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.text_model import TextModel
+from penstock.services.tokenizer.thinking import thinking
 
 COMPLETION_MAX_TOKENS = 16
 """``max_tokens`` of a completion that does not say (OpenAI's default)."""
@@ -157,16 +160,40 @@ def _check_prompt_details(params: SamplingParams, length: int, *, streamed: bool
         )
 
 
+def _grammar(work: Work, grammars: GrammarCheck | None) -> Grammar | None:
+    """The grammar, vetted unless an answer to it has begun already. Raises ``PromptError``, and
+    ``GrammarsBusy`` where no verdict can be had."""
+    params, grammar = work.params, work.params.structured_outputs
+    if grammar is None:
+        return None
+    allowed = params.allowed_token_ids is not None
+    reason = conflict(grammar, allowed_token_ids=allowed, bad_words=bool(params.bad_words))
+    if reason is not None:
+        raise PromptError(reason, grammar.param)
+    if grammars is None:
+        raise PromptError(f"{grammar.param}: not possible with this server", grammar.param)
+    if not any(choice.output for choice in work.choices):
+        grammars.check(grammar)
+    return grammar
+
+
 def prepare(
-    work: Work, text_model: TextModel, info: ModelInfo, max_model_len: int, seed: int
+    work: Work,
+    text_model: TextModel,
+    info: ModelInfo,
+    max_model_len: int,
+    seed: int,
+    grammars: GrammarCheck | None = None,
 ) -> TokenWork:
     """Encode the prompt and resolve every parameter.
 
     Args:
         max_model_len: the engine's limit for prompt and output together, in tokens.
         seed: used where the client gave none.
+        grammars: vets grammars; without it a request that has one is refused.
 
-    Raises ``PromptError`` for whatever the client can change.
+    Raises ``PromptError`` for whatever the client can change, ``GrammarsBusy`` where no verdict on
+    its grammar could be had.
     """
     prompt = _truncated(text_model, work, max_model_len)
     param = "messages" if isinstance(work.prompt, Chat) else "prompt"
@@ -182,6 +209,9 @@ def prepare(
     _check_prompt_details(params, length, streamed=work.streamed)
     stop_ids, bad_words = _stop_ids(params, info), _bad_words(params, text_model)
     _check_any_allowed(params, stop_ids, bad_words)
+    if (grammar := _grammar(work, grammars)) is not None:
+        grammar = msgspec.structs.replace(grammar, **thinking(text_model, prompt)._asdict())
+        params = msgspec.structs.replace(params, structured_outputs=grammar)
     return TokenWork(
         prompt=prompt,
         params=msgspec.structs.replace(params, max_tokens=limit),

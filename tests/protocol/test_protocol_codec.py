@@ -37,6 +37,8 @@ def strategy_of(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.builds(kind.cls, **parts)
         case inspect.UnionType(types=types):
             return st.one_of([strategy_of(each) for each in types])
+        case inspect.LiteralType(values=values):
+            return st.sampled_from(values)
         case inspect.EnumType(cls=enum_class):
             return st.sampled_from(enum_class)
         case inspect.ListType(item_type=item):

@@ -125,7 +125,7 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 UNSUPPORTED: list[dict[str, Any]] = [
-    {"response_format": {"type": "json_object"}},
+    {"structural_tag": "{}"},
     {"tools": [{"type": "function", "function": {"name": "f"}}]},
     {"tool_choice": "required"},
     {"best_of": 3},

@@ -41,18 +41,6 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "disable_additional_properties": (False,),
 }
 """Other keys of vLLM's, with the values that can be honoured."""
-CLIENT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "json": {"type": ["object", "string"]},
-        "json_object": {"const": True},
-        "regex": {"type": "string", "minLength": 1},
-        "choice": {"type": "array", "items": {"type": "string"}, "maxItems": MAX_CHOICES},
-        "grammar": {"type": "string", "minLength": 1},
-        "disable_any_whitespace": {"type": "boolean"},
-    },
-}
-"""JSON schema of ``structured_outputs`` as clients write it."""
 _BRACKET = re.compile(r"[\[\]{}]")
 _SCHEMA_KEYS = frozenset({"name", "description", "schema", "strict"})
 

@@ -18,7 +18,6 @@ from aiohttp import ETag, web
 from aiohttp.typedefs import Handler
 
 from penstock import __version__
-from penstock.protocol.grammar import CLIENT_SCHEMA
 from penstock.protocol.messages.membership import (
     MetricsAnswer,
     MetricsReport,
@@ -63,8 +62,8 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 STATUS_TIMEOUT_S = 3.0
-_UNSEEN = frozenset({"logprobs", "prompt_logprobs", "echo"})
-"""Parameters whose results the page does not show."""
+UNSEEN = frozenset({"logprobs", "prompt_logprobs", "echo", "structured_outputs"})
+"""Parameters that the page has no way to set, or whose results it does not show."""
 PIPELINE = ("frontend", "tokenizer", "router", "scheduler", "worker")
 """The services in the order in which the panel shows them."""
 _WAITING_HOPS = ("router", "tokenizer", "scheduler")
@@ -118,10 +117,7 @@ def _handler(name: str) -> Handler:
 
 def _property(parameter: Parameter) -> dict[str, Any]:
     """JSON schema of one parameter; "or null" is left out, as null means left out."""
-    if parameter.name == "structured_outputs":
-        schema = dict(CLIENT_SCHEMA)
-    else:
-        schema = msgspec.json.schema(parameter.type)
+    schema = msgspec.json.schema(parameter.type)
     branches = [s for s in schema.pop("anyOf", []) if s.get("type") != "null"]
     if len(branches) == 1:
         schema |= branches[0]
@@ -143,7 +139,7 @@ def sampling_schema() -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {
-            name: _property(one) for name, one in PARAMETERS.items() if name not in _UNSEEN
+            name: _property(one) for name, one in PARAMETERS.items() if name not in UNSEEN
         },
     }
 

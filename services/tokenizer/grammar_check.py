@@ -17,7 +17,6 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -228,20 +227,6 @@ def _look(grammar: Grammar) -> None:
     schema = read_schema(grammar.source, grammar.param)
     if not isinstance(schema, dict):
         raise BadGrammar(f"{grammar.param}: a schema must be an object", grammar.param)
-    if (reason := _unenforced(schema)) is not None:
-        raise BadGrammar(f"{grammar.param}: the schema: {reason}", grammar.param)
-
-
-def _unenforced(schema: dict[str, Any]) -> str | None:
-    """Why the compiler would not hold an answer to this schema."""
-    try:
-        from penstock.protocol.json_schema_check import (  # type: ignore[import-not-found, unused-ignore]
-            refuse,
-        )
-    except ImportError:
-        return None
-    reason: str | None = refuse(schema)
-    return reason
 
 
 class _Helper:

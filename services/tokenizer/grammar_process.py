@@ -26,13 +26,21 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from penstock.protocol.grammar import MAX_SOURCE_BYTES, BadGrammar, Grammar
+from penstock.protocol.grammar import MAX_SOURCE_BYTES, BadGrammar, Grammar, read_schema
 from penstock.protocol.grammar_compiler import compile_grammar, make_tokenizer
 from penstock.protocol.model_info import BadModelFolder, read_text
 from penstock.protocol.parent_death import end_with_parent
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
+
+try:
+    from penstock.protocol.json_schema_check import refuse  # type: ignore[import-not-found, unused-ignore]
+except ImportError:
+
+    def refuse(schema: object) -> str | None:
+        return None
+
 
 MAX_CHILDREN = 4
 CPU_SECONDS = 0.5
@@ -235,6 +243,10 @@ def walk(grammar: Grammar, vocabulary: LLTokenizer) -> None:
 
     An answer that runs into a dead end is no reason to refuse: few tokens lead there.
     """
+    if grammar.kind == "json_schema":
+        reason = refuse(read_schema(grammar.source, grammar.param))
+        if reason is not None:
+            raise BadGrammar(f"{grammar.param}: the schema: {reason}", grammar.param)
     matcher = compile_grammar(grammar, vocabulary)
     deadline = time.monotonic() + WALK_SECONDS
     state = 1

@@ -15,6 +15,7 @@ from browser import CHROMIUM, PlaygroundPage, chromium, sync_api
 from served import Served, served
 
 from penstock.protocol.sampling import PARAMETERS
+from penstock.services.frontend.playground import UNSEEN
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
@@ -26,7 +27,7 @@ SERVER = (
     *("--num-kv-blocks", str(BLOCKS), "--max-model-len", str(BLOCKS * BLOCK_SIZE)),
 )
 FREED_WITHIN_S = 0.5
-NOT_SHOWN = ("n", "logit_bias", "structured_outputs")
+NOT_SHOWN = {"n", "logit_bias", *UNSEEN}
 Open = Callable[..., PlaygroundPage]
 expect = sync_api.expect
 

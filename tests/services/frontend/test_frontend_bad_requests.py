@@ -124,6 +124,25 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "true"),
 ]
 
+_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}
+PARAMETERS += [
+    ({"response_format": "json_object"}, "response_format", "object 'json_object'"),
+    ({"response_format": {"type": "xml"}}, "response_format", "'json_object' 'xml'"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema object"),
+    ({"response_format": {"type": "json_object"}, "bad_words": ["a"]}, "response_format", "bad"),
+    ({"response_format": _SCHEMA, "allowed_token_ids": [1]}, "response_format", "allowed_token"),
+    (
+        {"response_format": _SCHEMA, "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+        "response_format structured_outputs contradict",
+    ),
+    ({"structured_outputs": {}}, "structured_outputs", "exactly one none of them"),
+    ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "json, regex"),
+    ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "'regexp' unknown"),
+    ({"structured_outputs": {"choice": [1]}}, "structured_outputs", "strings 1"),
+    ({"structured_outputs": True}, "structured_outputs", "object"),
+]
+
 UNSUPPORTED: list[dict[str, Any]] = [
     {"structural_tag": "{}"},
     {"tools": [{"type": "function", "function": {"name": "f"}}]},

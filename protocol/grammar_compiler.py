@@ -8,11 +8,13 @@ same limits, so that what the one has accepted does not fail in the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.protocol.grammar import BadGrammar, Grammar, read_schema
+from penstock.protocol.model_info import BadModelFolder, read_text
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -21,6 +23,7 @@ MAX_GBNF_BYTES = 32 * 1024
 """The converter of GBNF is Python, and holds the interpreter: 1 ms for 2 KiB."""
 MAX_ADDED_TOKENS = 4096
 """llguidance reads added tokens one by one, at a cost that grows with their square."""
+MAX_TOKENIZER_BYTES = 512 * 1024 * 1024
 MAX_REASON = 300
 
 WHITESPACE = r" {1,2}|\n[ \t]{0,32}"
@@ -42,7 +45,8 @@ _COMPACT_OPTIONS = {**_JSON_OPTIONS, "whitespace_flexible": False, "whitespace_p
 def parser_limits() -> LLParserLimits:
     """What compiling a grammar and each mask may take.
 
-    Rates are those of llguidance's documentation; a mask may so take some 15 ms at the worst.
+    The times are those of ordinary grammars. An ambiguous one can take 0.3 s for a mask within the
+    same limits, so whoever follows grammars must look at the clock too.
     """
     from llguidance import LLParserLimits
 
@@ -50,12 +54,24 @@ def parser_limits() -> LLParserLimits:
         max_items_in_row=2000,
         initial_lexer_fuel=1_000_000,  # 20 ms; the largest schemas known take half
         step_lexer_fuel=200_000,  # 14 ms
-        step_max_items=50_000,  # 2.5 ms
+        step_max_items=20_000,  # 2 to 10 ms: 300 alternatives of an anyOf take 12,000
         max_lexer_states=20_000,  # 40 MB for one matcher; the default allows 500
         max_grammar_size=250_000,  # the largest schemas known: 200,000
         precompute_large_lexemes=True,
         verbose_errors=False,  # the parser's state is no client's business
     )
+
+
+def load_tokenizer(folder: Path, vocab_size: int, ends: Sequence[int]) -> LLTokenizer:
+    """``make_tokenizer`` for the ``tokenizer.json`` of a checkpoint. Raises ``BadModelFolder``."""
+    path = folder / "tokenizer.json"
+    try:
+        text = read_text(path, MAX_TOKENIZER_BYTES).decode()
+        return make_tokenizer(text, vocab_size, ends)
+    except (ValueError, ImportError) as error:
+        if isinstance(error, BadModelFolder):
+            raise
+        raise BadModelFolder(f"{path}: no grammars with this model: {error}") from None
 
 
 def make_tokenizer(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> LLTokenizer:
@@ -142,12 +158,13 @@ def grammar_text(grammar: Grammar) -> str:
 
 
 def _choice_rule(grammar: Grammar) -> str:
-    """One rule that lists the strings, quoted as JSON: Lark's escapes are the same."""
+    """One terminal that lists the strings, quoted as JSON: Lark's escapes are the same. (As a rule
+    each would be an item of the parser, of which a row has 2,000 at most.)"""
     try:
         choices = msgspec.json.decode(grammar.source, type=list[str])
     except msgspec.DecodeError as error:
         raise _refused(grammar, f"the choices are no array of strings: {error}") from None
-    return "start: " + " | ".join(_quoted(choice) for choice in choices)
+    return "start: CHOICE\nCHOICE: " + " | ".join(_quoted(choice) for choice in choices)
 
 
 def _quoted(text: str) -> str:
@@ -173,11 +190,21 @@ def _lark(grammar: Grammar) -> str:
         raise _refused(grammar, f"the GBNF grammar cannot be read: {error}") from None
 
 
-def _refused(grammar: Grammar, reason: str) -> BadGrammar:
+def no_extension(reason: str) -> bool:
+    """Whether a matcher's error says that no token is left, and nothing else."""
+    return reason.startswith("NoExtension")
+
+
+def one_line(reason: str) -> str:
+    """llguidance's reason in one line of bounded length."""
     lines = (line.strip() for line in reason.replace("<non-verbose/>", "").splitlines())
     text = " ".join(line for line in lines if line)
-    shown = text if len(text) <= MAX_REASON else text[:MAX_REASON] + "…"
-    if text.startswith("NoExtension"):
+    return text if len(text) <= MAX_REASON else text[:MAX_REASON] + "…"
+
+
+def _refused(grammar: Grammar, reason: str) -> BadGrammar:
+    shown = one_line(reason)
+    if no_extension(reason):
         shown = "nothing matches it, or it needs a character that the vocabulary lacks"
     return BadGrammar(f"{grammar.param}: the {_NAMES[grammar.kind]}: {shown}", grammar.param)
 

@@ -38,7 +38,7 @@ MAX_VERDICT_BYTES = 1024 * 1024
 MAX_WAITING = 64
 """Grammars that wait for their verdict at once."""
 VERDICT_SECONDS = 4.0
-"""Children take 0.7 s each, and a few run at a time."""
+"""Children take 0.8 s each at most, and a few run at a time."""
 START_SECONDS = 30.0
 """A helper reads a vocabulary in 1 to 2 s."""
 STARTS = 5
@@ -98,8 +98,7 @@ class GrammarCheck:
     ) -> None:
         """The helper is started at the first grammar, with ``command`` if that is given."""
         self._command = list(command or _default_command())
-        tokenizer = str((folder / "tokenizer.json").absolute())
-        self._setup = Setup(tokenizer, vocab_size, ends, os.getpid())
+        self._setup = Setup(str(folder.absolute()), vocab_size, ends, os.getpid())
         self._lock = threading.Lock()
         self.verdicts = Verdicts()
         self._waiting: dict[bytes, Future[Verdict]] = {}
@@ -177,7 +176,7 @@ class GrammarCheck:
         for _ in range(2):
             helper, number = self._ready()
             if helper.unservable:
-                reason = f"{grammar.param}: not possible with this model: {helper.unservable}"
+                reason = f"{grammar.param}: {helper.unservable}"
                 return Verdict(number, reason)
             verdict = helper.ask(number, grammar)
             if verdict is not None:

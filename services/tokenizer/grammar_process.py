@@ -27,8 +27,13 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from penstock.protocol.grammar import MAX_SOURCE_BYTES, BadGrammar, Grammar, read_schema
-from penstock.protocol.grammar_compiler import compile_grammar, make_tokenizer
-from penstock.protocol.model_info import BadModelFolder, read_text
+from penstock.protocol.grammar_compiler import (
+    compile_grammar,
+    load_tokenizer,
+    no_extension,
+    one_line,
+)
+from penstock.protocol.model_info import BadModelFolder
 from penstock.protocol.parent_death import end_with_parent
 
 if TYPE_CHECKING:
@@ -45,7 +50,7 @@ except ImportError:
 MAX_CHILDREN = 4
 CPU_SECONDS = 0.5
 """What a grammar may take of a processor to be compiled and tried."""
-WALL_SECONDS = 0.7
+WALL_SECONDS = 0.8
 """After so long the child is killed, whoever had the processors."""
 BUSY_SHARE = 0.5
 """A child killed before it had this share of ``CPU_SECONDS`` says nothing about its grammar."""
@@ -53,9 +58,12 @@ MEMORY_BYTES = 512 * 1024 * 1024
 """Address space that a child may take beyond the helper's."""
 WALK_TOKENS = 24
 """So far a random answer is followed: a grammar may grow too complex only under way."""
-WALK_SECONDS = 0.1
-MAX_FRAME = 2 * MAX_SOURCE_BYTES
-MAX_TOKENIZER_BYTES = 512 * 1024 * 1024
+WALK_SECONDS = 0.2
+SLOWEST_SECONDS = 0.05
+"""Of a processor, for a token and the mask after it: more would hold up a whole batch."""
+SLOW_SECONDS = 0.02
+"""The same, on the average of the tokens followed. Ordinary grammars take 0.01 to 1 ms."""
+MAX_FRAME = 4 * MAX_SOURCE_BYTES + 1024
 _LENGTH = struct.Struct("<I")
 _READ = 1 << 16
 
@@ -63,8 +71,8 @@ _READ = 1 << 16
 class Setup(msgspec.Struct, frozen=True, array_like=True):
     """The model whose tokens the grammars are compiled for."""
 
-    tokenizer: str
-    """Path of tokenizer.json."""
+    folder: str
+    """Of the checkpoint."""
     vocab_size: int
     ends: list[int]
     parent: int
@@ -248,20 +256,24 @@ def walk(grammar: Grammar, vocabulary: LLTokenizer) -> None:
         if reason is not None:
             raise BadGrammar(f"{grammar.param}: the schema: {reason}", grammar.param)
     matcher = compile_grammar(grammar, vocabulary)
-    deadline = time.monotonic() + WALK_SECONDS
+    taken: list[float] = []
     state = 1
-    for _ in range(WALK_TOKENS):
-        if matcher.is_stopped() or time.monotonic() > deadline:
-            break
-        mask = int.from_bytes(matcher.compute_bitmask(), "little")
-        if matcher.is_error() or not mask:
-            break
+    while len(taken) < WALK_TOKENS and sum(taken) < WALK_SECONDS and not matcher.is_stopped():
+        before = time.process_time()
         state = state * 6364136223846793005 % 2**64
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
         matcher.consume_token(_pick(mask, state))
-    if matcher.is_error() and "TooComplex" in matcher.stop_reason() + matcher.get_error():
+        taken.append(time.process_time() - before)
+    if taken and (max(taken) > SLOWEST_SECONDS or sum(taken) > SLOW_SECONDS * len(taken)):
         raise BadGrammar(
-            f"{grammar.param}: it grows too complex while an answer is followed; ask for "
-            "something simpler",
+            f"{grammar.param}: to check one token of an answer takes up to "
+            f"{1000 * max(taken):.0f} ms; ask for something simpler, or less ambiguous",
+            grammar.param,
+        )
+    if matcher.is_error() and not no_extension(matcher.get_error()):
+        raise BadGrammar(
+            f"{grammar.param}: it grows too complex while an answer is followed: "
+            f"{one_line(matcher.get_error())}",
             grammar.param,
         )
 
@@ -295,12 +307,10 @@ def main() -> int:
     end_with_parent(setup.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent decides when it ends
     try:
-        text = read_text(Path(setup.tokenizer), MAX_TOKENIZER_BYTES).decode()
-        vocabulary = make_tokenizer(text, setup.vocab_size, setup.ends)
-    except (BadModelFolder, ValueError, ImportError) as error:
+        vocabulary = load_tokenizer(Path(setup.folder), setup.vocab_size, setup.ends)
+    except BadModelFolder as error:
         _write(answers, frame(Unservable(str(error)[:1000])))
         return 1
-    del text
     gc.collect()
     gc.freeze()
     _write(answers, frame(Ready()))

@@ -11,6 +11,7 @@ A mask is a bitmask, 32 tokens an int32: token t is bit t % 32 of word t // 32.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.protocol.grammar import BadGrammar, Grammar
-from penstock.protocol.grammar_compiler import compile_grammar
+from penstock.protocol.grammar_compiler import compile_grammar, one_line
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -30,6 +31,13 @@ MAX_PROTOTYPE_BYTES = 4 * 1024 * 1024
 """Of grammars' sources; what is compiled from one may take ten times as much, or more."""
 COMPILE_SECONDS = 5.0
 """A step waits so long for a grammar, whose vetting took less than one."""
+SLOW_SECONDS = 0.1
+"""Of a processor, for one row's token and mask. Ordinary ones take 0.01 to 1 ms; vetting refuses
+those that take half of this at their beginning, but some grow slow under way."""
+MAX_SLOW = 3
+"""A row ends after so many slow masks."""
+WATCHED_FILLS = 16
+"""After a slow fill so many are done row by row, to see whose fault it is."""
 MIN_PARALLEL = 32
 """Fewer tokens are fed one by one: under 1 µs each, where waking threads takes 15."""
 
@@ -105,6 +113,7 @@ class _Slot:
         self.matcher: LLMatcher | None = None
         self.making: Future[LLMatcher] | None = None
         self.error = ""
+        self.slow = 0
         for token in output:
             self.take(token)
 
@@ -140,6 +149,10 @@ class _Slot:
         return None if self.error else self.matcher
 
 
+_Held = tuple[int, _Slot, "LLMatcher"]
+"""A row whose mask a matcher fills."""
+
+
 class GrammarSlots:
     """The grammars of every slot of one executor. All methods belong to one thread."""
 
@@ -162,6 +175,8 @@ class GrammarSlots:
         self._executor: LLExecutor | None = None
         self._prototypes = Prototypes(self._compiled)
         self._filling: Future[dict[int, str]] | None = None
+        self._watched = 0
+        """Fills that are still done row by row."""
 
     # --- slots
 
@@ -254,7 +269,7 @@ class GrammarSlots:
         return compile_grammar(grammar, self.prepare().result())
 
     def _fill(self, rows: list[_Slot | None], out: Mask) -> dict[int, str]:
-        held: list[tuple[int, _Slot, LLMatcher]] = []
+        held: list[_Held] = []
         failed: dict[int, str] = {}
         for row, slot in enumerate(rows):
             matcher = None if slot is None or slot.free else slot.ready()
@@ -264,12 +279,22 @@ class GrammarSlots:
                 out[row] = self._all
                 if slot is not None and slot.error:
                     failed[row] = slot.error
-        if held:
+        if held and self._watched:
+            self._watched -= 1
+            for one in held:
+                self._watch(one, out)
+        elif held:
+            began = time.monotonic()
             self._feed(held)
-            self._compute([(matcher, row) for row, _, matcher in held], out)
+            self._compute(held, out)
+            if time.monotonic() - began > SLOW_SECONDS:
+                self._watched = WATCHED_FILLS
         for row, slot, matcher in held:
             if matcher.is_error():
-                slot.error = f"the grammar cannot go on: {_first_line(matcher.get_error())}"
+                slot.error = f"the grammar cannot go on: {one_line(matcher.get_error())}"
+            elif slot.slow >= MAX_SLOW:
+                slot.error = f"the grammar takes more than {1000 * SLOW_SECONDS:.0f} ms for a token"
+            if slot.error:
                 failed[row] = slot.error
                 out[row] = self._all
             elif slot.opening >= 0:
@@ -281,7 +306,7 @@ class GrammarSlots:
                     out[row] = without
         return failed
 
-    def _feed(self, held: list[tuple[int, _Slot, LLMatcher]]) -> None:
+    def _feed(self, held: list[_Held]) -> None:
         """Show the matchers what has come since."""
         single = [(m, slot.tokens[0]) for _, slot, m in held if len(slot.tokens) == 1]
         if len(single) >= MIN_PARALLEL:
@@ -294,8 +319,18 @@ class GrammarSlots:
                 matcher.consume_tokens(slot.tokens)
             slot.tokens = []
 
-    def _compute(self, matchers: list[tuple[LLMatcher, int]], out: Mask) -> None:
+    def _compute(self, held: list[_Held], out: Mask) -> None:
+        matchers = [(matcher, row) for row, _, matcher in held]
         self._pool().unsafe_compute_mask_ptr(matchers, out.ctypes.data, 4 * self._words, len(out))
+
+    def _watch(self, one: _Held, out: Mask) -> None:
+        """One row alone: it is computed in this thread, whose time is measured."""
+        began = time.thread_time()
+        self._feed([one])
+        self._compute([one], out)
+        if time.thread_time() - began > SLOW_SECONDS:
+            one[1].slow += 1
+            self._watched = WATCHED_FILLS
 
     def _pool(self) -> LLExecutor:
         from llguidance import LLExecutor
@@ -303,7 +338,3 @@ class GrammarSlots:
         if self._executor is None:
             self._executor = LLExecutor(self._threads)
         return self._executor
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0][:200]

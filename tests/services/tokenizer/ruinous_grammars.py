@@ -32,6 +32,8 @@ def ruinous_walk(grammar: Grammar, vocabulary: object) -> None:
         case "end the helper":
             os.kill(os.getppid(), 9)
             time.sleep(60)
+        case "slowly":
+            grammar_process.SLOW_SECONDS = -1.0
         case "leave":
             os._exit(0)
         case "interrupt":

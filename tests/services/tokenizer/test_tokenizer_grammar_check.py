@@ -62,6 +62,11 @@ def lark(source: str) -> Grammar:
     return Grammar("grammar", source)
 
 
+def alternative(number: int) -> dict[str, Any]:
+    name = f"key{number}"
+    return {"type": "object", "properties": {name: {"maxLength": number}}, "required": [name]}
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
@@ -74,6 +79,16 @@ def wait_until(holds: Any, seconds: float = 5.0) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def settle(check: GrammarCheck, grammar: Grammar) -> None:
+    """``check``, again where others had the processors."""
+    for _ in range(20):
+        try:
+            return check.check(grammar)
+        except GrammarsBusy:
+            continue
+    raise AssertionError("never any time")
 
 
 HOSTILE = {
@@ -99,17 +114,28 @@ HOSTILE = {
     "too many alternatives": schema(
         {"allOf": [{"anyOf": [{"required": [f"{i} {j}"]} for j in range(6)]} for i in range(12)]}
     ),
+    "4,096 rules": lark("start: " + " | ".join(f'"choice {n}"' for n in range(4096))),
+    "a million": regex("(x{1,999}){999}"),
+    "a billion": regex("((x{1,999}){999}){999}"),
     "no unknown format": schema({"type": "string", "format": "no such format"}),
 }
 HARMLESS = {
     "left recursion": lark('start: start "a" | "a"'),
+    "4,096 choices": Grammar("choice", json.dumps([f"choice {n}" for n in range(4096)])),
+    "300 alternatives": schema(
+        {
+            "anyOf": [
+                {"properties": {f"a{n}": {"maxLength": n}}, "required": [f"a{n}"]}
+                for n in range(300)
+            ]
+        }
+    ),
+    "400 properties": schema({"properties": {f"key {n}": {"type": "string"} for n in range(400)}}),
     "enum of 10,000": schema({"enum": [f"value {number}" for number in range(10_000)]}),
     "a string of a billion": schema({"type": "string", "minLength": 10**9}),
     "an array of a billion": schema({"type": "array", "minItems": 10**9}),
     "repeated repeats": regex("(a+)+$"),
     "ambiguous": regex("(a|a)*b"),
-    "a million": regex("(x{1,999}){999}"),
-    "a billion": regex("((x{1,999}){999}){999}"),
     "counted classes": regex(r"(\w{1,500}\W{1,500}){1,500}[^a]{9,999}"),
 }
 
@@ -120,7 +146,7 @@ def test_a_hostile_grammar_is_refused_soon_and_a_good_one_is_served_next(
 ) -> None:
     began = time.monotonic()
     with pytest.raises(PromptError) as caught:
-        check.check(HOSTILE[name])
+        settle(check, HOSTILE[name])
     assert time.monotonic() - began < SOON
     assert caught.value.param == HOSTILE[name].param
     assert caught.value.message.startswith(f"{HOSTILE[name].param}: ")
@@ -134,7 +160,7 @@ def test_a_large_grammar_that_can_be_followed_is_accepted_soon(
     name: str, check: GrammarCheck
 ) -> None:
     began = time.monotonic()
-    check.check(HARMLESS[name])
+    settle(check, HARMLESS[name])
     assert time.monotonic() - began < SOON
 
 
@@ -169,15 +195,15 @@ def test_the_helper_never_gives_its_verdict_twice_for_one_grammar(check: Grammar
         ("interrupt", "512 MiB or breaks the compiler"),
         ("leave", "512 MiB or breaks the compiler"),
         ("spin", "more than 0.5 s to compile"),
+        ("slowly", "to check one token of an answer takes up to"),
     ],
 )
 def test_a_grammar_that_ruins_its_child_costs_nobody_else(
     does: str, says: str, ruinous: GrammarCheck
 ) -> None:
-    pid, began = ruinous.pid, time.monotonic()
+    pid = ruinous.pid
     with pytest.raises(PromptError, match=says) as caught:
-        ruinous.check(regex(does))
-    assert time.monotonic() - began < 1.5 * SOON
+        settle(ruinous, regex(does))
     assert caught.value.param == "structured_outputs"
     ruinous.check(regex("fine"))
     assert ruinous.pid == pid
@@ -221,8 +247,8 @@ def test_requests_for_one_grammar_share_its_verdict(ruinous: GrammarCheck) -> No
     def ask() -> None:
         try:
             ruinous.check(regex("spin"))
-        except PromptError as error:
-            said.append(error.message)
+        except (PromptError, GrammarsBusy) as error:
+            said.append(str(error))
 
     threads = [threading.Thread(target=ask) for _ in range(20)]
     began = time.monotonic()
@@ -295,7 +321,7 @@ def test_a_model_that_can_have_no_grammar_is_a_clear_refusal(folder: Path, tmp_p
     ):
         one = GrammarCheck(place, 512, ends)
         for source in ("a", "b"):
-            with pytest.raises(PromptError, match=f"not possible with this model.*{says}"):
+            with pytest.raises(PromptError, match=f"structured_outputs: .*{says}"):
                 one.check(regex(source))
         one.close()
 

@@ -17,6 +17,7 @@ from penstock.loadtest.make_model import make_tokenizer
 from penstock.protocol.grammar import BadGrammar, Grammar
 from penstock.protocol.grammar_compiler import compile_grammar
 from penstock.protocol.grammar_compiler import make_tokenizer as make_vocabulary
+from penstock.services.worker import grammar_slots
 from penstock.services.worker.grammar_slots import GrammarSlots, Prototypes
 
 if TYPE_CHECKING:
@@ -221,6 +222,36 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_row_alone(slots: GrammarSlo
     assert failed.keys() == {0}
     assert "unclosed group" in failed[0]
     assert rows[1] < ALL
+
+
+def test_a_row_whose_masks_are_slow_ends_and_the_others_go_on(
+    slots: GrammarSlots, vocabulary: LLTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleepy = Grammar("regex", "[a-z]*")
+    slots.begin(0, sleepy, [])
+    slots.begin(1, DIGITS, [])
+    fill(slots, 0, 1)
+    monkeypatch.setattr(grammar_slots, "SLOW_SECONDS", -1.0)
+    for _ in range(grammar_slots.MAX_SLOW):
+        assert fill(slots, 0)[1] == {}
+    assert fill(slots, 0)[1].keys() == {0}
+    monkeypatch.setattr(grammar_slots, "SLOW_SECONDS", 10.0)
+    rows, failed = fill(slots, 0, 1)
+    assert "for a token" in failed[0] and failed.keys() == {0}
+    assert rows[1] < ALL
+
+
+def test_a_slow_fill_is_looked_into_and_then_rows_are_filled_together_again(
+    slots: GrammarSlots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for slot in range(3):
+        slots.begin(slot, DIGITS, [])
+    together = fill(slots, 0, 1, 2)
+    monkeypatch.setattr(grammar_slots, "SLOW_SECONDS", -1.0)
+    fill(slots, 0, 1, 2)
+    monkeypatch.setattr(grammar_slots, "SLOW_SECONDS", 10.0)
+    for _ in range(grammar_slots.WATCHED_FILLS + 2):
+        assert fill(slots, 0, 1, 2) == together
 
 
 def test_a_vocabulary_that_cannot_be_read_fails_every_row_with_its_cause() -> None:

@@ -69,6 +69,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The request field that errors name."""
     start_after: Annotated[bytes, Meta(max_length=MAX_START_BYTES)] = b""
     """int32 token ids, little endian: the answer is free until one of them has come."""
+    may_open: Annotated[bytes, Meta(max_length=4)] = b""
+    """An int32 token id: only an answer that begins with it is free until ``start_after``."""
 
     def starts_after(self) -> list[int]:
         """The ids of ``start_after``."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.protocol.grammar import Grammar
 from penstock.protocol.logprobs import PackedLogprobs
 
 
@@ -56,6 +57,8 @@ class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
     min_tokens: int = 0
     """None of ``ends`` comes before so many output tokens."""
     ends: bytes = b""
+    grammar: Grammar | None = None
+    """What the answer looks like. Its masks keep ``ends`` away while anything else is left."""
 
     @property
     def penalised(self) -> bool:
@@ -154,6 +157,11 @@ class ChunkLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens: PackedLogprobs
 
 
+class RowFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    row: int
+    reason: str
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False):
     epoch: int
     step: int
@@ -166,6 +174,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     logprobs: list[RowLogprobs] = []
     """Of the rows whose slots ask for them."""
     prompt_logprobs: list[ChunkLogprobs] = []
+    failures: list[RowFailure] = []
+    """Rows whose grammar cannot go on; their token means nothing."""
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=44, gc=False):

@@ -226,11 +226,11 @@ def take_sampling(
         if token >= vocab_size:
             limit = f"Token ids must be below the vocabulary's size {vocab_size}"
             raise invalid(name, limit, token)
-    _check_grammar(params)
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > vocab_size:
             limit = f"At most {vocab_size}, the size of the vocabulary"
             raise invalid(name, limit, getattr(params, name))
+    _check_grammar(params)
     most = params.max_tokens
     if most is not None and params.min_tokens > most:
         raise invalid("min_tokens", f"At most max_tokens, which is {most}", params.min_tokens)

@@ -201,6 +201,7 @@ def _slot_adjustments(work: TokenWork) -> SlotAdjustments | None:
         bad_words=work.bad_words,
         min_tokens=params.min_tokens,
         ends=array("i", work.stop_ids).tobytes() if params.min_tokens else b"",
+        grammar=params.structured_outputs,
     )
     return None if adjustments == SlotAdjustments() else adjustments
 

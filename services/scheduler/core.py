@@ -31,6 +31,7 @@ from penstock.services.scheduler.endings import (
     Ending,
     by_output,
     fits_no_longer,
+    grammar_failed,
     overdue,
     struck_out,
 )
@@ -246,6 +247,7 @@ class SchedulerCore:
         for chunk in result.prompt_logprobs:
             if (sequence := step.prompts.get(chunk.slot)) is not None:
                 sequence.prompt_logprobs.add(chunk.start, chunk.tokens)
+        failures = {one.row: one.reason for one in result.failures} if result.failures else None
         generated = 0
         for row, sequence in enumerate(step.rows):
             if sequence is None or sequence.finished:
@@ -253,6 +255,9 @@ class SchedulerCore:
             sequence.in_flight -= 1
             if bad and row in bad:
                 self._bad_row(sequence)
+                continue
+            if failures and row in failures:
+                self._end(sequence, grammar_failed(failures[row]))
                 continue
             found = logprobs.get(row) if logprobs else None
             self._append(sequence, tokens[row], step.number, found)

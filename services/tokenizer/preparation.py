@@ -19,7 +19,7 @@ from penstock.protocol.sampling import (
 from penstock.services.tokenizer.grammar_check import GrammarCheck
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.text_model import TextModel
-from penstock.services.tokenizer.thinking import start_after
+from penstock.services.tokenizer.thinking import thinking
 
 COMPLETION_MAX_TOKENS = 16
 """``max_tokens`` of a completion that does not say (OpenAI's default)."""
@@ -210,8 +210,7 @@ def prepare(
     stop_ids, bad_words = _stop_ids(params, info), _bad_words(params, text_model)
     _check_any_allowed(params, stop_ids, bad_words)
     if (grammar := _grammar(work, grammars)) is not None:
-        after = start_after(text_model, prompt)
-        grammar = msgspec.structs.replace(grammar, start_after=after)
+        grammar = msgspec.structs.replace(grammar, **thinking(text_model, prompt)._asdict())
         params = msgspec.structs.replace(params, structured_outputs=grammar)
     return TokenWork(
         prompt=prompt,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from penstock.services.tokenizer.text_model import TextModel
@@ -10,12 +12,23 @@ THINK_BEGIN = "<think>"
 THINK_END = "</think>"
 
 
-def start_after(text_model: TextModel, prompt: bytes) -> bytes:
-    """The token after which the answer begins, int32, little endian; empty: at once.
+class Thinking(NamedTuple):
+    """int32 token ids, little endian; both empty: the answer begins at once."""
+
+    start_after: bytes = b""
+    """The answer begins after this token …"""
+    may_open: bytes = b""
+    """… if this one is the first that comes; empty: whatever comes first."""
+
+
+def thinking(text_model: TextModel, prompt: bytes) -> Thinking:
+    """What a model may think before it answers.
 
     A model thinks where its chat template knows ``</think>``, its vocabulary has that as one token,
-    and the prompt's last turn does not show the thinking as ended. A prompt without control tokens
-    is no chat: it thinks only where it ends within an open ``<think>``.
+    and the prompt's last turn does not show the thinking as ended. Where the prompt opens it, the
+    model is in the midst of it; else it may open it or answer at once, as many models do that
+    think only where they are asked to. A prompt without control tokens is no chat: it thinks only
+    where it ends within an open ``<think>``.
 
     It depends on nothing but the prompt's ids, so that a continuation, which brings those instead
     of messages, gets the same answer.
@@ -25,15 +38,18 @@ def start_after(text_model: TextModel, prompt: bytes) -> bytes:
     """
     source, end = text_model.template_source, text_model.token_id(THINK_END)
     if source is None or THINK_END not in source or end is None:
-        return b""
+        return Thinking()
     ids = np.frombuffer(prompt, "<i4")
     begin = text_model.token_id(THINK_BEGIN)
     control = [number for number in text_model.special_ids if number not in (begin, end)]
     turn = _last(ids[1:], control)  # the first token may only say that a text begins
     opened, ended = _last(ids[1:], [] if begin is None else [begin]), _last(ids[1:], [end])
     if max(turn, opened) < 0 or ended > max(turn, opened):
-        return b""
-    return end.to_bytes(4, "little")
+        return Thinking()
+    after = end.to_bytes(4, "little")
+    if opened > turn or begin is None:
+        return Thinking(after)
+    return Thinking(after, begin.to_bytes(4, "little"))
 
 
 def _last(ids: np.ndarray[tuple[int], np.dtype[np.int32]], wanted: list[int]) -> int:

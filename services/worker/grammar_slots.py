@@ -104,6 +104,8 @@ class _Slot:
     ) -> None:
         self.starts = frozenset(grammar.starts_after())
         """The answer is free until one of these has come; empty: it has."""
+        self.opening = int.from_bytes(grammar.may_open, "little") if grammar.may_open else -1
+        """The token that an answer may begin with, to be free for a while; -1: none."""
         self.count = 0
         self.least, self.ends = least, ends
         self.tokens: list[int] = []
@@ -117,10 +119,21 @@ class _Slot:
 
     def take(self, token: int) -> None:
         self.count += 1
+        if self.opening >= 0:
+            if token != self.opening:
+                self.starts = frozenset()
+            self.opening = -1
+            if self.starts:
+                return
         if not self.starts:
             self.tokens.append(token)
         elif token in self.starts:
             self.starts = frozenset()
+
+    @property
+    def free(self) -> bool:
+        """Whether the next token may be any."""
+        return bool(self.starts) and self.opening < 0
 
     def ready(self) -> LLMatcher | None:
         """The matcher; ``None`` with ``error`` set where there is none."""
@@ -259,7 +272,7 @@ class GrammarSlots:
         held: list[_Held] = []
         failed: dict[int, str] = {}
         for row, slot in enumerate(rows):
-            matcher = None if slot is None or slot.starts else slot.ready()
+            matcher = None if slot is None or slot.free else slot.ready()
             if slot is not None and matcher is not None:
                 held.append((row, slot, matcher))
             else:
@@ -284,6 +297,8 @@ class GrammarSlots:
             if slot.error:
                 failed[row] = slot.error
                 out[row] = self._all
+            elif slot.opening >= 0:
+                out.view(np.uint32)[row, slot.opening // 32] |= np.uint32(1 << slot.opening % 32)
         for row, taken in enumerate(rows):
             if taken is not None and taken.ends is not None and taken.count < taken.least:
                 without = out[row] & taken.ends

@@ -12,12 +12,19 @@ import torch
 from penstock.kernels.attention import KV_TILE, ROW_MULTIPLE, CacheShape
 from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
-from penstock.kernels.sampling import SamplingRows, choose
+from penstock.kernels.sampling import AllowedTokens, SamplingRows, choose
 from penstock.kernels.sampling.logprobs import logprobs
-from penstock.protocol.messages.steps import ChunkLogprobs, RowLogprobs, StepPlan, StepResult
+from penstock.protocol.messages.steps import (
+    ChunkLogprobs,
+    RowFailure,
+    RowLogprobs,
+    StepPlan,
+    StepResult,
+)
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.adjustments import SlotAdjuster
 from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
+from penstock.services.worker.grammar_rows import GrammarRows
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import Decoder, KVCache
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
@@ -65,6 +72,7 @@ class ModelExecutor(DirectExecutor):
         exact = model.dtype == torch.float32 and model.device.type == "cpu"
         padding_block, empty_block = capacity.num_blocks, capacity.num_blocks + 1
         self.slots = SlotTable(capacity, KV_TILE // capacity.block_size, empty_block)
+        self.grammars = GrammarRows(capacity.max_num_seqs, config.vocab_size)
         self._adjuster = SlotAdjuster(capacity.max_num_seqs, config.vocab_size, model.device)
         shape = CacheShape(
             config.num_kv_heads,
@@ -86,6 +94,9 @@ class ModelExecutor(DirectExecutor):
             )
             self._cache: KVCache = list(zip(self._keys, self._values, strict=True))
 
+    def prepare(self) -> None:
+        self.grammars.prepare()
+
     def reset(self) -> None:
         super().reset()
         self.slots.reset()
@@ -96,11 +107,13 @@ class ModelExecutor(DirectExecutor):
             with torch.inference_mode():
                 step = self.slots.apply(plan)
                 self._adjuster.begin(plan.added)
+                self.grammars.begin(plan.added)
+                self._start_masks(step)
                 if self.slots.fresh_blocks:
                     fresh = torch.tensor(self.slots.fresh_blocks, device=self._values.device)
                     clear_blocks(self._values, fresh)
                 hidden = self.hidden(step)
-                tokens, bad, logprobs = self._choose(step, hidden)
+                tokens, bad, logprobs, failures = self._choose(step, hidden)
                 prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
                 self.slots.finish(step, tokens)
         except BaseException:
@@ -108,7 +121,7 @@ class ModelExecutor(DirectExecutor):
             raise
         seconds = time.perf_counter() - begun
         ids = tokens.astype("<i4").tobytes()
-        return StepResult(plan.epoch, plan.step, ids, bad, seconds, logprobs, prompts)
+        return StepResult(plan.epoch, plan.step, ids, bad, seconds, logprobs, prompts, failures)
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Logits [rows, vocab] of a plan's rows, nothing drawn; ``reset`` comes next."""
@@ -140,11 +153,12 @@ class ModelExecutor(DirectExecutor):
 
     def _choose(
         self, step: PlannedStep, hidden: Hidden
-    ) -> tuple[npt.NDArray[np.int32], list[int], list[RowLogprobs]]:
-        """The sampled token of each row, the rows whose logits are not finite, and logprobs."""
+    ) -> tuple[npt.NDArray[np.int32], list[int], list[RowLogprobs], list[RowFailure]]:
+        """The sampled token of each row, the rows whose logits are not finite, logprobs, and the
+        rows whose grammar has failed."""
         rows = len(step.sampled)
         if not rows:
-            return np.empty(0, np.int32), [], []
+            return np.empty(0, np.int32), [], [], []
         logits = self.row_logits(step, hidden)[:rows]
         slots, at = self.slots, step.sampled
         temperature = slots.temperature[at]
@@ -153,14 +167,26 @@ class ModelExecutor(DirectExecutor):
         wanted = SamplingRows(temperature, slots.top_k[at], slots.top_p[at], keys, slots.min_p[at])
         num_output = slots.num_output[at].astype(np.int64)
         adjustments = self._adjuster.adjustments(at, num_output)
+        masks = self.grammars.wait()
+        if masks is not None:
+            allowed = torch.from_numpy(masks.masks).to(logits.device)
+            adjustments.insert(0, AllowedTokens(masks.rows, allowed))
         choice = choose(logits, wanted, GREEDY_TEMPERATURE, adjustments)
         # The one wait for the device.
         both = torch.stack((choice.tokens, choice.bad.to(torch.int64))).cpu().numpy()
         self._adjuster.took(at, both[0], num_output)
+        if masks is not None:
+            self.grammars.took(at[masks.rows], both[0][masks.rows])
         return (
             both[0].astype(np.int32), np.flatnonzero(both[1]).tolist(),
-            self._logprobs(logits, at, both[0]),
+            self._logprobs(logits, at, both[0]), [] if masks is None else masks.failures,
         )  # fmt: skip
+
+    def _start_masks(self, step: PlannedStep) -> None:
+        """What grammars allow is found out while the layers are computed."""
+        rows = self.grammars.following(step.sampled)
+        if len(rows):
+            self.grammars.start(step.sampled, rows)
 
     def _logprobs(self, logits: torch.Tensor, at: IntArray, tokens: IntArray) -> list[RowLogprobs]:
         """Of the rows that ask. logits: [R, V]; at: their slots; tokens: [R], the chosen ones."""

@@ -18,6 +18,7 @@ from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_i
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cpu_threads import choose_threads
 from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.grammar_rows import tokenizer_loader
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import (
     EXTRA_BLOCKS,
@@ -71,6 +72,7 @@ def load_model_executor(
     check_fits(capacity, size, free_host_bytes() if device.type == "cpu" else budget + extra)
     progress(f"taking KV memory for {capacity.num_blocks} blocks")
     executor = make_executor(model, capacity)
+    executor.grammars.serve(tokenizer_loader(info))
     if isinstance(executor, ModelExecutor) and device.type == "cpu":
         progress("measuring how many threads are fastest")
         executor.summary = set_threads(executor, config.device.threads, cores)

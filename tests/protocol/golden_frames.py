@@ -84,6 +84,8 @@ _PEER_ROW: list[Any] = [
 _REPORT = m.MetricsReport([m.MetricSample("steps_total", ["a"], [1.5, 2.0])])
 _REPORT_ROW: list[Any] = [[["steps_total", ["a"], [1.5, 2.0]]]]
 _ID = b"\x05\x00\x00\x00"
+_GRAMMAR = Grammar("regex", "a+", True, "response_format", _ID, _ID)
+_GRAMMAR_ROW: list[Any] = ["regex", "a+", True, "response_format", _ID, _ID]
 _PARAMS = SamplingParams(
     temperature=0.5, top_p=0.25, top_k=40, seed=-1, n=2, max_tokens=100, stop=["\n"],
     stop_token_ids=[2], ignore_eos=True, min_p=0.125, presence_penalty=1.5,
@@ -91,11 +93,11 @@ _PARAMS = SamplingParams(
     allowed_token_ids=[7, 8], bad_words=["dam"], include_stop_str_in_output=True,
     skip_special_tokens=False, spaces_between_special_tokens=False, truncate_prompt_tokens=9,
     logprobs=2, prompt_logprobs=0, echo=True,
-    structured_outputs=Grammar("regex", "a+", True, "response_format", _ID),
+    structured_outputs=_GRAMMAR,
 )  # fmt: skip
 _PARAMS_ROW: list[Any] = [
     0.5, 0.25, 40, -1, 2, 100, ["\n"], [2], True, 0.125, 1.5, -1.5, 1.25, 3, {7: -2.0}, [7, 8],
-    ["dam"], True, False, False, 9, 2, 0, True, ["regex", "a+", True, "response_format", _ID],
+    ["dam"], True, False, False, 9, 2, 0, True, _GRAMMAR_ROW,
 ]  # fmt: skip
 _NO_PARAMS_ROW: list[Any] = [
     None, None, None, None, 1, None, [], [], False, None, 0.0, 0.0, None, 0, {}, None, [], False,
@@ -103,7 +105,7 @@ _NO_PARAMS_ROW: list[Any] = [
 ]  # fmt: skip
 _IDS = b"\x01\x00\x00\x00\xff\x7f\x00\x00"
 _PACKED = PackedLogprobs(2, _IDS)
-_ADJUSTMENTS = s.SlotAdjustments(1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS)
+_ADJUSTMENTS = s.SlotAdjustments(1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR)
 _SLOT = s.NewSlot(
     3, _IDS, 1, 0, [5, 6], s.SlotSampling(0.5, 40, 0.25, 2**64 - 1, 1, 0.125, _ADJUSTMENTS, 5), 2,
 )  # fmt: skip
@@ -111,7 +113,7 @@ _SLOT_ROW: list[Any] = [
     3, _IDS, 1, 0, [5, 6],
     [
         0.5, 40, 0.25, 2**64 - 1, 1, 0.125,
-        [1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS], 5,
+        [1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR_ROW], 5,
     ],
     2,
 ]  # fmt: skip
@@ -197,9 +199,10 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "StepResult": (
         s.StepResult(
-            1, 2, _IDS, [1], 0.125, [s.RowLogprobs(1, _PACKED)], [s.ChunkLogprobs(3, 16, _PACKED)]
+            1, 2, _IDS, [1], 0.125, [s.RowLogprobs(1, _PACKED)], [s.ChunkLogprobs(3, 16, _PACKED)],
+            [s.RowFailure(1, "no")],
         ),
-        [43, 1, 2, _IDS, [1], 0.125, [[1, [2, _IDS]]], [[3, 16, [2, _IDS]]]],
+        [43, 1, 2, _IDS, [1], 0.125, [[1, [2, _IDS]]], [[3, 16, [2, _IDS]]], [[1, "no"]]],
     ),
     "StepFailed": (s.StepFailed(1, 2, "boom"), [44, 1, 2, "boom"]),
 }  # fmt: skip
@@ -239,7 +242,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "cdb38582f69425d8"
+SCHEMA_HASH = "ce9fa7fc6fed7c27"
 """Of protocol version 7."""
 
 GOLDEN: dict[str, str] = {
@@ -291,13 +294,14 @@ GOLDEN: dict[str, str] = {
     "Attached": "99290100cd03e81040cd0800cd1000cd7d00",
     "StepPlan": (
         "9a2a0102c39100919703c40801000000ff7f0000010092050698cb3fe000000000000028cb3fd00000000000"
-        "00cfffffffffffffffff01cb3fc000000000000099cb3ff4000000000000cbbff8000000000000cb3ff80000"
+        "00cfffffffffffffffff01cb3fc00000000000009acb3ff4000000000000cbbff8000000000000cb3ff80000"
         "00000000c40801000000ff7f0000c40801000000ff7f0000c40801000000ff7f000091c40801000000ff7f00"
-        "0003c40801000000ff7f000005029201099195030002c3910791940001010204"
+        "0003c40801000000ff7f000096a57265676578a2612bc3af726573706f6e73655f666f726d6174c404050000"
+        "00c4040500000005029201099195030002c3910791940001010204"
     ),
     "StepResult": (
-        "982b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
-        "9202c40801000000ff7f0000"
+        "992b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
+        "9202c40801000000ff7f0000919201a26e6f"
     ),
     "StepFailed": "942c0102a4626f6f6d",
     "Identity": (
@@ -308,14 +312,15 @@ GOLDEN: dict[str, str] = {
     "Work chat": (
         "9993a463686174c4025b5dc4027b7ddc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a91"
         "02c3cb3fc0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc000"
-        "00000000000092070891a364616dc3c2c2090200c395a57265676578a2612bc3af726573706f6e73655f666f"
-        "726d6174c40405000000919300c40801000000ff7f000004a26d65c0cb3fe0000000000000fba473616c74c2"
+        "00000000000092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f"
+        "726d6174c40405000000c40405000000919300c40801000000ff7f000004a26d65c0cb3fe0000000000000fb"
+        "a473616c74c2"
     ),
     "Work text": (
         "9992a474657874a26869dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0"
         "000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc0000000000000"
-        "0092070891a364616dc3c2c2090200c395a57265676578a2612bc3af726573706f6e73655f666f726d6174c4"
-        "0405000000919300c40000a26d65cb4004000000000000cb3fe000000000000000a0c3"
+        "0092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174c4"
+        "0405000000c40405000000919300c40000a26d65cb4004000000000000cb3fe000000000000000a0c3"
     ),
     "Work tokens": (
         "9992a6746f6b656e73c40801000000ff7f0000dc0019c0c0c0c001c09090c2c0cb0000000000000000cb0000"
@@ -324,9 +329,9 @@ GOLDEN: dict[str, str] = {
     "TokenWork": (
         "9dc40801000000ff7f0000dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3f"
         "c0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000"
-        "000092070891a364616dc3c2c2090200c395a57265676578a2612bc3af726573706f6e73655f666f726d6174"
-        "c40405000000919301c40000920203a26d65cb4004000000000000cb3fe0000000000000ce7fffffffa173c3"
-        "02c291c40801000000ff7f0000"
+        "000092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174"
+        "c40405000000c40405000000919301c40000920203a26d65cb4004000000000000cb3fe0000000000000ce7f"
+        "ffffffa173c302c291c40801000000ff7f0000"
     ),
 }
 """The bytes of each sample, without the frame's prefix, in hex."""

@@ -54,9 +54,10 @@ def strategy_of(kind: inspect.Type) -> st.SearchStrategy[Any]:
             open_below = kind.gt is not None
             return st.floats(low, kind.le, allow_nan=False, exclude_min=open_below)
         case inspect.StrType():
-            return st.text(min_size=kind.min_length or 0, max_size=kind.max_length or 40)
+            most = min(40, kind.max_length or 40)
+            return st.text(min_size=kind.min_length or 0, max_size=most)
         case inspect.BytesType():
-            return st.binary(max_size=40)
+            return st.binary(max_size=min(40, kind.max_length or 40))
         case inspect.BoolType():
             return st.booleans()
         case inspect.NoneType():

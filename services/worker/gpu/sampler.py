@@ -70,7 +70,8 @@ class GpuSampler:
         if asked.allowed is not None:
             allowed = np.frombuffer(asked.allowed, "<i4")
             slots.allowed[slot] = self._sent(allowed_mask(allowed, self._vocab))
-        biased, ends = (np.frombuffer(ids, "<i4") for ids in (asked.biased, asked.ends))
+        unbound = asked.ends if asked.grammar is None else b""
+        biased, ends = (np.frombuffer(ids, "<i4") for ids in (asked.biased, unbound))
         if len(biased) or len(ends):
             bans = np.full(len(ends), -np.inf, np.float32)
             until = np.repeat([ALWAYS, asked.min_tokens], [len(biased), len(ends)])
@@ -94,6 +95,12 @@ class GpuSampler:
         if self._device.type == "cuda":
             host = host.pin_memory()
         return host.to(self._device, non_blocking=True)
+
+    def allow(self, slots: IntArray, masks: Tensor) -> None:
+        """What alone may come next in these slots. masks: [n, ceil(V / 32)] int32, on the host,
+        pinned where there is a GPU, and not changed before the step is over."""
+        sent = masks.to(self._device, non_blocking=True)
+        self.slots.allowed.index_copy_(0, self._sent(slots), sent)
 
     def needed(self, at: IntArray) -> bool:
         """Whether any of these slots asks for more than a temperature."""

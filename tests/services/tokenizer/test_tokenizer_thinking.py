@@ -1,4 +1,4 @@
-"""After which token an answer begins, for models that think and for others."""
+"""Where an answer begins, for models that think and for others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from tokenizers import AddedToken, Tokenizer
 from penstock.loadtest.make_model import make_tokenizer
 from penstock.services.tokenizer.chat_template import ChatTemplate
 from penstock.services.tokenizer.text_model import TextModel
-from penstock.services.tokenizer.thinking import THINK_BEGIN, THINK_END, start_after
+from penstock.services.tokenizer.thinking import (
+    THINK_BEGIN,
+    THINK_END,
+    Thinking,
+    thinking,
+)
 
+BEGIN, END = ((number).to_bytes(4, "little") for number in (512, 513))
 HELLO = [{"role": "user", "content": "Hello"}]
 LATER = [
     *HELLO,
@@ -40,31 +46,31 @@ def rendered(text_model: TextModel, messages: list[dict[str, str]], **variables:
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("messages", [HELLO, LATER])
-def test_the_answer_of_a_model_that_thinks_begins_after_its_thinking(
+def test_a_model_that_thinks_may_open_its_thinking_before_it_answers(
     messages: list[dict[str, str]], special: bool
 ) -> None:
     one = model(THINKING, thinker(special=special))
     ids = rendered(one, messages)
-    assert start_after(one, ids) == (513).to_bytes(4, "little")
+    assert thinking(one, ids) == Thinking(END, BEGIN)
 
 
 @pytest.mark.parametrize("messages", [HELLO, LATER])
 def test_an_answer_without_thinking_begins_at_once(messages: list[dict[str, str]]) -> None:
     one = model(THINKING, thinker(special=False))
-    assert start_after(one, rendered(one, messages, enable_thinking=False)) == b""
+    assert thinking(one, rendered(one, messages, enable_thinking=False)) == Thinking()
 
 
 def test_thinking_that_the_prompt_has_begun_is_waited_for() -> None:
     one = model(THINKING, thinker(special=False))
     ids = rendered(one, HELLO) + one.encode("<think>\n", add_special_tokens=False)
-    assert start_after(one, ids) == (513).to_bytes(4, "little")
-    assert start_after(one, one.encode("x <think>\n", add_special_tokens=False)) != b""
+    assert thinking(one, ids) == Thinking(END)
+    assert thinking(one, one.encode("x <think>\n", add_special_tokens=False)) == Thinking(END)
 
 
 def test_a_prompt_that_is_no_chat_is_answered_at_once() -> None:
     one = model(THINKING, thinker(special=False))
     for text in ("Once upon a time", "<think>a</think>b", "<|endoftext|>Once", ""):
-        assert start_after(one, one.encode(text, add_special_tokens=False)) == b""
+        assert thinking(one, one.encode(text, add_special_tokens=False)) == Thinking()
 
 
 @pytest.mark.parametrize(
@@ -79,4 +85,4 @@ def test_a_prompt_that_is_no_chat_is_answered_at_once() -> None:
 def test_other_models_answer_at_once(template: str | None, tokenizer: Tokenizer) -> None:
     one = model(template, tokenizer)
     ids = one.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False)
-    assert start_after(one, ids) == b""
+    assert thinking(one, ids) == Thinking()

@@ -299,6 +299,9 @@ def _first(asks: int, reader: FrameReader) -> Setup | None:
 
 
 def main() -> int:
+    from setproctitle import setproctitle
+
+    setproctitle("penstock: grammars")
     asks, answers = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # whatever a library prints is no frame
     setup = _first(asks, FrameReader())

@@ -172,15 +172,19 @@ class GrammarCheck:
         return verdict
 
     def _vetted(self, grammar: Grammar) -> Verdict:
-        """Ask the helper; once more where it ends meanwhile, for that may be another's fault."""
+        """Ask the helper; once more where it ends meanwhile, or the child had no time to compile,
+        for that may be another's fault."""
+        verdict: Verdict | None = None
         for _ in range(2):
             helper, number = self._ready()
             if helper.unservable:
                 reason = f"{grammar.param}: {helper.unservable}"
                 return Verdict(number, reason)
             verdict = helper.ask(number, grammar)
-            if verdict is not None:
+            if verdict is not None and verdict.final:
                 return verdict
+        if verdict is not None:
+            return verdict
         raise GrammarsBusy("the process that compiles grammars has ended; try again")
 
     def _ready(self) -> tuple[_Helper, int]:

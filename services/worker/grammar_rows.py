@@ -29,6 +29,8 @@ class Masks(NamedTuple):
     """Rows of the step that follow a grammar, ascending."""
     masks: Mask
     """[n, ceil(V / 32)]: theirs."""
+    openings: dict[int, int]
+    """By row: a token that alone is to come if it is the likeliest of all, grammar or not."""
     failures: list[RowFailure]
 
 
@@ -40,7 +42,7 @@ class GrammarRows:
         self._words = -(-vocab_size // 32)
         self._follows = np.zeros(slots, np.bool_)
         self._slots: GrammarSlots | None = None
-        self._started: tuple[IntArray, Mask] | None = None
+        self._started: tuple[IntArray, Mask, dict[int, int]] | None = None
 
     def serve(self, load_tokenizer: Callable[[], LLTokenizer]) -> None:
         """From here on slots may have grammars. ``load_tokenizer`` is called at the first one, or
@@ -76,29 +78,46 @@ class GrammarRows:
         memory for the masks, [len(rows), ceil(V / 32)], else some is taken."""
         if out is None:
             out = np.empty((len(rows), self._words), np.int32)
-        self._started = rows, out
+        openings: dict[int, int] = {}
         if self._slots is not None:
-            self._slots.start(at[rows].tolist(), out)
+            slots = at[rows].tolist()
+            found = {
+                row: self._slots.opening(slot)
+                for row, slot in zip(rows.tolist(), slots, strict=True)
+            }
+            openings = {row: token for row, token in found.items() if token >= 0}
+            self._slots.start(slots, out)
+        self._started = rows, out, openings
 
     def wait(self) -> Masks | None:
         """What ``start`` began; ``None``: nothing."""
         started, self._started = self._started, None
         if started is None:
             return None
-        rows, masks = started
+        rows, masks, openings = started
         if self._slots is None:
             masks.fill(-1)
             reason = "this worker was started without a tokenizer, and follows no grammar"
-            return Masks(rows, masks, [RowFailure(row, reason) for row in rows.tolist()])
+            return Masks(rows, masks, {}, [RowFailure(row, reason) for row in rows.tolist()])
         failed = self._slots.wait()
         return Masks(
-            rows, masks, [RowFailure(int(rows[at]), why) for at, why in sorted(failed.items())]
+            rows,
+            masks,
+            openings,
+            [RowFailure(int(rows[at]), why) for at, why in sorted(failed.items())],
         )
 
     def took(self, slots: IntArray, tokens: npt.NDArray[np.int32] | IntArray) -> None:
         """These slots, which follow a grammar, got a token each."""
         if self._slots is not None:
             self._slots.took(slots.tolist(), tokens.tolist())
+
+
+def only(token: int, words: int) -> Mask:
+    """The bitmask of one token, [words]."""
+    mask = np.zeros(words, np.uint32)
+    mask[token // 32] = 1 << token % 32
+    return mask.view(np.int32)
 
 
 def tokenizer_loader(info: ModelInfo) -> Callable[[], LLTokenizer]:

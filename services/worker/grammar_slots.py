@@ -168,6 +168,7 @@ class GrammarSlots:
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
         self._all = self.mask(range(vocab_size))
+        self._without_ends: Mask | None = None
         self._load, self._threads = load_tokenizer, threads
         self._tokenizer: Future[LLTokenizer] | None = None
         self._compilers = ThreadPoolExecutor(max(1, threads), "grammar")
@@ -225,6 +226,15 @@ class GrammarSlots:
             if taken is not None:
                 taken.take(token)
 
+    def opening(self, slot: int) -> int:
+        """The token that may come first in this slot though no mask has it; -1: none.
+
+        An answer that begins with it is free for a while. It is for the caller to see whether the
+        model means to: among the tokens that fit, it would come too often.
+        """
+        taken = self._slots[slot]
+        return -1 if taken is None else taken.opening
+
     # --- masks
 
     def start(self, slots: Sequence[int], out: Mask) -> None:
@@ -276,7 +286,8 @@ class GrammarSlots:
             if slot is not None and matcher is not None:
                 held.append((row, slot, matcher))
             else:
-                out[row] = self._all
+                thinks = slot is not None and slot.free
+                out[row] = self._endless() if thinks else self._all
                 if slot is not None and slot.error:
                     failed[row] = slot.error
         if held and self._watched:
@@ -297,14 +308,19 @@ class GrammarSlots:
             if slot.error:
                 failed[row] = slot.error
                 out[row] = self._all
-            elif slot.opening >= 0:
-                out.view(np.uint32)[row, slot.opening // 32] |= np.uint32(1 << slot.opening % 32)
         for row, taken in enumerate(rows):
             if taken is not None and taken.ends is not None and taken.count < taken.least:
                 without = out[row] & taken.ends
                 if without.any():
                     out[row] = without
         return failed
+
+    def _endless(self) -> Mask:
+        """Every token but the model's ends: a grammar that waits must be reached."""
+        if self._without_ends is None:
+            ends = self.mask(self.prepare().result().eos_tokens)
+            self._without_ends = self._all & ~ends
+        return self._without_ends
 
     def _feed(self, held: list[_Held]) -> None:
         """Show the matchers what has come since."""

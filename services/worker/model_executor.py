@@ -24,7 +24,7 @@ from penstock.protocol.messages.steps import (
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.adjustments import SlotAdjuster
 from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
-from penstock.services.worker.grammar_rows import GrammarRows
+from penstock.services.worker.grammar_rows import GrammarRows, Masks, only
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import Decoder, KVCache
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
@@ -169,6 +169,7 @@ class ModelExecutor(DirectExecutor):
         adjustments = self._adjuster.adjustments(at, num_output)
         masks = self.grammars.wait()
         if masks is not None:
+            self._open(masks, logits)
             allowed = torch.from_numpy(masks.masks).to(logits.device)
             adjustments.insert(0, AllowedTokens(masks.rows, allowed))
         choice = choose(logits, wanted, GREEDY_TEMPERATURE, adjustments)
@@ -181,6 +182,14 @@ class ModelExecutor(DirectExecutor):
             both[0].astype(np.int32), np.flatnonzero(both[1]).tolist(),
             self._logprobs(logits, at, both[0]), [] if masks is None else masks.failures,
         )  # fmt: skip
+
+    @staticmethod
+    def _open(masks: Masks, logits: torch.Tensor) -> None:
+        """Let rows begin with the token that opens a thinking where it is the likeliest of all."""
+        for row, token in masks.openings.items():
+            if int(logits[row].argmax()) == token:
+                at = int(np.searchsorted(masks.rows, row))
+                masks.masks[at] = only(token, masks.masks.shape[1])
 
     def _start_masks(self, step: PlannedStep) -> None:
         """What grammars allow is found out while the layers are computed."""

@@ -74,6 +74,7 @@ class GpuExecutor:
             self._logprobs = GpuLogprobs(self.slots, state, self.decoder, self.sampler.space)
             self.grammars = GrammarRows(capacity.max_num_seqs, config.vocab_size)
             self._masks: dict[int, torch.Tensor] = {}
+            self._openings: dict[int, int] = {}
             self._results = [self._host(2, capacity.max_num_seqs) for _ in range(RING)]
             self._chunk_buffers = [self.chunks.host_buffer(self._on_gpu) for _ in range(RING)]
         self.summary = (
@@ -211,6 +212,8 @@ class GpuExecutor:
         self.grammars.start(step.sampled, rows, host.numpy())
         masks = self.grammars.wait()
         self.sampler.allow(slots, host)
+        if masks is not None and masks.openings:
+            self._openings = masks.openings
         drawn = dict(zip(slots.tolist(), rows.tolist(), strict=True))
         return drawn, [] if masks is None else masks.failures
 
@@ -225,6 +228,10 @@ class GpuExecutor:
         """Tokens for the step's logits rows."""
         if self.sampler.needed(step.sampled):
             self.graphs.run_head(rows)
+            openings, self._openings = self._openings, {}
+            for row, token in openings.items():
+                slot = int(step.sampled[row])
+                self.sampler.open(slot, token, self.decoder.space.logits[row])
             self._draw_all(rows)
         else:
             self.graphs.run_head_and_draw(rows)

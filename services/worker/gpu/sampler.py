@@ -28,6 +28,7 @@ from penstock.kernels.sampling import WordTable, allowed_mask, packed_counts
 from penstock.protocol.messages.steps import NewSlot, SlotAdjustments
 from penstock.protocol.sampling import GREEDY_TEMPERATURE, MAX_BIASES, MAX_STOP_TOKENS
 from penstock.services.worker.gpu.batch_state import BatchState
+from penstock.services.worker.grammar_rows import only
 from penstock.services.worker.slots import IntArray, SlotTable
 
 MOST_ENTRIES = MAX_BIASES + 2 * MAX_STOP_TOKENS
@@ -101,6 +102,13 @@ class GpuSampler:
         pinned where there is a GPU, and not changed before the step is over."""
         sent = masks.to(self._device, non_blocking=True)
         self.slots.allowed.index_copy_(0, self._sent(slots), sent)
+
+    def open(self, slot: int, token: int, logits: Tensor) -> None:
+        """Allow this token alone where it is the likeliest of a row; the host does not wait to
+        know. logits: [V], the row's."""
+        allowed = self.slots.allowed[slot]
+        alone = self._sent(only(token, len(allowed)))
+        allowed.copy_(torch.where(logits.argmax() == token, alone, allowed))
 
     def needed(self, at: IntArray) -> bool:
         """Whether any of these slots asks for more than a temperature."""

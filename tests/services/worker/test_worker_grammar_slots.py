@@ -163,9 +163,9 @@ def test_the_answer_is_free_until_its_token_has_come(
 ) -> None:
     after = Grammar("regex", "[0-9]{2}", start_after=(300).to_bytes(4, "little"))
     slots.begin(0, after, [50, 60])
-    assert allowed(slots, 0) == ALL
+    assert allowed(slots, 0) == ALL - {END, OTHER_END}
     slots.took([0], [70])
-    assert allowed(slots, 0) == ALL
+    assert allowed(slots, 0) == ALL - {END, OTHER_END}
     slots.took([0], [300])
     assert END not in allowed(slots, 0)
     for digit in "12":
@@ -175,6 +175,28 @@ def test_the_answer_is_free_until_its_token_has_come(
     assert allowed(slots, 1) < ALL
     slots.begin(1, after, [300, 300])
     assert fill(slots, 1)[1].keys() == {0}
+
+
+def test_an_answer_may_open_with_a_token_that_makes_it_free(
+    slots: GrammarSlots, vocabulary: LLTokenizer
+) -> None:
+    begin, end = ((number).to_bytes(4, "little") for number in (299, 300))
+    thinking = Grammar("regex", "[0-9]{2}", start_after=end, may_open=begin)
+    slots.begin(0, thinking, [])
+    digits = allowed(slots, 0)
+    assert slots.opening(0) == 299 and 299 not in digits and END not in digits
+    slots.took([0], [299])
+    assert slots.opening(0) == -1
+    assert allowed(slots, 0) == ALL - {END, OTHER_END}
+    slots.took([0], [300])
+    assert allowed(slots, 0) == digits
+    slots.begin(1, thinking, [])
+    slots.took([1], ids("1", vocabulary))
+    assert slots.opening(1) == -1 and END not in allowed(slots, 1)
+    slots.took([1], ids("2", vocabulary))
+    assert allowed(slots, 1) == {END, OTHER_END}
+    slots.begin(2, thinking, [299, 70, 300, *ids("1", vocabulary)])
+    assert END not in allowed(slots, 2) and 70 not in allowed(slots, 2)
 
 
 def test_ends_wait_for_the_least_tokens_while_anything_else_is_left(
@@ -194,7 +216,7 @@ def test_ends_wait_for_the_least_tokens_while_anything_else_is_left(
     assert allowed(slots, 1) == {END, OTHER_END}
     thinking = Grammar("regex", "a", start_after=(300).to_bytes(4, "little"))
     slots.begin(2, thinking, [], min_tokens=2, ends=[END])
-    assert allowed(slots, 2) == ALL - {END}
+    assert allowed(slots, 2) == ALL - {END, OTHER_END}
 
 
 # --- failures

@@ -26,7 +26,7 @@ MAX_ADDED_TOKENS = 4096
 MAX_TOKENIZER_BYTES = 512 * 1024 * 1024
 MAX_REASON = 300
 
-WHITESPACE = r" {1,2}|\n[ \t]{0,32}"
+WHITESPACE = r" {1,2}|\n[ \t]{0,20}"
 """Between the parts of JSON: a model can indent, and cannot emit blanks for ever."""
 _JSON_OPTIONS: dict[str, Any] = {
     "item_separator": ",",

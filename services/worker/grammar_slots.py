@@ -286,8 +286,7 @@ class GrammarSlots:
             if slot is not None and matcher is not None:
                 held.append((row, slot, matcher))
             else:
-                thinks = slot is not None and slot.free
-                out[row] = self._endless() if thinks else self._all
+                out[row] = self._all if slot is None else self._endless(slot)
                 if slot is not None and slot.error:
                     failed[row] = slot.error
         if held and self._watched:
@@ -315,12 +314,14 @@ class GrammarSlots:
                     out[row] = without
         return failed
 
-    def _endless(self) -> Mask:
+    def _endless(self, slot: _Slot) -> Mask:
         """Every token but the model's ends: a grammar that waits must be reached."""
-        if self._without_ends is None:
-            ends = self.mask(self.prepare().result().eos_tokens)
-            self._without_ends = self._all & ~ends
-        return self._without_ends
+        if self._without_ends is None and not slot.error:
+            try:
+                self._without_ends = self._all & ~self.mask(self.prepare().result().eos_tokens)
+            except Exception as error:
+                slot.error = f"the vocabulary cannot be read: {error}"
+        return self._all if self._without_ends is None or slot.error else self._without_ends
 
     def _feed(self, held: list[_Held]) -> None:
         """Show the matchers what has come since."""

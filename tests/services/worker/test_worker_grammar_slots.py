@@ -284,6 +284,10 @@ def test_a_vocabulary_that_cannot_be_read_fails_every_row_with_its_cause() -> No
     slots.begin(0, DIGITS, [])
     assert "no such vocabulary" in fill(slots, 0, 1)[1][0]
     assert fill(slots, 0, 1)[1].keys() == {0}
+    slots.begin(1, Grammar("regex", "a", start_after=(300).to_bytes(4, "little")), [])
+    rows, failed = fill(slots, 0, 1)
+    assert failed.keys() == {0, 1}
+    assert rows == [ALL, ALL]
     slots.close()
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.kernels.attention import KV_TILE, ROW_MULTIPLE, CacheShape
+from penstock.kernels.attention import KV_TILE, ROW_MULTIPLE
+from penstock.kernels.attention_backend import CacheShape
 from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
 from penstock.kernels.sampling import SamplingRows, choose
@@ -20,6 +21,7 @@ from penstock.services.worker.adjustments import SlotAdjuster
 from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import Decoder, KVCache
+from penstock.services.worker.plain_attention import REFERENCE, PlainAttention
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 from penstock.services.worker.step_inputs import InputBuilder, RowPadding
 from penstock.services.worker.step_logprobs import (
@@ -52,7 +54,9 @@ class ModelExecutor(DirectExecutor):
     cache.
     """
 
-    def __init__(self, model: Decoder, capacity: ExecutorCapacity) -> None:
+    def __init__(
+        self, model: Decoder, capacity: ExecutorCapacity, attention: PlainAttention = REFERENCE
+    ) -> None:
         """Takes KV memory for ``capacity.num_blocks`` blocks and ``EXTRA_BLOCKS`` more: one that
         padding rows write to, and one that is never written and stands for "no block"."""
         super().__init__()
@@ -78,13 +82,14 @@ class ModelExecutor(DirectExecutor):
         if exact:
             packed, plain = RowPadding(1, PACKED_ROW_MINIMUM), RowPadding(ROW_MULTIPLE, 1)
             rows = packed if model.packed else plain
-        self._inputs = InputBuilder(self.slots, shape, rows, padding_block, model.device)
+        self._inputs = InputBuilder(self.slots, shape, rows, padding_block, attention, model.device)
         with torch.inference_mode():
             self._keys, self._values = (
                 allocate_kv_cache(config.num_layers, *shape[:4], model.dtype, model.device)
                 for _ in range(2)
             )
             self._cache: KVCache = list(zip(self._keys, self._values, strict=True))
+        self._cleared = [self._values, self._keys] if attention.finite_keys else [self._values]
 
     def reset(self) -> None:
         super().reset()
@@ -98,7 +103,8 @@ class ModelExecutor(DirectExecutor):
                 self._adjuster.begin(plan.added)
                 if self.slots.fresh_blocks:
                     fresh = torch.tensor(self.slots.fresh_blocks, device=self._values.device)
-                    clear_blocks(self._values, fresh)
+                    for cache in self._cleared:
+                        clear_blocks(cache, fresh)
                 hidden = self.hidden(step)
                 tokens, bad, logprobs = self._choose(step, hidden)
                 prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]

@@ -34,6 +34,7 @@ from penstock.services.worker.plain_attention import (
     PlainAttention,
     choose_plain_attention,
 )
+from penstock.services.worker.weight_reading import PinnedBuffers
 
 if TYPE_CHECKING:
     from penstock.services.worker.gpu.executor import GpuExecutor
@@ -166,6 +167,8 @@ def load_model(
     config = adapter.decoder_config(info)
     progress("checking the checkpoint")
     checkpoint = Checkpoint(Path(info.folder))
+    # Pinned while the device starts and memory is taken for the weights.
+    buffers = PinnedBuffers(checkpoint.total_bytes) if device.type == "cuda" else None
     expected = allocate_weights(config, dtype, torch.device("meta"))
     shapes = {
         name: tuple(tensor.shape)
@@ -174,7 +177,8 @@ def load_model(
     checkpoint.check(shapes, lambda name: is_harmless(config, name))
     weights = allocate_weights(config, dtype, device)
     with torch.inference_mode():
-        loaded(checkpoint.load(adapter.named_tensors(config, weights), progress, may_be_zero))
+        targets = adapter.named_tensors(config, weights)
+        loaded(checkpoint.load(targets, progress, may_be_zero, buffers))
     return Decoder(config, weights)
 
 

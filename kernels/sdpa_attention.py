@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.kernels.attention_backend import (
@@ -78,8 +78,8 @@ class LoneChunk(NamedTuple):
     places: RowPlaces
     gather: Tensor
     """[Hkv, blocks] int64, as in ``FoldedBatch``."""
-    context: int
-    """Positions that the last query sees."""
+    bias: CausalBias
+    """Of as many queries as there are rows, and the keys that the last one sees."""
     heads_at_once: int
 
     def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
@@ -88,17 +88,16 @@ class LoneChunk(NamedTuple):
         shared = heads // kv_heads
         apart = query.reshape(count, kv_heads, shared, dim).permute(1, 2, 0, 3)
         out = query.new_empty(count, kv_heads, shared, dim)
-        bias = causal_lower_right(count, self.context)
         for first in range(0, kv_heads, self.heads_at_once):
             some = slice(first, first + self.heads_at_once)
             rows = self.gather[some]
             key, value = (
                 gathered(cache, rows.reshape(-1))
-                .view(len(rows), 1, -1, dim)[:, :, : self.context]
+                .view(len(rows), 1, -1, dim)[:, :, : self.bias.seq_len_kv]
                 .expand(-1, shared, -1, -1)
                 for cache in (key_cache, value_cache)
             )
-            mixed = scaled_dot_product_attention(apart[some], key, value, bias, scale=scale)
+            mixed = scaled_dot_product_attention(apart[some], key, value, self.bias, scale=scale)
             out[:, some] = mixed.permute(2, 0, 1, 3)
         return out.view(count, heads * dim)
 
@@ -199,7 +198,7 @@ def _plan_alone(
     gather = _cache_rows(block_table[None, :blocks], shape, device)[0]
     at_once = MOST_ELEMENTS // (blocks * shape.block_size * shape.head_dim)
     places = row_places(np.arange(row, row + count, dtype=np.int64), None, device)
-    return LoneChunk(places, gather, context, max(1, at_once))
+    return LoneChunk(places, gather, causal_lower_right(count, context), max(1, at_once))
 
 
 def _cache_rows(tables: IntArray, shape: CacheShape, device: torch.device) -> Tensor:

@@ -28,6 +28,7 @@ class CacheShape(NamedTuple):
     block_size: int
     head_dim: int
     num_query_heads: int
+    dtype: torch.dtype
     exact: bool = False
     """Whether the reference's batches over this cache are exact (see ``attention.py``)."""
 

@@ -54,8 +54,12 @@ class FoldedBatch(NamedTuple):
     """[sequences * Hkv * blocks] int64: rows of the cache as [Hkv * num_blocks, …]."""
     seen: int
     """The first of the gathered positions: what any query sees."""
-    visible: Tensor | None
-    """[sequences, 1, (Hq / Hkv) * queries or 1, seen] bool; ``None``: all of it."""
+    mask: Tensor | None
+    """[sequences, 1, 1, seen] 0 or -inf in the cache's dtype, where rows of decode differ in
+    context."""
+    positions: Tensor | None
+    """[sequences, (Hq / Hkv) * queries] int64 of the queries of chunks. Their masks are made for
+    each call: those of a whole step would be too large to be kept."""
 
     def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
         kv_heads, dim = key_cache.shape[0], key_cache.shape[3]
@@ -67,7 +71,8 @@ class FoldedBatch(NamedTuple):
         )
         apart = query.reshape(sequences, self.queries, kv_heads, shared, dim)
         folded = apart.permute(0, 2, 3, 1, 4).reshape(sequences, kv_heads, -1, dim)
-        mixed = scaled_dot_product_attention(folded, key, value, self.visible, scale=scale)
+        mask = self.mask if self.positions is None else visible(self.positions, self.seen)
+        mixed = scaled_dot_product_attention(folded, key, value, mask, scale=scale)
         mixed = mixed.reshape(sequences, kv_heads, shared, self.queries, dim)
         return mixed.permute(0, 3, 1, 2, 4).reshape(count, heads * dim)
 
@@ -106,6 +111,11 @@ def gathered(cache: Tensor, rows: Tensor) -> Tensor:
     """cache: [Hkv, num_blocks, block_size, D]; rows: [R] of it as [Hkv * num_blocks, …]. Returns
     [R, block_size * D]."""
     return cache.view(-1, cache.shape[2] * cache.shape[3]).index_select(0, rows)
+
+
+def visible(positions: Tensor, width: int) -> Tensor:
+    """positions: [B, M] of queries. Returns [B, 1, M, width] bool: the keys that each one sees."""
+    return torch.arange(width, device=positions.device) <= positions[:, None, :, None]
 
 
 class SdpaAttention:
@@ -176,13 +186,15 @@ def _plan_folded(
     blocks = -(-longest // shape.block_size)
     gather = _cache_rows(block_tables[:, :blocks], shape, device).reshape(-1)
     if queries == 1 and int(context.min()) == longest:
-        return FoldedBatch(places, 1, gather, longest, None)
+        return FoldedBatch(places, 1, gather, longest, None, None)
     positions = torch.from_numpy(starts[:, None] + offsets).to(device)
-    if queries > 1:
-        positions = positions.repeat(1, shape.num_query_heads // shape.num_kv_heads)
     width = blocks * shape.block_size
-    visible = torch.arange(width, device=device) <= positions[:, None, :, None]
-    return FoldedBatch(places, queries, gather, width, visible)
+    if queries > 1:
+        folded = positions.repeat(1, shape.num_query_heads // shape.num_kv_heads)
+        return FoldedBatch(places, queries, gather, width, None, folded)
+    hidden = ~visible(positions, width)
+    mask = torch.zeros(hidden.shape, dtype=shape.dtype, device=device)
+    return FoldedBatch(places, 1, gather, width, mask.masked_fill_(hidden, -torch.inf), None)
 
 
 def _plan_alone(

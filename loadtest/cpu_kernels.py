@@ -133,7 +133,7 @@ def _attention(maker: Maker, spans: QuerySpans, rows: int, blocks: int, block_si
     config = maker.config
     shape = CacheShape(
         config.num_kv_heads, blocks, block_size, config.head_dim, config.num_heads,
-        exact=maker.dtype == torch.float32,
+        maker.dtype, exact=maker.dtype == torch.float32,
     )  # fmt: skip
     keys, values = _cache(maker, blocks, block_size)
     batches = ReferenceAttention().plan(spans, shape, maker.device)

@@ -76,6 +76,7 @@ class ModelExecutor(DirectExecutor):
             capacity.block_size,
             config.head_dim,
             config.num_heads,
+            model.dtype,
             exact,
         )
         rows = RowPadding(1, 1)

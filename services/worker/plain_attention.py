@@ -125,8 +125,9 @@ class MeasuredLayer:
         width = -(-longest // KV_TILE) * -(-KV_TILE // block_size)
         self._tables = np.arange(sequences * width, dtype=np.int64).reshape(sequences, width)
         self._shape = CacheShape(
-            config.num_kv_heads, sequences * width, block_size, config.head_dim, config.num_heads
-        )
+            config.num_kv_heads, sequences * width, block_size, config.head_dim, config.num_heads,
+            dtype,
+        )  # fmt: skip
         self._keys, self._values = (
             torch.empty(self._shape[:4], dtype=dtype, device=device).normal_() for _ in range(2)
         )

@@ -40,7 +40,7 @@ class Scattered:
         generator = torch.Generator().manual_seed(sum(lengths) + heads + dim)
         per = [-(-length // block_size) for length in lengths]
         blocks = torch.randperm(sum(per) + 3, generator=generator).tolist()
-        self.shape = CacheShape(kv_heads, len(blocks), block_size, dim, heads, exact)
+        self.shape = CacheShape(kv_heads, len(blocks), block_size, dim, heads, dtype, exact)
         unused = 1e4 if self.backend.finite_keys else torch.nan
         self.key_cache = torch.full(self.shape[:4], unused, dtype=dtype)
         self.value_cache = torch.full(self.shape[:4], 1e30, dtype=dtype)

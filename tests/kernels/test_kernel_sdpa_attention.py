@@ -76,7 +76,7 @@ def test_rows_of_equal_context_need_no_mask_and_give_what_the_reference_gives() 
     assert differences(lengths, spans, (8, 2), 80, 16) < 3e-6
     (batch,) = planned(starts=[332] * 3, counts=None)
     assert isinstance(batch, FoldedBatch)
-    assert batch.visible is None
+    assert batch.mask is None and batch.positions is None
     assert batch.seen == 333
 
 
@@ -157,6 +157,6 @@ def planned(
         None if counts is None else count,
         np.zeros((size, 512), np.int64),
     )
-    shape = CacheShape(kv_heads, 4, 16, 80, 2 * kv_heads)
+    shape = CacheShape(kv_heads, 4, 16, 80, 2 * kv_heads, torch.float32)
     batches = SdpaAttention().plan(spans, shape, CPU)
     return [batch for batch in batches if isinstance(batch, FoldedBatch | LoneChunk)]

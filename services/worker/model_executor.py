@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.kernels.attention import KV_TILE, ROW_MULTIPLE, CacheShape
+from penstock.kernels.attention import KV_TILE, ROW_MULTIPLE
+from penstock.kernels.attention_backend import CacheShape
 from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
 from penstock.kernels.sampling import AllowedTokens, SamplingRows, choose
@@ -27,6 +28,7 @@ from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
 from penstock.services.worker.grammar_rows import GrammarRows, Masks, only
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import Decoder, KVCache
+from penstock.services.worker.plain_attention import REFERENCE, PlainAttention
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 from penstock.services.worker.step_inputs import InputBuilder, RowPadding
 from penstock.services.worker.step_logprobs import (
@@ -59,7 +61,9 @@ class ModelExecutor(DirectExecutor):
     cache.
     """
 
-    def __init__(self, model: Decoder, capacity: ExecutorCapacity) -> None:
+    def __init__(
+        self, model: Decoder, capacity: ExecutorCapacity, attention: PlainAttention = REFERENCE
+    ) -> None:
         """Takes KV memory for ``capacity.num_blocks`` blocks and ``EXTRA_BLOCKS`` more: one that
         padding rows write to, and one that is never written and stands for "no block"."""
         super().__init__()
@@ -80,19 +84,21 @@ class ModelExecutor(DirectExecutor):
             capacity.block_size,
             config.head_dim,
             config.num_heads,
+            model.dtype,
             exact,
         )
         rows = RowPadding(1, 1)
         if exact:
             packed, plain = RowPadding(1, PACKED_ROW_MINIMUM), RowPadding(ROW_MULTIPLE, 1)
             rows = packed if model.packed else plain
-        self._inputs = InputBuilder(self.slots, shape, rows, padding_block, model.device)
+        self._inputs = InputBuilder(self.slots, shape, rows, padding_block, attention, model.device)
         with torch.inference_mode():
             self._keys, self._values = (
                 allocate_kv_cache(config.num_layers, *shape[:4], model.dtype, model.device)
                 for _ in range(2)
             )
             self._cache: KVCache = list(zip(self._keys, self._values, strict=True))
+        self._cleared = [self._values, self._keys] if attention.finite_keys else [self._values]
 
     def prepare(self) -> None:
         self.grammars.prepare()
@@ -111,7 +117,8 @@ class ModelExecutor(DirectExecutor):
                 self._start_masks(step)
                 if self.slots.fresh_blocks:
                     fresh = torch.tensor(self.slots.fresh_blocks, device=self._values.device)
-                    clear_blocks(self._values, fresh)
+                    for cache in self._cleared:
+                        clear_blocks(cache, fresh)
                 hidden = self.hidden(step)
                 tokens, bad, logprobs, failures = self._choose(step, hidden)
                 prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]

@@ -7,6 +7,7 @@ down projection; each half adds to the residual stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from penstock.kernels.activation import silu_and_mul
-from penstock.kernels.attention import AttentionBatch, paged_attention
+from penstock.kernels.attention import paged_attention
+from penstock.kernels.attention_backend import PlannedBatch
 from penstock.kernels.kv_cache import write_kv
 from penstock.kernels.linear import Linear
 from penstock.kernels.rms_norm import rms_norm, rms_norm_fp32, scaled_norm_weight
@@ -113,7 +115,7 @@ class StepInputs(NamedTuple):
     """[N] int64."""
     slot_mapping: Tensor
     """[N] int64, see ``write_kv``."""
-    attention: list[AttentionBatch]
+    attention: Sequence[PlannedBatch]
     sampled: Tensor | None
     """int64: the rows whose logits are wanted; ``None``: all."""
 

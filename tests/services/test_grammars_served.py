@@ -52,7 +52,7 @@ def test_a_good_grammar_goes_to_an_engine_and_a_bad_one_back_to_its_client() -> 
         began = time.monotonic()
         submit(frontend, 2, Grammar("regex", "("))
         rejected = frontend.next(Rejected, 5.0)
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 3.0
         assert (rejected.id, rejected.status) == (2, 400)
         assert rejected.param == "structured_outputs"
         assert "unclosed group" in rejected.message
@@ -61,7 +61,7 @@ def test_a_good_grammar_goes_to_an_engine_and_a_bad_one_back_to_its_client() -> 
         submit(frontend, 4, None)
         began = time.monotonic()
         assert enqueued(scheduler, 4).params.structured_outputs is None
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 3.0
         rejected = frontend.next(Rejected, 10.0)
         assert (rejected.id, rejected.status) == (3, 503)
         assert rejected.retry_after == 1.0

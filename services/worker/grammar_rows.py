@@ -73,44 +73,54 @@ class GrammarRows:
         """Which rows, whose slots are ``at``, follow a grammar."""
         return np.flatnonzero(self._follows[at])
 
-    def start(self, at: IntArray, rows: IntArray, out: Mask | None = None) -> None:
-        """Fill the masks of these rows, in threads. at: the slot of every row of the step; out:
-        memory for the masks, [len(rows), ceil(V / 32)], else some is taken."""
-        if out is None:
-            out = np.empty((len(rows), self._words), np.int32)
-        openings: dict[int, int] = {}
+    def start(self, at: IntArray, rows: IntArray) -> None:
+        """Fill the masks of these rows, in threads. at: the slot of every row of the step."""
+        out = np.empty((len(rows), self._words), np.int32)
+        slots = at[rows]
+        self._started = rows, out, self._openings(rows, slots)
         if self._slots is not None:
-            slots = at[rows].tolist()
-            found = {
-                row: self._slots.opening(slot)
-                for row, slot in zip(rows.tolist(), slots, strict=True)
-            }
-            openings = {row: token for row, token in found.items() if token >= 0}
-            self._slots.start(slots, out)
-        self._started = rows, out, openings
+            self._slots.start(slots.tolist(), out)
 
     def wait(self) -> Masks | None:
         """What ``start`` began; ``None``: nothing."""
         started, self._started = self._started, None
         if started is None:
             return None
-        rows, masks, openings = started
+        rows, out, openings = started
         if self._slots is None:
-            masks.fill(-1)
-            reason = "this worker was started without a tokenizer, and follows no grammar"
-            return Masks(rows, masks, {}, [RowFailure(row, reason) for row in rows.tolist()])
-        failed = self._slots.wait()
-        return Masks(
-            rows,
-            masks,
-            openings,
-            [RowFailure(int(rows[at]), why) for at, why in sorted(failed.items())],
-        )
+            return self._unserved(rows, out)
+        return Masks(rows, out, openings, _failures(rows, self._slots.wait()))
+
+    def fill(self, at: IntArray, rows: IntArray, out: Mask) -> Masks:
+        """``start`` and ``wait`` in one. out: memory for the masks, [len(rows), ceil(V / 32)]."""
+        if self._slots is None:
+            return self._unserved(rows, out)
+        slots = at[rows]
+        openings = self._openings(rows, slots)
+        failed = self._slots.fill(slots.tolist(), out)
+        return Masks(rows, out, openings, _failures(rows, failed))
+
+    def _openings(self, rows: IntArray, slots: IntArray) -> dict[int, int]:
+        if self._slots is None:
+            return {}
+        opening = self._slots.opening
+        found = zip(rows.tolist(), map(opening, slots.tolist()), strict=True)
+        return {row: token for row, token in found if token >= 0}
+
+    @staticmethod
+    def _unserved(rows: IntArray, out: Mask) -> Masks:
+        out.fill(-1)
+        reason = "this worker was started without a tokenizer, and follows no grammar"
+        return Masks(rows, out, {}, [RowFailure(row, reason) for row in rows.tolist()])
 
     def took(self, slots: IntArray, tokens: npt.NDArray[np.int32] | IntArray) -> None:
         """These slots, which follow a grammar, got a token each."""
         if self._slots is not None:
             self._slots.took(slots.tolist(), tokens.tolist())
+
+
+def _failures(rows: IntArray, failed: dict[int, str]) -> list[RowFailure]:
+    return [RowFailure(int(rows[at]), reason) for at, reason in sorted(failed.items())]
 
 
 def only(token: int, words: int) -> Mask:

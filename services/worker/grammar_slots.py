@@ -26,7 +26,7 @@ from penstock.protocol.grammar_compiler import compile_grammar, one_line
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-MAX_PROTOTYPES = 128
+MAX_PROTOTYPES = 256
 MAX_PROTOTYPE_BYTES = 4 * 1024 * 1024
 """Of grammars' sources; what is compiled from one may take ten times as much, or more."""
 COMPILE_SECONDS = 5.0
@@ -42,11 +42,16 @@ MIN_PARALLEL = 32
 """Fewer tokens are fed one by one: under 1 µs each, where waking threads takes 15."""
 
 Mask = npt.NDArray[np.int32]
-_Key = tuple[str, bool, str]
+_Key = tuple[str, bool, str, int]
 
 
 class Prototypes:
-    """Compiled grammars at their beginning, to be copied; the latest ones used."""
+    """Compiled grammars at their beginning, to be copied; the latest ones used.
+
+    What a matcher finds out about a grammar while it makes masks it shares with its copies, under
+    a lock: copies of one make no masks at the same time. So there are *families*, compiled apart,
+    as many as threads; the rows of a family learn from each other, and families do not wait.
+    """
 
     def __init__(
         self,
@@ -63,12 +68,12 @@ class Prototypes:
     def __len__(self) -> int:
         return len(self._made)
 
-    def copy(self, grammar: Grammar) -> LLMatcher:
+    def copy(self, grammar: Grammar, family: int = 0) -> LLMatcher:
         """A matcher of its own. Raises ``BadGrammar``; may be called from several threads.
 
         The first thread that wants a grammar compiles it, the others wait for that.
         """
-        key = (grammar.kind, grammar.compact, grammar.source)
+        key = (grammar.kind, grammar.compact, grammar.source, family)
         with self._lock:
             future = self._made.get(key)
             if own := future is None:
@@ -92,7 +97,7 @@ class Prototypes:
         while len(self._made) > 1 and (
             len(self._made) > self._entries or self.size > self._max_size
         ):
-            (_, _, source), _ = self._made.popitem(last=False)
+            (_, _, source, _), _ = self._made.popitem(last=False)
             self.size -= len(source)
 
 
@@ -106,6 +111,7 @@ class _Slot:
         """The answer is free until one of these has come; empty: it has."""
         self.opening = int.from_bytes(grammar.may_open, "little") if grammar.may_open else -1
         """The token that an answer may begin with, to be free for a while; -1: none."""
+        self.family = 0
         self.count = 0
         self.least, self.ends = least, ends
         self.tokens: list[int] = []
@@ -169,7 +175,7 @@ class GrammarSlots:
         self._words = -(-vocab_size // 32)
         self._all = self.mask(range(vocab_size))
         self._without_ends: Mask | None = None
-        self._load, self._threads = load_tokenizer, threads
+        self._load, self._threads = load_tokenizer, max(1, threads)
         self._tokenizer: Future[LLTokenizer] | None = None
         self._compilers = ThreadPoolExecutor(max(1, threads), "grammar")
         self._filler = ThreadPoolExecutor(1, "masks")
@@ -206,7 +212,8 @@ class GrammarSlots:
         kept = ~self.mask(ends) if min_tokens and len(ends) else None
         taken = _Slot(grammar, output, min_tokens, kept)
         self.prepare()
-        taken.making = self._compilers.submit(self._prototypes.copy, grammar)
+        taken.family = slot % self._threads
+        taken.making = self._compilers.submit(self._prototypes.copy, grammar, taken.family)
         self._slots[slot] = taken
 
     def forget(self, slot: int) -> None:
@@ -246,13 +253,20 @@ class GrammarSlots:
 
         ``out``, ``took`` and ``begin`` are not to be used until ``wait`` has returned.
         """
+        rows = self._rows(slots, out)
+        self._filling = self._filler.submit(self._fill, rows, out)
+
+    def fill(self, slots: Sequence[int], out: Mask) -> dict[int, str]:
+        """``start`` and ``wait`` in one, for a caller that has nothing else to do meanwhile."""
+        return self._fill(self._rows(slots, out), out)
+
+    def _rows(self, slots: Sequence[int], out: Mask) -> list[_Slot | None]:
         if self._filling is not None:
             raise RuntimeError("masks are being filled: call wait first")
         shape = (len(slots), self._words)
         if out.shape != shape or out.dtype != np.int32 or not out.flags.c_contiguous:
             raise ValueError(f"the masks must be contiguous int32 {shape}, got {out.shape}")
-        rows = [self._slots[slot] for slot in slots]
-        self._filling = self._filler.submit(self._fill, rows, out)
+        return [self._slots[slot] for slot in slots]
 
     def wait(self) -> dict[int, str]:
         """Wait for the masks. Returns the rows whose grammar has failed, each with the reason.
@@ -337,7 +351,9 @@ class GrammarSlots:
             slot.tokens = []
 
     def _compute(self, held: list[_Held], out: Mask) -> None:
-        matchers = [(matcher, row) for row, _, matcher in held]
+        # Threads take stretches of the list: one family to a thread.
+        ordered = sorted(held, key=lambda one: one[1].family)
+        matchers = [(matcher, row) for row, _, matcher in ordered]
         self._pool().unsafe_compute_mask_ptr(matchers, out.ctypes.data, 4 * self._words, len(out))
 
     def _watch(self, one: _Held, out: Mask) -> None:

@@ -209,13 +209,11 @@ class GpuExecutor:
         if ring not in self._masks:
             self._masks[ring] = self._host(*self.sampler.slots.allowed.shape)
         host = self._masks[ring][: len(rows)]
-        self.grammars.start(step.sampled, rows, host.numpy())
-        masks = self.grammars.wait()
+        masks = self.grammars.fill(step.sampled, rows, host.numpy())
         self.sampler.allow(slots, host)
-        if masks is not None and masks.openings:
-            self._openings = masks.openings
+        self._openings = masks.openings
         drawn = dict(zip(slots.tolist(), rows.tolist(), strict=True))
-        return drawn, [] if masks is None else masks.failures
+        return drawn, masks.failures
 
     def _feed(self, flight: _InFlight) -> None:
         """Show grammars the tokens of a step that is over."""

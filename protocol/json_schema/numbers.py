@@ -1,0 +1,120 @@
+"""Bounds and multiples of numbers: those that the compiler enforces exactly.
+
+It keeps bounds as 64-bit floats and turns them into regular expressions over the digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from math import isfinite, trunc
+from typing import Any
+
+from penstock.protocol.json_schema.keywords import SchemaRefused, shown
+from penstock.protocol.json_schema.places import Place
+
+EXACT = 2**53
+"""Up to here, every whole number is a 64-bit float."""
+MAX_COEFFICIENT = 2**32 - 1
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One bound: ``lower`` or upper, with or without the value itself."""
+
+    lower: bool
+    exclusive: bool
+    value: float
+    where: str
+
+
+def check_numbers(place: Place, schema: dict[str, Any]) -> None:
+    """Refuse bounds, multiples and constants that would be rounded."""
+    for keyword in BOUNDS:
+        if keyword in schema:
+            check_exact(schema[keyword], place.at(keyword))
+    if "multipleOf" in schema:
+        _check_multiple(schema["multipleOf"], place.at("multipleOf"))
+
+
+def check_exact(value: float, where: str) -> None:
+    """Refuse a number that a 64-bit float does not hold exactly, or that is no number."""
+    if not isfinite(value) or abs(value) > EXACT:
+        raise SchemaRefused(
+            f"{where}: {shown(value)} is not enforced exactly; numbers in a schema may be at most "
+            f"2^53 = {EXACT}; use a string with a pattern for larger ones"
+        )
+
+
+def _check_multiple(value: float, where: str) -> None:
+    check_exact(value, where)
+    if value <= 0:
+        raise SchemaRefused(f"{where}: multipleOf must be above 0, not {shown(value)}")
+    # The compiler's own way from the float to digits.
+    scaled, exponent = float(value), 0
+    while scaled != trunc(scaled) and scaled <= MAX_COEFFICIENT:
+        scaled, exponent = scaled * 10.0, exponent + 1
+    meant = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    if scaled > MAX_COEFFICIENT or Decimal(int(scaled)).scaleb(-exponent) != meant:
+        raise SchemaRefused(
+            f"{where}: multipleOf {shown(value)} has too many digits to be enforced; use another "
+            "step, such as whole units or a power of ten"
+        )
+
+
+def bounds_of(place: Place) -> list[Bound]:
+    """The bounds that a schema sets, where a number that is no integer may come."""
+    schema = place.schema
+    if not isinstance(schema, dict) or not _fractions(schema.get("type")):
+        return []
+    return [
+        Bound("inimum" in name, "exclusive" in name, float(schema[name]), place.at(name))
+        for name in BOUNDS
+        if name in schema
+    ]
+
+
+def _fractions(types: object) -> bool:
+    return types is None or types == "number" or (isinstance(types, list) and "number" in types)
+
+
+def check_pairs(bounds: Iterable[Bound]) -> None:
+    """Refuse two bounds that may meet in one value and let it equal the exclusive one.
+
+    Between a whole number and a fraction right behind it (``0 < x <= 0.5``) the compiler takes the
+    whole number in, although it is excluded.
+    """
+    known = list(bounds)
+    fractions = {
+        (bound.lower, bound.value > 0, trunc(bound.value)): bound
+        for bound in known
+        if bound.value % 1
+    }
+    for bound in known:
+        if not bound.exclusive or bound.value % 1:
+            continue
+        other = fractions.get((not bound.lower, bound.lower, int(bound.value)))
+        if other and (other.value > bound.value) == bound.lower:
+            raise SchemaRefused(
+                f"{bound.where}: an exclusive bound of {bound.value:g} is not enforced together "
+                f"with {other.value:g} ({other.where}); use a bound that is not exclusive, or "
+                "round the other one to a whole number"
+            )
+
+
+def check_multiples(places: Iterable[Place]) -> None:
+    """Refuse different multiples in a document that merges schemas: their product may overflow."""
+    first: tuple[Any, str] | None = None
+    for place in places:
+        if not isinstance(place.schema, dict) or "multipleOf" not in place.schema:
+            continue
+        value, where = place.schema["multipleOf"], place.at("multipleOf")
+        if first and first[0] != value:
+            raise SchemaRefused(
+                f"{where}: multipleOf {shown(value)} and {shown(first[0])} ({first[1]}) stand in a "
+                "schema that merges others (allOf, or a keyword beside $ref or anyOf); "
+                "use one multipleOf"
+            )
+        first = first or (value, where)

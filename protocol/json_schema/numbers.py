@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from math import isfinite, trunc
+from math import isfinite, lcm, trunc
 from typing import Any
 
 from penstock.protocol.json_schema.keywords import SchemaRefused, shown
@@ -16,6 +16,7 @@ from penstock.protocol.json_schema.places import Place
 
 EXACT = 2**53
 """Up to here, every whole number is a 64-bit float."""
+MAX_SCALE = 22
 MAX_COEFFICIENT = 2**32 - 1
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
@@ -40,11 +41,19 @@ def check_numbers(place: Place, schema: dict[str, Any]) -> None:
 
 
 def check_exact(value: float, where: str) -> None:
-    """Refuse a number that a 64-bit float does not hold exactly, or that is no number."""
+    """Refuse a number that the compiler may read as another, or that is no number.
+
+    It reads digits as one integer and scales that by a power of ten: exact up to 2^53 and 10^22.
+    """
     if not isfinite(value) or abs(value) > EXACT:
         raise SchemaRefused(
             f"{where}: {shown(value)} is not enforced exactly; numbers in a schema may be at most "
             f"2^53 = {EXACT}; use a string with a pattern for larger ones"
+        )
+    _, digits, exponent = Decimal(repr(value)).as_tuple()
+    if int("".join(map(str, digits))) > EXACT or not -MAX_SCALE <= int(exponent) <= MAX_SCALE:
+        raise SchemaRefused(
+            f"{where}: {shown(value)} has more digits than are enforced exactly; use at most 15"
         )
 
 
@@ -105,16 +114,25 @@ def check_pairs(bounds: Iterable[Bound]) -> None:
 
 
 def check_multiples(places: Iterable[Place]) -> None:
-    """Refuse different multiples in a document that merges schemas: their product may overflow."""
-    first: tuple[Any, str] | None = None
-    for place in places:
-        if not isinstance(place.schema, dict) or "multipleOf" not in place.schema:
-            continue
-        value, where = place.schema["multipleOf"], place.at("multipleOf")
-        if first and first[0] != value:
-            raise SchemaRefused(
-                f"{where}: multipleOf {shown(value)} and {shown(first[0])} ({first[1]}) stand in a "
-                "schema that merges others (allOf, or a keyword beside $ref or anyOf); "
-                "use one multipleOf"
-            )
-        first = first or (value, where)
+    """Refuse multiples whose common multiple overflows the 32 bits that the compiler has for it.
+
+    It computes one where it merges schemas; which ones it merges is not looked into here.
+    """
+    found = [
+        (Decimal(repr(place.schema["multipleOf"])), place.at("multipleOf"))
+        for place in places
+        if isinstance(place.schema, dict) and "multipleOf" in place.schema
+    ]
+    point = max((_places(value) for value, _ in found), default=0)
+    scaled = [int(value.scaleb(point)) for value, _ in found]
+    if len(found) > 1 and lcm(*scaled) * max(scaled) > MAX_COEFFICIENT:
+        named = ", ".join(f"{value:g} ({where})" for value, where in found[:3])
+        raise SchemaRefused(
+            f"multipleOf {named}: the common multiple is too large where schemas are merged "
+            "(allOf, or a keyword beside $ref or anyOf); use rounder steps"
+        )
+
+
+def _places(value: Decimal) -> int:
+    """Digits after the decimal point."""
+    return max(0, -int(value.normalize().as_tuple().exponent))

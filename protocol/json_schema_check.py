@@ -166,7 +166,7 @@ def _check_constant(value: object, where: str) -> None:
                 f"{where}: {shown(part)} has the control character {control!a}, which no answer "
                 "can hold; remove it"
             )
-        if isinstance(part, int | float):
+        if isinstance(part, int | float) and not isinstance(part, bool):
             check_exact(part, where)
         elif isinstance(part, dict):
             waiting.extend((*part.keys(), *part.values()))

@@ -152,5 +152,7 @@ def at(where: str, keyword: str | int) -> str:
 
 def shown(value: object) -> str:
     """A client's value, short enough for a message."""
+    if isinstance(value, int) and abs(value) > 10**30:
+        return "a number of more than 30 digits"
     text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -45,7 +45,7 @@ def check_exact(value: float, where: str) -> None:
 
     It reads digits as one integer and scales that by a power of ten: exact up to 2^53 and 10^22.
     """
-    if not isfinite(value) or abs(value) > EXACT:
+    if abs(value) > EXACT or not isfinite(value):
         raise SchemaRefused(
             f"{where}: {shown(value)} is not enforced exactly; numbers in a schema may be at most "
             f"2^53 = {EXACT}; use a string with a pattern for larger ones"

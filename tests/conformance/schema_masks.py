@@ -15,7 +15,7 @@ from penstock.protocol.json_schema_check import OPTIONS, exact, refuse
 DEMO_TOKENIZER = Path(__file__).parents[2] / "demo" / "model" / "tokenizer.json"
 LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=250_000, verbose_errors=False)
 WHITESPACE = r" {1,2}|\n[ \t]{0,32}"
-CLOSING = (b'"', b"}", b"]", b",", b":", b"0", b" ")
+CLOSING = (b'"', b"}", b"]", b"@", b",", b":", b"0", b" ")
 """What ends a value soonest, most useful first."""
 
 

@@ -48,9 +48,12 @@ def _rewrite(place: Place, schema: dict[str, Any]) -> None:
 
 
 def _add(schema: dict[str, Any], more: list[Any]) -> None:
-    """Put schemas that must hold too beside the keywords of ``schema``, or into ``allOf``."""
+    """Put schemas that must hold too beside the keywords of ``schema``, or into ``allOf``.
+
+    What is inside them stays the same objects: those are rewritten after this.
+    """
     for part in more:
         if part.keys() & schema.keys():
-            schema["allOf"] = [*schema.get("allOf", ()), part]
+            schema["allOf"] = [*schema.get("allOf", ()), dict(part)]
         else:
-            schema.update(deepcopy(part))
+            schema.update(part)

@@ -58,12 +58,15 @@ def mutations(value: Any, dice: random.Random) -> Iterator[Any]:
                 yield {**value, name: other}
 
 
-def disguised(text: str, dice: random.Random) -> Iterator[str]:
-    """The same JSON with a character written as ``\\uXXXX``, or with other space."""
-    letters = [place for place, character in enumerate(text) if character.isalpha()]
-    for place in dice.sample(letters, min(4, len(letters))):
-        yield f"{text[:place]}\\u{ord(text[place]) & 0xFFFF:04x}{text[place + 1 :]}"
+def disguised(schema: dict[str, Any], value: dict[str, Any], dice: random.Random) -> Iterator[str]:
+    """The same JSON with a name that the schema lists once more, plain or as ``\\uXXXX``."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     yield text.replace(":", ": ").replace(",", " ,")
+    for name in schema["properties"]:
+        spelled = "".join(f"\\u{ord(character):04x}" for character in name)
+        for again in (json.dumps(name, ensure_ascii=False), f'"{spelled}"'):
+            strange = dice.choice(["null", "true", "-1.5", '"zz"', "[]", "{}"])
+            yield f"{text[:-1]}{',' if value else ''}{again}:{strange}}}"
 
 
 @pytest.mark.parametrize("kind", ["bytes", "demo"])
@@ -98,7 +101,7 @@ def check_mutations(seeds: range, most: int) -> None:
                 json.dumps(value, ensure_ascii=False, separators=(",", ":"))
                 for value in dice.sample(near, min(most, len(near)))
             ]
-            for changed in (*texts, *disguised(text, dice)):
+            for changed in (*texts, *disguised(schema, json.loads(text), dice)):
                 tried += 1
                 if takes(matcher, changed):
                     assert not faults(schema, changed), (seed, changed)

@@ -15,6 +15,7 @@ from penstock.protocol.json_schema.exact import exact
 from penstock.protocol.json_schema.formats import FORMATS
 from penstock.protocol.json_schema.keywords import (
     ENFORCED,
+    IN_PLACE,
     SchemaRefused,
     asks_for_nothing,
     check_keyword,
@@ -68,33 +69,32 @@ def _check(root: object) -> None:
     check_size(root)
     draft = draft_of(root)
     found = places(root)
-    for place in found.values():
-        if isinstance(place.schema, dict):
-            _check_place(place, place.schema, draft)
+    for place in found:
+        _check_place(place, draft)
     _check_loops(found)
     choices = Choices(lambda reference: resolve(root, reference, "#")[1])
-    for place in found.values():
-        if isinstance(place.schema, dict) and "oneOf" in place.schema:
-            choices.check(place.schema["oneOf"], place.pointer)
-    merges = any(_merges(place.schema) for place in found.values())
-    groups = [list(found.values())] if merges else [[place] for place in found.values()]
-    for group in groups:
+    for place in found:
+        if "oneOf" in place.schema:
+            choices.check(place.schema["oneOf"], place.at("oneOf"))
+    merges = any(_merges(place.schema) for place in found)
+    for group in [found] if merges else [[place] for place in found]:
         check_pairs(bound for place in group for bound in bounds_of(place))
-        if merges:
-            check_multiples(group)
+    if merges:
+        check_multiples(found)
 
 
-def _check_place(place: Place, schema: dict[str, Any], draft: int) -> None:
+def _check_place(place: Place, draft: int) -> None:
+    schema = place.schema
     for keyword, value in schema.items():
-        check_keyword(keyword, value, place.pointer)
+        check_keyword(keyword, value, place.at(keyword))
         if keyword in ENFORCED:
             check_shape(ENFORCED[keyword], value, place.at(keyword))
-    if place.pointer and (named := {"$schema", "$id"} & schema.keys()):
+    if (place.above or place.steps) and (named := {"$schema", "$id"} & schema.keys()):
         name = min(named)
         raise SchemaRefused(f"{place.at(name)}: {name} may stand at the root only; remove it")
-    check_numbers(place, schema)
-    _check_arrays(place, schema, draft)
-    _check_objects(place, schema)
+    check_numbers(place)
+    _check_arrays(place, draft)
+    _check_objects(place)
     if "format" in schema and schema["format"] not in FORMATS:
         raise SchemaRefused(
             f"{place.at('format')}: format {shown(schema['format'])} is not enforced; use a "
@@ -107,8 +107,9 @@ def _check_place(place: Place, schema: dict[str, Any], draft: int) -> None:
             _check_constant(schema[keyword], place.at(keyword))
 
 
-def _check_arrays(place: Place, schema: dict[str, Any], draft: int) -> None:
+def _check_arrays(place: Place, draft: int) -> None:
     """Refuse the ways to describe arrays that another draft than the schema's has."""
+    schema = place.schema
     if "prefixItems" in schema and draft < 2020:
         raise SchemaRefused(
             f"{place.at('prefixItems')}: prefixItems is not in the draft that $schema names; "
@@ -124,14 +125,15 @@ def _check_arrays(place: Place, schema: dict[str, Any], draft: int) -> None:
             f"{place.at('additionalItems')}: additionalItems means nothing without a list of "
             "items; use items"
         )
-    if "additionalItems" in schema and place.in_place:
+    if "additionalItems" in schema and schema.keys() & set(IN_PLACE):
         raise SchemaRefused(
             f"{place.at('additionalItems')}: additionalItems is not enforced beside allOf, anyOf, "
             "oneOf or $ref; move them into a schema of allOf of their own"
         )
 
 
-def _check_objects(place: Place, schema: dict[str, Any]) -> None:
+def _check_objects(place: Place) -> None:
+    schema = place.schema
     required = schema.get("required", [])
     for name in (*schema.get("properties", ()), *required):
         if control := unspelled(name):
@@ -174,36 +176,33 @@ def _check_constant(value: object, where: str) -> None:
             waiting.extend(part)
 
 
-def _check_loops(found: dict[str, Place]) -> None:
+def _check_loops(found: list[Place]) -> None:
     """Refuse schemas that hold if they hold: ``$ref`` round to itself with nothing in between."""
-    waits_for = {pointer: len(place.in_place) for pointer, place in found.items()}
-    holders: dict[str, list[str]] = {}
-    for pointer, place in found.items():
+    waits_for = {place: len(place.in_place) for place in found}
+    holders: dict[Place, list[Place]] = {}
+    for place in found:
         for inner in place.in_place:
-            holders.setdefault(inner, []).append(pointer)
-    ready = [pointer for pointer, count in waits_for.items() if not count]
+            holders.setdefault(inner, []).append(place)
+    ready = [place for place, count in waits_for.items() if not count]
     while ready:
         for holder in holders.get(ready.pop(), ()):
             waits_for[holder] -= 1
             if not waits_for[holder]:
                 ready.append(holder)
-    for pointer, count in waits_for.items():
+    for place, count in waits_for.items():
         if count:
-            where = found[pointer].at("$ref").removesuffix("/$ref") or "#"
             raise SchemaRefused(
-                f"{where}: the schema refers to itself through $ref, allOf, anyOf or oneOf alone; "
-                "put the reference into a property or an item"
+                f"{place.at()}: the schema refers to itself through $ref, allOf, anyOf or oneOf "
+                "alone; put the reference into a property or an item"
             )
 
 
-def _merges(schema: object) -> bool:
+def _merges(schema: dict[str, Any]) -> bool:
     """Does a schema make the compiler merge two? Several that hold for one value, that is."""
-    if not isinstance(schema, dict):
-        return False
     parts = len(schema.get("allOf", ()))
     parts += sum(keyword in schema for keyword in ("anyOf", "oneOf", "$ref"))
     others = any(
-        keyword in ENFORCED and keyword not in ("allOf", "anyOf", "oneOf", "$ref")
+        keyword in ENFORCED and keyword not in IN_PLACE
         for keyword, value in schema.items()
         if not asks_for_nothing(keyword, value)
     )

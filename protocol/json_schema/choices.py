@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from penstock.protocol.json_schema.keywords import SchemaRefused, at
+from penstock.protocol.json_schema.keywords import SchemaRefused
 from penstock.protocol.json_schema.places import Schema
 from penstock.protocol.json_schema.shapes import TYPES
 
@@ -28,14 +28,15 @@ class Choices:
     def __init__(self, resolve: Resolve) -> None:
         self._resolve = resolve
         self._left = MAX_COMPARISONS
+        self._known: dict[int, tuple[set[str] | None, set[str]]] = {}
 
     def check(self, options: list[Schema], where: str) -> None:
-        """Refuse options two of which may hold for the same value. ``where``: of the ``oneOf``."""
+        """Refuse options two of which may hold for the same value. ``where`` is their pointer."""
         for second in range(len(options)):
             for first in range(second):
                 if not self.disjoint(options[first], options[second]):
                     raise SchemaRefused(
-                        f"{at(where, 'oneOf')}: schemas {first} and {second} of oneOf may both "
+                        f"{where}: schemas {first} and {second} of oneOf may both "
                         "hold for one value, which is not enforced; use anyOf, or give each a "
                         'different type or a required property with a different "const"'
                     )
@@ -77,10 +78,10 @@ class Choices:
 
     def _plainly(self, one: dict[str, Any], other: dict[str, Any], levels: int) -> bool:
         """Does a type, a constant or a required property keep the two apart?"""
-        values, others = _values(one), _values(other)
+        values, types = self._facts(one)
+        others, other_types = self._facts(other)
         if values is not None and others is not None:
             return not values & others
-        types, other_types = _types(one), _types(other)
         if not types & other_types and not _numbers(types, other_types):
             return True
         if types != {"object"} or other_types != {"object"}:
@@ -93,6 +94,12 @@ class Choices:
             for name in {*one.get("required", ()), *other.get("required", ())}
             if name in properties and name in other_properties
         )
+
+    def _facts(self, schema: dict[str, Any]) -> tuple[set[str] | None, set[str]]:
+        """The constants and types that a schema allows."""
+        if id(schema) not in self._known:
+            self._known[id(schema)] = _values(schema), _types(schema)
+        return self._known[id(schema)]
 
 
 def _numbers(types: set[str], others: set[str]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.protocol.json_schema.formats import OWN
 from penstock.protocol.json_schema.keywords import ENFORCED, Kind, asks_for_nothing
 from penstock.protocol.json_schema.patterns import translate
-from penstock.protocol.json_schema.places import Place, places
+from penstock.protocol.json_schema.places import places
 
 
 def exact(schema: dict[str, Any]) -> dict[str, Any]:
@@ -18,13 +18,12 @@ def exact(schema: dict[str, Any]) -> dict[str, Any]:
     formats that it gets wrong are patterns. An answer may be narrower than the schema, never wider.
     """
     root = deepcopy(schema)
-    for place in places(root).values():
-        if isinstance(place.schema, dict):
-            _rewrite(place, place.schema)
+    for place in places(root):
+        _rewrite(place.schema)
     return root
 
 
-def _rewrite(place: Place, schema: dict[str, Any]) -> None:
+def _rewrite(schema: dict[str, Any]) -> None:
     before = dict(schema)
     more: list[Any] = []
     schema.clear()

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from math import isfinite, lcm, trunc
-from typing import Any
 
 from penstock.protocol.json_schema.keywords import SchemaRefused, shown
 from penstock.protocol.json_schema.places import Place
@@ -31,8 +30,9 @@ class Bound:
     where: str
 
 
-def check_numbers(place: Place, schema: dict[str, Any]) -> None:
-    """Refuse bounds, multiples and constants that would be rounded."""
+def check_numbers(place: Place) -> None:
+    """Refuse bounds and multiples that would be rounded."""
+    schema = place.schema
     for keyword in BOUNDS:
         if keyword in schema:
             check_exact(schema[keyword], place.at(keyword))
@@ -76,7 +76,7 @@ def _check_multiple(value: float, where: str) -> None:
 def bounds_of(place: Place) -> list[Bound]:
     """The bounds that a schema sets, where a number that is no integer may come."""
     schema = place.schema
-    if not isinstance(schema, dict) or not _fractions(schema.get("type")):
+    if not _fractions(schema.get("type")):
         return []
     return [
         Bound("inimum" in name, "exclusive" in name, float(schema[name]), place.at(name))
@@ -121,11 +121,12 @@ def check_multiples(places: Iterable[Place]) -> None:
     found = [
         (Decimal(repr(place.schema["multipleOf"])), place.at("multipleOf"))
         for place in places
-        if isinstance(place.schema, dict) and "multipleOf" in place.schema
+        if "multipleOf" in place.schema
     ]
     point = max((_places(value) for value, _ in found), default=0)
     scaled = [int(value.scaleb(point)) for value, _ in found]
-    if len(found) > 1 and lcm(*scaled) * max(scaled) > MAX_COEFFICIENT:
+    # A schema may be merged with itself, by two references.
+    if scaled and lcm(*scaled) * max(scaled) > MAX_COEFFICIENT:
         named = ", ".join(f"{value:g} ({where})" for value, where in found[:3])
         raise SchemaRefused(
             f"multipleOf {named}: the common multiple is too large where schemas are merged "

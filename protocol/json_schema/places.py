@@ -12,7 +12,6 @@ from penstock.protocol.json_schema.keywords import (
     IN_PLACE,
     Kind,
     SchemaRefused,
-    at,
     shown,
 )
 
@@ -24,16 +23,30 @@ MAX_VALUES = 20_000
 Schema = dict[str, Any] | bool
 
 
-@dataclass
+@dataclass(eq=False)
 class Place:
-    """One schema, and where it stands. ``in_place`` are the pointers of those that hold with it."""
+    """One schema, and where it stands."""
 
-    pointer: str
-    schema: Schema
-    in_place: list[str] = field(default_factory=list)
+    schema: dict[str, Any]
+    above: Place | None = None
+    steps: tuple[str | int, ...] = ()
+    """From the schema above, or from the root."""
+    in_place: list[Place] = field(default_factory=list)
+    """Those that hold for the same value: of allOf, anyOf, oneOf and $ref."""
 
-    def at(self, keyword: str | int) -> str:
-        return at(self.pointer, keyword)
+    def at(self, *steps: str | int) -> str:
+        """The JSON pointer of something in this schema, long names cut short."""
+        names = [_step(step) for step in steps]
+        place: Place | None = self
+        while place is not None:
+            names += [_step(step) for step in reversed(place.steps)]
+            place = place.above
+        return "/".join(["#", *reversed(names)])
+
+
+def _step(step: str | int) -> str:
+    name = str(step) if len(str(step)) <= 48 else f"{str(step)[:45]}..."
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def check_size(root: object) -> None:
@@ -65,63 +78,65 @@ def _check_text(text: object) -> None:
         raise SchemaRefused(f"{ascii(text)[:80]} has half of a surrogate pair; remove it")
 
 
-def places(root: dict[str, Any]) -> dict[str, Place]:
-    """Every schema that can hold for a value, by its pointer: the root (``""``) first.
+def places(root: dict[str, Any]) -> list[Place]:
+    """Every schema that can hold for a value, ``true`` and ``false`` aside: the root first.
 
     Definitions that nothing refers to are not among them. Raises ``SchemaRefused`` for a ``$ref``
     that leads nowhere; values of the wrong shape are passed by, they are for others to refuse.
     """
-    found: dict[str, Place] = {}
-    waiting: list[tuple[str, object]] = [("", root)]
+    found = {id(root): Place(root)}
+    waiting = list(found.values())
+
+    def meet(schema: object, above: Place | None, steps: tuple[str | int, ...]) -> Place | None:
+        if not isinstance(schema, dict):
+            return None
+        if id(schema) not in found:
+            found[id(schema)] = Place(schema, above, steps)
+            waiting.append(found[id(schema)])
+        return found[id(schema)]
+
     while waiting:
-        pointer, schema = waiting.pop()
-        if pointer in found or not isinstance(schema, dict | bool):
-            continue
-        place = found[pointer] = Place(pointer, schema)
-        if isinstance(schema, bool):
-            continue
-        for keyword, inner_pointer, inner in _inside(pointer, schema):
-            waiting.append((inner_pointer, inner))
-            if keyword in IN_PLACE:
-                place.in_place.append(inner_pointer)
-        reference = schema.get("$ref")
+        place = waiting.pop()
+        for steps, schema in _inside(place.schema):
+            inner = meet(schema, place, steps)
+            if inner and steps[0] in IN_PLACE:
+                place.in_place.append(inner)
+        reference = place.schema.get("$ref")
         if isinstance(reference, str):
-            target_pointer, target = resolve(root, reference, place.at("$ref"))
-            waiting.append((target_pointer, target))
-            place.in_place.append(target_pointer)
-    return found
+            names, schema = resolve(root, reference, place.at("$ref"))
+            target = meet(schema, None, tuple(names))
+            if target:
+                place.in_place.append(target)
+    return list(found.values())
 
 
-def _inside(pointer: str, schema: dict[str, Any]) -> Iterator[tuple[str, str, object]]:
-    """(keyword, pointer, schema) of the schemas directly inside one."""
+def _inside(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], object]]:
+    """The schemas directly inside one, each with the way to it."""
     for keyword, value in schema.items():
         kind = ENFORCED.get(keyword)
-        below = f"{pointer}/{keyword}"
         if kind is Kind.NAMED_SCHEMAS and isinstance(value, dict):
-            for name, inner in value.items():
-                yield keyword, f"{below}/{name.replace('~', '~0').replace('/', '~1')}", inner
+            yield from (((keyword, name), inner) for name, inner in value.items())
         elif kind in (Kind.SCHEMAS, Kind.ITEMS) and isinstance(value, list):
-            for index, inner in enumerate(value):
-                yield keyword, f"{below}/{index}", inner
+            yield from (((keyword, index), inner) for index, inner in enumerate(value))
         elif kind in (Kind.SCHEMA, Kind.ITEMS):
-            yield keyword, below, value
+            yield (keyword,), value
 
 
-def resolve(root: dict[str, Any], reference: str, where: str) -> tuple[str, Schema]:
-    """The pointer and the schema that ``$ref`` names: ``#`` or ``#/`` and the way to a schema.
+def resolve(root: dict[str, Any], reference: str, where: str) -> tuple[list[str], Schema]:
+    """The way and the schema that ``$ref`` names: ``#`` or ``#/`` and the way to a schema.
 
     ``where`` is for messages. The way must lead through keywords that hold schemas, so that what
     it ends at is a schema and not, say, a default value.
     """
     if reference == "#":
-        return "", root
+        return [], root
     if not reference.startswith("#/"):
         raise SchemaRefused(
             f"{where}: $ref {shown(reference)} is not followed; refer to a schema in the same "
             "document, as in #/$defs/NAME"
         )
     names = [_unescaped(name) for name in reference[2:].split("/")]
-    schema: object = root
+    schema: Schema = root
     steps = iter(names)
     for keyword in steps:
         inner = schema.get(keyword) if isinstance(schema, dict) else None
@@ -132,22 +147,20 @@ def resolve(root: dict[str, Any], reference: str, where: str) -> tuple[str, Sche
             inner = _item(inner, next(steps, ""))
         elif kind not in (Kind.SCHEMA, Kind.ITEMS):
             inner = None
-        schema = inner
-        if not isinstance(schema, dict | bool):
+        if not isinstance(inner, dict | bool):
             raise SchemaRefused(
                 f"{where}: $ref {shown(reference)} does not lead to a schema; "
                 "put the schema into $defs"
             )
-    canonical = "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in names)
-    assert isinstance(schema, dict | bool)
-    return canonical, schema
+        schema = inner
+    return names, schema
 
 
 def _kind_on_the_way(keyword: str) -> Kind | None:
     if keyword in ("$defs", "definitions"):
         return Kind.NAMED_SCHEMAS
-    # A oneOf is put to the compiler as something else: nothing may point into it.
-    return None if keyword == "oneOf" else ENFORCED.get(keyword)
+    # The compiler gets these as something else: nothing may point into them.
+    return None if keyword in ("oneOf", "patternProperties") else ENFORCED.get(keyword)
 
 
 def _item(values: list[Any], index: str) -> object:

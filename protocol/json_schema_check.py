@@ -8,27 +8,18 @@ ends is valid. Found by JSON-Schema-Test-Suite and random walks (``tests/conform
 
 from __future__ import annotations
 
-from typing import Any
-
 from penstock.protocol.json_schema.choices import Choices
-from penstock.protocol.json_schema.exact import exact
+from penstock.protocol.json_schema.exact import exact, merges
 from penstock.protocol.json_schema.formats import FORMATS
 from penstock.protocol.json_schema.keywords import (
     ENFORCED,
     IN_PLACE,
     SchemaRefused,
-    asks_for_nothing,
     check_keyword,
     draft_of,
     shown,
 )
-from penstock.protocol.json_schema.numbers import (
-    bounds_of,
-    check_exact,
-    check_multiples,
-    check_numbers,
-    check_pairs,
-)
+from penstock.protocol.json_schema.numbers import check_exact, check_multiples, check_numbers
 from penstock.protocol.json_schema.patterns import translate, unspelled
 from penstock.protocol.json_schema.places import Place, check_size, places, resolve
 from penstock.protocol.json_schema.shapes import check_shape
@@ -76,10 +67,7 @@ def _check(root: object) -> None:
     for place in found:
         if "oneOf" in place.schema:
             choices.check(place.schema["oneOf"], place.at("oneOf"))
-    merges = any(_merges(place.schema) for place in found)
-    for group in [found] if merges else [[place] for place in found]:
-        check_pairs(bound for place in group for bound in bounds_of(place))
-    if merges:
+    if any(merges(place.schema) for place in found):
         check_multiples(found)
 
 
@@ -195,19 +183,6 @@ def _check_loops(found: list[Place]) -> None:
                 f"{place.at()}: the schema refers to itself through $ref, allOf, anyOf or oneOf "
                 "alone; put the reference into a property or an item"
             )
-
-
-def _merges(schema: dict[str, Any]) -> bool:
-    """Does a schema make the compiler merge two? Several that hold for one value, that is."""
-    parts = len(schema.get("allOf", ()))
-    parts += sum(keyword in schema for keyword in ("anyOf", "oneOf", "$ref"))
-    others = any(
-        keyword in ENFORCED and keyword not in IN_PLACE
-        for keyword, value in schema.items()
-        if not asks_for_nothing(keyword, value)
-    )
-    overlaps = "patternProperties" in schema and "properties" in schema
-    return parts + others > 1 or overlaps
 
 
 __all__ = ["OPTIONS", "exact", "refuse"]

@@ -6,7 +6,8 @@ from copy import deepcopy
 from typing import Any
 
 from penstock.protocol.json_schema.formats import OWN
-from penstock.protocol.json_schema.keywords import ENFORCED, Kind, asks_for_nothing
+from penstock.protocol.json_schema.keywords import ENFORCED, IN_PLACE, Kind, asks_for_nothing
+from penstock.protocol.json_schema.numbers import close, leaking_bounds
 from penstock.protocol.json_schema.patterns import translate
 from penstock.protocol.json_schema.places import places
 
@@ -14,13 +15,31 @@ from penstock.protocol.json_schema.places import places
 def exact(schema: dict[str, Any]) -> dict[str, Any]:
     """What to compile for ``schema``, which ``refuse`` has let through. ``schema`` stays as it is.
 
-    Patterns are in the compiler's syntax, ``oneOf`` is ``anyOf`` (no two hold at once), and
-    formats that it gets wrong are patterns. An answer may be narrower than the schema, never wider.
+    Patterns are in the compiler's syntax, ``oneOf`` is ``anyOf`` (no two hold at once), formats
+    that it gets wrong are patterns, and an exclusive bound that leaks is the next number. An answer
+    may be narrower than the schema, never wider.
     """
     root = deepcopy(schema)
-    for place in places(root):
+    found = places(root)
+    together = any(merges(place.schema) for place in found)
+    for bound in leaking_bounds([found] if together else [[place] for place in found]):
+        close(bound)
+    for place in found:
         _rewrite(place.schema)
     return root
+
+
+def merges(schema: dict[str, Any]) -> bool:
+    """Does a schema make the compiler merge two? Several that hold for one value, that is."""
+    parts = len(schema.get("allOf", ()))
+    parts += sum(keyword in schema for keyword in ("anyOf", "oneOf", "$ref"))
+    others = any(
+        keyword in ENFORCED and keyword not in IN_PLACE
+        for keyword, value in schema.items()
+        if not asks_for_nothing(keyword, value)
+    )
+    overlaps = "patternProperties" in schema and "properties" in schema
+    return parts + others > 1 or overlaps
 
 
 def _rewrite(schema: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ from penstock.protocol.json_schema.places import Place
 
 EXACT = 2**53
 """Up to here, every whole number is a 64-bit float."""
+DIGITS = 15
+"""As many are always exact."""
 MAX_SCALE = 22
 MAX_COEFFICIENT = 2**32 - 1
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -22,12 +24,19 @@ BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 @dataclass(frozen=True)
 class Bound:
-    """One bound: ``lower`` or upper, with or without the value itself."""
+    """One bound of one schema: ``lower`` or upper, with or without the value itself."""
 
-    lower: bool
-    exclusive: bool
+    place: Place
+    keyword: str
     value: float
-    where: str
+
+    @property
+    def lower(self) -> bool:
+        return "inimum" in self.keyword
+
+    @property
+    def exclusive(self) -> bool:
+        return "exclusive" in self.keyword
 
 
 def check_numbers(place: Place) -> None:
@@ -73,44 +82,47 @@ def _check_multiple(value: float, where: str) -> None:
         )
 
 
-def bounds_of(place: Place) -> list[Bound]:
+def _bounds(place: Place) -> list[Bound]:
     """The bounds that a schema sets, where a number that is no integer may come."""
-    schema = place.schema
-    if not _fractions(schema.get("type")):
+    types = place.schema.get("type", "number")
+    if "number" not in (types if isinstance(types, list) else [types]):
         return []
     return [
-        Bound("inimum" in name, "exclusive" in name, float(schema[name]), place.at(name))
-        for name in BOUNDS
-        if name in schema
+        Bound(place, name, float(place.schema[name])) for name in BOUNDS if name in place.schema
     ]
 
 
-def _fractions(types: object) -> bool:
-    return types is None or types == "number" or (isinstance(types, list) and "number" in types)
+def leaking_bounds(groups: Iterable[Iterable[Place]]) -> list[Bound]:
+    """Exclusive bounds that the compiler would let through, because of another one.
 
-
-def check_pairs(bounds: Iterable[Bound]) -> None:
-    """Refuse two bounds that may meet in one value and let it equal the exclusive one.
-
-    Between a whole number and a fraction right behind it (``0 < x <= 0.5``) the compiler takes the
-    whole number in, although it is excluded.
+    Between a whole number and a fraction right behind it (``0 < x <= 0.5``) it takes the whole
+    number in, although it is excluded. ``groups`` are schemas whose bounds may meet.
     """
-    known = list(bounds)
-    fractions = {
-        (bound.lower, bound.value > 0, trunc(bound.value)): bound
-        for bound in known
-        if bound.value % 1
-    }
-    for bound in known:
-        if not bound.exclusive or bound.value % 1:
-            continue
-        other = fractions.get((not bound.lower, bound.lower, int(bound.value)))
-        if other and (other.value > bound.value) == bound.lower:
-            raise SchemaRefused(
-                f"{bound.where}: an exclusive bound of {bound.value:g} is not enforced together "
-                f"with {other.value:g} ({other.where}); use a bound that is not exclusive, or "
-                "round the other one to a whole number"
-            )
+    leaking = []
+    for group in groups:
+        known = [bound for place in group for bound in _bounds(place)]
+        fractions = {
+            (bound.lower, bound.value > 0, trunc(bound.value)) for bound in known if bound.value % 1
+        }
+        leaking += [
+            bound
+            for bound in known
+            if bound.exclusive
+            and not bound.value % 1
+            and (not bound.lower, bound.lower, int(bound.value)) in fractions
+        ]
+    return leaking
+
+
+def close(bound: Bound) -> None:
+    """Put the next number of 15 digits, which may come, in the place of an exclusive bound."""
+    schema = bound.place.schema
+    whole_digits = len(str(abs(int(bound.value)))) if bound.value else 0
+    step = Decimal(1).scaleb(-(DIGITS - whole_digits))
+    value = Decimal(int(bound.value)) + (step if bound.lower else -step)
+    keyword, stricter = ("minimum", max) if bound.lower else ("maximum", min)
+    del schema[bound.keyword]
+    schema[keyword] = stricter(float(value), schema.get(keyword, float(value)))
 
 
 def check_multiples(places: Iterable[Place]) -> None:

@@ -50,6 +50,16 @@ ENFORCED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["0.001", "1", "2.5"],
         ["0", "-1", "2.51", "2.5e1", "3"],
     ),
+    "an exclusive bound before a fraction": (
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+        ["0.1", "0.5", "0.000000000000001"],
+        ["0", "0.0", "-0.1", "0.51"],
+    ),
+    "the same, merged": (
+        {"type": "number", "allOf": [{"exclusiveMaximum": -1}, {"minimum": -1.5}]},
+        ["-1.5", "-1.1", "-1.00000000000001"],
+        ["-1", "-1.0", "-1.6"],
+    ),
     "multipleOf": ({"type": "number", "multipleOf": 0.25}, ["1.75", "-3", "0"], ["0.3", "1.1"]),
     "merged multiples": (
         {"type": "integer", "allOf": [{"multipleOf": 4}, {"multipleOf": 6}]},
@@ -273,11 +283,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a bound of 17 digits": ({"exclusiveMinimum": -0.38312435350161245}, "exclusiveMinimum"),
     "a large constant": ({"const": [9007199254740993]}, "const"),
     "a bound of draft 4": ({"minimum": 1, "exclusiveMinimum": True}, "exclusiveMinimum"),
-    "a bound before a fraction": ({"exclusiveMinimum": 0, "maximum": 0.5}, "exclusiveMinimum"),
-    "the same, merged": (
-        {"allOf": [{"exclusiveMaximum": -1}, {"minimum": -1.5}]},
-        "exclusiveMaximum",
-    ),
     "multipleOf zero": ({"multipleOf": 0}, "multipleOf"),
     "multipleOf with odd digits": ({"multipleOf": 0.07}, "multipleOf"),
     "multiples that overflow": ({"allOf": [{"multipleOf": 100_000}] * 2}, "multipleOf"),

@@ -9,6 +9,7 @@ ends is valid. Found by JSON-Schema-Test-Suite and random walks (``tests/conform
 from __future__ import annotations
 
 from penstock.protocol.json_schema.choices import Choices
+from penstock.protocol.json_schema.endings import check_endings
 from penstock.protocol.json_schema.exact import exact, merges
 from penstock.protocol.json_schema.formats import FORMATS
 from penstock.protocol.json_schema.keywords import (
@@ -63,6 +64,7 @@ def _check(root: object) -> None:
     for place in found:
         _check_place(place, draft)
     _check_loops(found)
+    check_endings(found)
     choices = Choices(lambda reference: resolve(root, reference, "#")[1])
     for place in found:
         if "oneOf" in place.schema:

@@ -220,6 +220,16 @@ ENFORCED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["{}", '{"left":{"left":{"leaf":null}}}'],
         ['{"left":null}', '{"right":{}}'],
     ),
+    "a recursive value that can end": (
+        {
+            "type": "object",
+            "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+        ['{"a":null}', '{"a":{"a":null}}'],
+        ["{}", '{"a":{}}'],
+    ),
     "notes": (
         {
             "type": "null",
@@ -268,6 +278,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a loop of references": (
         {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"allOf": [{"$ref": "#"}]}}},
         "refers to itself",
+    ),
+    "a value that requires itself": (
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        "requires itself",
+    ),
+    "items that require themselves": (
+        {
+            "anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}],
+            "$defs": {
+                "a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1},
+            },
+        },
+        "requires itself",
     ),
     "an unknown format": ({"type": "string", "format": "regex"}, "format"),
     "a format of numbers": ({"type": "integer", "format": "int32"}, "format"),

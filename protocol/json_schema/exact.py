@@ -9,7 +9,9 @@ from penstock.protocol.json_schema.formats import OWN
 from penstock.protocol.json_schema.keywords import ENFORCED, IN_PLACE, Kind, asks_for_nothing
 from penstock.protocol.json_schema.numbers import close, leaking_bounds
 from penstock.protocol.json_schema.patterns import translate
-from penstock.protocol.json_schema.places import places
+from penstock.protocol.json_schema.places import Place, places
+
+_NAMES = ("$id", "id", "$schema", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
 
 
 def exact(schema: dict[str, Any]) -> dict[str, Any]:
@@ -24,9 +26,32 @@ def exact(schema: dict[str, Any]) -> dict[str, Any]:
     together = any(merges(place.schema) for place in found)
     for bound in leaking_bounds([found] if together else [[place] for place in found]):
         close(bound)
+    _forget_names(found)
     for place in found:
         _rewrite(place.schema)
     return root
+
+
+def _forget_names(found: list[Place]) -> None:
+    """Take the names of definitions that nothing refers to: two with one name confuse the compiler.
+
+    The schemas in use lose theirs when they are rewritten.
+    """
+    used = {id(place.schema) for place in found}
+    waiting: list[Any] = []
+    for place in found:
+        for keyword in ("$defs", "definitions"):
+            named = place.schema.get(keyword)
+            waiting.extend(named.values() if isinstance(named, dict) else ())
+    while waiting:
+        value = waiting.pop()
+        if id(value) in used:
+            continue
+        if isinstance(value, dict):
+            for name in _NAMES:
+                value.pop(name, None)
+        if isinstance(value, dict | list):
+            waiting.extend(value.values() if isinstance(value, dict) else value)
 
 
 def merges(schema: dict[str, Any]) -> bool:

@@ -139,6 +139,10 @@ def resolve(root: dict[str, Any], reference: str, where: str) -> tuple[list[str]
     schema: Schema = root
     steps = iter(names)
     for keyword in steps:
+        if schema is not root and isinstance(schema, dict) and "$id" in schema:
+            raise SchemaRefused(
+                f"{where}: $ref {shown(reference)} leads through a schema with an $id; remove it"
+            )
         inner = schema.get(keyword) if isinstance(schema, dict) else None
         kind = _kind_on_the_way(keyword)
         if kind is Kind.NAMED_SCHEMAS and isinstance(inner, dict):

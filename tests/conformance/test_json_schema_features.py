@@ -130,6 +130,17 @@ ENFORCED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"q\\"\\\\/\\n":1,"é":2}', "{}"],
         ['{"q\\"\\\\/\\n":2}', '{"\\u00e9":2}', '{"é":1}'],
     ),
+    "properties with the names of keywords": (
+        {
+            "type": "object",
+            "properties": {"id": {"type": "integer"}, "$id": {"type": "null"}, "not": {}},
+            "required": ["id", "$id"],
+            "additionalProperties": False,
+            "$defs": {"unused": {"properties": {"id": {}}, "id": "x"}},
+        },
+        ['{"id":1,"$id":null}', '{"id":1,"$id":null,"not":[]}'],
+        ['{"id":"x","$id":null}', '{"$id":null}', '{"id":1}'],
+    ),
     "additionalProperties": (
         {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "integer"}},
         ['{"a":"x","b":1}', '{"b":1}'],
@@ -230,6 +241,18 @@ ENFORCED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"a":null}', '{"a":{"a":null}}'],
         ["{}", '{"a":{}}'],
     ),
+    "a name that an unused definition has, too": (
+        {
+            "$id": "http://x/",
+            "$ref": "#/$defs/b",
+            "$defs": {
+                "a": {"$id": "http://x/", "$defs": {"b": {"type": "string"}}},
+                "b": {"type": "integer"},
+            },
+        },
+        ["1"],
+        ['"a"'],
+    ),
     "notes": (
         {
             "type": "null",
@@ -257,6 +280,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "$schema",
     ),
     "$id inside": ({"properties": {"a": {"$id": "b"}}}, "#/properties/a/$id"),
+    "a $ref through an $id": (
+        {
+            "$ref": "#/$defs/a/properties/c",
+            "$defs": {
+                "a": {"$id": "http://y/", "properties": {"c": {"$ref": "#/$defs/b"}}},
+                "b": {"type": "integer"},
+            },
+        },
+        "$id",
+    ),
     "not": ({"not": {}}, "not is not enforced"),
     "if": ({"if": {}, "then": False}, "if is not enforced"),
     "uniqueItems": ({"uniqueItems": True}, "uniqueItems"),

@@ -32,12 +32,22 @@ anything, as much as converting 64 Ki elements.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from penstock.kernels.attention_backend import (
+    BoolArray,
+    CacheShape,
+    IntArray,
+    PlannedBatch,
+    QuerySpans,
+    RowPlaces,
+    row_places,
+)
 
 KV_TILE = 128
 """Key positions in one product of an exact batch. A multiple of every block size."""
@@ -51,21 +61,6 @@ _MAX_TILE_ELEMENTS = {"cpu": 1024 * 1024, "cuda": 32 * 1024 * 1024}
 measured 1.4 times as fast as products of 4 Mi elements; on a GPU large products are better."""
 _FP32_ELEMENTS = 64 * 1024
 """Decode products over at most this many gathered elements run in fp32."""
-
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
-
-
-class CacheShape(NamedTuple):
-    """Of one layer's key or value cache, and how many query heads read it."""
-
-    num_kv_heads: int
-    num_blocks: int
-    block_size: int
-    head_dim: int
-    num_query_heads: int
-    exact: bool = False
-    """Whether batches over this cache are exact (see the module's docstring)."""
 
 
 class Tile(NamedTuple):
@@ -89,14 +84,44 @@ class AttentionBatch(NamedTuple):
     num_groups: int
     num_queries: int
     exact: bool
-    sources: Tensor | None
-    """[groups * queries] int64: the step's row of each query (padding repeats a real one);
-    ``None``: the rows 0 … groups * queries - 1."""
-    kept: Tensor | None
-    """Which of these are no padding; ``None``: all."""
-    targets: Tensor
-    """int64: the step's rows that the kept results go to."""
+    places: RowPlaces
     tiles: list[Tile]
+
+    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
+        """query: [groups * queries, Hq, D]. Returns [groups * queries, Hq * D]."""
+        return _attend(query, key_cache, value_cache, self, scale)
+
+
+class ReferenceAttention:
+    """The backend of this module."""
+
+    name = "the reference"
+    finite_keys = False
+
+    def plan(
+        self, spans: QuerySpans, shape: CacheShape, device: torch.device
+    ) -> Sequence[PlannedBatch]:
+        rows, starts, counts, tables = spans
+        if counts is None:
+            return plan_groups(rows[:, None], starts[:, None], None, tables, shape, device)
+        owners, offsets, real = cut(counts)
+        rows, starts = rows[owners, None] + offsets, starts[owners, None] + offsets
+        return plan_groups(rows, starts, real, tables[owners], shape, device)
+
+
+def cut(counts: IntArray) -> tuple[IntArray, IntArray, BoolArray]:
+    """Groups of ``QUERY_TILE`` queries of spans of so many rows.
+
+    Returns for each group the index of its span, [B, Q] the queries' offsets in it, and False
+    where a query is padding: the last group is filled up with the span's last query.
+    """
+    groups = -(-counts // QUERY_TILE)
+    owners = np.repeat(np.arange(len(counts), dtype=np.int64), groups)
+    first = np.cumsum(groups) - groups
+    inside = np.arange(len(owners), dtype=np.int64) - first[owners]
+    offsets = inside[:, None] * QUERY_TILE + np.arange(QUERY_TILE, dtype=np.int64)
+    last = counts[owners, None] - 1
+    return owners, np.minimum(offsets, last), offsets <= last
 
 
 def plan_groups(
@@ -165,17 +190,8 @@ def _plan_batch(
         groups = int(np.count_nonzero(context > start))
         width = tile if shape.exact else min(tile, end - start)
         tiles.append(_plan_tile(start, width, positions[:groups], block_tables, shape, device))
-    flat = rows.reshape(-1)
-    index = torch.from_numpy(np.ascontiguousarray(flat)).to(device)
-    sources: Tensor | None = index
-    if int(flat[0]) == 0 and bool((flat == np.arange(len(flat))).all()):
-        sources = None
-    kept, targets = None, index
-    if real is not None and not real.all():
-        picked = np.flatnonzero(real)
-        kept = torch.from_numpy(picked).to(device)
-        targets = torch.from_numpy(flat[picked]).to(device)
-    return AttentionBatch(len(rows), rows.shape[1], shape.exact, sources, kept, targets, tiles)
+    places = row_places(rows.reshape(-1), real.reshape(-1) if real is not None else None, device)
+    return AttentionBatch(len(rows), rows.shape[1], shape.exact, places, tiles)
 
 
 def _plan_tile(
@@ -206,29 +222,28 @@ def paged_attention(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    batches: list[AttentionBatch],
+    batches: Sequence[PlannedBatch],
     scale: float,
 ) -> Tensor:
     """Attend with every row of a step.
 
     query: [N, Hq, D] (any strides); key_cache, value_cache: [Hkv, num_blocks, block_size, D] of
-    the same dtype; batches: from ``plan_groups``. Returns [N, Hq * D]; rows in no batch are zero.
+    the same dtype; batches: from ``AttentionBackend.plan``, of one backend or several. Returns
+    [N, Hq * D]; rows in no batch are zero.
     """
     rows, heads, dim = query.shape
     if len(batches) == 1:
-        only = batches[0]
-        if only.sources is None and only.kept is None and len(only.targets) == rows:
-            return _attend(query, key_cache, value_cache, only, scale)
+        places = batches[0].places
+        if places.sources is None and places.kept is None and places.num_rows == rows:
+            return batches[0].attend(query, key_cache, value_cache, scale)
     out = torch.zeros(rows, heads * dim, dtype=query.dtype, device=query.device)
     for batch in batches:
-        if batch.sources is None:
-            picked = query[: batch.num_groups * batch.num_queries]
-        else:
-            picked = query.index_select(0, batch.sources)
-        result = _attend(picked, key_cache, value_cache, batch, scale)
-        if batch.kept is not None:
-            result = result.index_select(0, batch.kept)
-        out.index_copy_(0, batch.targets, result)
+        count, sources, kept, targets = batch.places
+        picked = query[:count] if sources is None else query.index_select(0, sources)
+        result = batch.attend(picked, key_cache, value_cache, scale)
+        if kept is not None:
+            result = result.index_select(0, kept)
+        out.index_copy_(0, targets, result)
     return out
 
 

@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock import LLM, SamplingParams
@@ -24,6 +25,7 @@ from penstock.loadtest.offline_engine import (
 )
 from penstock.loadtest.offline_requests import OfflineRequests, draw_requests, moved
 from penstock.loadtest.options import integer, length_range, number
+from penstock.protocol.grammar import from_structured_outputs
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,6 +47,9 @@ def main(arguments: Sequence[str]) -> int:
         help="requests open at a time (default: all that the library opens at once)",
     )  # fmt: skip
     group.add_argument("--temperature", type=number(0, 100), default=0.6, metavar="X")
+    group.add_argument(
+        "--json-schema", type=Path, metavar="FILE", help="every answer follows this JSON schema"
+    )
     group.add_argument(
         "--runs", type=integer(1, 1000), default=1, metavar="N", help="the middle one counts"
     )
@@ -70,8 +75,17 @@ def main(arguments: Sequence[str]) -> int:
 def _measure(
     engine: Engine, requests: OfflineRequests, parsed: argparse.Namespace
 ) -> dict[str, Any]:
+    grammar = None
+    if parsed.json_schema is not None:
+        schema = parsed.json_schema.read_text(encoding="utf-8")
+        grammar = from_structured_outputs({"json": schema})
     params = [
-        SamplingParams(temperature=parsed.temperature, max_tokens=length, ignore_eos=True)
+        SamplingParams(
+            temperature=parsed.temperature,
+            max_tokens=length,
+            ignore_eos=True,
+            structured_outputs=grammar,
+        )
         for length in requests.output_lens
     ]
     most = {} if parsed.max_concurrency is None else {"max_concurrency": parsed.max_concurrency}

@@ -10,14 +10,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.activation import silu_and_mul
-from penstock.kernels.attention import (
-    KV_TILE,
-    QUERY_TILE,
-    CacheShape,
-    IntArray,
-    paged_attention,
-    plan_groups,
-)
+from penstock.kernels.attention import KV_TILE, ReferenceAttention, paged_attention
+from penstock.kernels.attention_backend import CacheShape, IntArray, QuerySpans
 from penstock.kernels.draw_keys import draw_keys
 from penstock.kernels.kv_cache import write_kv
 from penstock.kernels.linear import Linear
@@ -116,39 +110,34 @@ def _cache(maker: Maker, blocks: int, block_size: int) -> tuple[Tensor, Tensor]:
 
 
 def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
-    rows = np.arange(batch, dtype=np.int64)[:, None]
-    return _attention(maker, rows, np.full_like(rows, context - 1), batch, block_size)
+    rows = np.arange(batch, dtype=np.int64)
+    tables, blocks = _tables(batch, context, block_size)
+    spans = QuerySpans(rows, np.full_like(rows, context - 1), None, tables)
+    return _attention(maker, spans, batch, blocks, block_size)
 
 
 def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
-    """A chunk in groups of queries; the last one is filled up with its last query."""
-    groups = -(-rows // QUERY_TILE)
-    offsets = np.arange(groups * QUERY_TILE, dtype=np.int64).reshape(groups, QUERY_TILE)
-    filled = np.minimum(offsets, rows - 1)
-    return _attention(maker, filled, prefix + filled, 1, block_size, offsets < rows)
+    tables, blocks = _tables(1, prefix + rows, block_size)
+    first, start, count = np.array([[0], [prefix], [rows]], np.int64)
+    return _attention(maker, QuerySpans(first, start, count, tables), rows, blocks, block_size)
 
 
-def _attention(
-    maker: Maker,
-    rows: IntArray,
-    positions: IntArray,
-    sequences: int,
-    block_size: int,
-    real: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None = None,
-) -> Call:
-    """rows, positions: of the queries of each group; the groups are of one sequence, or each of
-    its own."""
+def _tables(sequences: int, longest: int, block_size: int) -> tuple[IntArray, int]:
+    """Block tables of sequences with as many whole tiles each, and the number of blocks."""
+    width = blocks_of(longest, KV_TILE) * (KV_TILE // block_size)
+    blocks = sequences * width
+    return np.arange(blocks, dtype=np.int64).reshape(sequences, width), blocks
+
+
+def _attention(maker: Maker, spans: QuerySpans, rows: int, blocks: int, block_size: int) -> Call:
     config = maker.config
-    width = blocks_of(int(positions.max()) + 1, KV_TILE) * (KV_TILE // block_size)
-    tables = np.arange(sequences * width, dtype=np.int64).reshape(sequences, width)
-    tables = np.broadcast_to(tables, (len(rows), width))
     shape = CacheShape(
-        config.num_kv_heads, sequences * width, block_size, config.head_dim, config.num_heads,
-        exact=maker.dtype == torch.float32,
+        config.num_kv_heads, blocks, block_size, config.head_dim, config.num_heads,
+        maker.dtype, exact=maker.dtype == torch.float32,
     )  # fmt: skip
-    keys, values = _cache(maker, sequences * width, block_size)
-    batches = plan_groups(rows, positions, real, tables, shape, maker.device)
-    query = maker.normal(int(rows.max()) + 1, config.num_heads, config.head_dim)
+    keys, values = _cache(maker, blocks, block_size)
+    batches = ReferenceAttention().plan(spans, shape, maker.device)
+    query = maker.normal(rows, config.num_heads, config.head_dim)
     return lambda: paged_attention(query, keys, values, batches, config.head_dim**-0.5)
 
 

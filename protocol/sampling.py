@@ -16,6 +16,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from penstock.protocol.grammar import Grammar, from_structured_outputs
+
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 512
@@ -24,6 +26,9 @@ MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256
 MAX_ALLOWED_TOKENS = 2**18
+MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 2**17
+"""Logprobs of a whole prompt: its tokens times one and as many as are listed beside each."""
 MAX_TOKENS = 2**31 - 1
 GREEDY_TEMPERATURE = 1e-5
 """Below it the highest logit wins and no random number is drawn."""
@@ -141,6 +146,33 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_
         ]
         | None
     ) = None
+    logprobs: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=MAX_LOGPROBS,
+                description="Logprobs of the tokens, each beside those of so many likeliest ones.",
+            ),
+        ]
+        | None
+    ) = None
+    prompt_logprobs: (
+        Annotated[
+            int, Meta(ge=0, le=MAX_LOGPROBS, description="The same for the tokens of the prompt.")
+        ]
+        | None
+    ) = None
+    echo: Annotated[
+        bool, Meta(description="The text begins with the prompt's; completions only.")
+    ] = False
+    structured_outputs: (
+        Annotated[
+            Grammar,
+            Meta(description="What the answer looks like: json, regex, choice or grammar."),
+        ]
+        | None
+    ) = None
 
 
 DEFAULTS: dict[str, Any] = {
@@ -189,8 +221,11 @@ PARAMETERS: dict[str, Parameter] = _parameters()
 def parse_field(name: str, value: Any) -> Any:
     """Check one value of a client's JSON against its declaration.
 
-    Raises ``msgspec.ValidationError`` that names the bound. ``stop`` may be one string.
+    Raises ``msgspec.ValidationError`` that names the bound, ``BadGrammar`` for a grammar. ``stop``
+    may be one string.
     """
+    if name == "structured_outputs":
+        return from_structured_outputs(value)
     if name == "stop" and isinstance(value, str):
         value = [value]
     elif name == "stop" and not isinstance(value, list):
@@ -224,6 +259,8 @@ __all__ = [
     "DEFAULTS",
     "GREEDY_TEMPERATURE",
     "MAX_CHOICES",
+    "MAX_LOGPROBS",
+    "MAX_PROMPT_LOGPROBS",
     "PARAMETERS",
     "Parameter",
     "SamplingParams",

@@ -156,7 +156,7 @@ def _main(arguments: Sequence[str], began: float) -> int:
         print(show(config, sources, command.groups))
         return 0
     if internal.parent_pid is not None:
-        from penstock.services.launcher.parent_death import end_with_parent
+        from penstock.protocol.parent_death import end_with_parent
 
         end_with_parent(internal.parent_pid)
     with _naming_what_is_missing(name):

@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ("protocol", "services", "kernels", "loadtest", "demo", "penstock")
 SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker", "launcher")
 FORBIDDEN = {
-    "frontend": {"torch", "transformers", "triton"},
+    "frontend": {"torch", "transformers", "triton", "llguidance"},
     "tokenizer": {"torch", "triton", "aiohttp"},
-    "router": {"torch", "transformers", "aiohttp", "triton"},
-    "scheduler": {"torch", "transformers", "aiohttp", "triton"},
+    "router": {"torch", "transformers", "aiohttp", "triton", "llguidance"},
+    "scheduler": {"torch", "transformers", "aiohttp", "triton", "llguidance"},
     "worker": {"aiohttp"},
-    "launcher": {"torch", "transformers", "aiohttp", "triton"},
+    "launcher": {"torch", "transformers", "aiohttp", "triton", "llguidance"},
 }
 OWN = {
     "worker": ("penstock.kernels",),
@@ -128,9 +128,25 @@ def test_only_the_command_line_the_launcher_and_the_configuration_read_the_envir
             assert module not in {"os.environ", "os.getenv"}, f"{path} imports {module}"
 
 
+def test_llguidance_is_imported_where_it_is_used_and_nowhere_else() -> None:
+    """At the head of a file only for its types: frontends, routers and schedulers lack it."""
+    users = {
+        "protocol/grammar_compiler.py",
+        "services/tokenizer/grammar_process.py",
+        "services/worker/grammar_slots.py",
+    }
+    for path, tree in sources(*SHIPPED):
+        found = [one for one in imported(tree, package_of(path)) if within(one, ("llguidance",))]
+        assert not found or str(path) in users, f"{path} imports {found}"
+        for node in tree.body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = imported(ast.Module([node], []), package_of(path))
+                assert not any(within(one, ("llguidance",)) for one in names), path
+
+
 @pytest.mark.parametrize("service", ["frontend", "tokenizer", "router", "scheduler"])
 def test_a_light_service_starts_without_torch_and_transformers(service: str) -> None:
-    heavy = FORBIDDEN[service] | {"transformers"}
+    heavy = FORBIDDEN[service] | {"transformers", "llguidance"}
     code = (
         f"import sys, penstock.services.{service}.service\n"
         f"print(*sorted({heavy!r} & sys.modules.keys()))"

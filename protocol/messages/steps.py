@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.protocol.grammar import Grammar
+from penstock.protocol.logprobs import PackedLogprobs
+
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag=40, gc=False):
     """Scheduler → worker: work for this scheduler from now on. A new epoch: drop all slots."""
@@ -54,6 +57,8 @@ class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
     min_tokens: int = 0
     """None of ``ends`` comes before so many output tokens."""
     ends: bytes = b""
+    grammar: Grammar | None = None
+    """What the answer looks like. Its masks keep ``ends`` away while anything else is left."""
 
     @property
     def penalised(self) -> bool:
@@ -75,6 +80,8 @@ class SlotSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     min_p: float = 0.0
     adjustments: SlotAdjustments | None = None
     """``None``: the logits are taken as they come."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens to list with each token's logprob; ``None``: no logprobs."""
 
 
 class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -90,6 +97,8 @@ class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     blocks: list[int]
     """Block table for positions 0 …; ``Chunk.blocks`` extends it."""
     sampling: SlotSampling
+    prompt_logprobs: int | None = None
+    """As ``SlotSampling.logprobs``, for the prompt's tokens from the second one on."""
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -132,6 +141,27 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=42, gc=False):
     """Run the decode rows this many times; any newer plan ends it. 1 today."""
 
 
+class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Of the token of one row."""
+
+    row: int
+    token: PackedLogprobs
+
+
+class ChunkLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Of the prompt's tokens that a chunk's rows predict: each row's is the next token."""
+
+    slot: int
+    start: int
+    """The chunk's first position: the first entry is of the token after it."""
+    tokens: PackedLogprobs
+
+
+class RowFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    row: int
+    reason: str
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False):
     epoch: int
     step: int
@@ -141,6 +171,11 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     """Rows whose logits were not finite; their token means nothing."""
     seconds: float
     """Time that the worker spent on the step."""
+    logprobs: list[RowLogprobs] = []
+    """Of the rows whose slots ask for them."""
+    prompt_logprobs: list[ChunkLogprobs] = []
+    failures: list[RowFailure] = []
+    """Rows whose grammar cannot go on; their token means nothing."""
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=44, gc=False):

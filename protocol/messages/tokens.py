@@ -11,6 +11,8 @@ import enum
 
 import msgspec
 
+from penstock.protocol.logprobs import NamedLogprobs, PackedLogprobs
+
 
 class EndReason(enum.IntEnum):
     """Why a choice ended. ``ERROR`` and ``ABORT`` carry a message."""
@@ -33,6 +35,27 @@ class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """HTTP status that an error stands for."""
 
 
+class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What row ``row`` of a ``TokenBatch`` brings beside its tokens, if its request asks for it."""
+
+    row: int
+    tokens: PackedLogprobs | None
+    """Of the row's tokens."""
+    prompt: PackedLogprobs | None = None
+    """Of the prompt's tokens from the second one on; with index 0."""
+
+
+class RowDetails(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What row ``row`` of a ``TextBatch`` brings beside its text, if its request asks for it."""
+
+    row: int
+    tokens: NamedLogprobs | None
+    prompt: NamedLogprobs | None = None
+    """With index 0."""
+    echo: str = ""
+    """The prompt's text, for ``echo``; with index 0."""
+
+
 class TokenBatch(msgspec.Struct, frozen=True, array_like=True, tag=30, gc=False):
     """Scheduler → one tokenizer: the tokens of one step."""
 
@@ -47,6 +70,7 @@ class TokenBatch(msgspec.Struct, frozen=True, array_like=True, tag=30, gc=False)
     ends: list[End]
     cached: list[int]
     """For rows with index 0: prompt tokens found in the prefix cache; else 0."""
+    logprobs: list[RowLogprobs] = []
 
 
 class TextBatch(msgspec.Struct, frozen=True, array_like=True, tag=31, gc=False):
@@ -66,3 +90,4 @@ class TextBatch(msgspec.Struct, frozen=True, array_like=True, tag=31, gc=False):
     """Characters released in all, this row's text included."""
     ends: list[End]
     cached: list[int]
+    details: list[RowDetails] = []

@@ -25,7 +25,7 @@ from penstock.protocol.messages.requests import (
     first_attempt,
     submission_of,
 )
-from penstock.protocol.messages.tokens import End, TextBatch
+from penstock.protocol.messages.tokens import End, RowDetails, TextBatch
 from penstock.protocol.ownership.peers import Membership, Send, disown, reconcile
 from penstock.protocol.ownership.tombstones import (
     MAX_STALLS,
@@ -45,8 +45,17 @@ class Sink(Protocol):
 
     def on_accepted(self, prompt_tokens: int) -> None: ...
 
-    def on_text(self, choice: int, text: str, tokens: int, end: End | None, cached: int) -> None:
-        """One row: ``text`` may be empty; ``tokens`` counts new output tokens."""
+    def on_text(
+        self,
+        choice: int,
+        text: str,
+        tokens: int,
+        end: End | None,
+        cached: int,
+        details: RowDetails | None = None,
+    ) -> None:
+        """One row: ``text`` may be empty; ``tokens`` counts new output tokens. ``details`` come
+        only where the request asks for any."""
 
     def on_rejected(self, rejected: Rejected) -> None:
         """The whole request ends with this error, before or after ``on_accepted``."""
@@ -252,6 +261,7 @@ class FrontendLedger:
     def _on_text(self, sender: int, batch: TextBatch, now: float) -> None:
         tokens = memoryview(batch.tokens)
         ends = {end.row: end for end in batch.ends} if batch.ends else None
+        details = {one.row: one for one in batch.details} if batch.details else None
         offset = 0
         stale_ids: list[int] = []
         stale_attempts: list[int] = []
@@ -296,7 +306,10 @@ class FrontendLedger:
                 request.open_choices -= 1
                 if request.open_choices == 0:
                     del self.open[request_id]
-            request.sink.on_text(number, text, count, end, cached)
+            if details is not None and row in details:
+                request.sink.on_text(number, text, count, end, cached, details[row])
+            else:
+                request.sink.on_text(number, text, count, end, cached)
         if stale_ids:
             self._disown(sender, stale_ids, stale_attempts)
 

@@ -63,8 +63,10 @@ class OwnedRequest:
     def encoded(self, work: TokenWork, make_stream: Callable[[TokenWork], Stream]) -> None:
         """The prompt is turned into tokens; streams begin after what the work brings along."""
         self.work = work
+        params = work.params
+        detailed = params.echo or params.logprobs is not None or params.prompt_logprobs is not None
         for state in work.choices:
-            choice = self.choices[state.choice] = Choice(make_stream(work))
+            choice = self.choices[state.choice] = Choice(make_stream(work), detailed)
             choice.output += state.output
             choice.count = len(state.output) // 4
             if choice.count:

@@ -6,7 +6,13 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.protocol.messages.tokens import End, EndReason, TextBatch
+from penstock.protocol.messages.tokens import (
+    End,
+    EndReason,
+    RowDetails,
+    RowLogprobs,
+    TextBatch,
+)
 
 
 class Delta(Protocol):
@@ -38,14 +44,24 @@ class Stream(Protocol):
     def replay(self, tokens: memoryview, released: int) -> str:
         """Rebuild the state after a continuation; returns the text after ``released``."""
 
+    def details(
+        self, row: int, first: bool, tokens: memoryview, found: RowLogprobs | None
+    ) -> RowDetails | None:
+        """What row ``row`` brings beside the text of these tokens, which were pushed last.
+
+        first: nothing came of the choice before them.
+        """
+
 
 class Choice:
     """What has come of one choice: ``output`` holds its token ids as int32 bytes."""
 
-    __slots__ = ("count", "ended", "output", "stream")
+    __slots__ = ("count", "detailed", "ended", "output", "stream")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, detailed: bool = False) -> None:
+        """detailed: its rows bring more than text."""
         self.stream = stream
+        self.detailed = detailed
         self.output = bytearray()
         self.count = 0
         self.ended = False
@@ -74,8 +90,8 @@ class TextRows:
     """Columns of one ``TextBatch`` in the making."""
 
     __slots__ = (
-        "attempts", "cached", "choices", "counts", "ends", "ids", "indices", "released", "texts",
-        "tokens",
+        "attempts", "cached", "choices", "counts", "details", "ends", "ids", "indices", "released",
+        "texts", "tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -89,6 +105,7 @@ class TextRows:
         self.released: list[int] = []
         self.ends: list[End] = []
         self.cached: list[int] = []
+        self.details: list[RowDetails] = []
 
     def add(
         self,
@@ -100,9 +117,15 @@ class TextRows:
         text: str,
         end: End | None,
         cached: int,
+        logprobs: RowLogprobs | None,
     ) -> None:
         """Add a row, and note in ``choice`` what it has brought."""
         data = tokens.tobytes()
+        if choice.detailed:
+            first = choice.count == 0
+            details = choice.stream.details(len(self.ids), first, tokens, logprobs)
+            if details is not None:
+                self.details.append(details)
         self.ids.append(request_id)
         self.choices.append(number)
         self.attempts.append(attempt)
@@ -130,4 +153,5 @@ class TextRows:
             self.released,
             self.ends,
             self.cached,
+            self.details,
         )

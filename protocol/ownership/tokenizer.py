@@ -26,7 +26,7 @@ from penstock.protocol.messages.requests import (
     Work,
     submission_of,
 )
-from penstock.protocol.messages.tokens import End, TokenBatch
+from penstock.protocol.messages.tokens import End, RowLogprobs, TokenBatch
 from penstock.protocol.ownership.owned_request import OwnedRequest
 from penstock.protocol.ownership.peers import Membership, Send, disown, reconcile
 from penstock.protocol.ownership.refusals import Refusals
@@ -263,6 +263,7 @@ class TokenizerLedger:
     def _on_tokens(self, sender: int, batch: TokenBatch, now: float) -> None:
         tokens = memoryview(batch.tokens).cast("i")
         ends = {end.row: end for end in batch.ends} if batch.ends else None
+        logprobs = {one.row: one for one in batch.logprobs} if batch.logprobs else None
         offset = 0
         outgoing: dict[str, TextRows] = {}
         stale: list[tuple[int, int]] = []
@@ -292,8 +293,10 @@ class TokenizerLedger:
             if out is None:
                 out = outgoing[request.reply_to] = TextRows()
             end = ends.get(row) if ends is not None else None
+            found = logprobs.get(row) if logprobs is not None else None
+            new = tokens[start:offset]
             try:
-                self._add_row(out, request, number, choice, tokens[start:offset], end, cached)
+                self._add_row(out, request, number, choice, new, end, cached, found)
             except Exception:
                 self._give_up(request)
         for address, out in outgoing.items():
@@ -320,6 +323,7 @@ class TokenizerLedger:
         tokens: memoryview,
         end: End | None,
         cached: int,
+        logprobs: RowLogprobs | None,
     ) -> None:
         engine_goes_on = end is None
         text, tokens, end = choice.push(tokens, end)
@@ -327,7 +331,7 @@ class TokenizerLedger:
             self._cancel_at_engine(request, number)
         if request.replayed:
             text = request.replayed.pop(number, "") + text
-        out.add(request.id, request.attempt, number, choice, tokens, text, end, cached)
+        out.add(request.id, request.attempt, number, choice, tokens, text, end, cached, logprobs)
         if len(tokens):
             request.stalls = 0
         if end is not None:

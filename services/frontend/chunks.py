@@ -6,11 +6,13 @@ once, so that a token costs a concatenation and the encoding of its text.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.protocol.messages.tokens import End, EndReason
+from penstock.protocol.messages.tokens import End, EndReason, RowDetails
+from penstock.protocol.sampling import SamplingParams
+from penstock.services.frontend.logprobs import LogprobsRenderer, prompt_logprobs
 
 encode = msgspec.json.encode
 
@@ -39,11 +41,32 @@ class Usage:
         }
 
 
+class Answer(NamedTuple):
+    """A choice that has ended."""
+
+    text: str
+    end: End
+    details: list[RowDetails]
+    """Of its rows, in order."""
+
+
 class Renderer:
     """The bytes of one answer of one endpoint. ``chat`` and ``completion`` differ in names."""
 
-    def __init__(self, *, chat: bool, answer_id: str, created: int, model: str) -> None:
+    def __init__(
+        self,
+        *,
+        chat: bool,
+        answer_id: str,
+        created: int,
+        model: str,
+        params: SamplingParams = SamplingParams(),  # noqa: B008 - it is frozen
+        lists_prompt: bool = False,
+    ) -> None:
+        """lists_prompt: ``prompt_logprobs`` are part of the answer."""
         self.chat = chat
+        self.lists_prompt = lists_prompt
+        self._params = params
         self._object = "chat.completion" if chat else "text_completion"
         self._answer: dict[str, Any] = {
             "id": answer_id,
@@ -60,18 +83,21 @@ class Renderer:
         key = b'"delta":{' + role + b'"content":' if self.chat else b'"text":'
         return b'%s{"index":%d,%s' % (self._head, index, key)
 
-    def suffix(self, usage: bytes = b"") -> bytes:
+    def suffix(self, usage: bytes = b"", logprobs: bytes = b"null") -> bytes:
         """What comes after the JSON string; ``usage`` is a rendered member, or nothing."""
         close = b"}" if self.chat else b""
-        return b'%s,"logprobs":null,"finish_reason":null}]%s}\n\n' % (close, usage)
+        return b'%s,"logprobs":%s,"finish_reason":null}]%s}\n\n' % (close, logprobs, usage)
 
-    def last(self, prefix: bytes, text: str, end: End, usage: bytes = b"") -> bytes:
+    def last(
+        self, prefix: bytes, text: str, end: End, usage: bytes = b"", logprobs: bytes = b"null"
+    ) -> bytes:
         """The frame that ends a choice, with its last text, if any."""
         close = b"}" if self.chat else b""
-        return b'%s%s%s,"logprobs":null,"finish_reason":%s,"stop_reason":%s}]%s}\n\n' % (
+        return b'%s%s%s,"logprobs":%s,"finish_reason":%s,"stop_reason":%s}]%s}\n\n' % (
             prefix,
             encode(text),
             close,
+            logprobs,
             encode(FINISH_REASONS[end.reason]),
             encode(end.stop),
             usage,
@@ -80,23 +106,37 @@ class Renderer:
     def usage_frame(self, usage: Usage) -> bytes:
         return b'%s],"usage":%s}\n\n' % (self._head, encode(usage.as_json()))
 
-    def body(self, choices: list[tuple[str, End]], usage: Usage) -> bytes:
+    def body(self, choices: list[Answer], usage: Usage) -> bytes:
         """The whole answer of an unstreamed request; choices in the order of their index."""
         rendered = []
-        for index, (text, end) in enumerate(choices):
-            message: dict[str, Any] = {"text": text}
+        prompts = [prompt_logprobs(choice.details) for choice in choices]
+        for index, (text, end, details) in enumerate(choices):
+            message: dict[str, Any] = {"text": self.echo(details) + text}
             if self.chat:
                 message = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            elif prompts[index] is not None and self.lists_prompt:
+                message["prompt_logprobs"] = prompts[index]
             rendered.append(
                 {
                     "index": index,
                     **message,
-                    "logprobs": None,
+                    "logprobs": self.logprobs().member(details),
                     "finish_reason": FINISH_REASONS[end.reason],
                     "stop_reason": end.stop,
                 }
             )
-        return encode({**self._answer, "choices": rendered, "usage": usage.as_json()})
+        answer = {**self._answer, "choices": rendered, "usage": usage.as_json()}
+        if self.chat and prompts[0] is not None:
+            answer["prompt_logprobs"] = prompts[0]
+        return encode(answer)
+
+    def logprobs(self) -> LogprobsRenderer:
+        """A new one, for one choice."""
+        return LogprobsRenderer(self._params, chat=self.chat)
+
+    @staticmethod
+    def echo(details: list[RowDetails]) -> str:
+        return "".join(row.echo for row in details)
 
 
 def usage_member(usage: Usage) -> bytes:

@@ -22,7 +22,7 @@ from penstock.protocol.messages.membership import (
     Phase,
 )
 from penstock.protocol.messages.requests import Rejected, Work
-from penstock.protocol.messages.tokens import End
+from penstock.protocol.messages.tokens import End, RowDetails
 from penstock.protocol.ownership.frontend import FrontendLedger, Sink
 from penstock.protocol.participant import Participant
 from penstock.protocol.trace import ACCEPT, TRACE
@@ -209,9 +209,17 @@ class _Waiting:
         self._gateway.door.counted(self.request_id, prompt_tokens)
         self._sink.on_accepted(prompt_tokens)
 
-    def on_text(self, choice: int, text: str, tokens: int, end: End | None, cached: int) -> None:
+    def on_text(
+        self,
+        choice: int,
+        text: str,
+        tokens: int,
+        end: End | None,
+        cached: int,
+        details: RowDetails | None = None,
+    ) -> None:
         self._gateway.begun(self.request_id, self._sink)
-        self._sink.on_text(choice, text, tokens, end, cached)
+        self._sink.on_text(choice, text, tokens, end, cached, details)
 
     def on_rejected(self, rejected: Rejected) -> None:
         self._gateway.door.left(self.request_id)

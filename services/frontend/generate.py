@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 
@@ -52,6 +53,8 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
         answer_id=f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=parsed.model,
+        params=parsed.params,
+        lists_prompt=parsed.lists_prompt,
     )
     try:
         if parsed.stream:
@@ -68,9 +71,11 @@ async def _whole(generation: Generation, renderer: Renderer) -> web.Response:
     if generation.error is not None:
         raise generation.error
     choices = [choice for sink in sinks for choice in sink.choices()]
-    return web.Response(
-        body=renderer.body(choices, generation.usage), content_type="application/json"
-    )
+    if any(choice.details for choice in choices):  # thousands of small objects: others go on
+        body = await asyncio.to_thread(renderer.body, choices, generation.usage)
+    else:
+        body = renderer.body(choices, generation.usage)
+    return web.Response(body=body, content_type="application/json")
 
 
 async def _streamed(

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from penstock.protocol.messages.requests import Rejected
-from penstock.protocol.messages.tokens import End, EndReason
+from penstock.protocol.messages.tokens import End, EndReason, RowDetails
 from penstock.protocol.metrics import Registry
-from penstock.services.frontend.chunks import Usage
+from penstock.services.frontend.chunks import Answer, Usage
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
 from penstock.services.frontend.interface import Gateway, Overloaded, Sink
 from penstock.services.frontend.parse import GenerateRequest
@@ -165,6 +165,7 @@ class CollectSink:
         self._generation = generation
         n = generation.request.params.n
         self._texts: list[list[str]] = [[] for _ in range(n)]
+        self._details: list[list[RowDetails]] = [[] for _ in range(n)]
         self._ends: list[End | None] = [None] * n
         self._last = [0.0] * n
         self._has_first = False
@@ -175,7 +176,15 @@ class CollectSink:
     def on_rejected(self, rejected: Rejected) -> None:
         self._generation.on_rejected(rejected)
 
-    def on_text(self, choice: int, text: str, tokens: int, end: End | None, cached: int) -> None:
+    def on_text(
+        self,
+        choice: int,
+        text: str,
+        tokens: int,
+        end: End | None,
+        cached: int,
+        details: RowDetails | None = None,
+    ) -> None:
         generation = self._generation
         if tokens:
             now = generation.now()
@@ -188,15 +197,17 @@ class CollectSink:
             generation.usage.completion += tokens
         if cached and choice == 0:
             generation.usage.cached += cached
+        if details is not None:
+            self._details[choice].append(details)
         if text:
             self._texts[choice].append(text)
         if end is not None and self._ends[choice] is None and generation.on_end(end):
             self._ends[choice] = end
 
-    def choices(self) -> list[tuple[str, End]]:
-        """Text and end of every choice; for a request that finished without an error."""
+    def choices(self) -> list[Answer]:
+        """Every choice; for a request that finished without an error."""
         return [
-            ("".join(texts), end)
-            for texts, end in zip(self._texts, self._ends, strict=True)
+            Answer("".join(texts), end, details)
+            for texts, end, details in zip(self._texts, self._ends, self._details, strict=True)
             if end is not None
         ]

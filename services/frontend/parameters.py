@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.protocol.grammar import BadGrammar, Grammar, conflict, from_response_format
 from penstock.protocol.messages.requests import MAX_CACHE_SALT, RequestPriority
 from penstock.protocol.sampling import PARAMETERS, SamplingParams, parse_field, token_ids
 from penstock.services.frontend.errors import ApiError, bad_request, show
@@ -24,30 +25,26 @@ MAX_METADATA_LENGTH = 512
 DEFAULT_COMPLETION_TOKENS = 16
 """``max_tokens`` of /v1/completions where it is left out, as in OpenAI's API."""
 
-_HANDLED = frozenset(PARAMETERS) | {
+_HANDLED = (frozenset(PARAMETERS) - {"echo"}) | {
     *("model", "stream", "stream_options", "max_completion_tokens", "user", "metadata", "store"),
     *("service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"),
-    *("priority", "cache_salt", "deadline_s"),
+    *("priority", "cache_salt", "deadline_s", "response_format"),
 }
 _EMPTY: tuple[Any, ...] = ([], {}, "")
 _NO_TOOLS: tuple[Any, ...] = ("none", "auto")
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     # OpenAI
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": _EMPTY,
     "tool_choice": _NO_TOOLS,
     "functions": _EMPTY,
     "function_call": _NO_TOOLS,
-    "response_format": ({"type": "text"},),
     "modalities": (["text"], []),
     "audio": (),
     "prediction": (),
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
-    "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
     # vLLM
@@ -55,7 +52,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "logits_processors": _EMPTY,
-    "prompt_logprobs": (False,),
     "add_special_tokens": (True,),
     "detokenize": (True,),
     "include_reasoning": (True,),
@@ -68,7 +64,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
-    "structured_outputs": (),
     "prompt_embeds": (),
     "mm_processor_kwargs": (),
     "kv_transfer_params": (),
@@ -79,12 +74,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     **_NEUTRAL,
     "add_special_tokens": (False,),
+    "echo": (False,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "chat_template": (),
     "documents": _EMPTY,
 }
-COMPLETION_NEUTRAL = _NEUTRAL
+COMPLETION_NEUTRAL = {**_NEUTRAL, "top_logprobs": (0,)}
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
@@ -205,10 +201,11 @@ def take_deadline(body: dict[str, Any]) -> float | None:
 
 
 def take_sampling(
-    body: dict[str, Any], vocab_size: int, default_max_tokens: int | None
+    body: dict[str, Any], vocab_size: int, default_max_tokens: int | None, *, chat: bool
 ) -> SamplingParams:
     """The sampling parameters. Raises ``ApiError`` 400 that names value and limit."""
     _accept_silent(body)
+    body = _with_logprobs(body, chat=chat)
     fields: dict[str, Any] = {"max_tokens": default_max_tokens}
     for name in PARAMETERS:
         if name in body:
@@ -223,22 +220,76 @@ def take_sampling(
                 param=name,
             )
         fields["max_tokens"] = limit
+    fields["structured_outputs"] = _take_grammar(body, fields.get("structured_outputs"))
     params = SamplingParams(**fields)
     for name, token in token_ids(params):
         if token >= vocab_size:
             limit = f"Token ids must be below the vocabulary's size {vocab_size}"
             raise invalid(name, limit, token)
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > vocab_size:
+            limit = f"At most {vocab_size}, the size of the vocabulary"
+            raise invalid(name, limit, getattr(params, name))
+    _check_grammar(params)
     most = params.max_tokens
     if most is not None and params.min_tokens > most:
         raise invalid("min_tokens", f"At most max_tokens, which is {most}", params.min_tokens)
     return params
 
 
+def _take_grammar(body: dict[str, Any], structured: Grammar | None) -> Grammar | None:
+    """``response_format``, or what ``structured_outputs`` asks for."""
+    if "response_format" not in body:
+        return structured
+    try:
+        format = from_response_format(body["response_format"])
+    except BadGrammar as error:
+        raise bad_request(error.message, param=error.param) from None
+    if format is not None and structured is not None:
+        raise bad_request(
+            "response_format and structured_outputs contradict each other; send one of them",
+            param="structured_outputs",
+        )
+    return format or structured
+
+
+def _check_grammar(params: SamplingParams) -> None:
+    grammar = params.structured_outputs
+    if grammar is None:
+        return
+    allowed = params.allowed_token_ids is not None
+    reason = conflict(grammar, allowed_token_ids=allowed, bad_words=bool(params.bad_words))
+    if reason is not None:
+        raise bad_request(reason, param=grammar.param)
+
+
 def _parse(name: str, field: str, value: Any) -> Any:
     try:
         return parse_field(field, value)
+    except BadGrammar as error:
+        raise bad_request(error.message, param=error.param) from None
     except (msgspec.ValidationError, OverflowError) as error:
         raise invalid(name, str(error)[:200], value) from None
+
+
+def _with_logprobs(body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
+    """The chat endpoint's ``logprobs`` and ``top_logprobs`` become one number, as elsewhere."""
+    fields = dict(body)
+    if fields.get("prompt_logprobs") is False:
+        del fields["prompt_logprobs"]
+    if not chat:
+        if fields.get("logprobs") is False:
+            del fields["logprobs"]
+        return fields
+    wanted = take_bool(fields, "logprobs")
+    fields.pop("logprobs", None)
+    most = fields.pop("top_logprobs", 0)
+    number = _parse("top_logprobs", "logprobs", most)
+    if wanted:
+        fields["logprobs"] = number
+    elif number:
+        raise invalid("top_logprobs", "Only together with logprobs: true", most)
+    return fields
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

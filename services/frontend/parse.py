@@ -16,8 +16,8 @@ from penstock.services.frontend.prompts import parse_chat, parse_prompts
 
 MAX_CHOICES_IN_ALL = 256
 
-_CHAT_FIELDS = frozenset({"messages", "chat_template_kwargs"})
-_COMPLETION_FIELDS = frozenset({"prompt"})
+_CHAT_FIELDS = frozenset({"messages", "chat_template_kwargs", "top_logprobs"})
+_COMPLETION_FIELDS = frozenset({"prompt", "echo"})
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -34,6 +34,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     user: str
     priority: int
     cache_salt: str
+    lists_prompt: bool = False
+    """``prompt_logprobs`` were asked for by name, not by ``echo``."""
     deadline_s: float | None = None
     """Seconds in which the client wants the whole answer; ``None``: the server's own limit."""
 
@@ -99,7 +101,16 @@ def parse_request(raw: bytes, models: list[ServedModel], *, chat: bool) -> Gener
     model, name = find_model(body.get("model"), models)
     stream, options = parameters.take_stream(body)
     default_tokens = None if chat else parameters.DEFAULT_COMPLETION_TOKENS
-    params = parameters.take_sampling(body, model.vocab_size, default_tokens)
+    params = parameters.take_sampling(body, model.vocab_size, default_tokens, chat=chat)
+    lists_prompt = params.prompt_logprobs is not None
+    if lists_prompt and stream:
+        raise bad_request(
+            "prompt_logprobs: Not in a stream; send stream: false, or echo and logprobs to "
+            "/v1/completions",
+            param="prompt_logprobs",
+        )
+    if params.echo and params.logprobs is not None and not lists_prompt:
+        params = msgspec.structs.replace(params, prompt_logprobs=params.logprobs)
     prompts: list[Prompt]
     if chat:
         prompts = [parse_chat(body)]
@@ -123,5 +134,6 @@ def parse_request(raw: bytes, models: list[ServedModel], *, chat: bool) -> Gener
         user=parameters.take_user(body),
         priority=parameters.take_priority(body),
         cache_salt=parameters.take_cache_salt(body),
+        lists_prompt=lists_prompt,
         deadline_s=parameters.take_deadline(body),
     )

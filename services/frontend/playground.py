@@ -62,6 +62,8 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 STATUS_TIMEOUT_S = 3.0
+UNSEEN = frozenset({"logprobs", "prompt_logprobs", "echo", "structured_outputs"})
+"""Parameters that the page has no way to set, or whose results it does not show."""
 PIPELINE = ("frontend", "tokenizer", "router", "scheduler", "worker")
 """The services in the order in which the panel shows them."""
 _WAITING_HOPS = ("router", "tokenizer", "scheduler")
@@ -136,7 +138,9 @@ def sampling_schema() -> dict[str, Any]:
     """
     return {
         "type": "object",
-        "properties": {name: _property(one) for name, one in PARAMETERS.items()},
+        "properties": {
+            name: _property(one) for name, one in PARAMETERS.items() if name not in UNSEEN
+        },
     }
 
 

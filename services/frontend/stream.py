@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 
 from penstock.protocol.messages.requests import Rejected
-from penstock.protocol.messages.tokens import End
+from penstock.protocol.messages.tokens import End, RowDetails
 from penstock.services.frontend.chunks import (
     KEEP_ALIVE,
     NO_USAGE,
@@ -30,6 +30,7 @@ from penstock.services.frontend.chunks import (
     usage_member,
 )
 from penstock.services.frontend.generation import Generation
+from penstock.services.frontend.logprobs import LogprobsRenderer
 
 HOLD_BYTES = 64 * 1024
 RELEASE_BYTES = 16 * 1024
@@ -37,6 +38,8 @@ RELEASE_BYTES = 16 * 1024
 MAX_BYTES = 256 * 1024
 """Backlog and held text of one connection; with more its reader is given up."""
 STALL_S = 60.0
+_LOGPROB_BYTES = 80
+"""Of one token's name, bytes and logprob, as JSON."""
 _POLL_S = 0.02
 _MAX_TICK_S = 1.0
 
@@ -46,15 +49,18 @@ _log = logging.getLogger("penstock.frontend")
 class Choice:
     """The stream of one choice."""
 
-    __slots__ = ("end", "ended", "last", "later", "prefix", "texts")
+    __slots__ = ("details", "end", "ended", "last", "later", "logprobs", "prefix", "texts")
 
-    def __init__(self, first: bytes, later: bytes) -> None:
+    def __init__(self, first: bytes, later: bytes, logprobs: LogprobsRenderer) -> None:
         self.prefix = first
         self.later = later
         self.last = 0.0
         """Time of the newest token; 0 before the first."""
         self.texts: list[str] = []
         """Text held back."""
+        self.details: list[RowDetails] = []
+        """Details held back."""
+        self.logprobs = logprobs
         self.end: End | None = None
         """An end held back."""
         self.ended = False
@@ -85,7 +91,8 @@ class EventStream:
 
     def choice(self, index: int) -> Choice:
         first = self._renderer.prefix(index, first=True)
-        return Choice(first, self._renderer.prefix(index, first=False))
+        later = self._renderer.prefix(index, first=False)
+        return Choice(first, later, self._renderer.logprobs())
 
     # --- rows in
 
@@ -96,17 +103,24 @@ class EventStream:
             self._dirty = True
             self._clock.mark(self)
 
-    def put(self, choice: Choice, text: str, end: End | None) -> None:
+    def put(
+        self, choice: Choice, text: str, end: End | None, details: RowDetails | None = None
+    ) -> None:
         """Send or hold a row; for every row that is not plain text on a free stream."""
+        if details is not None:
+            text = details.echo + text
         if not self.held:
-            if frame := self._frame(choice, text, end):
+            if frame := self._frame(choice, text, end, [] if details is None else [details]):
                 self.write(frame)
             return
         if text:
             choice.texts.append(text)
             self._held_bytes += len(text.encode())
+        if details is not None:
+            choice.details.append(details)
+            self._held_bytes += _rendered_bytes(details)
         choice.end = end
-        if text or end is not None:
+        if text or end is not None or details is not None:
             self._holding[choice] = None
         transport = self._transport
         if transport is not None:
@@ -114,14 +128,17 @@ class EventStream:
             if total > MAX_BYTES:
                 self.give_up()
 
-    def _frame(self, choice: Choice, text: str, end: End | None) -> bytes:
-        if not text and end is None:
+    def _frame(
+        self, choice: Choice, text: str, end: End | None, details: list[RowDetails]
+    ) -> bytes:
+        logprobs = encode(choice.logprobs.member(details)) if details else b"null"
+        if not text and end is None and logprobs == b"null":
             return b""
         usage = usage_member(self._generation.usage) if self.continuous else self._no_usage
         prefix, choice.prefix = choice.prefix, choice.later
         if end is not None:
-            return self._renderer.last(prefix, text, end, usage)
-        return prefix + encode(text) + self._renderer.suffix(usage)
+            return self._renderer.last(prefix, text, end, usage, logprobs)
+        return prefix + encode(text) + self._renderer.suffix(usage, logprobs)
 
     # --- bytes out
 
@@ -160,10 +177,10 @@ class EventStream:
         holding, self._holding = self._holding, {}
         self._held_bytes = 0
         for choice in holding:
-            text, end = "".join(choice.texts), choice.end
+            text, end, details = "".join(choice.texts), choice.end, choice.details
             choice.texts.clear()
-            choice.end = None
-            if frame := self._frame(choice, text, end):
+            choice.end, choice.details = None, []
+            if frame := self._frame(choice, text, end, details):
                 self._pending.append(frame)
         self.flush(self._clock.now())
 
@@ -316,6 +333,12 @@ class StreamClock:
             asyncio.get_running_loop().call_later(_POLL_S, self._poll)
 
 
+def _rendered_bytes(details: RowDetails) -> int:
+    """About what the details take as JSON."""
+    named = [one for one in (details.tokens, details.prompt) if one is not None]
+    return sum(_LOGPROB_BYTES * len(one.pieces) for one in named)
+
+
 class StreamSink:
     """Renders the rows of one prompt's choices into the stream of its connection."""
 
@@ -349,7 +372,15 @@ class StreamSink:
     def on_rejected(self, rejected: Rejected) -> None:
         self._generation.on_rejected(rejected)
 
-    def on_text(self, choice: int, text: str, tokens: int, end: End | None, cached: int) -> None:
+    def on_text(
+        self,
+        choice: int,
+        text: str,
+        tokens: int,
+        end: End | None,
+        cached: int,
+        details: RowDetails | None = None,
+    ) -> None:
         state = self._choices[choice]
         if tokens:
             now = self._now()
@@ -360,13 +391,15 @@ class StreamSink:
                 self._generation.meters.first_token(now - self._generation.arrival)
             state.last = now
             self._usage.completion += tokens
-        if end is not None or cached or self._special or self._stream.held:
-            self._rare(choice, text, end, cached)
+        if end is not None or cached or self._special or self._stream.held or details is not None:
+            self._rare(choice, text, end, cached, details)
         elif text:
             self._stream.write(state.prefix + encode(text) + self._suffix)
             state.prefix = state.later
 
-    def _rare(self, choice: int, text: str, end: End | None, cached: int) -> None:
+    def _rare(
+        self, choice: int, text: str, end: End | None, cached: int, details: RowDetails | None
+    ) -> None:
         state = self._choices[choice]
         if cached and choice == 0:
             self._usage.cached += cached
@@ -376,4 +409,4 @@ class StreamSink:
             state.ended = True
             if not self._generation.on_end(end):
                 return
-        self._stream.put(state, text, end)
+        self._stream.put(state, text, end, details)

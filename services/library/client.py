@@ -13,7 +13,7 @@ import msgspec
 from penstock.protocol.config import ClusterConfig
 from penstock.protocol.messages.membership import Identity, Phase
 from penstock.protocol.messages.requests import Rejected, Work
-from penstock.protocol.messages.tokens import End
+from penstock.protocol.messages.tokens import End, RowDetails
 from penstock.protocol.ownership.frontend import FrontendLedger, OpenRequest
 from penstock.protocol.participant import BeatThread, Participant
 from penstock.protocol.runtime import TICK_SECONDS, open_mailbox
@@ -27,6 +27,7 @@ class Collector:
     def __init__(self) -> None:
         self.request: OpenRequest | None = None
         self.texts: dict[int, list[str]] = {}
+        self.details: dict[int, list[RowDetails]] = {}
         self.ends: dict[int, End] = {}
         self.cached = 0
         self.tokens = 0
@@ -36,7 +37,18 @@ class Collector:
     def on_accepted(self, prompt_tokens: int) -> None:
         self.accepted = True
 
-    def on_text(self, choice: int, text: str, tokens: int, end: End | None, cached: int) -> None:
+    def on_text(
+        self,
+        choice: int,
+        text: str,
+        tokens: int,
+        end: End | None,
+        cached: int,
+        details: RowDetails | None = None,
+    ) -> None:
+        if details is not None:
+            self.details.setdefault(choice, []).append(details)
+            text = details.echo + text
         if text:
             self.texts.setdefault(choice, []).append(text)
         self.tokens += tokens

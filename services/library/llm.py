@@ -13,11 +13,18 @@ from typing import Any, Self
 
 import msgspec
 
+from penstock.protocol.grammar import from_structured_outputs
+from penstock.protocol.logprobs import TokenLogprobs, unpack
 from penstock.protocol.messages.requests import Chat, ChoiceState, Prompt, Text, Tokens, Work
-from penstock.protocol.messages.tokens import EndReason
+from penstock.protocol.messages.tokens import EndReason, RowDetails
 from penstock.protocol.sampling import SamplingParams
 from penstock.services.library.client import Collector, PipelineClient
-from penstock.services.library.outputs import CompletionOutput, RequestError, RequestOutput
+from penstock.services.library.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestError,
+    RequestOutput,
+)
 from penstock.services.library.progress import ProgressLine
 from penstock.services.library.server_process import ServerFailed, ServerProcess
 
@@ -188,7 +195,14 @@ def _spread(
 
 
 def _work(prompt: Prompt, params: SamplingParams) -> Work:
-    """Checks the parameters' ranges. Raises ``ValueError``."""
+    """Checks the parameters' ranges. Raises ``ValueError``.
+
+    ``structured_outputs`` may be the object that a client of the API would send.
+    """
+    grammar: Any = params.structured_outputs
+    if isinstance(grammar, dict):
+        made = from_structured_outputs(grammar)
+        params = msgspec.structs.replace(params, structured_outputs=made)
     try:
         # Constructing a Struct checks nothing; decoding does.
         checked = msgspec.convert(msgspec.to_builtins(params), SamplingParams)
@@ -228,6 +242,32 @@ def _output(text: str | None, collector: Collector) -> RequestOutput:
                 list(array("i", bytes(choice.output))),
                 "length" if end.reason == EndReason.LENGTH else "stop",
                 end.stop,
+                _logprobs(collector.details.get(number, [])),
             )
         )
-    return RequestOutput(text, list(array("i", request.prompt)), outputs, collector.cached)
+    return RequestOutput(
+        text,
+        list(array("i", request.prompt)),
+        outputs,
+        collector.cached,
+        _prompt_logprobs(collector.details.get(0, [])),
+    )
+
+
+def _by_id(token: TokenLogprobs) -> dict[int, Logprob]:
+    return {
+        one.token: Logprob(one.logprob, one.rank, one.piece.decode("utf-8", "replace"))
+        for one in (*token.top, token.own)
+    }
+
+
+def _logprobs(details: list[RowDetails]) -> list[dict[int, Logprob]] | None:
+    rows = [row.tokens for row in details if row.tokens is not None]
+    return [_by_id(token) for named in rows for token in unpack(named)] or None
+
+
+def _prompt_logprobs(details: list[RowDetails]) -> list[dict[int, Logprob] | None] | None:
+    for row in details:
+        if row.prompt is not None:
+            return [None, *(_by_id(token) for token in unpack(row.prompt, 1))]
+    return None

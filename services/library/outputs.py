@@ -5,6 +5,15 @@ from __future__ import annotations
 import msgspec
 
 
+class Logprob(msgspec.Struct, frozen=True):
+    """Of one token at one place."""
+
+    logprob: float
+    rank: int
+    """1 is the likeliest."""
+    decoded_token: str
+
+
 class CompletionOutput(msgspec.Struct, frozen=True):
     """One choice."""
 
@@ -16,6 +25,8 @@ class CompletionOutput(msgspec.Struct, frozen=True):
     """``stop`` or ``length``."""
     stop_reason: int | str | None
     """The stop token or stop string that was found."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """By token id, for each token: itself and the likeliest ones; with ``logprobs`` alone."""
 
 
 class RequestOutput(msgspec.Struct, frozen=True):
@@ -27,6 +38,8 @@ class RequestOutput(msgspec.Struct, frozen=True):
     outputs: list[CompletionOutput]
     num_cached_tokens: int
     """Prompt tokens that were found in the prefix cache."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """As ``CompletionOutput.logprobs``, with ``prompt_logprobs`` alone; the first is ``None``."""
 
 
 class RequestError(RuntimeError):

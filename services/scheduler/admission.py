@@ -12,7 +12,7 @@ from penstock.protocol.messages.steps import SlotAdjustments, SlotSampling
 from penstock.protocol.sampling import SamplingParams
 from penstock.services.scheduler.block_hash import chain_root
 from penstock.services.scheduler.limits import Limits
-from penstock.services.scheduler.sequence import Request, Sequence
+from penstock.services.scheduler.sequence import PromptLogprobs, Request, Sequence
 
 TOKEN_BYTES = 4
 FULL_SECONDS = 60.0
@@ -149,6 +149,7 @@ def make_sequences(
                 prompt_len=request.prompt_len,
                 max_len=request.prompt_len + request.max_output,
                 sampling=_slot_sampling(params, state.choice, adjustments),
+                prompt_logprobs=PromptLogprobs(params.prompt_logprobs),
             )
         )
     return sequences
@@ -200,6 +201,7 @@ def _slot_adjustments(work: TokenWork) -> SlotAdjustments | None:
         bad_words=work.bad_words,
         min_tokens=params.min_tokens,
         ends=array("i", work.stop_ids).tobytes() if params.min_tokens else b"",
+        grammar=params.structured_outputs,
     )
     return None if adjustments == SlotAdjustments() else adjustments
 
@@ -222,4 +224,5 @@ def _slot_sampling(
         choice=choice,
         min_p=params.min_p or 0.0,
         adjustments=adjustments,
+        logprobs=params.logprobs,
     )

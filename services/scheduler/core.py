@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from array import array
 
+from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.messages.requests import Rejected, TokenWork
 from penstock.protocol.messages.steps import StepFailed, StepPlan, StepResult
 from penstock.protocol.messages.tokens import EndReason, TokenBatch
@@ -30,6 +31,7 @@ from penstock.services.scheduler.endings import (
     Ending,
     by_output,
     fits_no_longer,
+    grammar_failed,
     overdue,
     struck_out,
 )
@@ -241,6 +243,11 @@ class SchedulerCore:
         prefilled = sum(chunk.count for chunk in step.chunks)
         self._pace.observe(step.num_decoding, prefilled, result.seconds)
         bad = frozenset(result.bad_rows)
+        logprobs = {one.row: one.token for one in result.logprobs} if result.logprobs else None
+        for chunk in result.prompt_logprobs:
+            if (sequence := step.prompts.get(chunk.slot)) is not None:
+                sequence.prompt_logprobs.add(chunk.start, chunk.tokens)
+        failures = {one.row: one.reason for one in result.failures} if result.failures else None
         generated = 0
         for row, sequence in enumerate(step.rows):
             if sequence is None or sequence.finished:
@@ -249,7 +256,11 @@ class SchedulerCore:
             if bad and row in bad:
                 self._bad_row(sequence)
                 continue
-            self._append(sequence, tokens[row], step.number)
+            if failures and row in failures:
+                self._end(sequence, grammar_failed(failures[row]))
+                continue
+            found = logprobs.get(row) if logprobs else None
+            self._append(sequence, tokens[row], step.number, found)
             generated += 1
         self.counters.generated_tokens += generated
         return self._outbox.drain()
@@ -326,7 +337,9 @@ class SchedulerCore:
             self.limits, self._policy, self._caching, self._waiting, self.counters, self._pace
         )
 
-    def _append(self, sequence: Sequence, token: int, step: int) -> None:
+    def _append(
+        self, sequence: Sequence, token: int, step: int, logprobs: PackedLogprobs | None
+    ) -> None:
         """Take one sampled token; the body of the loop over a result's rows."""
         tokens = sequence.tokens
         tokens.append(token)
@@ -336,13 +349,13 @@ class SchedulerCore:
         if known == sequence.cache_at:
             self._planner.cache_generated(sequence, step)
         if token in sequence.request.stop_ids:
-            self._outbox.token(sequence, token, EndReason.STOP, token)
+            self._outbox.token(sequence, token, EndReason.STOP, token, logprobs)
             self._finish(sequence)
         elif known >= sequence.max_len:
-            self._outbox.token(sequence, token, EndReason.LENGTH)
+            self._outbox.token(sequence, token, EndReason.LENGTH, None, logprobs)
             self._finish(sequence)
         else:
-            self._outbox.token(sequence, token)
+            self._outbox.token(sequence, token, None, None, logprobs)
 
     def _finish(self, sequence: Sequence) -> None:
         self._policy.on_finished(sequence)

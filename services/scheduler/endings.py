@@ -27,6 +27,11 @@ NOT_A_NUMBER = Ending(
 )
 
 
+def grammar_failed(reason: str) -> Ending:
+    """What has come fits the grammar, but no mask can be made for what comes next."""
+    return Ending(EndReason.ERROR, message=f"structured output: {reason}", status=400)
+
+
 def by_output(sequence: Sequence) -> Ending | None:
     """How the known output ends a sequence, if it does."""
     if sequence.num_output and sequence.tokens[-1] in sequence.request.stop_ids:

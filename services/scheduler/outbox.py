@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 
-from penstock.protocol.messages.tokens import End, EndReason, TokenBatch
+from penstock.protocol.logprobs import PackedLogprobs
+from penstock.protocol.messages.tokens import End, EndReason, RowLogprobs, TokenBatch
 from penstock.services.scheduler.sequence import Sequence
 
 
@@ -19,6 +20,7 @@ class _Columns:
         "ends",
         "ids",
         "indices",
+        "logprobs",
         "tokens",
     )
 
@@ -31,6 +33,7 @@ class _Columns:
         self.tokens = array("i")
         self.ends: list[End] = []
         self.cached: list[int] = []
+        self.logprobs: list[RowLogprobs] = []
 
     def batch(self) -> TokenBatch:
         return TokenBatch(
@@ -42,6 +45,7 @@ class _Columns:
             tokens=self.tokens.tobytes(),
             ends=self.ends,
             cached=self.cached,
+            logprobs=self.logprobs,
         )
 
 
@@ -57,11 +61,15 @@ class Outbox:
         token: int,
         reason: EndReason | None = None,
         stop: int | None = None,
+        logprobs: PackedLogprobs | None = None,
     ) -> None:
         """Add a row with the newest token of a sequence, already in ``sequence.tokens``."""
         index = len(sequence.tokens) - sequence.prompt_len - 1
         columns = self._row(sequence, index, 1)
         columns.tokens.append(token)
+        prompt = sequence.prompt_logprobs.packed() if index == 0 else None
+        if logprobs is not None or prompt is not None:
+            columns.logprobs.append(RowLogprobs(len(columns.ids) - 1, logprobs, prompt))
         if reason is not None:
             columns.ends.append(End(len(columns.ids) - 1, reason, stop))
 

@@ -45,6 +45,8 @@ class Step:
     """Rows that decode."""
     members: list[Sequence] = field(default_factory=list)
     """Prefilling sequences that compute in this step and have no row."""
+    prompts: dict[int, Sequence] = field(default_factory=dict)
+    """By slot: those whose chunk brings logprobs of their prompt."""
 
     def sequences(self) -> list[Sequence]:
         """All that compute in this step."""
@@ -203,11 +205,16 @@ class Planner:
         The block of the last known token is left out: its K and V may be there, but the logits
         that the next token is drawn from are not.
         """
-        if not self._caching:
+        if not self._caching or self._wants_prompt(sequence):
             return []
         size = self.limits.block_size
         count = (len(sequence.tokens) - 1) // size
         return self.blocks.match(extend_hashes(sequence, count, size)[:count])
+
+    @staticmethod
+    def _wants_prompt(sequence: Sequence) -> bool:
+        """Logprobs of the prompt are owed with the first token: all of it must be computed."""
+        return sequence.prompt_logprobs.most is not None and not sequence.num_output
 
     def _owed(self, sequence: Sequence) -> int:
         """Blocks that a running sequence will ask for soon: its known tokens and one more."""
@@ -246,6 +253,9 @@ class Planner:
                 num_computed=sequence.num_computed,
                 blocks=hits,
                 sampling=sequence.sampling,
+                prompt_logprobs=(
+                    sequence.prompt_logprobs.most if self._wants_prompt(sequence) else None
+                ),
             )
         )
         self._add_chunk(step, sampled, sequence)
@@ -266,6 +276,8 @@ class Planner:
         sequence.num_computed = end
         step.budget -= end - start
         step.chunks.append(Chunk(sequence.slot, start, end - start, end == known, blocks))
+        if self._wants_prompt(sequence):
+            step.prompts[sequence.slot] = sequence
         if self._caching:
             self._cache_prefill(step.number, sequence, start, end)
         (sampled if end == known else step.members).append(sequence)

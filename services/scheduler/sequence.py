@@ -17,6 +17,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.protocol.logprobs import PackedLogprobs, entry_bytes
 from penstock.protocol.messages.steps import SlotSampling
 
 QueueKey = tuple[float, ...]
@@ -63,6 +64,34 @@ class Request:
     deadline_key: QueueKey | None = None
 
 
+class PromptLogprobs:
+    """Logprobs of a prompt's tokens from the second one on, collected chunk by chunk.
+
+    A result that comes late, of a chunk planned before its sequence lost its slot, holds what the
+    later result for these positions will: entries are laid where they belong, never left out.
+    """
+
+    __slots__ = ("_entries", "most")
+
+    def __init__(self, most: int | None) -> None:
+        """Without ``most`` nobody asks for them."""
+        self.most = most
+        self._entries = bytearray()
+
+    def add(self, start: int, found: PackedLogprobs) -> None:
+        """Those of a chunk whose first position is ``start``."""
+        first = start * entry_bytes(found.most)
+        if first <= len(self._entries):
+            self._entries[first:] = found.entries
+
+    def packed(self) -> PackedLogprobs | None:
+        """All of them; they are kept no longer."""
+        if self.most is None:
+            return None
+        entries, self._entries = self._entries, bytearray()
+        return PackedLogprobs(self.most, bytes(entries))
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One choice of a request."""
@@ -77,6 +106,7 @@ class Sequence:
     max_len: int
     """Tokens at which it ends with LENGTH: max_tokens, max_model_len or KV memory."""
     sampling: SlotSampling
+    prompt_logprobs: PromptLogprobs = field(default_factory=lambda: PromptLogprobs(None))
 
     # Where it is.
     slot: int = -1

@@ -179,6 +179,7 @@ class ChatTemplate:
         max_seconds: float = MAX_SECONDS,
     ) -> None:
         """Compile. Raises ``BadModelFolder`` that names ``path`` and the line."""
+        self.source = source
         self._sandbox = TemplateSandbox(max_seconds)
         self._special_tokens = special_tokens
         try:

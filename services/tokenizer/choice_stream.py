@@ -7,10 +7,12 @@ from typing import TypeAlias
 
 import msgspec
 
+from penstock.protocol.messages.tokens import RowDetails, RowLogprobs
 from penstock.protocol.sampling import SamplingParams
 from penstock.services.tokenizer.detokenizer import new_detokenizer
 from penstock.services.tokenizer.stop_strings import StopStrings
 from penstock.services.tokenizer.text_model import TextModel
+from penstock.services.tokenizer.token_details import TokenDetails
 
 TokenRow: TypeAlias = "memoryview[int] | array[int] | list[int]"
 """int32 token ids."""
@@ -31,11 +33,23 @@ class Delta(msgspec.Struct, gc=False):
 class ChoiceStream:
     """Detokenizer and stop strings of one choice. Calls must not follow a found stop string."""
 
-    __slots__ = ("_push_token", "_flush_tokens", "_include", "_stops", "_untouched", "released")  # noqa: RUF023
+    __slots__ = (
+        "_details",
+        "_flush_tokens",
+        "_include",
+        "_push_token",
+        "_stops",
+        "_untouched",
+        "released",
+    )  # fmt: skip
 
-    def __init__(self, text_model: TextModel, params: SamplingParams) -> None:
+    def __init__(self, text_model: TextModel, params: SamplingParams, prompt: bytes = b"") -> None:
+        """prompt: its int32 ids, which ``details`` may be asked about."""
         detokenizer = new_detokenizer(text_model.table(params.skip_special_tokens))
         self._push_token = detokenizer.push
+        self._details = TokenDetails(text_model, params, prompt, detokenizer.push)
+        if params.logprobs is not None:
+            self._push_token = self._details.push
         self._flush_tokens = detokenizer.flush
         self._include = params.include_stop_str_in_output
         self._stops = StopStrings(params.stop, self._include) if params.stop else None
@@ -99,6 +113,12 @@ class ChoiceStream:
                 text += self._stops.flush()
         self.released += len(text)
         return text
+
+    def details(
+        self, row: int, first: bool, tokens: TokenRow, found: RowLogprobs | None
+    ) -> RowDetails | None:
+        """What a row of these tokens, which were pushed last, brings beside its text."""
+        return self._details.of_row(row, first, len(tokens), found)
 
     def replay(self, tokens: TokenRow, released: int) -> str:
         """Rebuild the state of a choice that another tokenizer began.

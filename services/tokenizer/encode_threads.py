@@ -23,11 +23,12 @@ class EncodeThreads:
     daemons, because the interpreter waits for the threads of ``ThreadPoolExecutor`` at its end.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, first: int = 0) -> None:
+        """``first``: the number of the first thread, where a process has several pools."""
         self._jobs: queue.SimpleQueue[Callable[[int], None]] = queue.SimpleQueue()
         self._began: dict[int, float] = {}
         """Thread number → monotonic time at which its job began."""
-        for number in range(count):
+        for number in range(first, first + count):
             threading.Thread(
                 target=self._run, args=(number,), name=f"encode {number}", daemon=True
             ).start()

@@ -7,17 +7,28 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from penstock.protocol.grammar import Grammar, conflict
 from penstock.protocol.messages.requests import Chat, Prompt, TokenWork, Work
 from penstock.protocol.model_info import ModelInfo
-from penstock.protocol.sampling import SamplingParams, resolve, token_ids
+from penstock.protocol.sampling import (
+    MAX_PROMPT_LOGPROBS,
+    SamplingParams,
+    resolve,
+    token_ids,
+)
+from penstock.services.tokenizer.grammar_check import GrammarCheck
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.text_model import TextModel
+from penstock.services.tokenizer.thinking import thinking
 
 COMPLETION_MAX_TOKENS = 16
 """``max_tokens`` of a completion that does not say (OpenAI's default)."""
 TOKEN_BYTES = 4
 TRUNCATED_LENGTHS = 8
 """A prompt that is to be truncated may be so many times as long as what the model takes."""
+MAX_STREAMED_ECHO = 8192
+MAX_STREAMED_LOGPROBS = 2048
+"""Of a prompt, in a stream: a connection's backlog must stay below what a slow reader may have."""
 MAX_BAD_WORD_TOKENS = 64
 MAX_BAD_WORDS_TOKENS = 2048
 """What a worker has room for in a slot (``penstock.kernels.sampling.bad_words``)."""
@@ -122,16 +133,67 @@ def _check_any_allowed(params: SamplingParams, stop_ids: list[int], bad_words: l
         )
 
 
+def _check_prompt_details(params: SamplingParams, length: int, *, streamed: bool) -> None:
+    """What comes of a prompt in an answer's first piece has a limit, a lower one in a stream."""
+    if params.echo and streamed and length > MAX_STREAMED_ECHO:
+        raise PromptError(
+            f"echo: the prompt has {length} tokens; a stream gives back at most "
+            f"{MAX_STREAMED_ECHO}: send stream: false, or leave echo out",
+            "echo",
+        )
+    if params.prompt_logprobs is None:
+        return
+    listed = length * (1 + params.prompt_logprobs)
+    if streamed and listed > MAX_STREAMED_LOGPROBS:
+        raise PromptError(
+            f"echo: {length} prompt tokens with {params.prompt_logprobs} more at each place are "
+            f"{listed} logprobs; a stream gives back at most {MAX_STREAMED_LOGPROBS}: send "
+            "stream: false, or ask for fewer",
+            "echo",
+        )
+    if listed > MAX_PROMPT_LOGPROBS:
+        raise PromptError(
+            f"prompt_logprobs: {length} prompt tokens with {params.prompt_logprobs} more at each "
+            f"place are {listed} logprobs; at most {MAX_PROMPT_LOGPROBS}: ask for fewer, or "
+            "shorten the prompt",
+            "prompt_logprobs",
+        )
+
+
+def _grammar(work: Work, grammars: GrammarCheck | None) -> Grammar | None:
+    """The grammar, vetted unless an answer to it has begun already. Raises ``PromptError``, and
+    ``GrammarsBusy`` where no verdict can be had."""
+    params, grammar = work.params, work.params.structured_outputs
+    if grammar is None:
+        return None
+    allowed = params.allowed_token_ids is not None
+    reason = conflict(grammar, allowed_token_ids=allowed, bad_words=bool(params.bad_words))
+    if reason is not None:
+        raise PromptError(reason, grammar.param)
+    if grammars is None:
+        raise PromptError(f"{grammar.param}: not possible with this server", grammar.param)
+    if not any(choice.output for choice in work.choices):
+        grammars.check(grammar)
+    return grammar
+
+
 def prepare(
-    work: Work, text_model: TextModel, info: ModelInfo, max_model_len: int, seed: int
+    work: Work,
+    text_model: TextModel,
+    info: ModelInfo,
+    max_model_len: int,
+    seed: int,
+    grammars: GrammarCheck | None = None,
 ) -> TokenWork:
     """Encode the prompt and resolve every parameter.
 
     Args:
         max_model_len: the engine's limit for prompt and output together, in tokens.
         seed: used where the client gave none.
+        grammars: vets grammars; without it a request that has one is refused.
 
-    Raises ``PromptError`` for whatever the client can change.
+    Raises ``PromptError`` for whatever the client can change, ``GrammarsBusy`` where no verdict on
+    its grammar could be had.
     """
     prompt = _truncated(text_model, work, max_model_len)
     param = "messages" if isinstance(work.prompt, Chat) else "prompt"
@@ -144,8 +206,12 @@ def prepare(
             f"this prompt of {length}; ask for fewer",
             "min_tokens",
         )
+    _check_prompt_details(params, length, streamed=work.streamed)
     stop_ids, bad_words = _stop_ids(params, info), _bad_words(params, text_model)
     _check_any_allowed(params, stop_ids, bad_words)
+    if (grammar := _grammar(work, grammars)) is not None:
+        grammar = msgspec.structs.replace(grammar, **thinking(text_model, prompt)._asdict())
+        params = msgspec.structs.replace(params, structured_outputs=grammar)
     return TokenWork(
         prompt=prompt,
         params=msgspec.structs.replace(params, max_tokens=limit),

@@ -20,10 +20,13 @@ from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.runtime import AsyncService
 from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.encode_threads import EncodeThreads
+from penstock.services.tokenizer.grammar_check import GrammarCheck, GrammarsBusy
 from penstock.services.tokenizer.preparation import PromptError, prepare
 from penstock.services.tokenizer.text_model import TextModel
 
 ENCODE_THREADS = 2
+GRAMMAR_THREADS = 4
+"""Requests with a grammar have threads of their own: they wait there for a verdict on it."""
 MAX_ENCODING = 1024
 """Requests that wait for or are in encoding; one more is handed back with 503."""
 ENCODE_SECONDS = 30.0
@@ -47,6 +50,10 @@ class TokenizerService(AsyncService):
         self.text: TextModel | None = None
         self.encoding: dict[tuple[int, int], asyncio.TimerHandle] = {}
         self._threads = EncodeThreads(ENCODE_THREADS)
+        self._grammar_threads = EncodeThreads(GRAMMAR_THREADS, first=ENCODE_THREADS)
+        self.grammars = GrammarCheck(
+            self.info.folder, self.info.vocab_size, self.info.eos_token_ids
+        )
         self.ledger = TokenizerLedger(
             self.mailbox.address,
             self.participant,
@@ -85,8 +92,15 @@ class TokenizerService(AsyncService):
         if self.text is None or len(self.encoding) >= MAX_ENCODING:
             self._refuse(request_id, attempt, 503, "the tokenizer's queue is full; try again")
             return
-        future = self._threads.submit(
-            prepare, work, self.text, self.info, self._max_model_len(), work.params.seed or 0
+        plain = work.params.structured_outputs is None
+        future = (self._threads if plain else self._grammar_threads).submit(
+            prepare,
+            work,
+            self.text,
+            self.info,
+            self._max_model_len(),
+            work.params.seed or 0,
+            self.grammars,
         )
         self.encoding[request_id, attempt] = self.loop.call_later(
             ENCODE_SECONDS, self._too_late, request_id, attempt, future
@@ -116,6 +130,9 @@ class TokenizerService(AsyncService):
             error.__traceback__ = None  # it holds the prompt, in a circle
             self._refuse(request_id, attempt, 400, str(error), error.param)
             return
+        except GrammarsBusy as error:
+            self._refuse(request_id, attempt, 503, str(error))
+            return
         except Exception:
             self.log.exception("encoding failed", request=request_id)
             self._refuse(request_id, attempt, 500, "the prompt could not be encoded")
@@ -136,7 +153,7 @@ class TokenizerService(AsyncService):
     def _make_stream(self, work: TokenWork) -> Stream:
         if self.text is None:
             raise RuntimeError("a request was taken before the tokenizer was read")
-        return ChoiceStream(self.text, work.params)
+        return ChoiceStream(self.text, work.params, work.prompt)
 
     # --- messages
 
@@ -156,7 +173,9 @@ class TokenizerService(AsyncService):
 
     def _check_threads(self, now: float) -> None:
         """End the process when a thread is lost; reading the tokenizer may take any time."""
-        if self.text is None or (seconds := self._threads.oldest(now)) <= LOST_SECONDS:
+        pools = (self._threads, self._grammar_threads)
+        seconds = max(pool.oldest(now) for pool in pools)
+        if self.text is None or seconds <= LOST_SECONDS:
             return
         self.log.error(
             f"a thread has been at one prompt for {seconds:.0f} s and cannot be stopped; this "

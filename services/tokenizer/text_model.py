@@ -181,6 +181,8 @@ class TextModel:
         self._control = ControlTokens(token.content for token in _special(tokenizer).values())
         self._plain: _PlainEncoder | None = None
         self._plain_lock = threading.Lock()
+        self.special_ids = frozenset(_special(tokenizer))
+        """Ids of control tokens."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         """Highest token id of the tokenizer plus one; the model may have room for more."""
@@ -205,6 +207,16 @@ class TextModel:
         if self._full_table is None:
             self._full_table = build_token_table(self.tokenizer, skip_special=False)
         return self._full_table
+
+    def token_id(self, text: str) -> int | None:
+        """The token that is written so, if one is."""
+        number: int | None = self.tokenizer.token_to_id(text)
+        return number
+
+    @property
+    def template_source(self) -> str | None:
+        """The chat template as it is written, or ``None`` without one."""
+        return None if self._template is None else self._template.source
 
     @property
     def has_chat_template(self) -> bool:

@@ -127,6 +127,18 @@ def _piece_table(
     return PieceTable(pieces, strip["content"], strip["start"], "")
 
 
+def piece_bytes(table: TokenTable, token: int) -> bytes:
+    """The bytes that a token alone stands for; none for ids without meaning."""
+    if isinstance(table, WindowTable):
+        skip = table.skip_special
+        text: str = table.tokenizer.decode([token], skip_special_tokens=skip)
+        return text.encode()
+    if not 0 <= token < len(table.pieces):
+        return b""
+    piece = table.pieces[token]
+    return piece if isinstance(piece, bytes) else piece.encode()
+
+
 def build_token_table(tokenizer: Tokenizer, skip_special: bool = True) -> TokenTable:
     """The quickest exact table for this tokenizer's decoder."""
     decoder = tokenizer.decoder

@@ -110,7 +110,7 @@ class SlotAdjuster:
             self._worded[slot] = True
             words = [np.frombuffer(word, "<i4").tolist() for word in asked.bad_words]
             self._taken_words().begin(slot, words, output.tolist())
-        if asked.min_tokens and asked.ends:
+        if asked.min_tokens and asked.ends and asked.grammar is None:
             ends = np.frombuffer(asked.ends, "<i4").astype(np.int64)
             bans = np.full(len(ends), -np.inf, np.float32)
             self._ends[slot] = (asked.min_tokens, ends, bans)

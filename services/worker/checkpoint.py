@@ -25,6 +25,8 @@ from penstock.services.worker.safetensors_file import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.services.worker.weight_reading import PinnedBuffers
+
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
@@ -46,6 +48,12 @@ class Checkpoint:
             self._open_shards(folder / INDEX)
         else:
             raise BadModelFolder(f"{folder}: neither {SINGLE} nor {INDEX}; {_instead(folder)}")
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all tensors."""
+        entries = [file.entries[name] for name, file in self._files.items()]
+        return sum(entry.end - entry.begin for entry in entries)
 
     def _open_shards(self, index: Path) -> None:
         """Read the index and the header of each shard that it names. Links may lead out of the
@@ -109,8 +117,10 @@ class Checkpoint:
         targets: Mapping[str, Tensor],
         progress: Callable[[str], None],
         may_be_zero: Callable[[str], bool],
+        buffers: PinnedBuffers | None = None,
     ) -> LoadReport:
-        """Copy every tensor of ``targets`` in place. Call ``check`` first.
+        """Copy every tensor of ``targets`` in place. Call ``check`` first. buffers: for targets on
+        a GPU.
 
         A tensor of which every byte is zero is damage (an interrupted download leaves zeros)
         unless ``may_be_zero`` says of its name that models mean it. Raises ``BadModelFolder``.
@@ -122,7 +132,7 @@ class Checkpoint:
             file = self._files[name]
             entry = file.entries[name]
             reads.append(TensorRead(name, file.path, entry.begin, DTYPES[entry.dtype], target))
-        reader = WeightReader(reads)
+        reader = WeightReader(reads, buffers)
         seconds = reader.run(lambda read: progress(str(read)))
         zeros = reader.zero_tensors
         self._refuse_zeros(targets, zeros, may_be_zero)

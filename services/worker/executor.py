@@ -52,6 +52,9 @@ class Executor(Protocol):
         launched before can still be collected.
         """
 
+    def prepare(self) -> None:
+        """Do now, in a pause, what the first request of some kind would have to wait for."""
+
     def finished(self, wait: bool = False) -> StepResult | None:
         """Collect the oldest step; ``None`` when there is none, or, without ``wait``, when it
         still runs."""
@@ -82,6 +85,10 @@ class DirectExecutor(ABC):
 
     def finished(self, wait: bool = False) -> StepResult | None:
         return self._results.popleft() if self._results else None
+
+    def prepare(self) -> None:
+        """See ``Executor.prepare``."""
+        return
 
     def reset(self) -> None:
         self._results.clear()

@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.kernels.attention import KV_TILE, ROW_MULTIPLE, CacheShape
+from penstock.kernels.attention import KV_TILE, ROW_MULTIPLE
+from penstock.kernels.attention_backend import CacheShape
 from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
-from penstock.kernels.sampling import SamplingRows, choose
-from penstock.protocol.messages.steps import StepPlan, StepResult
+from penstock.kernels.sampling import AllowedTokens, SamplingRows, choose
+from penstock.kernels.sampling.logprobs import logprobs
+from penstock.protocol.messages.steps import (
+    ChunkLogprobs,
+    RowFailure,
+    RowLogprobs,
+    StepPlan,
+    StepResult,
+)
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.adjustments import SlotAdjuster
 from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
+from penstock.services.worker.grammar_rows import GrammarRows, Masks, only
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import Decoder, KVCache
-from penstock.services.worker.slots import PlannedStep, SlotTable
+from penstock.services.worker.plain_attention import REFERENCE, PlainAttention
+from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 from penstock.services.worker.step_inputs import InputBuilder, RowPadding
+from penstock.services.worker.step_logprobs import (
+    Words,
+    asking_chunks,
+    asking_rows,
+    chunk_logprobs,
+    pack_entries,
+    row_logprobs,
+)
+
+PROMPT_ROWS = 64
+"""Rows of a prompt whose logits are in memory at once."""
+
+
+class Hidden(NamedTuple):
+    residual: torch.Tensor
+    """[N, hidden]: what the layers leave of every row."""
+    sampled: torch.Tensor | None
+    """Rows that logits are made of to draw from; ``None``: all."""
 
 
 class ModelExecutor(DirectExecutor):
@@ -32,7 +61,9 @@ class ModelExecutor(DirectExecutor):
     cache.
     """
 
-    def __init__(self, model: Decoder, capacity: ExecutorCapacity) -> None:
+    def __init__(
+        self, model: Decoder, capacity: ExecutorCapacity, attention: PlainAttention = REFERENCE
+    ) -> None:
         """Takes KV memory for ``capacity.num_blocks`` blocks and ``EXTRA_BLOCKS`` more: one that
         padding rows write to, and one that is never written and stands for "no block"."""
         super().__init__()
@@ -45,6 +76,7 @@ class ModelExecutor(DirectExecutor):
         exact = model.dtype == torch.float32 and model.device.type == "cpu"
         padding_block, empty_block = capacity.num_blocks, capacity.num_blocks + 1
         self.slots = SlotTable(capacity, KV_TILE // capacity.block_size, empty_block)
+        self.grammars = GrammarRows(capacity.max_num_seqs, config.vocab_size)
         self._adjuster = SlotAdjuster(capacity.max_num_seqs, config.vocab_size, model.device)
         shape = CacheShape(
             config.num_kv_heads,
@@ -52,19 +84,24 @@ class ModelExecutor(DirectExecutor):
             capacity.block_size,
             config.head_dim,
             config.num_heads,
+            model.dtype,
             exact,
         )
         rows = RowPadding(1, 1)
         if exact:
             packed, plain = RowPadding(1, PACKED_ROW_MINIMUM), RowPadding(ROW_MULTIPLE, 1)
             rows = packed if model.packed else plain
-        self._inputs = InputBuilder(self.slots, shape, rows, padding_block, model.device)
+        self._inputs = InputBuilder(self.slots, shape, rows, padding_block, attention, model.device)
         with torch.inference_mode():
             self._keys, self._values = (
                 allocate_kv_cache(config.num_layers, *shape[:4], model.dtype, model.device)
                 for _ in range(2)
             )
             self._cache: KVCache = list(zip(self._keys, self._values, strict=True))
+        self._cleared = [self._values, self._keys] if attention.finite_keys else [self._values]
+
+    def prepare(self) -> None:
+        self.grammars.prepare()
 
     def reset(self) -> None:
         super().reset()
@@ -76,34 +113,60 @@ class ModelExecutor(DirectExecutor):
             with torch.inference_mode():
                 step = self.slots.apply(plan)
                 self._adjuster.begin(plan.added)
+                self.grammars.begin(plan.added)
+                self._start_masks(step)
                 if self.slots.fresh_blocks:
                     fresh = torch.tensor(self.slots.fresh_blocks, device=self._values.device)
-                    clear_blocks(self._values, fresh)
-                tokens, bad = self._compute(step)
+                    for cache in self._cleared:
+                        clear_blocks(cache, fresh)
+                hidden = self.hidden(step)
+                tokens, bad, logprobs, failures = self._choose(step, hidden)
+                prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
                 self.slots.finish(step, tokens)
         except BaseException:
             self.slots.reset()
             raise
         seconds = time.perf_counter() - begun
-        return StepResult(plan.epoch, plan.step, tokens.astype("<i4").tobytes(), bad, seconds)
+        ids = tokens.astype("<i4").tobytes()
+        return StepResult(plan.epoch, plan.step, ids, bad, seconds, logprobs, prompts, failures)
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Logits [rows, vocab] of a plan's rows, nothing drawn; ``reset`` comes next."""
         with torch.inference_mode():
             step = self.slots.apply(plan)
-            return self.forward(step)[: len(step.sampled)]
+            return self.row_logits(step, self.hidden(step))[: len(step.sampled)]
 
-    def forward(self, step: PlannedStep) -> torch.Tensor:
+    def hidden(self, step: PlannedStep) -> Hidden:
+        """The layers, for every row of the step."""
+        if not len(step.decoding) and not step.chunks:
+            return Hidden(torch.empty(0), None)
+        inputs = self._inputs.build(step)
+        return Hidden(self._model.hidden(inputs, self._cache), inputs.sampled)
+
+    def row_logits(self, step: PlannedStep, hidden: Hidden) -> torch.Tensor:
         """Logits [rows, vocab]: ``step.sampled`` first, then perhaps padding rows."""
-        return self._model.forward(self._inputs.build(step), self._cache)
+        return self._model.logits(hidden.residual, hidden.sampled)
 
-    def _compute(self, step: PlannedStep) -> tuple[npt.NDArray[np.int32], list[int]]:
-        """The sampled token of each row, and the rows whose logits are not finite."""
+    def _prompt(self, hidden: Hidden, first: int, chunk: PlannedChunk) -> ChunkLogprobs:
+        """Logprobs of the prompt's tokens that a chunk's rows, from ``first`` on, predict."""
+        most = int(self.slots.prompt_logprobs[chunk.slot])
+        parts = []
+        for begin in range(0, len(chunk.predicted), PROMPT_ROWS):
+            tokens = chunk.predicted[begin : begin + PROMPT_ROWS]
+            rows = self._inputs.chosen_rows(first + begin + np.arange(len(tokens)))
+            logits = self._model.logits(hidden.residual, rows)[: len(tokens)]
+            parts.append(_entries(logits, tokens.astype(np.int64), most))
+        return chunk_logprobs(chunk, np.concatenate(parts), most)
+
+    def _choose(
+        self, step: PlannedStep, hidden: Hidden
+    ) -> tuple[npt.NDArray[np.int32], list[int], list[RowLogprobs], list[RowFailure]]:
+        """The sampled token of each row, the rows whose logits are not finite, logprobs, and the
+        rows whose grammar has failed."""
         rows = len(step.sampled)
-        if rows or step.chunks:
-            logits = self.forward(step)[:rows]
         if not rows:
-            return np.empty(0, np.int32), []
+            return np.empty(0, np.int32), [], [], []
+        logits = self.row_logits(step, hidden)[:rows]
         slots, at = self.slots, step.sampled
         temperature = slots.temperature[at]
         greedy = bool((temperature < GREEDY_TEMPERATURE).all())
@@ -111,8 +174,49 @@ class ModelExecutor(DirectExecutor):
         wanted = SamplingRows(temperature, slots.top_k[at], slots.top_p[at], keys, slots.min_p[at])
         num_output = slots.num_output[at].astype(np.int64)
         adjustments = self._adjuster.adjustments(at, num_output)
+        masks = self.grammars.wait()
+        if masks is not None:
+            self._open(masks, logits)
+            allowed = torch.from_numpy(masks.masks).to(logits.device)
+            adjustments.insert(0, AllowedTokens(masks.rows, allowed))
         choice = choose(logits, wanted, GREEDY_TEMPERATURE, adjustments)
         # The one wait for the device.
         both = torch.stack((choice.tokens, choice.bad.to(torch.int64))).cpu().numpy()
         self._adjuster.took(at, both[0], num_output)
-        return both[0].astype(np.int32), np.flatnonzero(both[1]).tolist()
+        if masks is not None:
+            self.grammars.took(at[masks.rows], both[0][masks.rows])
+        return (
+            both[0].astype(np.int32), np.flatnonzero(both[1]).tolist(),
+            self._logprobs(logits, at, both[0]), [] if masks is None else masks.failures,
+        )  # fmt: skip
+
+    @staticmethod
+    def _open(masks: Masks, logits: torch.Tensor) -> None:
+        """Let rows begin with the token that opens a thinking where it is the likeliest of all."""
+        for row, token in masks.openings.items():
+            if int(logits[row].argmax()) == token:
+                at = int(np.searchsorted(masks.rows, row))
+                masks.masks[at] = only(token, masks.masks.shape[1])
+
+    def _start_masks(self, step: PlannedStep) -> None:
+        """What grammars allow is found out while the layers are computed."""
+        rows = self.grammars.following(step.sampled)
+        if len(rows):
+            self.grammars.start(step.sampled, rows)
+
+    def _logprobs(self, logits: torch.Tensor, at: IntArray, tokens: IntArray) -> list[RowLogprobs]:
+        """Of the rows that ask. logits: [R, V]; at: their slots; tokens: [R], the chosen ones."""
+        rows = asking_rows(self.slots, at)
+        if not len(rows):
+            return []
+        most = self.slots.logprobs[at[rows]]
+        asked = logits.index_select(0, torch.from_numpy(rows).to(logits.device))
+        return row_logprobs(_entries(asked, tokens[rows], int(most.max())), rows, most)
+
+
+def _entries(logits: torch.Tensor, tokens: IntArray, most: int) -> Words:
+    """[R, 3 + 2 N] of all rows of ``logits`` [R, V]; tokens: [R], those whose logprob is wanted."""
+    found = logprobs(logits, torch.from_numpy(tokens).to(logits.device), most)
+    on_host = [part.cpu().numpy() for part in found]
+    chosen, rank, top_ids, top = on_host
+    return pack_entries(tokens, rank, chosen, top_ids, top)

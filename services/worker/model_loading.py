@@ -18,6 +18,7 @@ from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_i
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cpu_threads import choose_threads
 from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.grammar_rows import tokenizer_loader
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import (
     EXTRA_BLOCKS,
@@ -29,6 +30,12 @@ from penstock.services.worker.memory import (
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.models.decoder import Decoder, DecoderConfig, allocate_weights
 from penstock.services.worker.models.registry import adapter_for
+from penstock.services.worker.plain_attention import (
+    REFERENCE,
+    PlainAttention,
+    choose_plain_attention,
+)
+from penstock.services.worker.weight_reading import PinnedBuffers
 
 if TYPE_CHECKING:
     from penstock.services.worker.gpu.executor import GpuExecutor
@@ -64,18 +71,21 @@ def load_model_executor(
     else:
         model = load_model(info, dtype, device, progress, loaded)
     progress("measuring a step")
-    budget = kv_budget(model, config, info)
+    attention = plain_attention(model, config.cache.block_size)
+    budget = kv_budget(model, config, info, attention)
     size = block_bytes(model, config.cache.block_size)
     capacity = plan_capacity(config, info, size, budget)
     extra = EXTRA_BLOCKS * size
     check_fits(capacity, size, free_host_bytes() if device.type == "cpu" else budget + extra)
     progress(f"taking KV memory for {capacity.num_blocks} blocks")
-    executor = make_executor(model, capacity)
+    executor = make_executor(model, capacity, attention)
+    executor.grammars.serve(tokenizer_loader(info))
     if isinstance(executor, ModelExecutor) and device.type == "cpu":
         progress("measuring how many threads are fastest")
         executor.summary = set_threads(executor, config.device.threads, cores)
     elif isinstance(executor, ModelExecutor):
-        executor.summary = f"plain torch kernels: {why_plain(model, capacity.block_size)}"
+        reason = why_plain(model, capacity.block_size)
+        executor.summary = f"plain torch kernels: {reason}; {attention.summary}"
         run_once(executor, 1)
     else:
         progress("compiling kernels and capturing graphs")
@@ -98,10 +108,19 @@ def why_plain(model: Decoder, block_size: int) -> str:
     return ""
 
 
-def make_executor(model: Decoder, capacity: ExecutorCapacity) -> AnyExecutor:
+def plain_attention(model: Decoder, block_size: int) -> PlainAttention:
+    """What attends if the model has no kernels of ours."""
+    if model.device.type == "cpu" or not why_plain(model, block_size):
+        return REFERENCE
+    return choose_plain_attention(model.config, model.dtype, block_size, model.device)
+
+
+def make_executor(
+    model: Decoder, capacity: ExecutorCapacity, attention: PlainAttention
+) -> AnyExecutor:
     """The executor for the model's device."""
     if model.device.type == "cpu" or why_plain(model, capacity.block_size):
-        return ModelExecutor(model, capacity)
+        return ModelExecutor(model, capacity, attention)
     from penstock.services.worker.gpu.executor import GpuExecutor
 
     return GpuExecutor(model.config, model.weights, capacity)
@@ -150,6 +169,8 @@ def load_model(
     config = adapter.decoder_config(info)
     progress("checking the checkpoint")
     checkpoint = Checkpoint(Path(info.folder))
+    # Pinned while the device starts and memory is taken for the weights.
+    buffers = PinnedBuffers(checkpoint.total_bytes) if device.type == "cuda" else None
     expected = allocate_weights(config, dtype, torch.device("meta"))
     shapes = {
         name: tuple(tensor.shape)
@@ -158,7 +179,8 @@ def load_model(
     checkpoint.check(shapes, lambda name: is_harmless(config, name))
     weights = allocate_weights(config, dtype, device)
     with torch.inference_mode():
-        loaded(checkpoint.load(adapter.named_tensors(config, weights), progress, may_be_zero))
+        targets = adapter.named_tensors(config, weights)
+        loaded(checkpoint.load(targets, progress, may_be_zero, buffers))
     return Decoder(config, weights)
 
 
@@ -197,7 +219,7 @@ def block_bytes(model: Decoder, block_size: int) -> int:
     return per_token * block_size * model.dtype.itemsize
 
 
-def kv_budget(model: Decoder, config: Config, info: ModelInfo) -> int:
+def kv_budget(model: Decoder, config: Config, info: ModelInfo, attention: PlainAttention) -> int:
     """Bytes left for KV memory, after a step of the largest size was measured."""
     longest = config.model.max_model_len or info.max_model_len
     tokens = min(config.scheduler.max_num_batched_tokens, longest, info.max_model_len)
@@ -216,7 +238,7 @@ def kv_budget(model: Decoder, config: Config, info: ModelInfo) -> int:
         run_once(ModelExecutor(model, capacity), tokens)
         return int(CPU_KV_SHARE * free_host_bytes())
     torch.cuda.reset_peak_memory_stats(model.device)
-    executor = make_executor(model, capacity)
+    executor = make_executor(model, capacity, attention)
     run_once(executor, tokens)
     del executor
     gc.collect()

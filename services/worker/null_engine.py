@@ -10,11 +10,20 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.kernels.draw_keys import UInt64Array
 from penstock.protocol.messages.steps import StepPlan, StepResult
 from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
 from penstock.services.worker.slots import IntArray, SlotTable
+from penstock.services.worker.step_logprobs import (
+    Words,
+    asking_chunks,
+    asking_rows,
+    chunk_logprobs,
+    pack_entries,
+    row_logprobs,
+)
 
 
 class NullExecutor(DirectExecutor):
@@ -46,14 +55,35 @@ class NullExecutor(DirectExecutor):
             slots.reset()
             raise
         tokens = self._tokens(slots.keys(step.sampled)).astype(np.int32)
+        rows = asking_rows(slots, step.sampled)
+        most = slots.logprobs[step.sampled[rows]]
+        logprobs = row_logprobs(_certain(tokens[rows], most), rows, most) if len(rows) else []
+        prompts = []
+        for _, chunk in asking_chunks(step):
+            listed = slots.prompt_logprobs[chunk.slot : chunk.slot + 1]
+            words = _certain(chunk.predicted, listed)
+            prompts.append(chunk_logprobs(chunk, words, int(listed[0])))
         slots.finish(step, tokens)
         if self._step_seconds:
             time.sleep(max(0.0, begun + self._step_seconds - time.perf_counter()))
         seconds = time.perf_counter() - begun
-        return StepResult(plan.epoch, plan.step, tokens.astype("<i4").tobytes(), [], seconds)
+        ids = tokens.astype("<i4").tobytes()
+        return StepResult(plan.epoch, plan.step, ids, [], seconds, logprobs, prompts)
 
     def _tokens(self, keys: UInt64Array) -> IntArray:
         tokens = (keys % self._choices).astype(np.int64)
         for skipped in self._skipped:
             tokens += tokens >= skipped
         return tokens
+
+
+def _certain(tokens: npt.NDArray[np.int32], most: IntArray) -> Words:
+    """Entries of tokens that had to come: nothing else was possible."""
+    listed = int(most.max())
+    count = len(tokens)
+    top_ids = np.broadcast_to(np.arange(listed), (count, listed)).copy()
+    top = np.full((count, listed), -np.inf, np.float32)
+    if listed:
+        top_ids[:, 0], top[:, 0] = tokens, 0.0
+    zeros = np.zeros(count, np.float32)
+    return pack_entries(tokens, np.ones(count), zeros, top_ids, top)

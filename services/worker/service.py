@@ -117,6 +117,7 @@ class WorkerService(LoopService):
         )
         self.status.done()
         self.set_phase(Phase.READY, str(self._load_report) if self._load_report else "")
+        self._idle_since = time.monotonic()
         if self._pending_attach is not None:
             self._attach(self._pending_attach)
 
@@ -274,12 +275,14 @@ class WorkerService(LoopService):
         self._tidy(now)
 
     def _tidy(self, now: float) -> None:
-        """Once in each pause, give back what steps have left behind: batches of all sizes cut the
-        heap up, and it would stay as large as it ever was."""
+        """Once in each pause, prepare for what comes seldom, and give back what steps have left
+        behind: batches of all sizes cut the heap up, and it would stay as large as it ever was."""
         if self._expected != self._tidied_at:
             self._tidied_at, self._idle_since = self._expected, now
         elif self._idle_since and now - self._idle_since > IDLE_SECONDS:
             self._idle_since = 0.0
+            if self.executor is not None:
+                self.executor.prepare()
             give_back_freed()
 
 

@@ -34,6 +34,8 @@ class PlannedChunk(NamedTuple):
     start: int
     tokens: npt.NDArray[np.int32]
     sample: bool
+    predicted: npt.NDArray[np.int32]
+    """The prompt's tokens after those of the first rows, if their logprobs are wanted."""
 
 
 class PlannedStep(NamedTuple):
@@ -79,6 +81,10 @@ class SlotTable:
         self.top_k = np.zeros(slots, np.int64)
         self.top_p = np.ones(slots, np.float32)
         self.min_p = np.zeros(slots, np.float32)
+        self.logprobs = np.full(slots, -1, np.int64)
+        """How many likeliest tokens to list; -1: no logprobs."""
+        self.prompt_logprobs = np.full(slots, -1, np.int64)
+        self.prompt_length = np.zeros(slots, np.int64)
         self.adjustments: list[SlotAdjustments | None] = [None] * slots
         self.asks = np.zeros(slots, np.bool_)
         """Slots with adjustments."""
@@ -216,6 +222,9 @@ class SlotTable:
         self.top_k[slot] = max(0, sampling.top_k)
         self.top_p[slot] = sampling.top_p
         self.min_p[slot] = sampling.min_p
+        self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.prompt_logprobs[slot] = -1 if new.prompt_logprobs is None else new.prompt_logprobs
+        self.prompt_length[slot] = new.prompt_len
         self.adjustments[slot] = sampling.adjustments
         self.asks[slot] = sampling.adjustments is not None
         self.seed[slot] = sampling.seed & _UINT64
@@ -284,7 +293,9 @@ class SlotTable:
                 f"{self.num_blocks[slot]} blocks of {self.capacity.block_size}"
             )
         self.position[slot] = end
-        return PlannedChunk(slot, chunk.start, known[chunk.start : end], chunk.sample)
+        last = min(end + 1, int(self.prompt_length[slot])) if self.prompt_logprobs[slot] >= 0 else 0
+        predicted = known[chunk.start + 1 : last]
+        return PlannedChunk(slot, chunk.start, known[chunk.start : end], chunk.sample, predicted)
 
     def _check_budget(self, decoding: int, chunks: list[PlannedChunk]) -> None:
         tokens = decoding + sum(len(chunk.tokens) for chunk in chunks)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from penstock.kernels.attention import QUERY_TILE, AttentionBatch, CacheShape, plan_groups
+from penstock.kernels.attention_backend import CacheShape, PlannedBatch, QuerySpans
 from penstock.services.worker.models.decoder import StepInputs
-from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
-
-
-class _QueryGroups(NamedTuple):
-    """Groups of queries as ``plan_groups`` takes them, and the slot of each."""
-
-    rows: IntArray
-    positions: IntArray
-    real: npt.NDArray[np.bool_]
-    slots: IntArray
+from penstock.services.worker.plain_attention import PlainAttention
+from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
 
 
 class RowPadding(NamedTuple):
@@ -46,11 +38,13 @@ class InputBuilder:
         shape: CacheShape,
         rows: RowPadding,
         padding_block: int,
+        attention: PlainAttention,
         device: torch.device,
     ) -> None:
         self._slots = slots
         self._shape = shape
         self._rows = rows
+        self._attention = attention
         self._device = device
         self._padding_slot = padding_block * shape.block_size
 
@@ -95,6 +89,10 @@ class InputBuilder:
             sampled=self._upload(np.concatenate(sampled), 0),
         )
 
+    def chosen_rows(self, rows: IntArray) -> torch.Tensor:
+        """Rows of a step to make logits of, as many as a matrix product must have."""
+        return self._upload(rows, 0)
+
     def _slot_mapping(self, owners: IntArray, positions: IntArray) -> IntArray:
         size = self._shape.block_size
         blocks: IntArray = self._slots.block_table[owners, positions // size]
@@ -108,53 +106,32 @@ class InputBuilder:
 
     def _plan_attention(
         self, step: PlannedStep, decode_positions: IntArray
-    ) -> list[AttentionBatch]:
-        """Decode rows and chunks of one token are groups of one query; others are cut up."""
+    ) -> Sequence[PlannedBatch]:
+        """Chunks of one token attend as decode rows do."""
         row = len(step.decoding)
         rows, positions = [np.arange(row, dtype=np.int64)], [decode_positions]
-        owners, cut = [step.decoding], []
+        owners, chunks = [step.decoding], []
         for chunk in step.chunks:
             if len(chunk.tokens) == 1:
                 rows.append(np.array([row], np.int64))
                 positions.append(np.array([chunk.start], np.int64))
                 owners.append(np.array([chunk.slot], np.int64))
             else:
-                cut.append(_cut(chunk, row))
+                chunks.append((row, chunk.start, len(chunk.tokens), chunk.slot))
             row += len(chunk.tokens)
-        table, batches = self._slots.block_table, []
+        batches: list[PlannedBatch] = []
         slots = np.concatenate(owners)
         if len(slots):
             batches += self._plan_single(np.concatenate(rows), np.concatenate(positions), slots)
-        if cut:
-            batches += plan_groups(
-                np.concatenate([groups.rows for groups in cut]),
-                np.concatenate([groups.positions for groups in cut]),
-                np.concatenate([groups.real for groups in cut]),
-                table[np.concatenate([groups.slots for groups in cut])],
-                self._shape,
-                self._device,
-            )
+        if chunks:
+            first, starts, counts, slots = np.array(chunks, np.int64).T
+            spans = QuerySpans(first, starts, counts, self._slots.block_table[slots])
+            batches += self._attention.prefill.plan(spans, self._shape, self._device)
         return batches
 
     def _plan_single(
         self, rows: IntArray, positions: IntArray, owners: IntArray
-    ) -> list[AttentionBatch]:
-        """Groups of one query."""
-        table = self._slots.block_table[owners]
-        return plan_groups(
-            rows[:, None], positions[:, None], None, table, self._shape, self._device
-        )
-
-
-def _cut(chunk: PlannedChunk, first_row: int) -> _QueryGroups:
-    """Groups of ``QUERY_TILE`` queries; the last one is filled up with its last query."""
-    count = len(chunk.tokens)
-    groups = -(-count // QUERY_TILE)
-    offsets = np.arange(groups * QUERY_TILE, dtype=np.int64).reshape(groups, QUERY_TILE)
-    filled = np.minimum(offsets, count - 1)
-    return _QueryGroups(
-        first_row + filled,
-        chunk.start + filled,
-        offsets < count,
-        np.full(groups, chunk.slot, np.int64),
-    )
+    ) -> Sequence[PlannedBatch]:
+        """Spans of one row."""
+        spans = QuerySpans(rows, positions, None, self._slots.block_table[owners])
+        return self._attention.decode.plan(spans, self._shape, self._device)

@@ -1,10 +1,10 @@
 """Reads many tensors at once: a few threads, each taking the next piece of some tensor.
 
 A piece whose target has the stored type and is contiguous host memory is read straight into it;
-any other goes through a scratch buffer of the thread. For a GPU the buffers are pinned, two a
-thread: while one is copied, the next piece is read into the other. ``preadv`` and the copies
-release the interpreter's lock. Memory beside the weights is bounded by ``threads`` times two
-pieces.
+any other goes through a scratch buffer of the thread. For a GPU the buffers are pinned, several a
+thread: while one is copied, the next piece is read into another. They are pinned by a thread of
+its own, which may begin before there is anything to read. ``preadv`` and the copies release the
+interpreter's lock. Memory beside the weights is bounded by ``threads`` times ``BUFFERS`` pieces.
 
 Plain reads, not mappings: a file that shrinks while it is read gives an error, not a SIGBUS.
 """
@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
 import torch
@@ -30,7 +31,10 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F
 """The stored types, as safetensors files name them."""
 THREADS = max(4, min(8, (os.cpu_count() or 1) // 2))
 """On hosts with an H200 16.4 GB came to the device at 22 GB/s with four, at 23 to 30 with eight."""
+BUFFERS = 2
+"""Pinned buffers of a thread."""
 PIECE_BYTES = 16 * 1024 * 1024
+"""Read at once. A power of two: torch rounds pinned memory up to one."""
 REPORT_SECONDS = 0.1
 _ZEROS = bytes(64 * 1024)
 
@@ -97,28 +101,73 @@ class _HostStage:
         pass
 
 
-class _PinnedStage:
-    """For a GPU: two pinned buffers in turn, copied on a stream of their own."""
+class PinnedBuffers:
+    """Pinned buffers of a piece each, taken one after the other by a thread of its own."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, total_bytes: int, pin: Callable[[int], Tensor] | None = None) -> None:
+        """As many as ``THREADS`` use, or as hold ``total_bytes``. pin: takes so many bytes."""
+        self._left = min(THREADS * BUFFERS, -(-total_bytes // PIECE_BYTES))
+        self._pin = pin or _pinned
+        self._lock = threading.Lock()
+        self._ready: SimpleQueue[Tensor | BaseException] = SimpleQueue()
+        if self._left:
+            # A daemon: nobody waits for it if the checkpoint turns out to be bad.
+            threading.Thread(
+                target=self._fill, args=(self._left,), name="pinning", daemon=True
+            ).start()
+
+    def _fill(self, count: int) -> None:
+        for _ in range(count):
+            try:
+                self._ready.put(self._pin(PIECE_BYTES))
+            except BaseException as error:
+                self._ready.put(error)
+
+    def take(self) -> Tensor:
+        """The next one, uint8; past the last one, memory that is pinned now. Raises what pinning
+        it raised."""
+        with self._lock:
+            self._left -= 1
+            some_left = self._left >= 0
+        found = self._ready.get() if some_left else self._pin(PIECE_BYTES)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+def _pinned(size: int) -> Tensor:
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+class _PinnedStage:
+    """For a GPU: pinned buffers in turn, copied on a stream of the thread's own."""
+
+    def __init__(self, device: torch.device, buffers: PinnedBuffers) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # The targets' memory may have been something else's, in work that is still queued.
         self._stream.wait_stream(torch.cuda.current_stream(device))
-        self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
-        self._copied = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]
+        # For good, not piece by piece: the thread does nothing else.
+        torch.cuda.set_stream(self._stream)
+        self._source = buffers
+        self._buffers: list[Tensor] = []
+        self._copied: list[torch.cuda.Event] = []
         self._turn = 0
 
     def copy(self, piece: _Piece, fill: Callable[[memoryview], None]) -> None:
-        turn = self._turn = 1 - self._turn
+        turn = self._turn
+        self._turn = (turn + 1) % BUFFERS
+        if turn == len(self._buffers):
+            self._buffers.append(self._source.take())
+            self._copied.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
         self._copied[turn].synchronize()
-        if len(self._buffers[turn]) < piece.size:
-            self._buffers[turn] = torch.empty(piece.size, dtype=torch.uint8, pin_memory=True)
+        if len(self._buffers[turn]) < piece.size:  # a row that is longer than a piece
+            self._buffers[turn] = _pinned(piece.size)
         stored = self._buffers[turn][: piece.size]
         fill(_memory(stored))
-        with torch.cuda.stream(self._stream):
-            values = stored.view(piece.read.dtype).view(piece.rows.shape)
-            piece.rows.copy_(values, non_blocking=True)
-            self._copied[turn].record(self._stream)
+        values = stored.view(piece.read.dtype).view(piece.rows.shape)
+        piece.rows.copy_(values, non_blocking=True)
+        self._copied[turn].record(self._stream)
 
     def finish(self) -> None:
         self._stream.synchronize()
@@ -142,8 +191,9 @@ def all_zero(data: memoryview) -> bool:
 class WeightReader:
     """Reads tensors into their targets; ``zero_tensors`` then names those that are all zeros."""
 
-    def __init__(self, reads: Sequence[TensorRead]) -> None:
-        """Sorted by file and offset here: a disk likes to be read in order."""
+    def __init__(self, reads: Sequence[TensorRead], buffers: PinnedBuffers | None = None) -> None:
+        """Sorted by file and offset here: a disk likes to be read in order. buffers: for targets
+        on a GPU; by default taken when they are needed."""
         ordered = sorted(reads, key=lambda read: (read.path, read.begin))
         self._reads = ordered
         self._pieces = deque(piece for read in ordered for piece in _pieces(read, PIECE_BYTES))
@@ -152,6 +202,7 @@ class WeightReader:
         self._done: list[int] = []
         """Bytes that each thread has read."""
         self._failure: BaseException | None = None
+        self._buffers = buffers or PinnedBuffers(0)
 
     @property
     def zero_tensors(self) -> list[str]:
@@ -224,7 +275,8 @@ class WeightReader:
         stage = stages.get(rows.device)
         if stage is None:
             on_host = rows.device.type == "cpu"
-            stage = stages[rows.device] = _HostStage() if on_host else _PinnedStage(rows.device)
+            stage = _HostStage() if on_host else _PinnedStage(rows.device, self._buffers)
+            stages[rows.device] = stage
         stage.copy(piece, fill)
 
 

@@ -5,97 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scattered_cache import CPU, Scattered
 
-from penstock.kernels.attention import (
-    KV_TILE,
-    QUERY_TILE,
-    CacheShape,
-    paged_attention,
-    plan_groups,
-)
-
-CPU = torch.device("cpu")
-
-
-class Paged:
-    """Sequences with random Q, K and V, their K and V scattered over a paged cache.
-
-    What is not written is NaN in the key cache and huge in the value cache, as if blocks held
-    another sequence's remains; V must be finite (see ``clear_blocks``).
-    """
-
-    def __init__(
-        self,
-        lengths: list[int],
-        heads: int,
-        kv_heads: int,
-        dim: int,
-        block_size: int,
-        dtype: torch.dtype = torch.float32,
-        exact: bool = True,
-    ) -> None:
-        generator = torch.Generator().manual_seed(sum(lengths) + heads + dim)
-        per = [-(-length // block_size) for length in lengths]
-        blocks = torch.randperm(sum(per) + 3, generator=generator).tolist()
-        self.shape = CacheShape(kv_heads, len(blocks), block_size, dim, heads, exact)
-        self.key_cache = torch.full(self.shape[:4], torch.nan, dtype=dtype)
-        self.value_cache = torch.full(self.shape[:4], 1e30, dtype=dtype)
-        longest = -(-max(lengths) // KV_TILE) * KV_TILE // block_size
-        self.tables = np.zeros((len(lengths), longest), np.int64)
-        self.query, self.key, self.value = [], [], []
-        for index, length in enumerate(lengths):
-            q, k, v = (
-                torch.randn(length, count, dim, generator=generator).to(dtype)
-                for count in (heads, kv_heads, kv_heads)
-            )
-            mine = [blocks.pop() for _ in range(per[index])]
-            self.tables[index, : len(mine)] = mine
-            for position in range(length):
-                block, offset = mine[position // block_size], position % block_size
-                self.key_cache[:, block, offset] = k[position]
-                self.value_cache[:, block, offset] = v[position]
-            self.query.append(q)
-            self.key.append(k)
-            self.value.append(v)
-
-    def exact(self, sequence: int, position: int) -> torch.Tensor:
-        """[Hq, D] in float64."""
-        query = self.query[sequence][position].double()
-        heads, dim = query.shape
-        shared = heads // self.shape.num_kv_heads
-        out = []
-        for head in range(heads):
-            k = self.key[sequence][: position + 1, head // shared].double()
-            v = self.value[sequence][: position + 1, head // shared].double()
-            weights = torch.softmax(k @ query[head] / dim**0.5, 0)
-            out.append(weights @ v)
-        return torch.stack(out)
-
-    def attend(self, spans: list[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """One step over spans (sequence, start, count): [count, Hq * D] for each."""
-        query = torch.cat([self.query[s][start : start + n] for s, start, n in spans])
-        batches, row = [], 0
-        single: list[tuple[int, int, int]] = []
-        for sequence, start, count in spans:
-            if count == 1:
-                single.append((row, start, sequence))
-            else:
-                groups = -(-count // QUERY_TILE)
-                offset = np.arange(groups * QUERY_TILE).reshape(groups, -1)
-                filled = np.minimum(offset, count - 1)
-                table = self.tables[np.full(groups, sequence)]
-                batches += plan_groups(
-                    row + filled, start + filled, offset < count, table, self.shape, CPU
-                )
-            row += count
-        if single:
-            rows, positions, owners = np.array(single).T
-            batches += plan_groups(
-                rows[:, None], positions[:, None], None, self.tables[owners], self.shape, CPU
-            )
-        scale = self.shape.head_dim**-0.5
-        out = paged_attention(query, self.key_cache, self.value_cache, batches, scale)
-        return list(out.split([count for _, _, count in spans]))
+from penstock.kernels.attention import plan_groups
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1), (10, 2)])
@@ -105,7 +17,7 @@ def test_mixed_batches_equal_the_formula(
     heads: int, kv_heads: int, block_size: int, exact: bool
 ) -> None:
     lengths = [1, 7, 129, 300, 1200]
-    paged = Paged(lengths, heads, kv_heads, 16, block_size, exact=exact)
+    paged = Scattered(lengths, heads, kv_heads, 16, block_size, exact=exact)
     spans = [(0, 0, 1), (1, 2, 5), (2, 128, 1), (3, 100, 180), (3, 299, 1), (4, 1199, 1)]
     for (sequence, start, count), got in zip(spans, paged.attend(spans), strict=True):
         for index in range(0, count, 29):
@@ -115,14 +27,14 @@ def test_mixed_batches_equal_the_formula(
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
 def test_a_row_that_is_alone_equals_the_formula(heads: int, kv_heads: int) -> None:
-    paged = Paged([1100], heads, kv_heads, 16, 16, exact=False)
+    paged = Scattered([1100], heads, kv_heads, 16, 16, exact=False)
     for position in (0, 15, 16, 128, 510, 511, 512, 1023, 1024, 1099):
         got = paged.attend([(0, position, 1)])[0][0]
         assert (got - paged.exact(0, position).reshape(-1)).abs().max() < 3e-6
 
 
 def test_bf16_stays_within_its_precision() -> None:
-    paged = Paged([200, 40], 8, 2, 64, 16, torch.bfloat16, exact=False)
+    paged = Scattered([200, 40], 8, 2, 64, 16, torch.bfloat16, exact=False)
     spans = [(0, 199, 1), (1, 0, 40)]
     decoded, chunk = paged.attend(spans)
     assert (decoded[0] - paged.exact(0, 199).reshape(-1)).abs().max() < 4e-3
@@ -136,7 +48,7 @@ def test_a_row_has_the_same_bits_in_every_chunking_and_batch(
     heads: int, kv_heads: int, dim: int
 ) -> None:
     lengths = [700, 3, 130, 257, 64, 511]
-    paged = Paged(lengths, heads, kv_heads, dim, 16)
+    paged = Scattered(lengths, heads, kv_heads, dim, 16)
     whole = [paged.attend([(s, 0, n)])[0] for s, n in enumerate(lengths)]
     for size in (1, 7, 32, 100, 256):
         for sequence in (0, 3):
@@ -159,7 +71,7 @@ def test_a_row_has_the_same_bits_in_every_chunking_and_batch(
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_what_other_sequences_left_in_a_block_never_reaches_a_row(exact: bool) -> None:
-    paged = Paged([5, 131], 4, 2, 16, 64, exact=exact)
+    paged = Scattered([5, 131], 4, 2, 16, 64, exact=exact)
     for got in paged.attend([(0, 0, 5), (1, 130, 1)]):
         assert float(got.abs().max()) < 100
 
@@ -167,7 +79,7 @@ def test_what_other_sequences_left_in_a_block_never_reaches_a_row(exact: bool) -
 def test_large_bf16_products_stay_within_the_precision_of_bf16() -> None:
     """More gathered elements than are computed in fp32."""
     lengths = [150 + i for i in range(12)]
-    paged = Paged(lengths, 8, 4, 64, 16, torch.bfloat16, exact=False)
+    paged = Scattered(lengths, 8, 4, 64, 16, torch.bfloat16, exact=False)
     outs = paged.attend([(s, length - 1, 1) for s, length in enumerate(lengths)])
     for sequence, (out, length) in enumerate(zip(outs, lengths, strict=True)):
         assert (out[0] - paged.exact(sequence, length - 1).reshape(-1)).abs().max() < 4e-2
@@ -175,7 +87,7 @@ def test_large_bf16_products_stay_within_the_precision_of_bf16() -> None:
 
 def test_many_groups_are_split_into_products_of_bounded_size() -> None:
     lengths = [40] * 40
-    paged = Paged(lengths, 16, 16, 128, 16)
+    paged = Scattered(lengths, 16, 16, 128, 16)
     rows = np.arange(40)[:, None]
     batches = plan_groups(rows, np.full((40, 1), 39), None, paged.tables, paged.shape, CPU)
     assert len(batches) > 1

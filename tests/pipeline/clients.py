@@ -16,6 +16,9 @@ class Answer:
     status: int
     text: dict[int, str] = field(default_factory=dict)
     finish: dict[int, str | None] = field(default_factory=dict)
+    logprobs: dict[int, dict[str, list[Any]]] = field(default_factory=dict)
+    """The columns of each choice's logprobs, those of a chat under ``content``."""
+    prompt_logprobs: dict[int, list[Any]] = field(default_factory=dict)
     usage: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     done: bool = False
@@ -38,6 +41,9 @@ async def ask(
                     text = choice["message"]["content"]
                 answer.text[choice["index"]] = text
                 answer.finish[choice["index"]] = choice["finish_reason"]
+                take_logprobs(answer, choice)
+                if "prompt_logprobs" in choice:
+                    answer.prompt_logprobs[choice["index"]] = choice["prompt_logprobs"]
             answer.done = response.status == 200
             return answer
         async for line in response.content:
@@ -65,5 +71,15 @@ def take_event(answer: Answer, line: bytes) -> None:
         if text is None:
             text = choice["delta"].get("content") or ""
         answer.text[index] = answer.text.get(index, "") + text
+        take_logprobs(answer, choice)
         if choice["finish_reason"] is not None:
             answer.finish[index] = choice["finish_reason"]
+
+
+def take_logprobs(answer: Answer, choice: dict[str, Any]) -> None:
+    """Add the logprobs of one choice of an answer or of an event."""
+    found = choice.get("logprobs") or {}
+    columns = answer.logprobs.setdefault(choice["index"], {}) if found else {}
+    for name, values in found.items():
+        if values is not None:
+            columns.setdefault(name, []).extend(values)

@@ -85,7 +85,7 @@ CASES: list[tuple[str, str, bytes, int, str]] = [
     ("a boolean for a number", COMPLETIONS, with_field("n", "true"), 400, "n"),
     ("too many choices", COMPLETIONS, with_field("n", "100000"), 400, "n"),
     ("an unknown field", COMPLETIONS, with_field("temprature", "1"), 400, "temprature"),
-    ("a field not supported yet", COMPLETIONS, with_field("logprobs", "5"), 400, "logprobs"),
+    ("a field not supported yet", COMPLETIONS, with_field("suffix", '"x"'), 400, "suffix"),
     ("an array for the body", COMPLETIONS, b"[1, 2]", 400, ""),
     ("no JSON", COMPLETIONS, b"hello", 400, "JSON"),
     ("half of a JSON", COMPLETIONS, b'{"prompt": "x', 400, "JSON"),

@@ -38,6 +38,8 @@ VALUES: dict[str, list[Any]] = {
     "n": [3],
     "seed": [5],
     "max_tokens": [20, 24],
+    "logprobs": [0, 5],
+    "echo": [True],
 }
 NEIGHBOUR = {"prompt": "The water wheel", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 
@@ -95,6 +97,7 @@ def test_all_pairs_of_parameters_give_the_same_streamed_and_not_and_leave_a_neig
         assert (first.status, second.status) == (200, 200), (body, first.error, second.error)
         assert first.error is None and first.done, body
         assert (first.text, first.finish) == (second.text, second.finish), body
+        assert first.logprobs == second.logprobs, body
         assert neighbour.text == alone.text, body
 
 

@@ -15,6 +15,7 @@ from browser import CHROMIUM, PlaygroundPage, chromium, sync_api
 from served import Served, served
 
 from penstock.protocol.sampling import PARAMETERS
+from penstock.services.frontend.playground import UNSEEN
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
@@ -26,6 +27,7 @@ SERVER = (
     *("--num-kv-blocks", str(BLOCKS), "--max-model-len", str(BLOCKS * BLOCK_SIZE)),
 )
 FREED_WITHIN_S = 0.5
+NOT_SHOWN = {"n", "logit_bias", *UNSEEN}
 Open = Callable[..., PlaygroundPage]
 expect = sync_api.expect
 
@@ -139,7 +141,7 @@ def test_the_controls_come_from_the_servers_parameters_and_only_what_is_set_is_s
     shown = show()
     page = shown.page
     names = page.eval_on_selector_all("#controls [name]", "all => all.map(one => one.name)")
-    assert names == [name for name in PARAMETERS if name not in ("n", "logit_bias")]
+    assert names == [name for name in PARAMETERS if name not in NOT_SHOWN]
     usual = [name for name, one in PARAMETERS.items() if one.default is True]
     assert [name for name in usual if not page.is_checked(f"#sampling-{name}")] == []
     temperature = page.locator("#sampling-temperature")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from penstock.protocol.grammar import Grammar
+from penstock.protocol.logprobs import NamedLogprobs, PackedLogprobs
 from penstock.protocol.messages import membership as m
 from penstock.protocol.messages import requests as r
 from penstock.protocol.messages import steps as s
@@ -81,32 +83,39 @@ _PEER_ROW: list[Any] = [
 ]  # fmt: skip
 _REPORT = m.MetricsReport([m.MetricSample("steps_total", ["a"], [1.5, 2.0])])
 _REPORT_ROW: list[Any] = [[["steps_total", ["a"], [1.5, 2.0]]]]
+_ID = b"\x05\x00\x00\x00"
+_GRAMMAR = Grammar("regex", "a+", True, "response_format", _ID, _ID)
+_GRAMMAR_ROW: list[Any] = ["regex", "a+", True, "response_format", _ID, _ID]
 _PARAMS = SamplingParams(
     temperature=0.5, top_p=0.25, top_k=40, seed=-1, n=2, max_tokens=100, stop=["\n"],
     stop_token_ids=[2], ignore_eos=True, min_p=0.125, presence_penalty=1.5,
     frequency_penalty=-1.5, repetition_penalty=1.25, min_tokens=3, logit_bias={7: -2.0},
     allowed_token_ids=[7, 8], bad_words=["dam"], include_stop_str_in_output=True,
     skip_special_tokens=False, spaces_between_special_tokens=False, truncate_prompt_tokens=9,
+    logprobs=2, prompt_logprobs=0, echo=True,
+    structured_outputs=_GRAMMAR,
 )  # fmt: skip
 _PARAMS_ROW: list[Any] = [
     0.5, 0.25, 40, -1, 2, 100, ["\n"], [2], True, 0.125, 1.5, -1.5, 1.25, 3, {7: -2.0}, [7, 8],
-    ["dam"], True, False, False, 9,
+    ["dam"], True, False, False, 9, 2, 0, True, _GRAMMAR_ROW,
 ]  # fmt: skip
 _NO_PARAMS_ROW: list[Any] = [
     None, None, None, None, 1, None, [], [], False, None, 0.0, 0.0, None, 0, {}, None, [], False,
-    True, True, None,
+    True, True, None, None, None, False, None,
 ]  # fmt: skip
 _IDS = b"\x01\x00\x00\x00\xff\x7f\x00\x00"
-_ADJUSTMENTS = s.SlotAdjustments(1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS)
+_PACKED = PackedLogprobs(2, _IDS)
+_ADJUSTMENTS = s.SlotAdjustments(1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR)
 _SLOT = s.NewSlot(
-    3, _IDS, 1, 0, [5, 6], s.SlotSampling(0.5, 40, 0.25, 2**64 - 1, 1, 0.125, _ADJUSTMENTS)
+    3, _IDS, 1, 0, [5, 6], s.SlotSampling(0.5, 40, 0.25, 2**64 - 1, 1, 0.125, _ADJUSTMENTS, 5), 2,
 )  # fmt: skip
 _SLOT_ROW: list[Any] = [
     3, _IDS, 1, 0, [5, 6],
     [
         0.5, 40, 0.25, 2**64 - 1, 1, 0.125,
-        [1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS],
+        [1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR_ROW], 5,
     ],
+    2,
 ]  # fmt: skip
 BIG = 2**63 - 1
 
@@ -157,16 +166,24 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "Unknown": (r.Unknown([1], [256], [2]), [27, [1], [256], [2]]),
     "TokenBatch": (
         t.TokenBatch(
-            [1], [0], [256], [7], [2], _IDS, [t.End(0, t.EndReason.STOP, 2, "", 0)], [16]
+            [1], [0], [256], [7], [2], _IDS, [t.End(0, t.EndReason.STOP, 2, "", 0)], [16],
+            [t.RowLogprobs(0, _PACKED, _PACKED)],
         ),
-        [30, [1], [0], [256], [7], [2], _IDS, [[0, 1, 2, "", 0]], [16]],
+        [
+            30, [1], [0], [256], [7], [2], _IDS, [[0, 1, 2, "", 0]], [16],
+            [[0, [2, _IDS], [2, _IDS]]],
+        ],
     ),
     "TextBatch": (
         t.TextBatch(
             [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3],
             [t.End(0, t.EndReason.ERROR, "</s>", "gone", 500)], [16],
+            [t.RowDetails(0, NamedLogprobs(2, _IDS, [b"a"], [4]), None, "echo")],
         ),
-        [31, [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3], [[0, 4, "</s>", "gone", 500]], [16]],
+        [
+            31, [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3], [[0, 4, "</s>", "gone", 500]], [16],
+            [[0, [2, _IDS, [b"a"], [4]], None, "echo"]],
+        ],
     ),
     "Attach": (s.Attach(1, "ipc:///s"), [40, 1, "ipc:///s"]),
     "Attached": (
@@ -180,7 +197,13 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
         ),
         [42, 1, 2, True, [0], [_SLOT_ROW], [1, 9], [[3, 0, 2, True, [7]]], [[0, 1, 1, 2]], 4],
     ),
-    "StepResult": (s.StepResult(1, 2, _IDS, [1], 0.125), [43, 1, 2, _IDS, [1], 0.125]),
+    "StepResult": (
+        s.StepResult(
+            1, 2, _IDS, [1], 0.125, [s.RowLogprobs(1, _PACKED)], [s.ChunkLogprobs(3, 16, _PACKED)],
+            [s.RowFailure(1, "no")],
+        ),
+        [43, 1, 2, _IDS, [1], 0.125, [[1, [2, _IDS]]], [[3, 16, [2, _IDS]]], [[1, "no"]]],
+    ),
     "StepFailed": (s.StepFailed(1, 2, "boom"), [44, 1, 2, "boom"]),
 }  # fmt: skip
 """Messages, by name."""
@@ -219,8 +242,8 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "acf56577fff8e301"
-"""Of protocol version 6."""
+SCHEMA_HASH = "ce9fa7fc6fed7c27"
+"""Of protocol version 7."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (
@@ -259,46 +282,56 @@ GOLDEN: dict[str, str] = {
     "Cancel": "941992010292cd0100cd020092ff00",
     "Holding": "941aa86970633a2f2f2f74910191cd0100",
     "Unknown": "941b910191cd01009102",
-    "TokenBatch": "991e9101910091cd010091079102c40801000000ff7f00009195000102a0009110",
+    "TokenBatch": (
+        "9a1e9101910091cd010091079102c40801000000ff7f00009195000102a00091109193009202c40801000000"
+        "ff7f00009202c40801000000ff7f0000"
+    ),
     "TextBatch": (
-        "9b1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391950004a43c2f"
-        "733ea4676f6e65cd01f49110"
+        "9c1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391950004a43c2f"
+        "733ea4676f6e65cd01f491109194009402c40801000000ff7f000091c401619104c0a46563686f"
     ),
     "Attach": "932801a86970633a2f2f2f73",
     "Attached": "99290100cd03e81040cd0800cd1000cd7d00",
     "StepPlan": (
-        "9a2a0102c39100919603c40801000000ff7f0000010092050697cb3fe000000000000028cb3fd00000000000"
-        "00cfffffffffffffffff01cb3fc000000000000099cb3ff4000000000000cbbff8000000000000cb3ff80000"
+        "9a2a0102c39100919703c40801000000ff7f0000010092050698cb3fe000000000000028cb3fd00000000000"
+        "00cfffffffffffffffff01cb3fc00000000000009acb3ff4000000000000cbbff8000000000000cb3ff80000"
         "00000000c40801000000ff7f0000c40801000000ff7f0000c40801000000ff7f000091c40801000000ff7f00"
-        "0003c40801000000ff7f00009201099195030002c3910791940001010204"
+        "0003c40801000000ff7f000096a57265676578a2612bc3af726573706f6e73655f666f726d6174c404050000"
+        "00c4040500000005029201099195030002c3910791940001010204"
     ),
-    "StepResult": "962b0102c40801000000ff7f00009101cb3fc0000000000000",
+    "StepResult": (
+        "992b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
+        "9202c40801000000ff7f0000919201a26e6f"
+    ),
     "StepFailed": "942c0102a4626f6f6d",
     "Identity": (
         "98cd1092a6686f73742d61a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a4"
         "63306465"
     ),
-    "MetricsReport": ("919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000"),
+    "MetricsReport": "919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000",
     "Work chat": (
-        "9993a463686174c4025b5dc4027b7ddc0015cb3fe0000000000000cb3fd000000000000028ff026491a10a91"
+        "9993a463686174c4025b5dc4027b7ddc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a91"
         "02c3cb3fc0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc000"
-        "00000000000092070891a364616dc3c2c209919300c40801000000ff7f000004a26d65c0cb3fe00000000000"
-        "00fba473616c74c2"
+        "00000000000092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f"
+        "726d6174c40405000000c40405000000919300c40801000000ff7f000004a26d65c0cb3fe0000000000000fb"
+        "a473616c74c2"
     ),
     "Work text": (
-        "9992a474657874a26869dc0015cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0"
+        "9992a474657874a26869dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0"
         "000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc0000000000000"
-        "0092070891a364616dc3c2c209919300c40000a26d65cb4004000000000000cb3fe000000000000000a0c3"
+        "0092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174c4"
+        "0405000000c40405000000919300c40000a26d65cb4004000000000000cb3fe000000000000000a0c3"
     ),
     "Work tokens": (
-        "9992a6746f6b656e73c40801000000ff7f0000dc0015c0c0c0c001c09090c2c0cb0000000000000000cb0000"
-        "000000000000c00080c090c2c3c3c090a0c0cb000000000000000000a0c3"
+        "9992a6746f6b656e73c40801000000ff7f0000dc0019c0c0c0c001c09090c2c0cb0000000000000000cb0000"
+        "000000000000c00080c090c2c3c3c0c0c0c2c090a0c0cb000000000000000000a0c3"
     ),
     "TokenWork": (
-        "9dc40801000000ff7f0000dc0015cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3f"
+        "9dc40801000000ff7f0000dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3f"
         "c0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000"
-        "000092070891a364616dc3c2c209919301c40000920203a26d65cb4004000000000000cb3fe0000000000000"
-        "ce7fffffffa173c302c291c40801000000ff7f0000"
+        "000092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174"
+        "c40405000000c40405000000919301c40000920203a26d65cb4004000000000000cb3fe0000000000000ce7f"
+        "ffffffa173c302c291c40801000000ff7f0000"
     ),
 }
 """The bytes of each sample, without the frame's prefix, in hex."""

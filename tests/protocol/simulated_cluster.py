@@ -26,7 +26,7 @@ from penstock.protocol.messages.requests import (
     TokenWork,
     Work,
 )
-from penstock.protocol.messages.tokens import End, EndReason, TokenBatch
+from penstock.protocol.messages.tokens import End, EndReason, RowDetails, TokenBatch
 from penstock.protocol.ownership.frontend import FrontendLedger
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
@@ -262,7 +262,15 @@ class Record:
         self.accepted += 1
         assert prompt_tokens == len(self.prompt)
 
-    def on_text(self, choice: int, text: str, tokens: int, end: End | None, cached: int) -> None:
+    def on_text(
+        self,
+        choice: int,
+        text: str,
+        tokens: int,
+        end: End | None,
+        cached: int,
+        details: RowDetails | None = None,
+    ) -> None:
         if self.cancelled or self.rejected or choice in self.ends:
             self.late += 1
         self.text[choice] = self.text.get(choice, "") + text

@@ -26,7 +26,7 @@ from penstock.protocol.messages.requests import (
     Work,
     first_attempt,
 )
-from penstock.protocol.messages.tokens import End, EndReason, TextBatch, TokenBatch
+from penstock.protocol.messages.tokens import End, EndReason, RowDetails, TextBatch, TokenBatch
 from penstock.protocol.ownership.frontend import UNTAKEN_SECONDS, FrontendLedger
 from penstock.protocol.ownership.refusals import NEW_SECONDS, STARTED_SECONDS
 from penstock.protocol.ownership.scheduler import SchedulerLedger
@@ -91,7 +91,15 @@ class Ear:
     def on_accepted(self, prompt_tokens: int) -> None:
         self.heard.append(prompt_tokens)
 
-    def on_text(self, choice: int, text: str, tokens: int, end: End | None, cached: int) -> None:
+    def on_text(
+        self,
+        choice: int,
+        text: str,
+        tokens: int,
+        end: End | None,
+        cached: int,
+        details: RowDetails | None = None,
+    ) -> None:
         self.heard.append((text, tokens, end is not None))
 
     def on_rejected(self, rejected: Rejected) -> None:

@@ -16,11 +16,12 @@ from penstock.kernels.gpu.sampler_memory import (
 from penstock.protocol.messages.steps import SlotAdjustments
 from penstock.services.worker.slots import IntArray, SlotTable
 
-ASKED_NUMBERS = ("asks", "top_k", "entry_count")
+ASKED_NUMBERS = ("asks", "top_k", "entry_count", "logprobs")
 ASKED_SHARES = (
     "temperature", "top_p", "min_p", "repetition", "frequency", "presence",
 )  # fmt: skip
-"""Columns of ``penstock.kernels.gpu.sampler_memory.SamplerSlots``, int32 and fp32."""
+"""Columns of ``penstock.kernels.gpu.sampler_memory.SamplerSlots``, int32 and fp32. ``logprobs`` is
+how many likeliest tokens to list; -1: none are wanted."""
 
 
 def asked_columns(slots: SlotTable, added: IntArray) -> Iterator[tuple[str, IntArray]]:
@@ -29,12 +30,13 @@ def asked_columns(slots: SlotTable, added: IntArray) -> Iterator[tuple[str, IntA
     for name in ("temperature", "top_p", "min_p"):
         yield name, _bits(getattr(slots, name)[added])
     yield "top_k", slots.top_k[added]
+    yield "logprobs", slots.logprobs[added]
     asked = [slots.adjustments[slot] for slot in added.tolist()]
     yield "asks", np.array([_bits_of(one) for one in asked], np.int64)
     if not slots.asks[added].any():
         return
     every = [one or SlotAdjustments() for one in asked]
-    yield "entry_count", np.array([(len(a.biased) + len(a.ends)) // 4 for a in every], np.int64)
+    yield "entry_count", np.array([_entries_of(a) for a in every], np.int64)
     for name in ("repetition", "frequency", "presence"):
         yield name, _bits(np.array([getattr(one, name) for one in every], np.float32))
 
@@ -43,11 +45,17 @@ def _bits(values: npt.NDArray[np.float32]) -> IntArray:
     return values.view(np.int32).astype(np.int64)
 
 
+def _entries_of(asked: SlotAdjustments) -> int:
+    """Biases and ends that are entries of a slot; the masks of a grammar know of ends."""
+    ends = asked.ends if asked.grammar is None else b""
+    return (len(asked.biased) + len(ends)) // 4
+
+
 def _bits_of(asked: SlotAdjustments | None) -> int:
     """``ASKS_``… bits of a slot."""
     if asked is None:
         return 0
     bits = ASKS_PENALTIES if asked.penalised else 0
-    bits |= ASKS_BIASES if asked.biased or asked.ends else 0
-    bits |= ASKS_ALLOWED if asked.allowed is not None else 0
+    bits |= ASKS_BIASES if _entries_of(asked) else 0
+    bits |= ASKS_ALLOWED if asked.allowed is not None or asked.grammar is not None else 0
     return bits | (ASKS_BAD_WORDS if asked.bad_words else 0)

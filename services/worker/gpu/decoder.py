@@ -273,6 +273,13 @@ class GpuDecoder:
         torch.index_select(space.normed, 0, self.state.sample_index[:count], out=sampled)
         torch.mm(sampled, self.weights.lm_head.t(), out=space.logits[:count])
 
+    def row_logits(self, first: int, count: int) -> Tensor:
+        """Logits [count, V] of the step's rows from ``first`` on, no more than logits rows have
+        memory; they are overwritten by the next."""
+        logits = self.space.logits[:count]
+        rows = self.space.normed[first : first + count]
+        return torch.mm(rows, self.weights.lm_head.t(), out=logits)
+
     def draw(self, count: int) -> None:
         """Choose a token for each logits row, greedy or plainly drawn, and advance its slot."""
         space, state = self.space, self.state

@@ -15,15 +15,17 @@ import msgspec
 import numpy as np
 import torch
 
-from penstock.protocol.messages.steps import StepPlan, StepResult
+from penstock.protocol.messages.steps import NewSlot, RowFailure, StepPlan, StepResult
 from penstock.protocol.trace import PREPARE, TRACE
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.graphs import StepGraphs
+from penstock.services.worker.gpu.logprob_rows import AskedLogprobs, GpuLogprobs
 from penstock.services.worker.gpu.sampler import GpuSampler
 from penstock.services.worker.gpu.step_times import StepTimes
+from penstock.services.worker.grammar_rows import GrammarRows
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
 from penstock.services.worker.slots import PlannedStep, SlotTable
@@ -39,6 +41,10 @@ class _InFlight(msgspec.Struct):
     """[2, R] int32 on the host, once ``event`` has passed."""
     event: torch.cuda.Event | None
     launched: float
+    drawn: dict[int, int] = {}
+    """Slots with a grammar, which must see their token, and their rows."""
+    failures: list[RowFailure] = []
+    logprobs: AskedLogprobs | None = None
     begun: torch.cuda.Event | None = None
     """Before the step's first kernel; only while the process is traced."""
 
@@ -65,6 +71,10 @@ class GpuExecutor:
                 capacity.max_model_len, max_rows,
             )  # fmt: skip
             self.sampler = GpuSampler(self.slots, state, config.vocab_size)
+            self._logprobs = GpuLogprobs(self.slots, state, self.decoder, self.sampler.space)
+            self.grammars = GrammarRows(capacity.max_num_seqs, config.vocab_size)
+            self._masks: dict[int, torch.Tensor] = {}
+            self._openings: dict[int, int] = {}
             self._results = [self._host(2, capacity.max_num_seqs) for _ in range(RING)]
             self._chunk_buffers = [self.chunks.host_buffer(self._on_gpu) for _ in range(RING)]
         self.summary = (
@@ -89,6 +99,9 @@ class GpuExecutor:
         """Whether the last decode step read a prefix that its rows share once."""
         return self._state.is_shared
 
+    def prepare(self) -> None:
+        self.grammars.prepare()
+
     def reset(self) -> None:
         """Drop all slots, and the steps that are under way."""
         self.slots.reset()
@@ -104,6 +117,7 @@ class GpuExecutor:
             with torch.inference_mode():
                 step = self.slots.apply(plan)
                 self.sampler.begin(plan.added)
+                self._begin_grammars(plan.added)
                 self._flight.append(self._launch(plan, step, launched))
                 self.slots.advance(step)
         except BaseException:
@@ -128,6 +142,7 @@ class GpuExecutor:
         with torch.inference_mode():
             for rows in (1, self.capacity.max_num_seqs):
                 self._draw_all(rows)
+                self._logprobs.of_rows(rows)
             self.graphs.warm_up(self.capacity.max_num_seqs)
 
     def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> _InFlight:
@@ -151,11 +166,16 @@ class GpuExecutor:
         elif decoding:
             self.graphs.run_decode(decoding, self._state.is_shared)
         host = self._results[ring]
+        masked = self._allow(step, ring)
         if rows:
             self._choose(step, rows)
             host.copy_(self.decoder.space.result, non_blocking=True)
+        logprobs = self._logprobs.begin(step)
         event = self._event(timed=bool(traced))
-        return _InFlight(plan.epoch, plan.step, rows, host, event, launched, begun)
+        drawn, failures = masked
+        return _InFlight(
+            plan.epoch, plan.step, rows, host, event, launched, drawn, failures, logprobs, begun
+        )  # fmt: skip
 
     def _event(self, timed: bool) -> torch.cuda.Event | None:
         """An event at the present end of the stream; ``None`` on the CPU."""
@@ -165,10 +185,53 @@ class GpuExecutor:
         event.record()
         return event
 
+    def _begin_grammars(self, added: list[NewSlot]) -> None:
+        for new in added:
+            for flight in self._flight:  # its token is of who sat there before
+                flight.drawn.pop(new.slot, None)
+        self.grammars.begin(added)
+
+    def _allow(self, step: PlannedStep, ring: int) -> tuple[dict[int, int], list[RowFailure]]:
+        """Send the masks of rows with a grammar: which they are, and which of them have failed.
+
+        The layers of this step are on the stream by now, behind the step whose tokens the grammars
+        must see first: waiting for these costs the device nothing while the masks take less time
+        than the layers.
+        """
+        rows = self.grammars.following(step.sampled)
+        if not len(rows):
+            return {}, []
+        for flight in self._flight:
+            if flight.drawn and flight.event is not None:
+                flight.event.synchronize()
+            self._feed(flight)
+        slots = step.sampled[rows]
+        if ring not in self._masks:
+            self._masks[ring] = self._host(*self.sampler.slots.allowed.shape)
+        host = self._masks[ring][: len(rows)]
+        self.grammars.start(step.sampled, rows, host.numpy())
+        masks = self.grammars.wait()
+        self.sampler.allow(slots, host)
+        if masks is not None and masks.openings:
+            self._openings = masks.openings
+        drawn = dict(zip(slots.tolist(), rows.tolist(), strict=True))
+        return drawn, [] if masks is None else masks.failures
+
+    def _feed(self, flight: _InFlight) -> None:
+        """Show grammars the tokens of a step that is over."""
+        if flight.drawn:
+            slots, rows = np.array(list(flight.drawn.items()), np.int64).T
+            self.grammars.took(slots, flight.result.numpy()[0][rows])
+            flight.drawn = {}
+
     def _choose(self, step: PlannedStep, rows: int) -> None:
         """Tokens for the step's logits rows."""
         if self.sampler.needed(step.sampled):
             self.graphs.run_head(rows)
+            openings, self._openings = self._openings, {}
+            for row, token in openings.items():
+                slot = int(step.sampled[row])
+                self.sampler.open(slot, token, self.decoder.space.logits[row])
             self._draw_all(rows)
         else:
             self.graphs.run_head_and_draw(rows)
@@ -190,16 +253,21 @@ class GpuExecutor:
             elif not oldest.event.query():  # type: ignore[no-untyped-call]
                 return None
         self._flight.popleft()
+        self._feed(oldest)
         if oldest.begun is not None and oldest.event is not None:
             self._step_times.add(oldest.step, oldest.begun, oldest.event)
         now = time.perf_counter()
         seconds = now - max(oldest.launched, self._last_end)
         self._last_end = now
         tokens, bad = oldest.result.numpy()[:, : oldest.rows]
+        asked = oldest.logprobs
         return StepResult(
             oldest.epoch,
             oldest.step,
             tokens.astype("<i4").tobytes(),
             np.flatnonzero(bad).tolist(),
             seconds,
+            [] if asked is None else asked.of_rows(tokens),
+            [] if asked is None else asked.of_prompts(),
+            oldest.failures,
         )

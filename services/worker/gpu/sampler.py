@@ -28,6 +28,7 @@ from penstock.kernels.sampling import WordTable, allowed_mask, packed_counts
 from penstock.protocol.messages.steps import NewSlot, SlotAdjustments
 from penstock.protocol.sampling import GREEDY_TEMPERATURE, MAX_BIASES, MAX_STOP_TOKENS
 from penstock.services.worker.gpu.batch_state import BatchState
+from penstock.services.worker.grammar_rows import only
 from penstock.services.worker.slots import IntArray, SlotTable
 
 MOST_ENTRIES = MAX_BIASES + 2 * MAX_STOP_TOKENS
@@ -44,7 +45,7 @@ class GpuSampler:
             count, vocab, MOST_ENTRIES, device,
             num_output=state.num_output, **state.asked,
         )  # fmt: skip
-        self._space = sampler_space(count, vocab, device)
+        self.space = sampler_space(count, vocab, device)
         self._vocab = vocab
         self._words = WordTable(count)
         self._word_arrays = tuple(
@@ -70,7 +71,8 @@ class GpuSampler:
         if asked.allowed is not None:
             allowed = np.frombuffer(asked.allowed, "<i4")
             slots.allowed[slot] = self._sent(allowed_mask(allowed, self._vocab))
-        biased, ends = (np.frombuffer(ids, "<i4") for ids in (asked.biased, asked.ends))
+        unbound = asked.ends if asked.grammar is None else b""
+        biased, ends = (np.frombuffer(ids, "<i4") for ids in (asked.biased, unbound))
         if len(biased) or len(ends):
             bans = np.full(len(ends), -np.inf, np.float32)
             until = np.repeat([ALWAYS, asked.min_tokens], [len(biased), len(ends)])
@@ -95,6 +97,19 @@ class GpuSampler:
             host = host.pin_memory()
         return host.to(self._device, non_blocking=True)
 
+    def allow(self, slots: IntArray, masks: Tensor) -> None:
+        """What alone may come next in these slots. masks: [n, ceil(V / 32)] int32, on the host,
+        pinned where there is a GPU, and not changed before the step is over."""
+        sent = masks.to(self._device, non_blocking=True)
+        self.slots.allowed.index_copy_(0, self._sent(slots), sent)
+
+    def open(self, slot: int, token: int, logits: Tensor) -> None:
+        """Allow this token alone where it is the likeliest of a row; the host does not wait to
+        know. logits: [V], the row's."""
+        allowed = self.slots.allowed[slot]
+        alone = self._sent(only(token, len(allowed)))
+        allowed.copy_(torch.where(logits.argmax() == token, alone, allowed))
+
     def needed(self, at: IntArray) -> bool:
         """Whether any of these slots asks for more than a temperature."""
         table = self._table
@@ -109,13 +124,13 @@ class GpuSampler:
         Returns the number of stretches."""
         state, slots, rows = self._state, self.slots, self._state.sample_slots
         ban_words(rows, len(logits), slots, *self._word_arrays)
-        adjust_logits(logits, rows, slots, self._space, GREEDY_TEMPERATURE)
+        adjust_logits(logits, rows, slots, self.space, GREEDY_TEMPERATURE)
         keep_floor(
-            logits, rows, state.seed_low, state.seed_high, slots, self._space, GREEDY_TEMPERATURE
+            logits, rows, state.seed_low, state.seed_high, slots, self.space, GREEDY_TEMPERATURE
         )
         return draw(
             logits, rows, state.temperature, state.seed_low, state.seed_high, state.num_output,
-            best, token, GREEDY_TEMPERATURE, slots, self._space,
+            best, token, GREEDY_TEMPERATURE, slots, self.space,
         )  # fmt: skip
 
     def note(self, count: int) -> None:

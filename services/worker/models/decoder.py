@@ -7,6 +7,7 @@ down projection; each half adds to the residual stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from penstock.kernels.activation import silu_and_mul
-from penstock.kernels.attention import AttentionBatch, paged_attention
+from penstock.kernels.attention import paged_attention
+from penstock.kernels.attention_backend import PlannedBatch
 from penstock.kernels.kv_cache import write_kv
 from penstock.kernels.linear import Linear
 from penstock.kernels.rms_norm import rms_norm, rms_norm_fp32, scaled_norm_weight
@@ -113,7 +115,7 @@ class StepInputs(NamedTuple):
     """[N] int64."""
     slot_mapping: Tensor
     """[N] int64, see ``write_kv``."""
-    attention: list[AttentionBatch]
+    attention: Sequence[PlannedBatch]
     sampled: Tensor | None
     """int64: the rows whose logits are wanted; ``None``: all."""
 
@@ -182,8 +184,20 @@ class Decoder:
 
     def forward(self, step: StepInputs, cache: KVCache) -> Tensor:
         """Write K and V of every row into the cache; return logits [len(step.sampled), vocab]."""
+        return self.logits(self.hidden(step, cache), step.sampled)
+
+    def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        """[len(rows), vocab]: of some rows of what ``hidden`` returned; ``None``: of all."""
         if self._lm_head is None:
-            raise RuntimeError("Decoder.prepare comes before Decoder.forward")
+            raise RuntimeError("Decoder.prepare comes before Decoder.logits")
+        if rows is not None:
+            hidden = hidden.index_select(0, rows)
+        return self._lm_head(rms_norm(hidden, self._norm, self.config.rms_norm_eps))
+
+    def hidden(self, step: StepInputs, cache: KVCache) -> Tensor:
+        """Write K and V of every row into the cache; return the residual stream [N, hidden]."""
+        if self._lm_head is None:
+            raise RuntimeError("Decoder.prepare comes before Decoder.hidden")
         eps = self.config.rms_norm_eps
         cos = self._cos.index_select(0, step.positions).unsqueeze(1)
         sin = self._sin.index_select(0, step.positions).unsqueeze(1)
@@ -194,9 +208,7 @@ class Decoder:
             residual = layer.output.add_to(residual, mixed)
             x = rms_norm(residual, layer.post_norm, eps)
             residual = layer.down.add_to(residual, silu_and_mul(layer.gate_up(x)))
-        if step.sampled is not None:
-            residual = residual.index_select(0, step.sampled)
-        return self._lm_head(rms_norm(residual, self._norm, eps))
+        return residual
 
     def _attention(
         self,

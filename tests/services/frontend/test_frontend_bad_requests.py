@@ -87,6 +87,10 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"skip_special_tokens": "no"}, "skip_special_tokens", "bool 'no'"),
     ({"spaces_between_special_tokens": 0}, "spaces_between_special_tokens", "bool 0"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "1 0"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "0 -1"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "20 21"),
+    ({"prompt_logprobs": True}, "prompt_logprobs", "number true"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
     ({"stream": "yes"}, "stream", "true false 'yes'"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
     ({"stream": True, "stream_options": 5}, "stream_options", "object 5"),
@@ -120,15 +124,32 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "true"),
 ]
 
+_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}
+PARAMETERS += [
+    ({"response_format": "json_object"}, "response_format", "object 'json_object'"),
+    ({"response_format": {"type": "xml"}}, "response_format", "'json_object' 'xml'"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema object"),
+    ({"response_format": {"type": "json_object"}, "bad_words": ["a"]}, "response_format", "bad"),
+    ({"response_format": _SCHEMA, "allowed_token_ids": [1]}, "response_format", "allowed_token"),
+    (
+        {"response_format": _SCHEMA, "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+        "response_format structured_outputs contradict",
+    ),
+    ({"structured_outputs": {}}, "structured_outputs", "exactly one none of them"),
+    ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "json, regex"),
+    ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "'regexp' unknown"),
+    ({"structured_outputs": {"choice": [1]}}, "structured_outputs", "strings 1"),
+    ({"structured_outputs": True}, "structured_outputs", "object"),
+]
+
 UNSUPPORTED: list[dict[str, Any]] = [
-    {"logprobs": True},
-    {"response_format": {"type": "json_object"}},
+    {"structural_tag": "{}"},
     {"tools": [{"type": "function", "function": {"name": "f"}}]},
     {"tool_choice": "required"},
     {"best_of": 3},
-    {"prompt_logprobs": 0},
     {"guided_json": {}},
-    {"echo": True},
+    {"suffix": "x"},
 ]
 
 PROMPTS: list[tuple[dict[str, Any], str]] = [
@@ -237,14 +258,31 @@ def test_each_bad_parameter_is_named_with_its_value_and_limit() -> None:
     check(CHAT, list(cases), ServerConfig())
 
 
+def test_logprobs_are_asked_for_as_the_endpoint_has_it() -> None:
+    cases: list[tuple[Any, str | None, str]] = [
+        ({**ONE, "logprobs": 21}, "logprobs", "20 21"),
+        ({**ONE, "logprobs": True}, "logprobs", "number true"),
+        ({**ONE, "top_logprobs": 2}, "top_logprobs", "supported top_logprobs"),
+        ({**ONE, "echo": 1}, "echo", "bool 1"),
+    ]
+    check(TEXT, cases, ServerConfig())
+    cases = [
+        ({**HI, "logprobs": 3}, "logprobs", "true false 3"),
+        ({**HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "20 21"),
+        ({**HI, "top_logprobs": 2}, "top_logprobs", "logprobs: true 2"),
+        ({**HI, "echo": True}, "echo", "supported echo"),
+    ]
+    check(CHAT, cases, ServerConfig())
+
+
 def test_parameters_that_are_not_supported_yet_are_refused_by_name() -> None:
     cases = [({**ONE, **f}, next(iter(f)), f"supported {next(iter(f))}") for f in UNSUPPORTED]
     check(TEXT, list(cases), ServerConfig())
 
 
 def test_all_unknown_and_unsupported_parameters_are_named_at_once() -> None:
-    body = {**ONE, "foo": 1, "bar": 2, "tools": [1], "logprobs": 3, "x" * 500: 1}
-    check(TEXT, [(body, "foo", "unknown foo bar tools logprobs supported")], ServerConfig())
+    body = {**ONE, "foo": 1, "bar": 2, "tools": [1], "suffix": "x", "x" * 500: 1}
+    check(TEXT, [(body, "foo", "unknown foo bar tools suffix supported")], ServerConfig())
     many = {**ONE, **{f"p{number}": 1 for number in range(1000)}}
     check(TEXT, [(many, "p0", "p0 p15 984 more")], ServerConfig())
 

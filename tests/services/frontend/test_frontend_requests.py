@@ -10,6 +10,7 @@ import pytest
 from frontend_scripted import LENGTH, Client, rejected, run, say
 
 from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.grammar import Grammar
 from penstock.protocol.messages.requests import Chat, Text, Tokens, Work
 from penstock.protocol.messages.tokens import End, EndReason
 from penstock.protocol.sampling import SamplingParams
@@ -95,6 +96,36 @@ def test_every_sampling_parameter_reaches_the_gateway() -> None:
         ignore_eos=True,
     )
     assert len(work.choices) == 2
+
+
+FORMS: list[tuple[dict[str, Any], Grammar]] = [
+    (
+        {"response_format": {"type": "json_object"}},
+        Grammar("json_object", param="response_format"),
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "strict": True, "schema": {"type": "array"}},
+            }
+        },
+        Grammar("json_schema", '{"type":"array"}', param="response_format"),
+    ),
+    (
+        {"structured_outputs": {"regex": "a+"}, "response_format": {"type": "text"}},
+        Grammar("regex", "a+"),
+    ),
+    ({"structured_outputs": {"choice": ["b", "a"]}}, Grammar("choice", '["b","a"]')),
+]
+
+
+@pytest.mark.parametrize(("fields", "grammar"), FORMS)
+def test_the_form_of_an_answer_reaches_the_gateway_as_a_grammar(
+    fields: dict[str, Any], grammar: Grammar
+) -> None:
+    for work in (*works_of(CHAT, chat(**fields)), *works_of(TEXT, {"prompt": "x", **fields})):
+        assert work.params.structured_outputs == grammar
 
 
 @pytest.mark.parametrize("priority", [-(2**31), -1, 0, 2**31 - 1])

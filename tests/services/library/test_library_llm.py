@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -68,6 +69,12 @@ def test_a_wrong_prompt_or_parameter_is_a_value_error_that_names_it(llm: LLM) ->
         llm.generate([[5], [99999]])
     with pytest.raises(ValueError, match="100"):
         llm.generate("x", SamplingParams(temperature=1000.0))
+    form: Any = {"regexp": "a"}
+    with pytest.raises(ValueError, match="'regexp'"):
+        llm.generate("x", SamplingParams(structured_outputs=form))
+    form = {"regex": "("}
+    with pytest.raises(ValueError, match="unclosed group"):
+        llm.generate("x", SamplingParams(structured_outputs=form))
     with pytest.raises(ValueError, match="2 sampling_params for 1 prompts"):
         llm.generate(["x"], [SamplingParams(), SamplingParams()])
     assert llm.generate("still alive", SamplingParams(max_tokens=1))

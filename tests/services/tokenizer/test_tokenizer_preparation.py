@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.loadtest.make_model import make_model
+from penstock.protocol.grammar import Grammar
 from penstock.protocol.messages.requests import Chat, ChoiceState, Prompt, Text, Tokens, Work
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.protocol.sampling import SamplingParams
@@ -148,3 +149,48 @@ def test_without_template_a_chat_is_refused(folder: Path, info: ModelInfo, tmp_p
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     with pytest.raises(PromptError, match="/v1/completions"):
         prepare(work(HELLO), TextModel.load(tmp_path), info, LIMIT, 0)
+
+
+class Vetted:
+    """Takes what it is asked about down, and refuses one source."""
+
+    def __init__(self) -> None:
+        self.asked: list[Grammar] = []
+
+    def check(self, grammar: Grammar) -> None:
+        self.asked.append(grammar)
+        if grammar.source == "(":
+            raise PromptError("structured_outputs: no", grammar.param)
+
+
+def ask_grammar(
+    given: Work, model: TextModel, info: ModelInfo, vetted: Vetted | None
+) -> SamplingParams:
+    return prepare(given, model, info, LIMIT, 0, vetted).params  # type: ignore[arg-type]
+
+
+def test_a_grammar_is_vetted_and_goes_on(model: TextModel, info: ModelInfo) -> None:
+    vetted, grammar = Vetted(), Grammar("regex", "a+")
+    given = work(tokens(5), structured_outputs=grammar)
+    assert ask_grammar(given, model, info, vetted).structured_outputs == grammar
+    assert vetted.asked == [grammar]
+    with pytest.raises(PromptError, match="no") as caught:
+        ask_grammar(work(tokens(5), structured_outputs=Grammar("regex", "(")), model, info, vetted)
+    assert caught.value.param == "structured_outputs"
+
+
+def test_a_grammar_of_a_continuation_was_vetted_before(model: TextModel, info: ModelInfo) -> None:
+    vetted, params = Vetted(), SamplingParams(structured_outputs=Grammar("regex", "a+"))
+    begun = Work(tokens(5), params, [ChoiceState(0, tokens(6).ids)], "", None, 0.0)
+    assert ask_grammar(begun, model, info, vetted).structured_outputs == params.structured_outputs
+    assert vetted.asked == []
+
+
+def test_a_grammar_beside_what_may_leave_no_token_is_refused(
+    model: TextModel, info: ModelInfo
+) -> None:
+    grammar = Grammar("json_object", param="response_format")
+    for other in ({"allowed_token_ids": [5]}, {"bad_words": ["a"]}):
+        with pytest.raises(PromptError, match=next(iter(other))) as caught:
+            ask_grammar(work(tokens(5), structured_outputs=grammar, **other), model, info, Vetted())
+        assert caught.value.param == "response_format"

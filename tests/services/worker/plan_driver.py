@@ -7,7 +7,14 @@ from collections import deque
 
 import numpy as np
 
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.protocol.logprobs import PackedLogprobs
+from penstock.protocol.messages.steps import (
+    Chunk,
+    NewSlot,
+    SlotSampling,
+    StepPlan,
+    StepResult,
+)
 from penstock.services.worker.executor import Executor
 
 GREEDY = SlotSampling(0.0, 0, 1.0, 0, 0)
@@ -43,6 +50,10 @@ class PlanDriver:
         self.random.shuffle(self.slots)
         self.step = 0
         self.bad: set[int] = set()
+        self.logprobs: dict[tuple[int, int], PackedLogprobs] = {}
+        """By (prompt, index of the output token)."""
+        self.prompt_logprobs: dict[tuple[int, int], PackedLogprobs] = {}
+        """By (prompt, first position of a chunk)."""
 
     def _take(self, sequence: Sequence, positions: int) -> list[int]:
         count = -(-positions // self.block_size) - len(sequence.blocks)
@@ -68,6 +79,7 @@ class PlanDriver:
         running: int = 64,
         preemptions: int = 0,
         aborts: float = 0.0,
+        prompt_logprobs: int | None = None,
     ) -> list[list[int]]:
         """Outputs of all prompts. ``chunk``: prefill chunks of this size, else of random sizes;
         ``aborts``: share of the steps in which a sequence, whatever it is doing, ends early."""
@@ -95,7 +107,15 @@ class PlanDriver:
                 sequence.slot = self.slots.pop(0)
                 ids = np.array(sequence.tokens, "<i4").tobytes()
                 added.append(
-                    NewSlot(sequence.slot, ids, len(sequence.prompt), 0, [], sequence.sampling)
+                    NewSlot(
+                        sequence.slot,
+                        ids,
+                        len(sequence.prompt),
+                        0,
+                        [],
+                        sequence.sampling,
+                        None if sequence.output else prompt_logprobs,
+                    )
                 )
                 active.append(sequence)
             rows, grown, chunks = [], [], []
@@ -128,6 +148,7 @@ class PlanDriver:
             assert len(tokens) == len(rows)
             self.bad |= {rows[i].name for i in result.bad_rows}
             gone = []
+            self._keep_logprobs(result, rows, active)
             for sequence, token in zip(rows, tokens, strict=True):
                 sequence.output.append(token)
                 if len(sequence.output) == max_tokens:
@@ -136,3 +157,13 @@ class PlanDriver:
         self.step += 1
         self.executor.execute(StepPlan(1, self.step, self.step == 1, gone, [], [], []))
         return [sequence.output for sequence in every]
+
+    def _keep_logprobs(
+        self, result: StepResult, rows: list[Sequence], active: list[Sequence]
+    ) -> None:
+        for found in result.logprobs:
+            sequence = rows[found.row]
+            self.logprobs[sequence.name, len(sequence.output)] = found.token
+        by_slot = {sequence.slot: sequence for sequence in active}
+        for chunk in result.prompt_logprobs:
+            self.prompt_logprobs[by_slot[chunk.slot].name, chunk.start] = chunk.tokens

@@ -8,14 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from asked_slots import EVERY_KIND, asking, biased, ids
+from plain_logprobs import check_outputs, check_prompts
 from plan_driver import GREEDY, PlanDriver
 from tiny_models import generated, some_prompts
 
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.loadtest.make_model import make_tokenizer
+from penstock.protocol.grammar import Grammar
+from penstock.protocol.grammar_compiler import compile_grammar
+from penstock.protocol.grammar_compiler import make_tokenizer as make_vocabulary
+from penstock.protocol.messages.steps import (
+    Chunk,
+    NewSlot,
+    SlotAdjustments,
+    SlotSampling,
+    StepPlan,
+)
 from penstock.protocol.model_info import read_model_info
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu import shared_rows as rows_module
@@ -237,3 +249,48 @@ def test_rows_that_share_a_prefix_give_the_tokens_of_rows_that_do_not(
     executor.reset()
     assert decoding_after(executor, prefix, own, 4) == wanted
     assert executor.shares_a_prefix
+
+
+def test_logprobs_are_those_of_transformers(tiny_folder: Folder) -> None:
+    folder = tiny_folder("qwen3")
+    check_outputs(PlanDriver(gpu_executor(folder), 2), folder, some_prompts([40, 5, 61, 9]))
+
+
+def test_logprobs_of_prompts_in_chunks_are_those_of_transformers(tiny_folder: Folder) -> None:
+    folder = tiny_folder("qwen3")
+    check_prompts(PlanDriver(gpu_executor(folder), 3), folder, some_prompts([40, 5, 61, 9]))
+
+
+GRAMMARS = [
+    Grammar("regex", "(ab|[0-9]{3})+"),
+    Grammar("json_object"),
+    Grammar("choice", '["Yes","No","perhaps"]'),
+]
+
+
+def follow_grammars(folder: Path, make: Callable[[Path], Any]) -> list[list[int]]:
+    """Outputs of greedy and drawn rows with grammars, and of one without, with preemptions."""
+    samplings = [
+        SlotSampling(0.9 * (place % 2), 0, 1.0, 3, place, 0.0, SlotAdjustments(grammar=grammar))
+        for place, grammar in enumerate(GRAMMARS)
+    ]
+    executor = make(folder)
+    vocab_size = executor.capacity.vocab_size
+    executor.grammars.serve(
+        lambda: make_vocabulary(make_tokenizer(vocab_size).to_str(), vocab_size, [2])
+    )
+    driver = PlanDriver(executor, 4)
+    return driver.run(some_prompts([5, 9, 20, 7]), 6, samplings=[*samplings, GREEDY], preemptions=3)
+
+
+def test_grammars_give_the_tokens_of_the_plain_executor(tiny_folder: Folder) -> None:
+    folder = tiny_folder("qwen3")
+    found = follow_grammars(folder, gpu_executor)
+    assert found == follow_grammars(folder, plain_executor)
+    vocabulary = make_vocabulary(make_tokenizer(307).to_str(), 307, [2])
+    for grammar, output in zip(GRAMMARS, found, strict=False):
+        matcher = compile_grammar(grammar, vocabulary)
+        fitting = output[: output.index(2) + 1] if 2 in output else output
+        assert matcher.validate_tokens(fitting) == len(fitting)
+    plain = PlanDriver(plain_executor(folder), 4).run(some_prompts([5, 9, 20, 7]), 6)
+    assert found[3] == plain[3]

@@ -12,6 +12,9 @@ import triton
 from asked_slots import EVERY_KIND, asking, biased, ids
 from sharp_model import CONFIG as SMALL
 
+from penstock.loadtest.make_model import make_tokenizer
+from penstock.protocol.grammar import Grammar
+from penstock.protocol.grammar_compiler import make_tokenizer as make_vocabulary
 from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu.executor import GpuExecutor
@@ -30,6 +33,9 @@ KINDS = [
     asking(bad_words=[ids(5, 6), ids(9)]),
     asking(0.9, min_tokens=40, ends=ids(3, 4), **biased(t7=2.0)),
     SlotSampling(0.0, 0, 1.0, 0, 0),
+    SlotSampling(0.0, 0, 1.0, 0, 0, logprobs=0),
+    SlotSampling(0.7, 30, 0.9, 0, 0, logprobs=20),
+    asking(0.7, grammar=Grammar("regex", "[a-z ]{1,200}")),
 ]
 
 
@@ -39,7 +45,9 @@ def plans() -> Iterator[StepPlan]:
     for slot in range(SLOTS):
         tokens = ((np.arange(20) * 37 + slot) % CONFIG.vocab_size).astype("<i4").tobytes()
         blocks = [4 * slot, 4 * slot + 1, 4 * slot + 2, 4 * slot + 3]
-        added.append(NewSlot(slot, tokens, 20, 0, blocks, KINDS[slot % len(KINDS)]))
+        prompt_logprobs = 3 if slot % 7 == 0 else None
+        kind = KINDS[slot % len(KINDS)]
+        added.append(NewSlot(slot, tokens, 20, 0, blocks, kind, prompt_logprobs))
     chunks = [Chunk(slot, 0, 20, True, []) for slot in range(SLOTS)]
     yield StepPlan(1, 1, True, [], added[:1], [], chunks[:1])
     yield StepPlan(1, 2, False, [], added[1:], [], chunks[1:])
@@ -63,6 +71,9 @@ def test_steps_with_rows_of_every_kind_compile_nothing_and_wait_for_nothing(
     weights.norm.fill_(1.0)
     capacity = ExecutorCapacity(900, 16, SLOTS, 4096, 4096, CONFIG.vocab_size)
     executor = GpuExecutor(CONFIG, weights, capacity)
+    executor.grammars.serve(
+        lambda: make_vocabulary(make_tokenizer(CONFIG.vocab_size).to_str(), CONFIG.vocab_size, [2])
+    )
     executor.warm_up()
     compiled: list[object] = []
     counts = []
@@ -78,7 +89,8 @@ def test_steps_with_rows_of_every_kind_compile_nothing_and_wait_for_nothing(
                 torch.cuda.set_sync_debug_mode("default")
             result = executor.finished(wait=True)
             assert result is not None
-            assert not result.bad_rows
+            assert not result.bad_rows and not result.failures
+            assert plan.step > 1 or len(result.prompt_logprobs) == 1
             tokens = np.frombuffer(result.tokens, "<i4")
             assert tokens.min() >= 0 and tokens.max() < CONFIG.vocab_size
             counts.append(len(tokens))

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_logprobs import check_outputs, check_prompts
 from plan_driver import GREEDY, PlanDriver
 from tiny_models import VARIANTS, generated, make_model, some_prompts
 
 from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.protocol.model_info import read_model_info
 from penstock.services.worker.executor import ExecutorCapacity
-from penstock.services.worker.model_executor import ModelExecutor
+from penstock.services.worker.model_executor import Hidden, ModelExecutor
 from penstock.services.worker.model_loading import load_model
 from penstock.services.worker.slots import PlanError, PlannedStep
 
@@ -71,8 +72,8 @@ class Recorder(ModelExecutor):
         super().__init__(*args)
         self.logits: dict[tuple[int, int], torch.Tensor] = {}
 
-    def forward(self, step: PlannedStep) -> torch.Tensor:
-        logits = super().forward(step)
+    def row_logits(self, step: PlannedStep, hidden: Hidden) -> torch.Tensor:
+        logits = super().row_logits(step, hidden)
         slots = self.slots
         for row, slot in enumerate(step.sampled.tolist()):
             self.logits[int(slots.choice[slot]), int(slots.num_output[slot])] = logits[row].clone()
@@ -197,7 +198,7 @@ def test_a_failed_step_drops_all_slots_until_a_full_plan(
     good = StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, 3, True, [])])
     first = executor.execute(good)
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "forward", lambda step: 1 / 0)
+        patch.setattr(executor, "hidden", lambda step: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             executor.execute(StepPlan(1, 2, False, [], [], [], []))
     with pytest.raises(PlanError, match="full plan"):
@@ -222,3 +223,13 @@ def test_bf16_tokens_are_close_to_the_top_of_the_fp32_logits(tiny_folder: Folder
         assert float(behind.max()) < 0.05 * float(logits.std()) * 8
         agreed += int((behind == 0).sum())
     assert agreed >= 0.8 * 64
+
+
+def test_logprobs_are_those_of_transformers(tiny_folder: Folder) -> None:
+    folder = tiny_folder("qwen3")
+    check_outputs(PlanDriver(executor_for(folder), 2), folder, some_prompts([40, 5, 100, 9]))
+
+
+def test_logprobs_of_prompts_in_chunks_are_those_of_transformers(tiny_folder: Folder) -> None:
+    folder = tiny_folder("qwen3")
+    check_prompts(PlanDriver(executor_for(folder), 3), folder, some_prompts([40, 5, 100, 9]))

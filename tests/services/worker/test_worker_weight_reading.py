@@ -13,7 +13,14 @@ from torch import Tensor
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker import weight_reading
 from penstock.services.worker.load_report import LoadReport, ReadProgress
-from penstock.services.worker.weight_reading import TensorRead, WeightReader, all_zero
+from penstock.services.worker.weight_reading import (
+    BUFFERS,
+    THREADS,
+    PinnedBuffers,
+    TensorRead,
+    WeightReader,
+    all_zero,
+)
 
 PIECE = 1000
 """Bytes; odd on purpose beside the shapes below."""
@@ -162,18 +169,68 @@ def test_progress_and_report_are_texts_for_people() -> None:
     assert str(LoadReport(2_500_000, 0.5)) == "2.5 MB of weights in 0.5 s, 5.0 MB/s"
 
 
+class Pinning:
+    """Takes ordinary memory; only ``allowed`` times in the thread of ``PinnedBuffers``."""
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = threading.Semaphore(allowed)
+        self.sizes: list[int] = []
+        self.threads: list[str] = []
+
+    def __call__(self, size: int) -> Tensor:
+        if threading.current_thread().name == "pinning":
+            self.allowed.acquire()
+        self.sizes.append(size)
+        self.threads.append(threading.current_thread().name)
+        return torch.full((size,), len(self.sizes), dtype=torch.uint8)
+
+
+def test_the_first_pinned_buffer_is_given_out_while_the_next_is_being_pinned() -> None:
+    pinning = Pinning(1)
+    buffers = PinnedBuffers(3 * PIECE, pinning)
+    assert buffers.take()[0] == 1
+    assert pinning.sizes == [PIECE]
+    pinning.allowed.release(2)
+    assert [int(buffers.take()[0]) for _ in range(2)] == [2, 3]
+    assert [int(buffers.take()[0]) for _ in range(2)] == [4, 5], "past the last one: pinned now"
+
+
+@pytest.mark.parametrize(
+    ("total", "count"),
+    [(0, 0), (1, 1), (2 * PIECE + 1, 3), (10**9, THREADS * BUFFERS)],
+)
+def test_no_more_is_pinned_than_a_checkpoint_fills(total: int, count: int) -> None:
+    pinning = Pinning(10**6)
+    buffers = PinnedBuffers(total, pinning)
+    for _ in range(count + 1):
+        buffers.take()
+    assert pinning.sizes == [PIECE] * (count + 1)
+    assert pinning.threads == ["pinning"] * count + ["MainThread"]
+
+
+def test_memory_that_cannot_be_pinned_is_told_to_every_thread_that_wants_some() -> None:
+    def fail(size: int) -> Tensor:
+        raise MemoryError(f"{size} bytes")
+
+    buffers = PinnedBuffers(2 * PIECE, fail)
+    for _ in range(3):
+        with pytest.raises(MemoryError, match="1000 bytes"):
+            buffers.take()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("pinned", [0, 4 * PIECE, 10**9])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("source", TYPES)
 def test_every_value_arrives_on_a_gpu(
-    source: torch.dtype, wanted: torch.dtype, tmp_path: Path
+    source: torch.dtype, wanted: torch.dtype, pinned: int, tmp_path: Path
 ) -> None:
     shapes = [*SHAPES, (700, 300)]
     tensors = stored(tmp_path / "w", shapes, source)
     targets = [torch.full(shape, 7.0, dtype=wanted, device="cuda") for shape in shapes[:-1]]
     targets.append(torch.full((300, 700), 7.0, dtype=wanted, device="cuda").t())
-    reader = WeightReader(reads(tmp_path / "w", tensors, targets))
+    reader = WeightReader(reads(tmp_path / "w", tensors, targets), PinnedBuffers(pinned))
     reader.run(silent, 3)
     for tensor, target in zip(tensors, targets, strict=True):
         assert torch.equal(target.cpu(), tensor.to(wanted))

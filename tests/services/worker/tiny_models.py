@@ -49,6 +49,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {"hidden_size": 128, "intermediate_size": 256, "rope_parameters": LLAMA3},
     ),
+    "llama-80": ("Llama", {"tie_word_embeddings": False, "head_dim": 80}),
     "llama-linear": ("Llama", {"rope_parameters": LINEAR}),
 }
 

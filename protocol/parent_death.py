@@ -1,7 +1,7 @@
-"""A child ends with its launcher, also when the launcher is killed with ``kill -9``.
+"""A child ends with its parent, also when the parent is killed with ``kill -9``.
 
-The child asks for it itself: no Python code has to run between fork and exec in the launcher,
-which has threads.
+The child asks for it itself: no Python code has to run between fork and exec in a parent that has
+threads.
 """
 
 from __future__ import annotations

@@ -1,0 +1,218 @@
+"""Compiles a ``Grammar`` with llguidance, and makes the vocabulary that it is compiled for.
+
+llguidance is imported where it is used: frontend, router and scheduler do not have it. The helper
+that vets grammars for a tokenizer and the worker that follows them use the same functions with the
+same limits, so that what the one has accepted does not fail in the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.protocol.grammar import BadGrammar, Grammar, read_schema
+from penstock.protocol.model_info import BadModelFolder, read_text
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_GBNF_BYTES = 32 * 1024
+"""The converter of GBNF is Python, and holds the interpreter: 1 ms for 2 KiB."""
+MAX_ADDED_TOKENS = 4096
+"""llguidance reads added tokens one by one, at a cost that grows with their square."""
+MAX_TOKENIZER_BYTES = 512 * 1024 * 1024
+MAX_REASON = 300
+
+WHITESPACE = r" {1,2}|\n[ \t]{0,32}"
+"""Between the parts of JSON: a model can indent, and cannot emit blanks for ever."""
+_JSON_OPTIONS: dict[str, Any] = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": True,
+    "whitespace_pattern": WHITESPACE,
+    "coerce_one_of": False,
+    "lenient": False,
+    "json_allowed_escapes": 'nrbtf\\"u',
+    "json_allow_general_unicode_escapes": False,
+}
+"""Every option by name: none is left to ``x-guidance`` in a client's schema."""
+_COMPACT_OPTIONS = {**_JSON_OPTIONS, "whitespace_flexible": False, "whitespace_pattern": None}
+
+
+def parser_limits() -> LLParserLimits:
+    """What compiling a grammar and each mask may take.
+
+    The times are those of ordinary grammars. An ambiguous one can take 0.3 s for a mask within the
+    same limits, so whoever follows grammars must look at the clock too.
+    """
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=2000,
+        initial_lexer_fuel=1_000_000,  # 20 ms; the largest schemas known take half
+        step_lexer_fuel=200_000,  # 14 ms
+        step_max_items=20_000,  # 2 to 10 ms: 300 alternatives of an anyOf take 12,000
+        max_lexer_states=20_000,  # 40 MB for one matcher; the default allows 500
+        max_grammar_size=250_000,  # the largest schemas known: 200,000
+        precompute_large_lexemes=True,
+        verbose_errors=False,  # the parser's state is no client's business
+    )
+
+
+def load_tokenizer(folder: Path, vocab_size: int, ends: Sequence[int]) -> LLTokenizer:
+    """``make_tokenizer`` for the ``tokenizer.json`` of a checkpoint. Raises ``BadModelFolder``."""
+    path = folder / "tokenizer.json"
+    try:
+        text = read_text(path, MAX_TOKENIZER_BYTES).decode()
+        return make_tokenizer(text, vocab_size, ends)
+    except (ValueError, ImportError) as error:
+        if isinstance(error, BadModelFolder):
+            raise
+        raise BadModelFolder(f"{path}: no grammars with this model: {error}") from None
+
+
+def make_tokenizer(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> LLTokenizer:
+    """The vocabulary of a model, from the text of its ``tokenizer.json``.
+
+    Takes 0.8 to 1.5 s for 150,000 tokens, and holds the interpreter.
+
+    Args:
+        vocab_size: of the model; ids for which the tokenizer has no token are never allowed.
+        ends: the model's end tokens.
+
+    Raises ``ValueError`` for a tokenizer that llguidance cannot read, or a model without ends.
+    """
+    from llguidance import LLTokenizer
+
+    if not ends:
+        raise ValueError("the model has no end token, so no grammar could end an answer")
+    text = _fitted(tokenizer_json, vocab_size)
+    try:
+        made = LLTokenizer(
+            text, n_vocab=vocab_size, eos_token=list(ends), slices=LLTokenizer.json_slices()
+        )
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics do not derive from Exception
+        raise ValueError(f"llguidance cannot read the tokenizer: {error}") from None
+    if made.vocab_size != vocab_size:
+        raise ValueError(f"llguidance sees {made.vocab_size} tokens, the model has {vocab_size}")
+    return made
+
+
+def _fitted(tokenizer_json: str, vocab_size: int) -> str:
+    """The text without padding and truncation, without tokens past the model's vocabulary, and
+    without placeholders at its end, of which models with random weights have a hundred thousand."""
+    tokenizer = msgspec.json.decode(tokenizer_json)
+    if not isinstance(tokenizer, dict):
+        raise ValueError("tokenizer.json: expected an object")
+    added = tokenizer.get("added_tokens") or []
+    kept = [one for one in added if one["id"] < vocab_size]
+    if len(kept) > MAX_ADDED_TOKENS:
+        kept = sorted(kept, key=lambda one: int(one["id"]))[:MAX_ADDED_TOKENS]
+    if len(kept) == len(added) and not tokenizer.get("truncation") and not tokenizer.get("padding"):
+        return tokenizer_json
+    tokenizer |= {"added_tokens": kept, "truncation": None, "padding": None}
+    return msgspec.json.encode(tokenizer).decode()
+
+
+def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    """A matcher at its beginning, with its first mask computed.
+
+    Raises ``BadGrammar`` with llguidance's reason. May take long, and much memory, where nothing
+    has vetted the grammar before.
+    """
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokenizer, grammar_text(grammar), log_level=0, limits=parser_limits())
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise _refused(grammar, matcher.get_error())
+    return matcher
+
+
+def grammar_text(grammar: Grammar) -> str:
+    """The grammar as llguidance reads it. Raises ``BadGrammar``."""
+    from llguidance import LLMatcher
+
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.source)
+    if grammar.kind == "choice":
+        return LLMatcher.grammar_from_lark(_choice_rule(grammar))
+    if grammar.kind == "grammar":
+        return LLMatcher.grammar_from_lark(_lark(grammar))
+    schema = '{"type": "object"}' if grammar.kind == "json_object" else grammar.source
+    options = _COMPACT_OPTIONS if grammar.compact else _JSON_OPTIONS
+    read_schema(schema, grammar.param)
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            schema,
+            overrides=options,  # type: ignore[arg-type]
+        )
+    except ValueError as error:
+        raise _refused(grammar, str(error)) from None
+
+
+def _choice_rule(grammar: Grammar) -> str:
+    """One terminal that lists the strings, quoted as JSON: Lark's escapes are the same. (As a rule
+    each would be an item of the parser, of which a row has 2,000 at most.)"""
+    try:
+        choices = msgspec.json.decode(grammar.source, type=list[str])
+    except msgspec.DecodeError as error:
+        raise _refused(grammar, f"the choices are no array of strings: {error}") from None
+    return "start: CHOICE\nCHOICE: " + " | ".join(_quoted(choice) for choice in choices)
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+def _lark(grammar: Grammar) -> str:
+    """The grammar in Lark's syntax; one with ``::=`` and without Lark's start rule is GBNF."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+    source = grammar.source
+    if source.lstrip().startswith("{"):
+        raise _refused(grammar, "expected a grammar in Lark or GBNF syntax, not JSON")
+    if "::=" not in source or is_lark_syntax(source):
+        return source
+    if (size := len(source.encode())) > MAX_GBNF_BYTES:
+        raise _refused(grammar, f"a GBNF grammar has at most {MAX_GBNF_BYTES} bytes, this {size}")
+    try:
+        return gbnf_to_lark(source)
+    except RecursionError:
+        raise _refused(grammar, "the GBNF grammar is nested too deeply") from None
+    except Exception as error:  # the converter raises whatever its code runs into
+        raise _refused(grammar, f"the GBNF grammar cannot be read: {error}") from None
+
+
+def no_extension(reason: str) -> bool:
+    """Whether a matcher's error says that no token is left, and nothing else."""
+    return reason.startswith("NoExtension")
+
+
+def one_line(reason: str) -> str:
+    """llguidance's reason in one line of bounded length."""
+    lines = (line.strip() for line in reason.replace("<non-verbose/>", "").splitlines())
+    text = " ".join(line for line in lines if line)
+    return text if len(text) <= MAX_REASON else text[:MAX_REASON] + "…"
+
+
+def _refused(grammar: Grammar, reason: str) -> BadGrammar:
+    shown = one_line(reason)
+    if no_extension(reason):
+        shown = "nothing matches it, or it needs a character that the vocabulary lacks"
+    return BadGrammar(f"{grammar.param}: the {_NAMES[grammar.kind]}: {shown}", grammar.param)
+
+
+_NAMES = {
+    "json_schema": "schema",
+    "json_object": "JSON object",
+    "regex": "regex",
+    "choice": "choices",
+    "grammar": "grammar",
+}

@@ -1,0 +1,135 @@
+"""Logprobs in the JSON of the two endpoints.
+
+The chat endpoint lists tokens with their bytes, /v1/completions has columns and keys the likeliest
+tokens by their text (https://platform.openai.com/docs/api-reference). A token that is no valid
+UTF-8 by itself is written ``bytes:\\xe2\\x96`` there, so that different ones stay different.
+``prompt_logprobs`` is as vLLM has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.protocol.logprobs import Logprob, TokenLogprobs, unpack
+from penstock.protocol.messages.tokens import RowDetails
+from penstock.protocol.sampling import SamplingParams
+
+LOWEST = -9999.0
+"""JSON has no infinity."""
+
+
+class LogprobsRenderer:
+    """The ``logprobs`` member of one choice, for its rows in order."""
+
+    __slots__ = ("_chat", "_shift", "_wanted", "_with_prompt")
+
+    def __init__(self, params: SamplingParams, *, chat: bool) -> None:
+        self._chat = chat
+        self._wanted = params.logprobs is not None
+        self._with_prompt = params.echo
+        self._shift = 0
+        """Characters of the echo before the answer."""
+
+    def member(self, details: Iterable[RowDetails]) -> dict[str, Any] | None:
+        """``None`` where logprobs are not wanted or none are there."""
+        if not self._wanted:
+            return None
+        content: list[dict[str, Any]] = []
+        columns = _Columns()
+        for row in details:
+            if self._with_prompt and row.prompt is not None:
+                columns.add_first(row.prompt.pieces[0], row.prompt.offsets[0])
+                for token, offset in zip(
+                    unpack(row.prompt, 1), row.prompt.offsets[1:], strict=True
+                ):
+                    columns.add(token, offset)
+            self._shift += len(row.echo)
+            if row.tokens is None:
+                continue
+            if self._chat:
+                content += (_chat_token(token) for token in unpack(row.tokens))
+                continue
+            for token, offset in zip(unpack(row.tokens), row.tokens.offsets, strict=True):
+                columns.add(token, self._shift + offset)
+        if self._chat:
+            return {"content": content, "refusal": None} if content else None
+        return columns.as_json() if columns.tokens else None
+
+
+def prompt_logprobs(details: Iterable[RowDetails]) -> list[dict[str, Any] | None] | None:
+    """One entry for each token of the prompt, ``null`` for the first; ``None``: not asked for."""
+    for row in details:
+        if row.prompt is not None:
+            return [None, *(_by_id(token) for token in unpack(row.prompt, 1))]
+    return None
+
+
+def text_of(piece: bytes) -> str:
+    """For people; see ``Logprob.piece`` for what is exact."""
+    return piece.decode("utf-8", "replace")
+
+
+def _key_of(piece: bytes) -> str:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _chat_entry(one: Logprob) -> dict[str, Any]:
+    return {
+        "token": text_of(one.piece),
+        "logprob": max(one.logprob, LOWEST),
+        "bytes": list(one.piece),
+    }
+
+
+def _chat_token(token: TokenLogprobs) -> dict[str, Any]:
+    return {**_chat_entry(token.own), "top_logprobs": [_chat_entry(one) for one in token.top]}
+
+
+def _by_id(token: TokenLogprobs) -> dict[str, Any]:
+    return {
+        str(one.token): {
+            "logprob": max(one.logprob, LOWEST),
+            "rank": one.rank,
+            "decoded_token": text_of(one.piece),
+        }
+        for one in (*token.top, token.own)
+    }
+
+
+class _Columns:
+    """The columns of a completion's logprobs."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self.logprobs: list[float | None] = []
+        self.top: list[dict[str, float] | None] = []
+        self.offsets: list[int] = []
+        self.listed = False
+
+    def add_first(self, piece: bytes, offset: int) -> None:
+        """The first token of a prompt: nothing predicts it."""
+        self.tokens.append(_key_of(piece))
+        self.logprobs.append(None)
+        self.top.append(None)
+        self.offsets.append(offset)
+
+    def add(self, token: TokenLogprobs, offset: int) -> None:
+        self.tokens.append(_key_of(token.own.piece))
+        self.logprobs.append(max(token.own.logprob, LOWEST))
+        self.offsets.append(offset)
+        self.listed |= bool(token.top)
+        self.top.append(
+            {_key_of(one.piece): max(one.logprob, LOWEST) for one in (*token.top, token.own)}
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "token_logprobs": self.logprobs,
+            "top_logprobs": self.top if self.listed else None,
+            "text_offset": self.offsets,
+        }

@@ -1,0 +1,132 @@
+"""Logprobs of a step's rows on the device, and their way to the host.
+
+Made after the step's tokens are committed, from the logits as they still lie there; a step whose
+rows ask for none launches nothing. Logprobs of a prompt need logits of its every row: they are made
+piece by piece, in the memory of the step's logits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.kernels.gpu.logprobs import LogprobColumns, logprob_columns, logprobs
+from penstock.kernels.gpu.sampler_memory import SamplerSpace
+from penstock.protocol.messages.steps import ChunkLogprobs, RowLogprobs
+from penstock.services.worker.gpu.batch_state import BatchState
+from penstock.services.worker.gpu.decoder import GpuDecoder
+from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
+from penstock.services.worker.step_logprobs import (
+    Words,
+    asking_chunks,
+    asking_rows,
+    chunk_logprobs,
+    pack_entries,
+    row_logprobs,
+)
+
+
+class _Prompt(NamedTuple):
+    chunk: PlannedChunk
+    most: int
+    pieces: list[LogprobColumns]
+    """On the host, once the step is over."""
+
+
+class AskedLogprobs(NamedTuple):
+    """What a step brings; the columns are on the host once the step is over."""
+
+    rows: IntArray
+    most: IntArray
+    columns: LogprobColumns | None
+    prompts: list[_Prompt]
+
+    def of_rows(self, tokens: npt.NDArray[np.int32]) -> list[RowLogprobs]:
+        """tokens: [R], the step's."""
+        if self.columns is None:
+            return []
+        words = _words(self.columns, tokens)[self.rows]
+        return row_logprobs(words, self.rows, self.most)
+
+    def of_prompts(self) -> list[ChunkLogprobs]:
+        found = []
+        for chunk, most, pieces in self.prompts:
+            parts, done = [], 0
+            for piece in pieces:
+                end = done + len(piece.chosen)
+                parts.append(_words(piece, chunk.predicted[done:end]))
+                done = end
+            found.append(chunk_logprobs(chunk, np.concatenate(parts), most))
+        return found
+
+
+def _words(columns: LogprobColumns, tokens: npt.NDArray[np.int32]) -> Words:
+    chosen, rank, top_ids, top = (column.numpy()[: len(tokens)] for column in columns)
+    return pack_entries(tokens, rank, chosen, top_ids, top)
+
+
+class GpuLogprobs:
+    """The columns of one executor's steps."""
+
+    def __init__(
+        self, table: SlotTable, state: BatchState, decoder: GpuDecoder, space: SamplerSpace
+    ) -> None:
+        count, device = len(state.rows), state.rows.device
+        self._table, self._state, self._decoder, self._space = table, state, decoder, space
+        self._columns = logprob_columns(count, device)
+        self._places = torch.arange(count, dtype=torch.int32, device=device)
+        self._pinned = device.type == "cuda"
+
+    def begin(self, step: PlannedStep) -> AskedLogprobs | None:
+        """Launch what a step's rows ask for; comes after its tokens are committed."""
+        rows = asking_rows(self._table, step.sampled)
+        chunks = asking_chunks(step)
+        if not len(rows) and not chunks:
+            return None
+        columns = None
+        if len(rows):
+            self.of_rows(len(step.sampled))
+            columns = self._on_host(self._columns, len(step.sampled))
+        prompts = [self._prompt(*one) for one in chunks]
+        return AskedLogprobs(rows, self._table.logprobs[step.sampled[rows]], columns, prompts)
+
+    def of_rows(self, count: int) -> None:
+        """Of the first ``count`` logits rows, as their slots ask."""
+        state = self._state
+        logprobs(
+            self._decoder.space.logits[:count], state.sample_slots[:count],
+            state.asked["logprobs"], state.last_token, self._space, self._columns,
+        )  # fmt: skip
+
+    def _prompt(self, first: int, chunk: PlannedChunk) -> _Prompt:
+        most = int(self._table.prompt_logprobs[chunk.slot])
+        wanted = torch.full_like(self._places, most)
+        pieces = []
+        for begin in range(0, len(chunk.predicted), len(self._places)):
+            tokens = chunk.predicted[begin : begin + len(self._places)]
+            logits = self._decoder.row_logits(first + begin, len(tokens))
+            logprobs(
+                logits, self._places[: len(tokens)], wanted, self._sent(tokens), self._space,
+                self._columns,
+            )  # fmt: skip
+            pieces.append(self._on_host(self._columns, len(tokens)))
+        return _Prompt(chunk, most, pieces)
+
+    def _sent(self, tokens: npt.NDArray[np.int32]) -> Tensor:
+        host = torch.from_numpy(tokens.astype(np.int32))
+        if self._pinned:
+            host = host.pin_memory()
+        return host.to(self._places.device, non_blocking=True)
+
+    def _on_host(self, columns: LogprobColumns, count: int) -> LogprobColumns:
+        """Copies under way, of the first ``count`` rows."""
+        parts = []
+        for column in columns:
+            part = column[:count]
+            host = torch.empty(part.shape, dtype=part.dtype, pin_memory=self._pinned)
+            parts.append(host.copy_(part, non_blocking=True))
+        return LogprobColumns(*parts)

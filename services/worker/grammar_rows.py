@@ -1,0 +1,130 @@
+"""The rows of a step that follow a grammar: their masks, and the tokens that they got."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.protocol.grammar_compiler import make_tokenizer
+from penstock.protocol.messages.steps import NewSlot, RowFailure
+from penstock.protocol.model_info import ModelInfo
+from penstock.services.worker.grammar_slots import GrammarSlots, Mask
+from penstock.services.worker.slots import IntArray
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+MOST_THREADS = 8
+
+
+class Masks(NamedTuple):
+    """What the rows of a step may take."""
+
+    rows: IntArray
+    """Rows of the step that follow a grammar, ascending."""
+    masks: Mask
+    """[n, ceil(V / 32)]: theirs."""
+    openings: dict[int, int]
+    """By row: a token that alone is to come if it is the likeliest of all, grammar or not."""
+    failures: list[RowFailure]
+
+
+class GrammarRows:
+    """The grammars of one executor's slots. ``start`` and ``wait`` go around the forward pass."""
+
+    def __init__(self, slots: int, vocab_size: int) -> None:
+        self._count, self._vocab_size = slots, vocab_size
+        self._words = -(-vocab_size // 32)
+        self._follows = np.zeros(slots, np.bool_)
+        self._slots: GrammarSlots | None = None
+        self._started: tuple[IntArray, Mask, dict[int, int]] | None = None
+
+    def serve(self, load_tokenizer: Callable[[], LLTokenizer]) -> None:
+        """From here on slots may have grammars. ``load_tokenizer`` is called at the first one, or
+        by ``prepare``, in a thread."""
+        threads = min(MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
+        self._slots = GrammarSlots(self._count, self._vocab_size, load_tokenizer, threads)
+
+    def prepare(self) -> None:
+        """Read the vocabulary now: the interpreter stands still meanwhile."""
+        if self._slots is not None:
+            self._slots.prepare()
+
+    def begin(self, added: list[NewSlot]) -> None:
+        """These slots are taken; what sat in them before is forgotten."""
+        for new in added:
+            asked = new.sampling.adjustments
+            grammar = None if asked is None else asked.grammar
+            if self._follows[new.slot] and self._slots is not None:
+                self._slots.forget(new.slot)
+            self._follows[new.slot] = grammar is not None
+            if asked is None or grammar is None or self._slots is None:
+                continue
+            output = np.frombuffer(new.tokens, "<i4")[new.prompt_len :]
+            ends = np.frombuffer(asked.ends, "<i4")
+            self._slots.begin(new.slot, grammar, output.tolist(), asked.min_tokens, ends.tolist())
+
+    def following(self, at: IntArray) -> IntArray:
+        """Which rows, whose slots are ``at``, follow a grammar."""
+        return np.flatnonzero(self._follows[at])
+
+    def start(self, at: IntArray, rows: IntArray, out: Mask | None = None) -> None:
+        """Fill the masks of these rows, in threads. at: the slot of every row of the step; out:
+        memory for the masks, [len(rows), ceil(V / 32)], else some is taken."""
+        if out is None:
+            out = np.empty((len(rows), self._words), np.int32)
+        openings: dict[int, int] = {}
+        if self._slots is not None:
+            slots = at[rows].tolist()
+            found = {
+                row: self._slots.opening(slot)
+                for row, slot in zip(rows.tolist(), slots, strict=True)
+            }
+            openings = {row: token for row, token in found.items() if token >= 0}
+            self._slots.start(slots, out)
+        self._started = rows, out, openings
+
+    def wait(self) -> Masks | None:
+        """What ``start`` began; ``None``: nothing."""
+        started, self._started = self._started, None
+        if started is None:
+            return None
+        rows, masks, openings = started
+        if self._slots is None:
+            masks.fill(-1)
+            reason = "this worker was started without a tokenizer, and follows no grammar"
+            return Masks(rows, masks, {}, [RowFailure(row, reason) for row in rows.tolist()])
+        failed = self._slots.wait()
+        return Masks(
+            rows,
+            masks,
+            openings,
+            [RowFailure(int(rows[at]), why) for at, why in sorted(failed.items())],
+        )
+
+    def took(self, slots: IntArray, tokens: npt.NDArray[np.int32] | IntArray) -> None:
+        """These slots, which follow a grammar, got a token each."""
+        if self._slots is not None:
+            self._slots.took(slots.tolist(), tokens.tolist())
+
+
+def only(token: int, words: int) -> Mask:
+    """The bitmask of one token, [words]."""
+    mask = np.zeros(words, np.uint32)
+    mask[token // 32] = 1 << token % 32
+    return mask.view(np.int32)
+
+
+def tokenizer_loader(info: ModelInfo) -> Callable[[], LLTokenizer]:
+    """Reads a model's vocabulary as grammars need it; raises where it has none to be read."""
+
+    def load() -> LLTokenizer:
+        text = (Path(info.folder) / "tokenizer.json").read_text(encoding="utf-8")
+        return make_tokenizer(text, info.vocab_size, info.eos_token_ids)
+
+    return load

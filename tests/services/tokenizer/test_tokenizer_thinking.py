@@ -1,0 +1,88 @@
+"""Where an answer begins, for models that think and for others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from chat_templates import CHATML, THINKING
+from tokenizers import AddedToken, Tokenizer
+
+from penstock.loadtest.make_model import make_tokenizer
+from penstock.services.tokenizer.chat_template import ChatTemplate
+from penstock.services.tokenizer.text_model import TextModel
+from penstock.services.tokenizer.thinking import (
+    THINK_BEGIN,
+    THINK_END,
+    Thinking,
+    thinking,
+)
+
+BEGIN, END = ((number).to_bytes(4, "little") for number in (512, 513))
+HELLO = [{"role": "user", "content": "Hello"}]
+LATER = [
+    *HELLO,
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHi."},
+    {"role": "user", "content": "And </think> now?"},
+]
+
+
+def thinker(*, special: bool) -> Tokenizer:
+    tokenizer = make_tokenizer(512)
+    tokenizer.add_tokens([AddedToken(text, special=special) for text in (THINK_BEGIN, THINK_END)])
+    return tokenizer
+
+
+def model(template: str | None, tokenizer: Tokenizer) -> TextModel:
+    compiled = template and ChatTemplate(template, {}, path=Path("template"))
+    return TextModel(tokenizer, compiled or None)
+
+
+def rendered(text_model: TextModel, messages: list[dict[str, str]], **variables: object) -> bytes:
+    kwargs = msgspec.json.encode(variables)
+    return text_model.encode_chat(msgspec.json.encode(messages), kwargs)
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("messages", [HELLO, LATER])
+def test_a_model_that_thinks_may_open_its_thinking_before_it_answers(
+    messages: list[dict[str, str]], special: bool
+) -> None:
+    one = model(THINKING, thinker(special=special))
+    ids = rendered(one, messages)
+    assert thinking(one, ids) == Thinking(END, BEGIN)
+
+
+@pytest.mark.parametrize("messages", [HELLO, LATER])
+def test_an_answer_without_thinking_begins_at_once(messages: list[dict[str, str]]) -> None:
+    one = model(THINKING, thinker(special=False))
+    assert thinking(one, rendered(one, messages, enable_thinking=False)) == Thinking()
+
+
+def test_thinking_that_the_prompt_has_begun_is_waited_for() -> None:
+    one = model(THINKING, thinker(special=False))
+    ids = rendered(one, HELLO) + one.encode("<think>\n", add_special_tokens=False)
+    assert thinking(one, ids) == Thinking(END)
+    assert thinking(one, one.encode("x <think>\n", add_special_tokens=False)) == Thinking(END)
+
+
+def test_a_prompt_that_is_no_chat_is_answered_at_once() -> None:
+    one = model(THINKING, thinker(special=False))
+    for text in ("Once upon a time", "<think>a</think>b", "<|endoftext|>Once", ""):
+        assert thinking(one, one.encode(text, add_special_tokens=False)) == Thinking()
+
+
+@pytest.mark.parametrize(
+    ("template", "tokenizer"),
+    [
+        (CHATML, thinker(special=True)),
+        (THINKING, make_tokenizer(512)),
+        (None, thinker(special=True)),
+    ],
+    ids=["template without thinking", "no such token", "no template"],
+)
+def test_other_models_answer_at_once(template: str | None, tokenizer: Tokenizer) -> None:
+    one = model(template, tokenizer)
+    ids = one.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False)
+    assert thinking(one, ids) == Thinking()

@@ -6,23 +6,38 @@ from copy import deepcopy
 from typing import Any
 
 from penstock.protocol.json_schema.formats import OWN
-from penstock.protocol.json_schema.keywords import ENFORCED, IN_PLACE, Kind, asks_for_nothing
+from penstock.protocol.json_schema.keywords import (
+    ENFORCED,
+    IN_PLACE,
+    Kind,
+    SchemaRefused,
+    asks_for_nothing,
+    shown,
+)
 from penstock.protocol.json_schema.numbers import close, leaking_bounds
 from penstock.protocol.json_schema.patterns import translate
-from penstock.protocol.json_schema.places import Place, places
+from penstock.protocol.json_schema.places import Place, check_size, places
+from penstock.protocol.json_schema.shapes import check_shape
 
 _NAMES = ("$id", "id", "$schema", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
 
 
-def exact(schema: dict[str, Any]) -> dict[str, Any]:
+def exact(schema: object) -> dict[str, Any]:
     """What to compile for ``schema``, which ``refuse`` has let through. ``schema`` stays as it is.
 
     Patterns are in the compiler's syntax, ``oneOf`` is ``anyOf`` (no two hold at once), formats
     that it gets wrong are patterns, and an exclusive bound that leaks is the next number. An answer
-    may be narrower than the schema, never wider.
+    may be narrower than the schema, never wider. Raises ``SchemaRefused`` for what is no schema.
     """
+    check_size(schema)
     root = deepcopy(schema)
+    if not isinstance(root, dict):
+        raise SchemaRefused(f"the schema must be a JSON object, not {shown(root)}")
     found = places(root)
+    for place in found:
+        for keyword, value in place.schema.items():
+            if keyword in ENFORCED:
+                check_shape(ENFORCED[keyword], value, place.at(keyword))
     together = any(merges(place.schema) for place in found)
     for bound in leaking_bounds([found] if together else [[place] for place in found]):
         close(bound)

@@ -8,13 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
+from penstock.protocol.grammar_compiler import WHITESPACE, parser_limits
 from penstock.protocol.json_schema_check import OPTIONS, exact, refuse
 
 DEMO_TOKENIZER = Path(__file__).parents[2] / "demo" / "model" / "tokenizer.json"
-LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=250_000, verbose_errors=False)
-WHITESPACE = r" {1,2}|\n[ \t]{0,32}"
 CLOSING = (b'"', b"}", b"]", b"@", b",", b":", b"0", b" ")
 """What ends a value soonest, most useful first."""
 
@@ -49,7 +48,7 @@ def compiled_raw(schema: object, kind: str = "bytes", **options: Any) -> LLMatch
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides)
     except ValueError as error:
         return f"compiler: {error}"
-    matcher = LLMatcher(tokenizer(kind), grammar, log_level=0, limits=LIMITS)
+    matcher = LLMatcher(tokenizer(kind), grammar, log_level=0, limits=parser_limits())
     return f"compiler: {matcher.get_error()}" if matcher.is_error() else matcher
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from schema_faults import faults
-from schema_masks import compiled, compiled_raw, takes
+from schema_masks import compiled, compiled_raw, takes, tokenizer
 
+from penstock.protocol.grammar import Grammar
+from penstock.protocol.grammar_compiler import compile_grammar
 from penstock.protocol.json_schema_check import exact, refuse
 
 DEFS = {"word": {"type": "string", "maxLength": 3}}
@@ -414,6 +416,15 @@ def test_a_name_in_disguise_passes_where_unicode_escapes_are_allowed() -> None:
     matcher = compiled_raw(schema, json_allowed_escapes='nrbtf\\"u')
     assert not isinstance(matcher, str)
     assert takes(matcher, '{"\\u0061":"x"}')
+
+
+def test_the_server_compiles_what_is_exact() -> None:
+    schema = {"type": "object", "properties": {"a": {"format": "date", "type": "string"}}}
+    grammar = Grammar("json_schema", json.dumps(schema))
+    matcher = compile_grammar(grammar, tokenizer("bytes"))
+    assert takes(matcher, '{"a": "2024-02-29", "b": 1}')
+    assert not takes(matcher, '{"a": "2023-02-29"}')
+    assert not takes(matcher, '{"\\u0061": 5}')
 
 
 def test_exact_leaves_the_schema_as_it_is() -> None:

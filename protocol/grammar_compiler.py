@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.protocol.grammar import BadGrammar, Grammar, read_schema
+from penstock.protocol.json_schema_check import OPTIONS, exact
 from penstock.protocol.model_info import BadModelFolder, read_text
 
 if TYPE_CHECKING:
@@ -28,16 +29,7 @@ MAX_REASON = 300
 
 WHITESPACE = r" {1,2}|\n[ \t]{0,20}"
 """Between the parts of JSON: a model can indent, and cannot emit blanks for ever."""
-_JSON_OPTIONS: dict[str, Any] = {
-    "item_separator": ",",
-    "key_separator": ":",
-    "whitespace_flexible": True,
-    "whitespace_pattern": WHITESPACE,
-    "coerce_one_of": False,
-    "lenient": False,
-    "json_allowed_escapes": 'nrbtf\\"u',
-    "json_allow_general_unicode_escapes": False,
-}
+_JSON_OPTIONS: dict[str, Any] = {**OPTIONS, "whitespace_pattern": WHITESPACE}
 """Every option by name: none is left to ``x-guidance`` in a client's schema."""
 _COMPACT_OPTIONS = {**_JSON_OPTIONS, "whitespace_flexible": False, "whitespace_pattern": None}
 
@@ -145,12 +137,13 @@ def grammar_text(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(_choice_rule(grammar))
     if grammar.kind == "grammar":
         return LLMatcher.grammar_from_lark(_lark(grammar))
-    schema = '{"type": "object"}' if grammar.kind == "json_object" else grammar.source
     options = _COMPACT_OPTIONS if grammar.compact else _JSON_OPTIONS
-    read_schema(schema, grammar.param)
+    schema = {"type": "object"}
+    if grammar.kind == "json_schema":
+        schema = read_schema(grammar.source, grammar.param)
     try:
         return LLMatcher.grammar_from_json_schema(
-            schema,
+            msgspec.json.encode(exact(schema)).decode(),
             overrides=options,  # type: ignore[arg-type]
         )
     except ValueError as error:

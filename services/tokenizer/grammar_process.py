@@ -33,18 +33,12 @@ from penstock.protocol.grammar_compiler import (
     no_extension,
     one_line,
 )
+from penstock.protocol.json_schema_check import refuse
 from penstock.protocol.model_info import BadModelFolder
 from penstock.protocol.parent_death import end_with_parent
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
-
-try:
-    from penstock.protocol.json_schema_check import refuse  # type: ignore[import-not-found, unused-ignore]
-except ImportError:
-
-    def refuse(schema: object) -> str | None:
-        return None
 
 
 MAX_CHILDREN = 4

@@ -43,7 +43,8 @@ class Scattered:
         self.shape = CacheShape(kv_heads, len(blocks), block_size, dim, heads, dtype, exact)
         unused = 1e4 if self.backend.finite_keys else torch.nan
         self.key_cache = torch.full(self.shape[:4], unused, dtype=dtype)
-        self.value_cache = torch.full(self.shape[:4], 1e30, dtype=dtype)
+        huge = 6e4 if dtype == torch.float16 else 1e30
+        self.value_cache = torch.full(self.shape[:4], huge, dtype=dtype)
         longest = -(-max(lengths) // KV_TILE) * -(-KV_TILE // block_size)
         self.tables = np.zeros((len(lengths), longest), np.int64)
         self.query, self.key, self.value = [], [], []

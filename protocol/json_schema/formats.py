@@ -34,7 +34,6 @@ OWN: dict[str, dict[str, Any]] = {
 }
 """Formats that the compiler gets as other keywords."""
 OWN |= {
-    f"uuid{version}": {"format": "uuid", "pattern": f"^.{{14}}{version}"}
-    for version in (1, 3, 4, 5, 6, 7, 8)
+    f"uuid{version}": {"format": "uuid", "pattern": f"^.{{14}}{version}"} for version in range(1, 9)
 }
 FORMATS = frozenset({*OWN, "duration", "email", "ipv4", "ipv6", "uri", "uuid"})

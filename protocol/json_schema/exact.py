@@ -89,7 +89,7 @@ def _rewrite(schema: dict[str, Any]) -> None:
     for keyword, value in before.items():
         if asks_for_nothing(keyword, value) or keyword in ("$id", "$anchor"):
             continue
-        if ENFORCED.get(keyword) is Kind.COUNT:
+        if ENFORCED.get(keyword) in (Kind.COUNT, Kind.LEAST_COUNT):
             value = int(value)  # 2.0 is a whole number, too.
         elif keyword == "pattern":
             value = translate(value)

@@ -23,6 +23,7 @@ class Kind(Enum):
     NAMED_SCHEMAS = auto()
     ITEMS = auto()
     COUNT = auto()
+    LEAST_COUNT = auto()
     NUMBER = auto()
     STRING = auto()
     STRINGS = auto()
@@ -43,14 +44,14 @@ ENFORCED: dict[str, Kind] = {
     "patternProperties": Kind.NAMED_SCHEMAS,
     "additionalProperties": Kind.SCHEMA,
     "required": Kind.STRINGS,
-    "minProperties": Kind.COUNT,
+    "minProperties": Kind.LEAST_COUNT,
     "maxProperties": Kind.COUNT,
     "items": Kind.ITEMS,
     "prefixItems": Kind.SCHEMAS,
     "additionalItems": Kind.SCHEMA,
-    "minItems": Kind.COUNT,
+    "minItems": Kind.LEAST_COUNT,
     "maxItems": Kind.COUNT,
-    "minLength": Kind.COUNT,
+    "minLength": Kind.LEAST_COUNT,
     "maxLength": Kind.COUNT,
     "pattern": Kind.STRING,
     "format": Kind.STRING,

@@ -9,6 +9,8 @@ from penstock.protocol.json_schema.keywords import Kind, SchemaRefused, shown
 
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 MAX_COUNT = 2**31 - 1
+MAX_LEAST_COUNT = 2**20
+"""No answer is longer."""
 
 
 def check_shape(kind: Kind, value: object, where: str) -> None:
@@ -42,6 +44,10 @@ def _count(value: Any) -> bool:
     return _number(value) and 0 <= value <= MAX_COUNT and value == int(value)
 
 
+def _least_count(value: Any) -> bool:
+    return _count(value) and value <= MAX_LEAST_COUNT
+
+
 def _string(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -65,6 +71,7 @@ _SHAPES: dict[Kind, tuple[Callable[[Any], bool], str]] = {
     Kind.NAMED_SCHEMAS: (_named_schemas, "an object of schemas"),
     Kind.ITEMS: (_items, "a schema"),
     Kind.COUNT: (_count, f"a whole number from 0 to {MAX_COUNT}"),
+    Kind.LEAST_COUNT: (_least_count, f"a whole number from 0 to {MAX_LEAST_COUNT}"),
     Kind.NUMBER: (_number, "a number"),
     Kind.STRING: (_string, "a string"),
     Kind.STRINGS: (_strings, "a list of strings"),

@@ -1,45 +1,98 @@
-"""Copies from pinned memory to a CUDA device, by a call of the CUDA runtime.
+"""Copies from pinned memory to a CUDA device, by calls of the CUDA runtime.
 
-``Tensor.copy_`` does the same and gives the interpreter's lock up and takes it again on its way,
-for which threads that copy piece after piece wait for each other: 16.4 GB of weights came at 31
-GB/s with it, at 50 with this (pieces of 8 and 4 MiB, eight threads, NVIDIA H200).
+Torch's own calls do the same and give the interpreter's lock up and take it again on their way, for
+which threads that copy piece after piece wait for each other: 16.4 GB of weights came at 31 GB/s
+with them, at 50 with these (pieces of 8 and 4 MiB, eight threads, NVIDIA H200).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
 TO_DEVICE = 1
 """``cudaMemcpyHostToDevice``."""
+NO_TIMING = 2
+"""``cudaEventDisableTiming``."""
 
-Copy = Callable[[int, int, int, int], None]
-"""(target, source, bytes, stream): addresses, and the handle of a stream."""
+
+class CopyError(RuntimeError):
+    """The CUDA runtime refused a call, or an earlier copy has failed."""
+
+
+class _Runtime:
+    """The functions of the CUDA runtime that torch has loaded: the loader finds it by its name.
+
+    ``wait`` gives the interpreter's lock up, the others are too short for it.
+    """
+
+    def __init__(self, version: str) -> None:
+        name = f"libcudart.so.{version.partition('.')[0]}"
+        short, long = ctypes.PyDLL(name), ctypes.CDLL(name)
+        address = ctypes.c_void_p
+        size, number = ctypes.c_size_t, ctypes.c_int
+        self.copy = short.cudaMemcpyAsync
+        self.copy.argtypes = [address, address, size, number, address]
+        self.new_event = short.cudaEventCreateWithFlags
+        self.new_event.argtypes = [ctypes.POINTER(address), ctypes.c_uint]
+        self.record = short.cudaEventRecord
+        self.record.argtypes = [address, address]
+        self.wait = long.cudaEventSynchronize
+        self.wait.argtypes = [address]
+        self.drop_event = short.cudaEventDestroy
+        self.drop_event.argtypes = [address]
+        self._explain = short.cudaGetErrorString
+        self._explain.argtypes, self._explain.restype = [number], ctypes.c_char_p
+
+    def check(self, code: int) -> None:
+        if code:
+            raise CopyError(f"a copy to the device failed: {self._explain(code).decode()}")
 
 
 @cache
-def direct_copy() -> Copy | None:
-    """The call, or ``None`` where torch's CUDA runtime is not to be found."""
-    version = torch.version.cuda
-    if version is None:
+def _runtime() -> _Runtime | None:
+    """``None`` where there is no such library."""
+    if torch.version.cuda is None:
         return None
     try:
-        # The one that torch has loaded: the loader finds it by this name.
-        runtime = ctypes.PyDLL(f"libcudart.so.{version.partition('.')[0]}")
-        call = runtime.cudaMemcpyAsync
-        explain = runtime.cudaGetErrorString
+        return _Runtime(torch.version.cuda)
     except (OSError, AttributeError):
         return None
-    address, size = ctypes.c_void_p, ctypes.c_size_t
-    call.argtypes = [address, address, size, ctypes.c_int, address]
-    call.restype = ctypes.c_int
-    explain.argtypes, explain.restype = [ctypes.c_int], ctypes.c_char_p
 
-    def copy(target: int, source: int, count: int, stream: int) -> None:
-        if code := call(target, source, count, TO_DEVICE, stream):
-            raise RuntimeError(f"a copy to the device failed: {explain(code).decode()}")
 
-    return copy
+class DirectCopies:
+    """Copies out of one buffer, on one stream: the buffer is free again after ``wait``."""
+
+    @staticmethod
+    def possible() -> bool:
+        return _runtime() is not None
+
+    def __init__(self, stream: int) -> None:
+        """stream: its handle. Only where ``possible``; raises ``CopyError``."""
+        runtime = _runtime()
+        if runtime is None:
+            raise CopyError("torch's CUDA runtime is not to be found")
+        self._runtime, self._stream = runtime, stream
+        event: Any = ctypes.c_void_p()
+        runtime.check(runtime.new_event(ctypes.byref(event), NO_TIMING))
+        self._event: int = event.value
+
+    def copy(self, target: int, source: int, count: int) -> None:
+        """Begin to copy bytes between two addresses. Raises ``CopyError``."""
+        runtime = self._runtime
+        runtime.check(runtime.copy(target, source, count, TO_DEVICE, self._stream))
+
+    def mark(self) -> None:
+        """``wait`` is for what was begun before this."""
+        self._runtime.check(self._runtime.record(self._event, self._stream))
+
+    def wait(self) -> None:
+        """Until the marked copies are done; before the first mark, not at all."""
+        self._runtime.check(self._runtime.wait(self._event))
+
+    def __del__(self) -> None:
+        if event := getattr(self, "_event", None):
+            self._runtime.drop_event(event)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from penstock.protocol.model_info import BadModelFolder
-from penstock.services.worker.direct_copy import direct_copy
+from penstock.services.worker.direct_copy import DirectCopies
 from penstock.services.worker.load_report import ReadProgress
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
@@ -142,6 +142,20 @@ def _pinned(size: int) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
+class _TorchCopies:
+    """As ``DirectCopies``, where the CUDA runtime cannot be called: torch does the copying."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def mark(self) -> None:
+        self._event.record(self._stream)
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
 class _PinnedStage:
     """For a GPU: pinned buffers in turn, copied on a stream of the thread's own."""
 
@@ -151,12 +165,11 @@ class _PinnedStage:
         self._stream.wait_stream(torch.cuda.current_stream(device))
         # For good, not piece by piece: the thread does nothing else.
         torch.cuda.set_stream(self._stream)
-        self._handle = self._stream.cuda_stream
-        self._direct = direct_copy()
+        self._direct = DirectCopies.possible()
         self._source = buffers
         self._buffers: list[Tensor] = []
         self._memory: list[memoryview] = []
-        self._copied: list[torch.cuda.Event] = []
+        self._copied: list[DirectCopies | _TorchCopies] = []
         self._turn = 0
 
     def copy(self, piece: _Piece, fill: Callable[[memoryview], None]) -> None:
@@ -165,19 +178,23 @@ class _PinnedStage:
         if turn == len(self._buffers):
             self._buffers.append(self._source.take())
             self._memory.append(_memory(self._buffers[turn]))
-            self._copied.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
-        self._copied[turn].synchronize()
+            handle = self._stream.cuda_stream
+            made = DirectCopies(handle) if self._direct else _TorchCopies(self._stream)
+            self._copied.append(made)
+        copies = self._copied[turn]
+        copies.wait()
         if len(self._buffers[turn]) < piece.size:  # a row that is longer than a piece
             self._buffers[turn] = _pinned(piece.size)
             self._memory[turn] = _memory(self._buffers[turn])
         buffer, rows = self._buffers[turn], piece.rows
         fill(self._memory[turn][: piece.size])
-        if self._direct and rows.dtype == piece.read.dtype and rows.is_contiguous():
-            self._direct(rows.data_ptr(), buffer.data_ptr(), piece.size, self._handle)
+        same = rows.dtype == piece.read.dtype and rows.is_contiguous()
+        if same and isinstance(copies, DirectCopies):
+            copies.copy(rows.data_ptr(), buffer.data_ptr(), piece.size)
         else:
             values = buffer[: piece.size].view(piece.read.dtype).view(rows.shape)
             rows.copy_(values, non_blocking=True)
-        self._copied[turn].record(self._stream)
+        copies.mark()
 
     def finish(self) -> None:
         self._stream.synchronize()

@@ -2,7 +2,7 @@
 
 Torch's own calls do the same and give the interpreter's lock up and take it again on their way, for
 which threads that copy piece after piece wait for each other: 16.4 GB of weights came at 31 GB/s
-with them, at 50 with these (pieces of 8 and 4 MiB, eight threads, NVIDIA H200).
+with them, at 43 with these (pieces of 8 and 4 MiB, eight threads, NVIDIA H200).
 """
 
 from __future__ import annotations

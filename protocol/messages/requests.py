@@ -80,6 +80,10 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cache_salt: CacheSalt = ""
     streamed: bool = True
     """Somebody reads the tokens as they come, and feels each pause."""
+    siblings: int = 1
+    """Choices of the client's request, over all its prompts: they share what an answer may hold."""
+    accepted: bool = False
+    """An engine had taken it before: nothing is refused any more that was not then."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):

@@ -160,6 +160,8 @@ class ChunkLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class RowFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     row: int
     reason: str
+    status: int
+    """HTTP status: 400 where the grammar is to blame, 503 where it is the server."""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False):

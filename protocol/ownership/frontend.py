@@ -154,7 +154,7 @@ class FrontendLedger:
 
     def _submit(self, request: OpenRequest, now: float) -> None:
         work = request.work
-        changes: dict[str, Any] = {"age": now - request.arrived}
+        changes: dict[str, Any] = {"age": now - request.arrived, "accepted": request.accepted}
         if request.deadline is not None:
             changes["time_left"] = max(0.0, request.deadline - now)
         if request.submission > 1:

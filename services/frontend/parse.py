@@ -51,6 +51,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             priority=self.priority,
             cache_salt=_salt(tenant, self.cache_salt),
             streamed=self.stream,
+            siblings=len(self.prompts) * self.params.n,
         )
 
 

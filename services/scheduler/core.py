@@ -247,7 +247,7 @@ class SchedulerCore:
         for chunk in result.prompt_logprobs:
             if (sequence := step.prompts.get(chunk.slot)) is not None:
                 sequence.prompt_logprobs.add(chunk.start, chunk.tokens)
-        failures = {one.row: one.reason for one in result.failures} if result.failures else None
+        failures = {one.row: one for one in result.failures} if result.failures else None
         generated = 0
         for row, sequence in enumerate(step.rows):
             if sequence is None or sequence.finished:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from penstock.protocol.messages.steps import RowFailure
 from penstock.protocol.messages.tokens import EndReason
 from penstock.services.scheduler.sequence import Sequence
 
@@ -27,9 +28,10 @@ NOT_A_NUMBER = Ending(
 )
 
 
-def grammar_failed(reason: str) -> Ending:
+def grammar_failed(failure: RowFailure) -> Ending:
     """What has come fits the grammar, but no mask can be made for what comes next."""
-    return Ending(EndReason.ERROR, message=f"structured output: {reason}", status=400)
+    message = f"structured output: {failure.reason}"
+    return Ending(EndReason.ERROR, message=message, status=failure.status)
 
 
 def by_output(sequence: Sequence) -> Ending | None:

@@ -131,5 +131,6 @@ class ChoiceStream:
             The released text that lies beyond them; usually empty.
         """
         text = self.push(tokens).text
+        self._details.replayed()
         self.released = max(len(text), released)
         return text[released:]

@@ -39,7 +39,7 @@ MAX_WAITING = 64
 """Grammars that wait for their verdict at once."""
 VERDICT_SECONDS = 4.0
 """Children take 0.8 s each at most, and a few run at a time."""
-START_SECONDS = 30.0
+START_SECONDS = 20.0
 """A helper reads a vocabulary in 1 to 2 s."""
 STARTS = 5
 START_WINDOW_SECONDS = 60.0
@@ -154,7 +154,7 @@ class GrammarCheck:
         assert future is not None
         if not own:
             try:
-                return future.result(START_SECONDS + 3 * VERDICT_SECONDS)
+                return future.result(START_SECONDS + VERDICT_SECONDS)
             except TimeoutError:
                 raise GrammarsBusy("the grammar was not compiled in time; try again") from None
         try:

@@ -133,30 +133,26 @@ def _check_any_allowed(params: SamplingParams, stop_ids: list[int], bad_words: l
         )
 
 
-def _check_prompt_details(params: SamplingParams, length: int, *, streamed: bool) -> None:
-    """What comes of a prompt in an answer's first piece has a limit, a lower one in a stream."""
-    if params.echo and streamed and length > MAX_STREAMED_ECHO:
+def _check_prompt_details(work: Work, params: SamplingParams, length: int) -> None:
+    """What comes of the prompts in an answer has a limit, a lower one in a stream."""
+    choices = f" in each of {work.siblings} choices" if work.siblings > 1 else ""
+    if params.echo and work.streamed and length * work.siblings > MAX_STREAMED_ECHO:
         raise PromptError(
-            f"echo: the prompt has {length} tokens; a stream gives back at most "
+            f"echo: the prompt has {length} tokens{choices}; a stream gives back at most "
             f"{MAX_STREAMED_ECHO}: send stream: false, or leave echo out",
             "echo",
         )
     if params.prompt_logprobs is None:
         return
-    listed = length * (1 + params.prompt_logprobs)
-    if streamed and listed > MAX_STREAMED_LOGPROBS:
+    listed = length * (1 + params.prompt_logprobs) * work.siblings
+    most = MAX_STREAMED_LOGPROBS if work.streamed else MAX_PROMPT_LOGPROBS
+    if listed > most:
+        param = "echo" if work.streamed else "prompt_logprobs"
         raise PromptError(
-            f"echo: {length} prompt tokens with {params.prompt_logprobs} more at each place are "
-            f"{listed} logprobs; a stream gives back at most {MAX_STREAMED_LOGPROBS}: send "
-            "stream: false, or ask for fewer",
-            "echo",
-        )
-    if listed > MAX_PROMPT_LOGPROBS:
-        raise PromptError(
-            f"prompt_logprobs: {length} prompt tokens with {params.prompt_logprobs} more at each "
-            f"place are {listed} logprobs; at most {MAX_PROMPT_LOGPROBS}: ask for fewer, or "
-            "shorten the prompt",
-            "prompt_logprobs",
+            f"{param}: {length} prompt tokens with {params.prompt_logprobs} more at each place"
+            f"{choices} are {listed} logprobs; at most {most}"
+            f"{' in a stream' if work.streamed else ''}: ask for fewer, or shorten the prompt",
+            param,
         )
 
 
@@ -172,7 +168,7 @@ def _grammar(work: Work, grammars: GrammarCheck | None) -> Grammar | None:
         raise PromptError(reason, grammar.param)
     if grammars is None:
         raise PromptError(f"{grammar.param}: not possible with this server", grammar.param)
-    if not any(choice.output for choice in work.choices):
+    if not work.accepted and not any(choice.output for choice in work.choices):
         grammars.check(grammar)
     return grammar
 
@@ -206,7 +202,7 @@ def prepare(
             f"this prompt of {length}; ask for fewer",
             "min_tokens",
         )
-    _check_prompt_details(params, length, streamed=work.streamed)
+    _check_prompt_details(work, params, length)
     stop_ids, bad_words = _stop_ids(params, info), _bad_words(params, text_model)
     _check_any_allowed(params, stop_ids, bad_words)
     if (grammar := _grammar(work, grammars)) is not None:

@@ -27,6 +27,8 @@ from penstock.services.tokenizer.text_model import TextModel
 ENCODE_THREADS = 2
 GRAMMAR_THREADS = 4
 """Requests with a grammar have threads of their own: they wait there for a verdict on it."""
+MAX_VETTING = 64
+"""Requests with a grammar that wait for a thread or a verdict; they leave room for the others."""
 MAX_ENCODING = 1024
 """Requests that wait for or are in encoding; one more is handed back with 503."""
 ENCODE_SECONDS = 30.0
@@ -49,6 +51,8 @@ class TokenizerService(AsyncService):
         self.metrics = Registry()
         self.text: TextModel | None = None
         self.encoding: dict[tuple[int, int], asyncio.TimerHandle] = {}
+        self._vetting: set[tuple[int, int]] = set()
+        """Those of them that have a grammar."""
         self._threads = EncodeThreads(ENCODE_THREADS)
         self._grammar_threads = EncodeThreads(GRAMMAR_THREADS, first=ENCODE_THREADS)
         self.grammars = GrammarCheck(
@@ -93,6 +97,12 @@ class TokenizerService(AsyncService):
             self._refuse(request_id, attempt, 503, "the tokenizer's queue is full; try again")
             return
         plain = work.params.structured_outputs is None
+        if not plain:
+            if len(self._vetting) >= MAX_VETTING:
+                message = f"{MAX_VETTING} requests wait for a verdict on their grammar; try again"
+                self._refuse(request_id, attempt, 503, message)
+                return
+            self._vetting.add((request_id, attempt))
         future = (self._threads if plain else self._grammar_threads).submit(
             prepare,
             work,
@@ -114,11 +124,15 @@ class TokenizerService(AsyncService):
         if future.cancel():
             message = f"no thread took the prompt within {ENCODE_SECONDS:g} s; try again"
             self._refuse(request_id, attempt, 503, message)
+        elif (request_id, attempt) in self._vetting:
+            message = f"no verdict on the grammar within {ENCODE_SECONDS:g} s; try again"
+            self._refuse(request_id, attempt, 503, message)
         else:
             message = f"the prompt could not be rendered and encoded within {ENCODE_SECONDS:g} s"
             self._refuse(request_id, attempt, 400, message)
 
     def _encoded(self, request_id: int, attempt: int, done: Future[TokenWork]) -> None:
+        self._vetting.discard((request_id, attempt))
         timer = self.encoding.pop((request_id, attempt), None)
         if timer is not None:
             timer.cancel()

@@ -29,6 +29,10 @@ class _Offsets:
         self._chars += len(text)
         return text
 
+    def forget(self) -> None:
+        """What was pushed so far needs no offsets any more."""
+        self._starts = []
+
     def take(self, count: int) -> list[int]:
         """Of the newest ``count`` tokens; those that were not pushed begin where the text ends."""
         starts, self._starts = self._starts[:count], []
@@ -51,6 +55,10 @@ class TokenDetails:
         self._text_model, self._params, self._prompt = text_model, params, prompt
         self._offsets = _Offsets(push)
         self.push = self._offsets.push
+
+    def replayed(self) -> None:
+        """The tokens that were pushed have had their rows from another tokenizer."""
+        self._offsets.forget()
 
     def of_row(
         self, row: int, first: bool, count: int, found: RowLogprobs | None

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penstock.protocol.grammar_compiler import make_tokenizer
 from penstock.protocol.messages.steps import NewSlot, RowFailure
 from penstock.protocol.model_info import ModelInfo
-from penstock.services.worker.grammar_slots import GrammarSlots, Mask
+from penstock.services.worker.grammar_slots import Failure, GrammarSlots, Mask
 from penstock.services.worker.slots import IntArray
 
 if TYPE_CHECKING:
@@ -91,6 +91,12 @@ class GrammarRows:
             return self._unserved(rows, out)
         return Masks(rows, out, openings, _failures(rows, self._slots.wait()))
 
+    def drop(self) -> None:
+        """The step has failed: wait for the masks that were begun for it, and forget them."""
+        started, self._started = self._started, None
+        if started is not None and self._slots is not None:
+            self._slots.wait()
+
     def fill(self, at: IntArray, rows: IntArray, out: Mask) -> Masks:
         """``start`` and ``wait`` in one. out: memory for the masks, [len(rows), ceil(V / 32)]."""
         if self._slots is None:
@@ -111,7 +117,7 @@ class GrammarRows:
     def _unserved(rows: IntArray, out: Mask) -> Masks:
         out.fill(-1)
         reason = "this worker was started without a tokenizer, and follows no grammar"
-        return Masks(rows, out, {}, [RowFailure(row, reason) for row in rows.tolist()])
+        return Masks(rows, out, {}, [RowFailure(row, reason, 503) for row in rows.tolist()])
 
     def took(self, slots: IntArray, tokens: npt.NDArray[np.int32] | IntArray) -> None:
         """These slots, which follow a grammar, got a token each."""
@@ -119,8 +125,8 @@ class GrammarRows:
             self._slots.took(slots.tolist(), tokens.tolist())
 
 
-def _failures(rows: IntArray, failed: dict[int, str]) -> list[RowFailure]:
-    return [RowFailure(int(rows[at]), reason) for at, reason in sorted(failed.items())]
+def _failures(rows: IntArray, failed: dict[int, Failure]) -> list[RowFailure]:
+    return [RowFailure(int(rows[at]), *failure) for at, failure in sorted(failed.items())]
 
 
 def only(token: int, words: int) -> Mask:

@@ -1,9 +1,9 @@
 """The grammars of a worker's slots: which tokens may come next, computed in threads of the host.
 
 A slot takes a grammar (``begin``), hears of its tokens (``took``) and has its mask filled
-(``start``, then ``wait``), while the caller runs the forward pass. Compiling and masks take no lock
-of the interpreter; llguidance's objects are touched by one thread at a time. Nothing here knows
-torch.
+(``start``, then ``wait``), while the caller runs the forward pass. Masks take no lock of the
+interpreter, and compiling takes it for a small part of its time; llguidance's objects are touched
+by one thread at a time. Nothing here knows torch.
 
 A mask is a bitmask, 32 tokens an int32: token t is bit t % 32 of word t // 32.
 """
@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +26,15 @@ from penstock.protocol.grammar_compiler import compile_grammar, one_line
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-MAX_PROTOTYPES = 256
+MAX_PROTOTYPES = 128
+"""One for each family of a grammar. What matchers find out stays there, up to some 40 MB."""
 MAX_PROTOTYPE_BYTES = 4 * 1024 * 1024
 """Of grammars' sources; what is compiled from one may take ten times as much, or more."""
+MAX_COPIES = 1000
+"""Of a prototype: then it is compiled anew, and what it found out is forgotten."""
 COMPILE_SECONDS = 5.0
-"""A step waits so long for a grammar, whose vetting took less than one."""
+"""A grammar, whose vetting took less than one second, must be compiled so soon after it has got its
+slot; no step waits longer."""
 SLOW_SECONDS = 0.1
 """Of a processor, for one row's token and mask. Ordinary ones take 0.01 to 1 ms; vetting refuses
 those that take half of this at their beginning, but some grow slow under way."""
@@ -42,6 +46,16 @@ MIN_PARALLEL = 32
 """Fewer tokens are fed one by one: under 1 µs each, where waking threads takes 15."""
 
 Mask = npt.NDArray[np.int32]
+
+
+class Failure(NamedTuple):
+    """Why a row ends."""
+
+    reason: str
+    status: int = 400
+    """HTTP status: 400 where the grammar is to blame, 503 where it is the server."""
+
+
 _Key = tuple[str, bool, str, int]
 
 
@@ -61,6 +75,7 @@ class Prototypes:
     ) -> None:
         self._compile, self._entries, self._max_size = compile, entries, size
         self._made: OrderedDict[_Key, Future[LLMatcher]] = OrderedDict()
+        self._copies: dict[_Key, int] = {}
         self._lock = threading.Lock()
         self.size = 0
         """Characters of the sources kept."""
@@ -75,30 +90,38 @@ class Prototypes:
         """
         key = (grammar.kind, grammar.compact, grammar.source, family)
         with self._lock:
+            self._copies[key] = self._copies.get(key, 0) + 1
+            if self._copies[key] > MAX_COPIES:
+                self._forget(key)
             future = self._made.get(key)
-            if own := future is None:
-                future = self._made[key] = Future()
+            own: Future[LLMatcher] | None = Future() if future is None else None
+            if own is not None:
+                future = self._made[key] = own
+                self._copies[key] = 1
                 self.size += len(grammar.source)
                 self._shrink()
             else:
                 self._made.move_to_end(key)
-        assert future is not None
-        if own:
+        if own is not None:
             try:
-                future.set_result(self._compile(grammar))
+                own.set_result(self._compile(grammar))
             except BaseException as error:
                 with self._lock:
-                    if self._made.pop(key, None) is not None:
-                        self.size -= len(grammar.source)
-                future.set_exception(error)
-        return future.result().deep_copy()
+                    self._forget(key)
+                own.set_exception(error)
+        made: Future[LLMatcher] = own or future  # type: ignore[assignment]  # one of them is
+        return made.result().deep_copy()
 
     def _shrink(self) -> None:
         while len(self._made) > 1 and (
             len(self._made) > self._entries or self.size > self._max_size
         ):
-            (_, _, source, _), _ = self._made.popitem(last=False)
-            self.size -= len(source)
+            self._forget(next(iter(self._made)))
+
+    def _forget(self, key: _Key) -> None:
+        self._copies.pop(key, None)
+        if self._made.pop(key, None) is not None:
+            self.size -= len(key[2])
 
 
 class _Slot:
@@ -118,7 +141,9 @@ class _Slot:
         """Tokens of the answer that the matcher has not seen."""
         self.matcher: LLMatcher | None = None
         self.making: Future[LLMatcher] | None = None
-        self.error = ""
+        self.due = time.monotonic() + COMPILE_SECONDS
+        """When the matcher must be there."""
+        self.failure: Failure | None = None
         self.slow = 0
         for token in output:
             self.take(token)
@@ -142,17 +167,21 @@ class _Slot:
         return bool(self.starts) and self.opening < 0
 
     def ready(self) -> LLMatcher | None:
-        """The matcher; ``None`` with ``error`` set where there is none."""
-        if self.matcher is None and not self.error and self.making is not None:
+        """The matcher; ``None`` with ``failure`` set where there is none."""
+        if self.matcher is None and self.failure is None and self.making is not None:
             try:
-                self.matcher = self.making.result(COMPILE_SECONDS)
+                self.matcher = self.making.result(max(0.0, self.due - time.monotonic()))
             except TimeoutError:
-                self.error = f"the grammar was not compiled within {COMPILE_SECONDS:g} s"
+                reason = f"the grammar was not compiled within {COMPILE_SECONDS:g} s; try again"
+                self.failure = Failure(reason, 503)
             except BadGrammar as error:
-                self.error = error.message
-            except Exception as error:
-                self.error = f"the grammar cannot be compiled: {type(error).__name__}: {error}"
-        return None if self.error else self.matcher
+                self.failure = Failure(error.message)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # llguidance's panics do not derive from Exception
+                reason = f"the grammar cannot be compiled: {type(error).__name__}: {error}"
+                self.failure = Failure(reason, 503)
+        return None if self.failure is not None else self.matcher
 
 
 _Held = tuple[int, _Slot, "LLMatcher"]
@@ -181,7 +210,7 @@ class GrammarSlots:
         self._filler = ThreadPoolExecutor(1, "masks")
         self._executor: LLExecutor | None = None
         self._prototypes = Prototypes(self._compiled)
-        self._filling: Future[dict[int, str]] | None = None
+        self._filling: Future[dict[int, Failure]] | None = None
         self._watched = 0
         """Fills that are still done row by row."""
 
@@ -218,7 +247,9 @@ class GrammarSlots:
 
     def forget(self, slot: int) -> None:
         """The slot has no grammar from here on, if it had one."""
-        self._slots[slot] = None
+        taken, self._slots[slot] = self._slots[slot], None
+        if taken is not None and taken.making is not None:
+            taken.making.cancel()
 
     def has(self, slot: int) -> bool:
         return self._slots[slot] is not None
@@ -256,7 +287,7 @@ class GrammarSlots:
         rows = self._rows(slots, out)
         self._filling = self._filler.submit(self._fill, rows, out)
 
-    def fill(self, slots: Sequence[int], out: Mask) -> dict[int, str]:
+    def fill(self, slots: Sequence[int], out: Mask) -> dict[int, Failure]:
         """``start`` and ``wait`` in one, for a caller that has nothing else to do meanwhile."""
         return self._fill(self._rows(slots, out), out)
 
@@ -268,7 +299,7 @@ class GrammarSlots:
             raise ValueError(f"the masks must be contiguous int32 {shape}, got {out.shape}")
         return [self._slots[slot] for slot in slots]
 
-    def wait(self) -> dict[int, str]:
+    def wait(self) -> dict[int, Failure]:
         """Wait for the masks. Returns the rows whose grammar has failed, each with the reason.
 
         Such a row allows every token, so that it can be drawn and then ended with an error.
@@ -292,50 +323,62 @@ class GrammarSlots:
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         return compile_grammar(grammar, self.prepare().result())
 
-    def _fill(self, rows: list[_Slot | None], out: Mask) -> dict[int, str]:
+    def _fill(self, rows: list[_Slot | None], out: Mask) -> dict[int, Failure]:
         held: list[_Held] = []
-        failed: dict[int, str] = {}
         for row, slot in enumerate(rows):
             matcher = None if slot is None or slot.free else slot.ready()
             if slot is not None and matcher is not None:
                 held.append((row, slot, matcher))
             else:
                 out[row] = self._all if slot is None else self._endless(slot)
-                if slot is not None and slot.error:
-                    failed[row] = slot.error
         if held and self._watched:
             self._watched -= 1
             for one in held:
                 self._watch(one, out)
         elif held:
             began = time.monotonic()
-            self._feed(held)
-            self._compute(held, out)
+            self._guarded(held, out)
             if time.monotonic() - began > SLOW_SECONDS:
                 self._watched = WATCHED_FILLS
-        for row, slot, matcher in held:
-            if matcher.is_error():
-                slot.error = f"the grammar cannot go on: {one_line(matcher.get_error())}"
+        for _, slot, matcher in held:
+            if slot.failure is None and matcher.is_error():
+                reason = one_line(matcher.get_error())
+                slot.failure = Failure(f"the grammar cannot go on: {reason}")
             elif slot.slow >= MAX_SLOW:
-                slot.error = f"the grammar takes more than {1000 * SLOW_SECONDS:.0f} ms for a token"
-            if slot.error:
-                failed[row] = slot.error
-                out[row] = self._all
+                limit = f"{1000 * SLOW_SECONDS:.0f} ms"
+                slot.failure = Failure(f"the grammar takes more than {limit} for a token")
+        failed: dict[int, Failure] = {}
         for row, taken in enumerate(rows):
-            if taken is not None and taken.ends is not None and taken.count < taken.least:
+            if taken is None:
+                continue
+            if taken.failure is not None:
+                failed[row] = taken.failure
+                out[row] = self._all
+            elif taken.ends is not None and taken.count < taken.least:
                 without = out[row] & taken.ends
                 if without.any():
                     out[row] = without
         return failed
 
+    def _guarded(self, held: list[_Held], out: Mask) -> None:
+        """Feed and fill; where that raises, these rows fail, and no others."""
+        try:
+            self._feed(held)
+            self._compute(held, out)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # llguidance's panics do not derive from Exception
+            for _, slot, _ in held:
+                slot.failure = Failure(f"the masks failed: {type(error).__name__}: {error}", 503)
+
     def _endless(self, slot: _Slot) -> Mask:
         """Every token but the model's ends: a grammar that waits must be reached."""
-        if self._without_ends is None and not slot.error:
+        if self._without_ends is None and slot.failure is None:
             try:
                 self._without_ends = self._all & ~self.mask(self.prepare().result().eos_tokens)
             except Exception as error:
-                slot.error = f"the vocabulary cannot be read: {error}"
-        return self._all if self._without_ends is None or slot.error else self._without_ends
+                slot.failure = Failure(f"the vocabulary cannot be read: {error}", 503)
+        return self._all if self._without_ends is None else self._without_ends
 
     def _feed(self, held: list[_Held]) -> None:
         """Show the matchers what has come since."""
@@ -359,8 +402,7 @@ class GrammarSlots:
     def _watch(self, one: _Held, out: Mask) -> None:
         """One row alone: it is computed in this thread, whose time is measured."""
         began = time.thread_time()
-        self._feed([one])
-        self._compute([one], out)
+        self._guarded([one], out)
         if time.thread_time() - began > SLOW_SECONDS:
             one[1].slow += 1
             self._watched = WATCHED_FILLS

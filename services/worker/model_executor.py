@@ -124,6 +124,7 @@ class ModelExecutor(DirectExecutor):
                 prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
                 self.slots.finish(step, tokens)
         except BaseException:
+            self.grammars.drop()
             self.slots.reset()
             raise
         seconds = time.perf_counter() - begun

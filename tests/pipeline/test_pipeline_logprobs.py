@@ -15,7 +15,6 @@ import pytest
 import torch
 from clients import Answer, ask
 from served import Served, served
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 import penstock
@@ -37,11 +36,6 @@ def server(folder: Path) -> Iterator[Served]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
 def asked(server: Served, *bodies: dict[str, Any], path: str = COMPLETIONS) -> list[Answer]:
     async def run() -> list[Answer]:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
@@ -61,17 +55,20 @@ def by_transformers(folder: Path, ids: list[int]) -> npt.NDArray[np.float64]:
     return found
 
 
-def test_prompt_and_answer_have_the_logprobs_of_transformers(
-    server: Served, folder: Path, tokenizer: Tokenizer
-) -> None:
+def generated(folder: Path) -> penstock.RequestOutput:
+    """Prompt and answer, with 2 and 3 likeliest tokens at each place."""
+    settings = penstock.SamplingParams(
+        temperature=0.8, seed=4, max_tokens=12, logprobs=3, prompt_logprobs=2, ignore_eos=True
+    )
     with penstock.LLM(str(folder), dtype="float32") as llm:
-        settings = penstock.SamplingParams(
-            temperature=0.8, seed=4, max_tokens=12, logprobs=3, prompt_logprobs=2, ignore_eos=True
-        )
         (result,) = llm.generate([PROMPT], settings)
+    return result
+
+
+def check_places(result: penstock.RequestOutput, plain: npt.NDArray[np.float64]) -> None:
+    """plain: [positions, V], log-probabilities after each token of prompt and answer."""
     ids = [*result.prompt_token_ids, *result.outputs[0].token_ids]
     length = len(result.prompt_token_ids)
-    plain = by_transformers(folder, ids)
     places = [*(result.prompt_logprobs or []), *(result.outputs[0].logprobs or [])]
     assert len(places) == len(ids) and places[0] is None
     for position, place in enumerate(places[1:], 1):
@@ -83,6 +80,22 @@ def test_prompt_and_answer_have_the_logprobs_of_transformers(
             assert abs(found.logprob - row[token]) < TOLERANCE
         ranks = sorted(found.rank for found in place.values())
         assert ranks[:listed] == list(range(1, listed + 1))
+
+
+def test_the_built_in_model_has_the_logprobs_of_transformers() -> None:
+    folder = Path(__file__).parent.parent.parent / "demo" / "model"
+    result = generated(folder)
+    check_places(
+        result,
+        by_transformers(folder, [*result.prompt_token_ids, *result.outputs[0].token_ids]),
+    )
+
+
+def test_prompt_and_answer_have_the_logprobs_of_transformers(server: Served, folder: Path) -> None:
+    result = generated(folder)
+    ids = [*result.prompt_token_ids, *result.outputs[0].token_ids]
+    plain = by_transformers(folder, ids)
+    check_places(result, plain)
     body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0.8, "seed": 4, "ignore_eos": True}
     (answer,) = asked(server, body | {"logprobs": 3, "echo": True})
     columns = answer.logprobs[0]
@@ -91,10 +104,6 @@ def test_prompt_and_answer_have_the_logprobs_of_transformers(
     assert np.abs(np.array(columns["token_logprobs"][1:]) - expected).max() < TOLERANCE
     assert columns["top_logprobs"][0] is None
     assert all(len(top) in (3, 4) for top in columns["top_logprobs"][1:])
-
-
-def characters(text: str) -> list[int]:
-    return [len(text[:end].encode()) for end in range(len(text) + 1)]
 
 
 def test_offsets_say_where_in_the_text_each_token_begins(server: Served) -> None:
@@ -181,6 +190,9 @@ def test_an_echo_is_the_prompt_before_the_answer(server: Served) -> None:
         ({"prompt": [5] * 1900, "prompt_logprobs": 20, "n": 1}, None),
         ({"prompt": [5] * 1900, "logprobs": 1, "echo": True, "stream": True}, "echo"),
         ({"prompt": [5] * 1900, "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt": [5] * 1900, "prompt_logprobs": 20, "n": 4}, "prompt_logprobs"),
+        ({"prompt": [[5] * 1900] * 4, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"prompt": [5] * 1900, "echo": True, "stream": True, "n": 5}, "echo"),
     ],
 )
 def test_what_comes_of_a_prompt_has_a_limit(

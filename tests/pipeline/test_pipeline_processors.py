@@ -46,8 +46,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 them: a bias under a penalty is only compared where no biased token was penalised yet."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["made", "built in"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "built in":
+        return Path(__file__).parent.parent.parent / "demo" / "model"
     return make_model(tmp_path_factory.mktemp("processors") / "m", hidden_size=32)
 
 
@@ -89,11 +91,15 @@ def test_greedy_answers_are_those_of_transformers_processors(
         assert result.outputs[0].token_ids == by_transformers(folder, prompt, theirs)
 
 
-def test_the_cases_change_what_comes(llm: penstock.LLM) -> None:
+def test_the_cases_change_what_comes(llm: penstock.LLM, folder: Path) -> None:
     plain = penstock.SamplingParams(temperature=0.0, max_tokens=LENGTH)
     prompts: list[Any] = list(PROMPTS)
     usual = [one.outputs[0].token_ids for one in llm.generate(prompts, plain)]
+    changed = set()
     for case, (ours, _) in CASES.items():
         params = penstock.SamplingParams(temperature=0.0, max_tokens=LENGTH, **ours)
         found = [one.outputs[0].token_ids for one in llm.generate(prompts, params)]
-        assert found != usual, case
+        if found != usual:
+            changed.add(case)
+    made = folder.name == "m"
+    assert changed == set(CASES) if made else len(changed) >= 3, changed

@@ -200,9 +200,9 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "StepResult": (
         s.StepResult(
             1, 2, _IDS, [1], 0.125, [s.RowLogprobs(1, _PACKED)], [s.ChunkLogprobs(3, 16, _PACKED)],
-            [s.RowFailure(1, "no")],
+            [s.RowFailure(1, "no", 503)],
         ),
-        [43, 1, 2, _IDS, [1], 0.125, [[1, [2, _IDS]]], [[3, 16, [2, _IDS]]], [[1, "no"]]],
+        [43, 1, 2, _IDS, [1], 0.125, [[1, [2, _IDS]]], [[3, 16, [2, _IDS]]], [[1, "no", 503]]],
     ),
     "StepFailed": (s.StepFailed(1, 2, "boom"), [44, 1, 2, "boom"]),
 }  # fmt: skip
@@ -214,19 +214,22 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
     "Work chat": (
         r.Work(
             r.Chat(b"[]", b"{}"), _PARAMS, [r.ChoiceState(0, _IDS, 4)], "me", None, 0.5, -5, "salt",
-            False,
+            False, 6, True,
         ),
-        [["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, 4]], "me", None, 0.5, -5, "salt", False],
+        [
+            ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, 4]], "me", None, 0.5, -5, "salt", False,
+            6, True,
+        ],
     ),
     "Work text": (
         r.Work(r.Text("hi"), _PARAMS, [r.ChoiceState(0)], "me", 2.5, 0.5),
-        [["text", "hi"], _PARAMS_ROW, [[0, b"", 0]], "me", 2.5, 0.5, 0, "", True],
+        [["text", "hi"], _PARAMS_ROW, [[0, b"", 0]], "me", 2.5, 0.5, 0, "", True, 1, False],
     ),
     "Work tokens": (
         r.Work(r.Tokens(_IDS), SamplingParams(), [], "", None, 0.0),
         [
             ["tokens", _IDS], _NO_PARAMS_ROW, [], "", None, 0.0,
-            0, "", True,
+            0, "", True, 1, False,
         ],
     ),
     "TokenWork": (
@@ -242,7 +245,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "ce9fa7fc6fed7c27"
+SCHEMA_HASH = "4e1a7932cc50bd0d"
 """Of protocol version 7."""
 
 GOLDEN: dict[str, str] = {
@@ -301,7 +304,7 @@ GOLDEN: dict[str, str] = {
     ),
     "StepResult": (
         "992b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
-        "9202c40801000000ff7f0000919201a26e6f"
+        "9202c40801000000ff7f0000919301a26e6fcd01f7"
     ),
     "StepFailed": "942c0102a4626f6f6d",
     "Identity": (
@@ -310,21 +313,21 @@ GOLDEN: dict[str, str] = {
     ),
     "MetricsReport": "919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000",
     "Work chat": (
-        "9993a463686174c4025b5dc4027b7ddc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a91"
+        "9b93a463686174c4025b5dc4027b7ddc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a91"
         "02c3cb3fc0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc000"
         "00000000000092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f"
         "726d6174c40405000000c40405000000919300c40801000000ff7f000004a26d65c0cb3fe0000000000000fb"
-        "a473616c74c2"
+        "a473616c74c206c3"
     ),
     "Work text": (
-        "9992a474657874a26869dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0"
+        "9b92a474657874a26869dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0"
         "000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc0000000000000"
         "0092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174c4"
-        "0405000000c40405000000919300c40000a26d65cb4004000000000000cb3fe000000000000000a0c3"
+        "0405000000c40405000000919300c40000a26d65cb4004000000000000cb3fe000000000000000a0c301c2"
     ),
     "Work tokens": (
-        "9992a6746f6b656e73c40801000000ff7f0000dc0019c0c0c0c001c09090c2c0cb0000000000000000cb0000"
-        "000000000000c00080c090c2c3c3c0c0c0c2c090a0c0cb000000000000000000a0c3"
+        "9b92a6746f6b656e73c40801000000ff7f0000dc0019c0c0c0c001c09090c2c0cb0000000000000000cb0000"
+        "000000000000c00080c090c2c3c3c0c0c0c2c090a0c0cb000000000000000000a0c301c2"
     ),
     "TokenWork": (
         "9dc40801000000ff7f0000dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3f"

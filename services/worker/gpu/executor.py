@@ -74,7 +74,6 @@ class GpuExecutor:
             self._logprobs = GpuLogprobs(self.slots, state, self.decoder, self.sampler.space)
             self.grammars = GrammarRows(capacity.max_num_seqs, config.vocab_size)
             self._masks: dict[int, torch.Tensor] = {}
-            self._openings: dict[int, int] = {}
             self._results = [self._host(2, capacity.max_num_seqs) for _ in range(RING)]
             self._chunk_buffers = [self.chunks.host_buffer(self._on_gpu) for _ in range(RING)]
         self.summary = (
@@ -166,13 +165,12 @@ class GpuExecutor:
         elif decoding:
             self.graphs.run_decode(decoding, self._state.is_shared)
         host = self._results[ring]
-        masked = self._allow(step, ring)
+        drawn, failures, openings = self._allow(step, ring)
         if rows:
-            self._choose(step, rows)
+            self._choose(step, rows, openings)
             host.copy_(self.decoder.space.result, non_blocking=True)
         logprobs = self._logprobs.begin(step)
         event = self._event(timed=bool(traced))
-        drawn, failures = masked
         return _InFlight(
             plan.epoch, plan.step, rows, host, event, launched, drawn, failures, logprobs, begun
         )  # fmt: skip
@@ -191,8 +189,11 @@ class GpuExecutor:
                 flight.drawn.pop(new.slot, None)
         self.grammars.begin(added)
 
-    def _allow(self, step: PlannedStep, ring: int) -> tuple[dict[int, int], list[RowFailure]]:
-        """Send the masks of rows with a grammar: which they are, and which of them have failed.
+    def _allow(
+        self, step: PlannedStep, ring: int
+    ) -> tuple[dict[int, int], list[RowFailure], dict[int, int]]:
+        """Send the masks of rows with a grammar: which they are, by slot, which of them have
+        failed, and which may begin with a token of their own.
 
         The layers of this step are on the stream by now, behind the step whose tokens the grammars
         must see first: waiting for these costs the device nothing while the masks take less time
@@ -200,7 +201,7 @@ class GpuExecutor:
         """
         rows = self.grammars.following(step.sampled)
         if not len(rows):
-            return {}, []
+            return {}, [], {}
         for flight in self._flight:
             if flight.drawn and flight.event is not None:
                 flight.event.synchronize()
@@ -211,9 +212,8 @@ class GpuExecutor:
         host = self._masks[ring][: len(rows)]
         masks = self.grammars.fill(step.sampled, rows, host.numpy())
         self.sampler.allow(slots, host)
-        self._openings = masks.openings
         drawn = dict(zip(slots.tolist(), rows.tolist(), strict=True))
-        return drawn, masks.failures
+        return drawn, masks.failures, masks.openings
 
     def _feed(self, flight: _InFlight) -> None:
         """Show grammars the tokens of a step that is over."""
@@ -222,11 +222,10 @@ class GpuExecutor:
             self.grammars.took(slots, flight.result.numpy()[0][rows])
             flight.drawn = {}
 
-    def _choose(self, step: PlannedStep, rows: int) -> None:
-        """Tokens for the step's logits rows."""
+    def _choose(self, step: PlannedStep, rows: int, openings: dict[int, int]) -> None:
+        """Tokens for the step's logits rows; openings: see ``Masks``."""
         if self.sampler.needed(step.sampled):
             self.graphs.run_head(rows)
-            openings, self._openings = self._openings, {}
             for row, token in openings.items():
                 slot = int(step.sampled[row])
                 self.sampler.open(slot, token, self.decoder.space.logits[row])

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.loadtest.make_model import make_model
+from penstock.protocol.logprobs import PackedLogprobs
+from penstock.protocol.messages.tokens import RowLogprobs
 from penstock.protocol.sampling import SamplingParams
 from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.text_model import TextModel
@@ -105,3 +107,30 @@ def test_replay_returns_what_the_client_does_not_have_yet(model: TextModel) -> N
     stream = ChoiceStream(model, SamplingParams(stop=[]))
     assert stream.replay(ids_of(model, "hello there"), 6) == "there"
     assert stream.released == 11
+
+
+def offsets_of(stream: ChoiceStream, row: list[int], *, first: bool) -> list[int]:
+    """Where the tokens of a row begin in the text; their values are of no interest here."""
+    words = [word for token in row for word in (token, 1, 0)]
+    packed = PackedLogprobs(0, array("i", words).tobytes())
+    details = stream.details(0, first, row, RowLogprobs(0, packed))
+    assert details is not None and details.tokens is not None
+    return details.tokens.offsets
+
+
+@given(ids=st.lists(st.integers(0, 511), max_size=30), data=st.data())
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_offsets_go_on_after_a_continuation(
+    model: TextModel, ids: list[int], data: st.DataObject
+) -> None:
+    params = SamplingParams(stop=[], logprobs=0)
+    whole = ChoiceStream(model, params)
+    expected = []
+    for token in ids:
+        whole.push([token])
+        expected += offsets_of(whole, [token], first=not expected)
+    cut = data.draw(st.integers(0, len(ids)))
+    second = ChoiceStream(model, params)
+    second.replay(ids[:cut], 0)
+    second.push(ids[cut:])
+    assert offsets_of(second, ids[cut:], first=False) == expected[cut:]

@@ -18,7 +18,12 @@ from penstock.protocol.grammar import BadGrammar, Grammar
 from penstock.protocol.grammar_compiler import compile_grammar
 from penstock.protocol.grammar_compiler import make_tokenizer as make_vocabulary
 from penstock.services.worker import grammar_slots
-from penstock.services.worker.grammar_slots import GrammarSlots, Prototypes
+from penstock.services.worker.grammar_slots import (
+    MAX_COPIES,
+    Failure,
+    GrammarSlots,
+    Prototypes,
+)
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -57,7 +62,7 @@ def slots(vocabulary: LLTokenizer) -> Iterator[GrammarSlots]:
     one.close()
 
 
-def fill(slots: GrammarSlots, *rows: int) -> tuple[list[set[int]], dict[int, str]]:
+def fill(slots: GrammarSlots, *rows: int) -> tuple[list[set[int]], dict[int, Failure]]:
     """The tokens allowed in each row, and the rows that failed."""
     out = np.full((len(rows), mask_words(VOCAB_SIZE)), -1, np.int32)
     slots.start(rows, out)
@@ -229,7 +234,7 @@ def test_a_row_that_fails_touches_no_other(slots: GrammarSlots, vocabulary: LLTo
     slots.took([0, 1, 2], [*ids("1", vocabulary), *ids("x", vocabulary), *ids("2", vocabulary)])
     rows, failed = fill(slots, 0, 1, 2)
     assert failed.keys() == {1}
-    assert "cannot go on" in failed[1]
+    assert "cannot go on" in failed[1].reason
     assert rows[1] == ALL
     assert rows[0] == rows[2] < ALL
     assert fill(slots, 1)[1].keys() == {0}
@@ -242,7 +247,7 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_row_alone(slots: GrammarSlo
     slots.begin(1, DIGITS, [])
     rows, failed = fill(slots, 0, 1)
     assert failed.keys() == {0}
-    assert "unclosed group" in failed[0]
+    assert "unclosed group" in failed[0].reason
     assert rows[1] < ALL
 
 
@@ -259,7 +264,7 @@ def test_a_row_whose_masks_are_slow_ends_and_the_others_go_on(
     assert fill(slots, 0)[1].keys() == {0}
     monkeypatch.setattr(grammar_slots, "SLOW_SECONDS", 10.0)
     rows, failed = fill(slots, 0, 1)
-    assert "for a token" in failed[0] and failed.keys() == {0}
+    assert "for a token" in failed[0].reason and failed.keys() == {0}
     assert rows[1] < ALL
 
 
@@ -282,7 +287,7 @@ def test_a_vocabulary_that_cannot_be_read_fails_every_row_with_its_cause() -> No
 
     slots = GrammarSlots(2, VOCAB_SIZE, load, threads=1)
     slots.begin(0, DIGITS, [])
-    assert "no such vocabulary" in fill(slots, 0, 1)[1][0]
+    assert "no such vocabulary" in fill(slots, 0, 1)[1][0].reason
     assert fill(slots, 0, 1)[1].keys() == {0}
     slots.begin(1, Grammar("regex", "a", start_after=(300).to_bytes(4, "little")), [])
     rows, failed = fill(slots, 0, 1)
@@ -406,3 +411,37 @@ def test_what_could_not_be_compiled_is_not_kept(vocabulary: LLTokenizer) -> None
             prototypes.copy(Grammar("regex", "("))
     assert len(prototypes) == 0
     assert prototypes.size == 0
+
+
+def test_a_prototype_is_compiled_anew_after_many_copies(vocabulary: LLTokenizer) -> None:
+    compiled: list[str] = []
+
+    def counting(grammar: Grammar) -> LLMatcher:
+        compiled.append(grammar.source)
+        return compile_grammar(grammar, vocabulary)
+
+    prototypes = Prototypes(counting)
+    for _ in range(2 * MAX_COPIES + 1):
+        prototypes.copy(DIGITS)
+    assert len(compiled) == 3
+    assert len(prototypes) == 1
+    assert prototypes.size == len(DIGITS.source)
+
+
+def test_a_panic_of_the_library_ends_the_rows_that_it_was_for(
+    slots: GrammarSlots, vocabulary: LLTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panic(BaseException):
+        pass
+
+    def panics(*_: object) -> None:
+        raise Panic("out of range")
+
+    slots.begin(0, DIGITS, [])
+    fill(slots, 0)
+    monkeypatch.setattr(slots, "_compute", panics)
+    slots.begin(2, Grammar("regex", "a", start_after=(300).to_bytes(4, "little")), [])
+    _, failed = fill(slots, 0, 1, 2)
+    assert failed.keys() == {0}
+    assert failed[0].status == 503
+    assert "out of range" in failed[0].reason

@@ -13,7 +13,16 @@ from plain_logprobs import check_outputs, check_prompts
 from plan_driver import GREEDY, PlanDriver
 from tiny_models import VARIANTS, generated, make_model, some_prompts
 
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.loadtest.make_model import make_tokenizer
+from penstock.protocol.grammar import Grammar
+from penstock.protocol.grammar_compiler import make_tokenizer as make_vocabulary
+from penstock.protocol.messages.steps import (
+    Chunk,
+    NewSlot,
+    SlotAdjustments,
+    SlotSampling,
+    StepPlan,
+)
 from penstock.protocol.model_info import read_model_info
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.model_executor import Hidden, ModelExecutor
@@ -206,6 +215,29 @@ def test_a_failed_step_drops_all_slots_until_a_full_plan(
     again = executor.execute(StepPlan(1, 9, True, [], [new], [], [Chunk(0, 0, 3, True, [])]))
     assert again.tokens == first.tokens
     assert len(executor.execute(StepPlan(1, 10, False, [], [], [], [])).tokens) == 4
+
+
+def test_masks_of_a_failed_step_touch_no_later_one(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = executor_for(tiny_folder("llama"))
+    size = executor.capacity.vocab_size
+    executor.grammars.serve(lambda: make_vocabulary(make_tokenizer(size).to_str(), size, [2]))
+    ids = np.array([5, 6, 7], "<i4").tobytes()
+    innocent = NewSlot(0, ids, 3, 0, [0], GREEDY)
+    adjustments = SlotAdjustments(grammar=Grammar("regex", "[0-9]+"))
+    bound = NewSlot(0, ids, 3, 0, [0], SlotSampling(0.0, 0, 1.0, 0, 0, 0.0, adjustments))
+    chunk = [Chunk(0, 0, 3, True, [])]
+    expected = executor.execute(StepPlan(1, 1, True, [], [innocent], [], chunk)).tokens
+    digits = executor.execute(StepPlan(1, 2, True, [], [bound], [], chunk)).tokens
+    assert digits != expected
+    for step in (3, 5):
+        with monkeypatch.context() as patch:
+            patch.setattr(executor, "hidden", lambda step: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                executor.execute(StepPlan(1, step, True, [], [bound], [], chunk))
+        other = StepPlan(1, step + 1, True, [], [innocent if step == 3 else bound], [], chunk)
+        assert executor.execute(other).tokens == (expected if step == 3 else digits)
 
 
 def test_bf16_tokens_are_close_to_the_top_of_the_fp32_logits(tiny_folder: Folder) -> None:

@@ -306,10 +306,8 @@ class FrontendLedger:
                 request.open_choices -= 1
                 if request.open_choices == 0:
                     del self.open[request_id]
-            if details is not None and row in details:
-                request.sink.on_text(number, text, count, end, cached, details[row])
-            else:
-                request.sink.on_text(number, text, count, end, cached)
+            more = details.get(row) if details is not None else None
+            request.sink.on_text(number, text, count, end, cached, more)
         if stale_ids:
             self._disown(sender, stale_ids, stale_attempts)
 

@@ -34,7 +34,6 @@ TAKEN: dict[str, set[str]] = {
     "min_tokens": {"-0"},
     "truncate_prompt_tokens": set(),
     "logprobs": {"-0"},
-    "prompt_logprobs": {"-0"},
     "best_of": set(),
 }
 """Fields with a number, and which of ``NUMBERS`` they take."""
@@ -120,6 +119,8 @@ def test_every_number_has_both_bounds(attack: Attacker, path: str) -> None:
             fields = {**prompt, name: text}
             if name == "max_completion_tokens":
                 fields["max_tokens"] = "null"
+            if name == "logprobs" and path == CHAT:
+                taken = {"true"}  # a flag there, not a number
             expected = 200 if text in taken else 400
             assert both_ways(attack, path, raw_body(**fields)) == [expected] * 2, (name, text)
 

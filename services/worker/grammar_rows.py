@@ -19,7 +19,9 @@ from penstock.services.worker.slots import IntArray
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-MOST_THREADS = 8
+MOST_THREADS = 16
+OTHERS_CORES = 2
+"""Left to the step loop and the other processes."""
 
 
 class Masks(NamedTuple):
@@ -47,7 +49,8 @@ class GrammarRows:
     def serve(self, load_tokenizer: Callable[[], LLTokenizer]) -> None:
         """From here on slots may have grammars. ``load_tokenizer`` is called at the first one, or
         by ``prepare``, in a thread."""
-        threads = min(MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
+        cores = len(os.sched_getaffinity(0))
+        threads = min(MOST_THREADS, max(1, cores - OTHERS_CORES))
         self._slots = GrammarSlots(self._count, self._vocab_size, load_tokenizer, threads)
 
     def prepare(self) -> None:

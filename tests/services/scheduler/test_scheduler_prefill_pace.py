@@ -163,7 +163,7 @@ def test_large_steps_that_time_bounds_have_a_whole_number_of_row_units() -> None
     engine.submit(0, prompt(200, 10), max_tokens=400)
     for _ in range(20):
         engine.step()
-    for request_id in range(1, 41):
+    for request_id in range(1, 21):
         engine.submit(request_id, prompt(4000, request_id), max_tokens=200)
     engine.run()
     bounded = [step for step in engine.sizes if step[0] and step[1] > 1200]

@@ -53,9 +53,11 @@ def compare(packed: PackedLogprobs, tokens: list[int], plain: npt.NDArray[np.flo
         assert higher - int(near.sum()) < words[row, 1] <= higher + int(near.sum())
 
 
-def check_outputs(driver: PlanDriver, folder: Path, prompts: list[list[int]]) -> None:
-    """Logprobs of the outputs of ``asking_for_logprobs``, 5 tokens each."""
-    outputs = driver.run(prompts, 5, samplings=asking_for_logprobs(), preemptions=2)
+def check_outputs(
+    driver: PlanDriver, folder: Path, prompts: list[list[int]], tokens: int = 5
+) -> None:
+    """Logprobs of the outputs of ``asking_for_logprobs``."""
+    outputs = driver.run(prompts, tokens, samplings=asking_for_logprobs(), preemptions=2)
     assert {name for name, _ in driver.logprobs} == set(range(len(LISTED)))
     for name, listed in enumerate(LISTED):
         plain = of_transformers(folder, prompts[name] + outputs[name])

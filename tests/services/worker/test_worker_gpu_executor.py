@@ -117,6 +117,7 @@ def test_the_gpu_executor_draws_what_the_plain_one_draws(tiny_folder: Folder) ->
         assert driver.run(prompts[:count], 3, samplings=chosen) == wanted
 
 
+@pytest.mark.slow
 def test_adjustments_give_the_tokens_of_the_plain_executor(tiny_folder: Folder) -> None:
     """Also where a sequence lost its slot; end tokens and bad words stand in the last rows."""
     folder, prompts = tiny_folder("qwen3"), some_prompts([3, 12, 7, 5, 9, 4, 6, 8])
@@ -236,6 +237,7 @@ def tokens_of(packed: bytes) -> list[int]:
     return torch.frombuffer(bytearray(packed), dtype=torch.int32).tolist()
 
 
+@pytest.mark.slow
 def test_rows_that_share_a_prefix_give_the_tokens_of_rows_that_do_not(
     tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,9 +186,9 @@ def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
         keys, values, heads, batch, config.qk_norm, eps,
         TritonDecodeAttention(keys, values, space, eps),
     )  # fmt: skip
-    choice.attention.plan(rows, position)
+    choice.kernels.plan(rows, position)
     call = partial(
-        choice.attention, 0, qkv, rows, position, paged.table, paged.cos, paged.sin, paged.norm,
+        choice.kernels, 0, qkv, rows, position, paged.table, paged.cos, paged.sin, paged.norm,
         paged.norm, out,
     )  # fmt: skip
     return NotedCall(call, choice.summary)
@@ -210,7 +210,7 @@ def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
         ]
     )
     choice = choose_prefill_attention(paged.keys[None], paged.values[None], config.num_heads)
-    call = partial(choice.attention, 0, queries, tiles, len(starts), paged.table, out)
+    call = partial(choice.kernels, 0, queries, tiles, len(starts), paged.table, out)
     return NotedCall(call, choice.summary)
 
 

@@ -50,13 +50,8 @@ MOST_ROWS = 16
 """Above, the library's products with separate kernels around them are faster."""
 NARROW = 2048
 """Weights of a smaller width than this are read faster by this kernel: than by the library for up
-to ``MOST_ROWS`` rows, than by ``skinny_linear`` for one."""
-MOST_WIDE_ROWS = 8
-"""The same for wider weights from two rows on, in shapes that were measured (``measured``), with
-the Triton kernel for decode attention between the products: a step of Qwen3-8B takes 4.52, 4.56 and
-4.82 ms at 2, 4 and 8 rows, with the library's products 4.98 at 8. With the Hopper kernel for
-attention it takes 6.7: its programs and those of the next product, which start early, do not fit
-beside each other."""
+to ``MOST_ROWS`` rows, than by ``skinny_linear`` for one. ``rows_linear_hopper`` is faster for
+wider ones, and from a few rows on."""
 SHAPES: dict[tuple[int, int, int], Shape] = {
     (4096, 1024, 1): Shape(1, 4, 8, 8),
     (1024, 2048, 1): Shape(1, 4, 16, 4),
@@ -64,15 +59,11 @@ SHAPES: dict[tuple[int, int, int], Shape] = {
     (4096, 1024, 2): Shape(2, 4, 8, 4),
     (1024, 2048, 2): Shape(1, 8, 8, 8),
     (1024, 3072, 2): Shape(1, 4, 16, 4),
-    (6144, 4096, 1): Shape(1, 4, 16, 4),
-    (4096, 4096, 1): Shape(1, 8, 8, 8),
-    (4096, 12288, 1): Shape(1, 8, 12, 2),
 }
 """The fastest of eight to twelve, on an H200: by columns of ``out``, width and eights of rows."""
 GATED_SHAPES: dict[tuple[int, int, int], Shape] = {
     (3072, 1024, 1): Shape(2, 4, 8, 4),
     (3072, 1024, 2): Shape(2, 4, 8, 4),
-    (12288, 4096, 1): Shape(2, 8, 8, 4),
 }
 """As ``SHAPES``; blocks are even, half of them gate."""
 
@@ -234,11 +225,6 @@ def _few_rows_kernel(
 def fits(width: int, columns: int) -> bool:
     """Whether the kernel takes a weight of [columns, width], gated: of [2 columns, width]."""
     return width % 128 == 0 and columns % 16 == 0
-
-
-def measured(columns: int, width: int, gated: bool) -> bool:
-    """Whether the product of up to eight rows has a shape that was found by measurement."""
-    return (columns, width, 1) in (GATED_SHAPES if gated else SHAPES)
 
 
 def shape_for(columns: int, width: int, rows: int, gated: bool) -> Shape:

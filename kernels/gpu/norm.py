@@ -3,7 +3,8 @@
     y = x / sqrt(mean(x²) + eps) * weight           reference: ``penstock.kernels.rms_norm``
 
 One program a row; the row stays in registers between the sum and the product, so x is read once
-and y written once. Bound by bandwidth: 2 (``rms_norm``) or 4 (``add_rms_norm``) rows moved.
+and y written once; the weight is read before the kernel ahead has ended (``early_launch``). Bound
+by bandwidth: 2 (``rms_norm``) or 4 (``add_rms_norm``) rows moved.
 """
 
 from __future__ import annotations
@@ -19,33 +20,36 @@ from penstock.kernels.gpu.early_launch import EARLY, begin_early
 def _rms_norm_kernel(
     x, weight, out, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr
 ):
-    begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    begin_early(EARLY)
     value = tl.load(x + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     result = value * scale * factor
     tl.store(out + row * WIDTH + column, result.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _add_rms_norm_kernel(
-    x, residual, weight, out, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr
-):
-    begin_early(EARLY)
+    x, residual, weight, out, eps, rows,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    begin_early(EARLY)
     at = row * WIDTH + column
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        value += tl.load(x + part * rows * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
     value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     rounded = value.to(residual.dtype.element_ty)
     tl.store(residual + at, rounded, mask=inside)
     value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, (value * scale * factor).to(out.dtype.element_ty), mask=inside)
 
 
@@ -66,11 +70,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """``residual += x``, rounded to its type, then out = rms_norm(residual).
 
-    x, residual, out: [N, D] contiguous; weight: [D].
+    x: [N, D], or [P, N, D], parts whose sum is it; residual, out: [N, D]; all contiguous; weight:
+    [D].
     """
-    rows, width = x.shape
+    rows, width = residual.shape
     if rows:
         _add_rms_norm_kernel[(rows,)](
-            x, residual, weight, out, eps, width, triton.next_power_of_2(width),
-            EARLY, num_warps=_warps(width), launch_pdl=EARLY,
+            x, residual, weight, out, eps, rows, width, triton.next_power_of_2(width),
+            len(x) if x.ndim == 3 else 1, EARLY, num_warps=_warps(width), launch_pdl=EARLY,
         )  # fmt: skip

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from penstock.kernels.gpu.decode_attention import DecodeWorkspace, decode_attention
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.shared_prefix import SharedPrefix
-
-HOPPER = (9, 0)
+from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose
 
 
 class PrefillAttention(Protocol):
@@ -93,23 +90,9 @@ class TritonDecodeAttention:
         )  # fmt: skip
 
 
-Attention = TypeVar("Attention")
-
-
-class AttentionChoice(NamedTuple, Generic[Attention]):
-    attention: Attention
-    name: str
-    reason: str
-    """Why it is not the fastest one; empty if it is."""
-
-    @property
-    def summary(self) -> str:
-        return f"{self.name}: {self.reason}" if self.reason else self.name
-
-
 def choose_prefill_attention(
     keys: Tensor, values: Tensor, heads: int
-) -> AttentionChoice[PrefillAttention]:
+) -> KernelChoice[PrefillAttention]:
     """The fastest kernel that this device, the caches and the Triton at hand allow.
 
     keys, values: [L, num_blocks, Hkv, block_size, D], contiguous, at these addresses from now on;
@@ -122,7 +105,7 @@ def choose_prefill_attention(
         why_not = hopper.why_not(keys.dtype, keys.shape[-1], keys.shape[-2])
         return why_not or hopper.HopperPrefillAttention(keys, values, heads)
 
-    return _choose(fastest, TritonPrefillAttention(keys, values))
+    return choose(fastest, TritonPrefillAttention(keys, values), "Triton kernel")
 
 
 def choose_decode_attention(
@@ -133,7 +116,7 @@ def choose_decode_attention(
     norm: bool,
     eps: float,
     otherwise: TritonDecodeAttention,
-) -> AttentionChoice[DecodeAttention]:
+) -> KernelChoice[DecodeAttention]:
     """As ``choose_prefill_attention``; ``otherwise`` for the same caches.
 
     max_rows: decode rows of a step; norm: whether queries and keys are normed, with eps.
@@ -146,31 +129,4 @@ def choose_decode_attention(
         why_not = hopper.why_not(keys.dtype, dim, block_size, heads // kv_heads, max_rows)
         return why_not or hopper.HopperDecodeAttention(keys, values, heads, max_rows, norm, eps)
 
-    return _choose(fastest, otherwise)
-
-
-def _choose(
-    fastest: Callable[[], Attention | str], otherwise: Attention
-) -> AttentionChoice[Attention]:
-    """fastest: makes the kernel for Hopper, or says why it cannot."""
-    reason = _not_hopper()
-    if not reason:
-        try:
-            # Gluon is experimental: another Triton may lack it, or fail on any of its names.
-            made = fastest()
-            if not isinstance(made, str):
-                return AttentionChoice(made, "Gluon kernel for Hopper", "")
-            reason = f"the kernel for Hopper {made}"
-        except Exception as failure:
-            words = " ".join(str(failure).split())[:200]
-            reason = f"the kernel for Hopper failed: {type(failure).__name__}: {words}"
-    return AttentionChoice(otherwise, "Triton kernel", reason)
-
-
-def _not_hopper() -> str:
-    if not torch.cuda.is_available():
-        return "there is no GPU"
-    capability = torch.cuda.get_device_capability()
-    if capability == HOPPER:
-        return ""
-    return "the kernel for Hopper needs compute capability 9.0, not {}.{}".format(*capability)
+    return choose(fastest, otherwise, "Triton kernel")

@@ -13,24 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.activation import silu_and_mul
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.draw import commit, draw
-from penstock.kernels.gpu.few_rows_linear import (
-    MOST_ROWS,
-    MOST_WIDE_ROWS,
-    NARROW,
-    few_rows_linear,
-    measured,
-)
+from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW, few_rows_linear
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
 from penstock.kernels.gpu.rope_cache import rope_and_cache
-from penstock.kernels.gpu.sampler_memory import stretches_of
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.kernels.gpu.slots import embed
@@ -43,66 +34,9 @@ from penstock.services.worker.gpu.attention_choice import (
 )
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.layer_products import LibraryProducts, choose_products
+from penstock.services.worker.gpu.workspace import make_workspace
 from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights, LayerWeights
-
-
-class Workspace(msgspec.Struct):
-    """Activations of the largest step. T: rows; R: logits rows; V: vocabulary."""
-
-    residual: Tensor
-    """[T, hidden]."""
-    normed: Tensor
-    qkv: Tensor
-    """[T, Hq + 2 Hkv, D]."""
-    query: Tensor
-    """[T, Hq, D]: turned queries of chunk rows."""
-    mixed: Tensor
-    """[T, Hq, D]: what attention gives."""
-    projected: Tensor
-    """[T, hidden]: what is added to the residual stream next."""
-    gate_up: Tensor
-    activated: Tensor
-    sampled: Tensor
-    """[R, hidden]: normed rows that logits are made from."""
-    logits: Tensor
-    """[R, V]."""
-    best: Tensor
-    token: Tensor
-    result: Tensor
-    """[2, R] int32: tokens, and whether a row was not finite."""
-
-
-def make_workspace(
-    config: DecoderConfig, rows: int, logits_rows: int, dtype: torch.dtype, device: torch.device
-) -> Workspace:
-    def empty(*shape: int, kind: torch.dtype = dtype) -> Tensor:
-        return torch.empty(*shape, dtype=kind, device=device)
-
-    hidden, heads, dim = config.hidden_size, config.num_heads, config.head_dim
-    parts = logits_rows * stretches_of(config.vocab_size)
-    return Workspace(
-        residual=empty(rows, hidden),
-        normed=empty(rows, hidden),
-        qkv=empty(rows, heads + 2 * config.num_kv_heads, dim),
-        query=empty(rows, heads, dim),
-        mixed=torch.zeros(rows, heads, dim, dtype=dtype, device=device),
-        projected=empty(rows, hidden),
-        gate_up=empty(rows, 2 * config.intermediate_size),
-        activated=empty(rows, config.intermediate_size),
-        sampled=empty(logits_rows, hidden),
-        logits=empty(logits_rows, config.vocab_size),
-        best=empty(parts, kind=torch.float32),
-        token=empty(parts, kind=torch.int32),
-        result=torch.zeros(2, logits_rows, dtype=torch.int32, device=device),
-    )
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """x: [N, in]; weight: [out, in]; out: [N, out]."""
-    if bias is None:
-        torch.mm(x, weight.t(), out=out)
-    else:
-        torch.addmm(bias, x, weight.t(), out=out)
 
 
 def most_fused_rows(layer: LayerWeights, dtype: torch.dtype) -> int:
@@ -117,12 +51,7 @@ def most_fused_rows(layer: LayerWeights, dtype: torch.dtype) -> int:
     )
     if not few or dtype != torch.bfloat16:
         return 1
-    if layer.qkv.shape[1] < NARROW:
-        return MOST_ROWS
-    inner = layer.gate_up.shape[0] // 2
-    known = [(*weight.shape, False) for weight in (layer.qkv, layer.output, layer.down)]
-    known.append((inner, layer.gate_up.shape[1], True))
-    return MOST_WIDE_ROWS if all(measured(*one) for one in known) else 1
+    return MOST_ROWS if layer.qkv.shape[1] < NARROW else 1
 
 
 class GpuDecoder:
@@ -161,12 +90,13 @@ class GpuDecoder:
             self._keys, self._values, config.num_heads, slots, config.qk_norm, eps, self._prefixed
         )
         self.prefill = choose_prefill_attention(self._keys, self._values, config.num_heads)
-        self._fused_rows = most_fused_rows(weights.layers[0], dtype)
+        self._library = LibraryProducts(weights.layers, self.space)
+        self.products = choose_products(weights.layers, self.space, self._library)
+        ours = self.products.kernels
+        self._fused_rows = min(most_fused_rows(weights.layers[0], dtype), ours.least_rows - 1)
         self._wide = config.hidden_size >= NARROW
-        self._least_rows = self.decode.attention.least_rows
+        self._least_rows = self.decode.kernels.least_rows if self._fused_rows else 1
         """From so many decode rows on the chosen attention, below the Triton kernel."""
-        if self._wide and self._fused_rows > 1:
-            self._least_rows = max(self._least_rows, self._fused_rows + 1)
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
 
     def body(
@@ -183,7 +113,7 @@ class GpuDecoder:
         space, state, weights, config = self.space, self.state, self.weights, self.config
         residual, normed = space.residual[:rows], space.normed[:rows]
         if num_decode >= self._least_rows and not shared:
-            self.decode.attention.plan(state.rows[:num_decode], state.position)
+            self.decode.kernels.plan(state.rows[:num_decode], state.position)
         tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
         embed(weights.embedding, tokens, state.rows, state.last_token, residual)
         if rows <= (self._fused_rows if chunks is None else min(1, self._fused_rows)):
@@ -192,20 +122,18 @@ class GpuDecoder:
             rms_norm(residual, weights.norm, config.rms_norm_eps, normed)
             return
         rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps, normed)
-        last = len(weights.layers) - 1
+        ours = self.products.kernels
+        products = ours if rows <= ours.most_rows else self._library
+        following = [layer.input_norm for layer in weights.layers[1:]]
         for index, layer in enumerate(weights.layers):
-            _linear(normed, layer.qkv, layer.qkv_bias, space.qkv[:rows].view(rows, -1))
+            products.qkv(index, rows)
             self._attend(index, rows, num_decode, chunks, shared)
-            projected = space.projected[:rows]
-            mixed = space.mixed[:rows].view(rows, -1)
-            _linear(mixed, layer.output, layer.output_bias, projected)
-            add_rms_norm(projected, residual, layer.post_norm, config.rms_norm_eps, normed)
-            gate_up, activated = space.gate_up[:rows], space.activated[:rows]
-            _linear(normed, layer.gate_up, layer.gate_up_bias, gate_up)
-            silu_and_mul(gate_up, activated)
-            _linear(activated, layer.down, layer.down_bias, projected)
-            norm = weights.norm if index == last else weights.layers[index + 1].input_norm
-            add_rms_norm(projected, residual, norm, config.rms_norm_eps, normed)
+            added = products.output(index, rows)
+            add_rms_norm(added, residual, layer.post_norm, config.rms_norm_eps, normed)
+            products.gated(index, rows)
+            added = products.down(index, rows)
+            norm = following[index] if index < len(following) else weights.norm
+            add_rms_norm(added, residual, norm, config.rms_norm_eps, normed)
 
     def _fused_layer(
         self, index: int, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool
@@ -249,7 +177,7 @@ class GpuDecoder:
             elif num_decode < self._least_rows:
                 attend = self._prefixed
             else:
-                attend = self.decode.attention
+                attend = self.decode.kernels
             attend(
                 index, space.qkv[:num_decode], state.rows[:num_decode], state.position,
                 state.table, self._cos, self._sin, layer.query_norm, layer.key_norm,
@@ -261,7 +189,7 @@ class GpuDecoder:
                 self._cos, self._sin, layer.query_norm, layer.key_norm, space.query[:rows],
                 keys, values, eps,
             )  # fmt: skip
-            self.prefill.attention(
+            self.prefill.kernels(
                 index, space.query[:rows], chunks.tiles, chunks.num_tiles, state.table,
                 space.mixed[:rows],
             )  # fmt: skip

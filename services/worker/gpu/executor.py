@@ -78,7 +78,8 @@ class GpuExecutor:
             self._chunk_buffers = [self.chunks.host_buffer(self._on_gpu) for _ in range(RING)]
         self.summary = (
             f"prefill attention by the {self.decoder.prefill.summary}; "
-            f"decode attention by the {self.decoder.decode.summary}"
+            f"decode attention by the {self.decoder.decode.summary}; "
+            f"layers of few rows by the {self.decoder.products.summary}"
         )
         self.graphs = StepGraphs(self.decoder, self.chunks)
         self._flight: deque[_InFlight] = deque()

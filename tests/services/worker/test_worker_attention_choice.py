@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.services.worker.gpu.attention_choice import (
-    AttentionChoice,
     DecodeAttention,
+    KernelChoice,
     PrefillAttention,
     TritonDecodeAttention,
     TritonPrefillAttention,
@@ -29,7 +29,7 @@ HOPPER_DECODE = "penstock.kernels.gpu.decode_attention_hopper"
 
 def choice(
     dtype: torch.dtype = torch.bfloat16, dim: int = 128, block_size: int = 16
-) -> AttentionChoice[PrefillAttention]:
+) -> KernelChoice[PrefillAttention]:
     caches = torch.zeros(2, 2, 3, 2, block_size, dim, dtype=dtype)
     return choose_prefill_attention(caches[0], caches[1], 4)
 
@@ -40,7 +40,7 @@ def decode_choice(
     block_size: int = 16,
     heads: int = 4,
     max_rows: int = 5,
-) -> AttentionChoice[DecodeAttention]:
+) -> KernelChoice[DecodeAttention]:
     keys, values = torch.zeros(2, 2, 3, 2, block_size, dim, dtype=dtype)
     space = decode_workspace(max_rows, heads, 2, dim, torch.device("cpu"))
     triton = TritonDecodeAttention(keys, values, space, 1e-6)
@@ -76,7 +76,7 @@ def test_a_hopper_gpu_gets_its_own_kernel(compiled: list[int]) -> None:
         (torch.bfloat16, 128, 16), (torch.float16, 64, 8), (torch.bfloat16, 64, 128),
     ):  # fmt: skip
         chosen = choice(dtype, dim, block_size)
-        assert not isinstance(chosen.attention, TritonPrefillAttention)
+        assert not isinstance(chosen.kernels, TritonPrefillAttention)
         assert chosen.summary == "Gluon kernel for Hopper"
     assert compiled == [4, 4, 4]
 
@@ -96,7 +96,7 @@ def test_a_cache_that_the_hopper_kernel_cannot_read_gets_the_other_one(
     dtype: torch.dtype, dim: int, block_size: int, words: str, compiled: list[int]
 ) -> None:
     chosen = choice(dtype, dim, block_size)
-    assert isinstance(chosen.attention, TritonPrefillAttention)
+    assert isinstance(chosen.kernels, TritonPrefillAttention)
     assert chosen.summary.startswith("Triton kernel: ")
     assert words in chosen.reason
     assert not compiled
@@ -108,7 +108,7 @@ def test_another_gpu_gets_the_triton_kernel(
 ) -> None:
     capability[0] = other
     chosen = choice()
-    assert isinstance(chosen.attention, TritonPrefillAttention)
+    assert isinstance(chosen.kernels, TritonPrefillAttention)
     assert f"not {other[0]}.{other[1]}" in chosen.reason
     assert not compiled
 
@@ -123,7 +123,7 @@ def test_a_triton_without_gluon_gives_the_triton_kernel_and_says_so(
     monkeypatch.delitem(sys.modules, HOPPER, raising=False)
     monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)  # type: ignore[arg-type]
     chosen = choice()
-    assert isinstance(chosen.attention, TritonPrefillAttention)
+    assert isinstance(chosen.kernels, TritonPrefillAttention)
     assert "ModuleNotFoundError" in chosen.reason
     assert "triton.experimental.gluon" in chosen.reason
 
@@ -153,7 +153,7 @@ def test_a_kernel_that_does_not_compile_gives_the_triton_kernel_and_says_why(
 
     monkeypatch.setattr(module, "HopperPrefillAttention", fail)
     chosen = choice()
-    assert isinstance(chosen.attention, TritonPrefillAttention)
+    assert isinstance(chosen.kernels, TritonPrefillAttention)
     assert chosen.reason == "the kernel for Hopper failed: RuntimeError: unexpected layout"
 
 
@@ -177,7 +177,7 @@ def compiled_decode(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_a_hopper_gpu_gets_its_own_kernel_of_decode(compiled_decode: list[tuple[int, int]]) -> None:
     for dim, block_size, heads, rows in ((128, 16, 4, 1), (64, 8, 32, 4096), (128, 256, 2, 64)):
         chosen = decode_choice(torch.bfloat16, dim, block_size, heads, rows)
-        assert not isinstance(chosen.attention, TritonDecodeAttention)
+        assert not isinstance(chosen.kernels, TritonDecodeAttention)
         assert chosen.summary == "Gluon kernel for Hopper"
     assert compiled_decode == [(4, 1), (32, 4096), (2, 64)]
 
@@ -200,7 +200,7 @@ def test_what_the_hopper_kernel_of_decode_cannot_do_the_other_one_does(
     changes: dict[str, Any], words: str, compiled_decode: list[tuple[int, int]]
 ) -> None:
     chosen = decode_choice(**changes)
-    assert isinstance(chosen.attention, TritonDecodeAttention)
+    assert isinstance(chosen.kernels, TritonDecodeAttention)
     assert chosen.summary.startswith("Triton kernel: the kernel for Hopper takes ")
     assert words in chosen.reason
     assert not compiled_decode

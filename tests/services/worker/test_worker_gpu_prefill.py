@@ -58,7 +58,7 @@ def test_steps_of_all_sizes_compile_nothing_and_equal_those_of_the_triton_kernel
         )
         found = logits_of(executor)
     assert not compiled
-    monkeypatch.setattr("penstock.services.worker.gpu.attention_choice.HOPPER", (0, 0))
+    monkeypatch.setattr("penstock.services.worker.gpu.kernel_choice.HOPPER", (0, 0))
     other = executor_of(weights, 8)
     assert other.decoder.prefill.name == "Triton kernel"
     for count, ours, theirs in zip(CHUNKS, found, logits_of(other), strict=True):

@@ -1,0 +1,62 @@
+"""The Gluon kernel of linear layers on a Hopper GPU, against a plain computation in fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+from triton_device import DEVICE, ON_GPU
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not ON_GPU or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a GPU of compute capability 9.0",
+    ),
+]
+MOST = 128
+ROWS = [1, 7, 16, 17, 31, 32, 33, 64, 65, 100, 128]
+SHAPES = [(1024, 4096), (2048, 1024), (3072, 1024), (64, 64), (192, 320), (4096, 6144), (896, 128)]
+"""Width and columns of layers, the odd ones with fewer tiles than are under way."""
+LAYERS = 2
+
+
+def random(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, device=DEVICE, dtype=torch.float32).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("kind", ["plain", "gated", "divided"])
+@pytest.mark.parametrize(("width", "outs"), SHAPES)
+def test_layers_equal_the_plain_computation_for_all_numbers_of_rows(
+    width: int, outs: int, kind: str, bias: bool, dtype: torch.dtype
+) -> None:
+    from penstock.kernels.gpu.rows_linear_hopper import HopperLinear
+
+    torch.manual_seed(0)
+    gated = kind == "gated"
+    height = 2 * outs if gated else outs
+    x = random(MOST + 3, width, dtype=dtype)
+    weights = [random(height, width, dtype=dtype) * width**-0.5 for _ in range(LAYERS)]
+    biases = [random(height, dtype=dtype) if bias else None for _ in range(LAYERS)]
+    linear = HopperLinear(x, weights, biases, (1, MOST), gated=gated, divided=kind == "divided")
+    for rows in ROWS:
+        # What lies behind the rows of a step may be anything.
+        x[rows:] = float("nan")
+        x[:rows] = random(rows, width, dtype=dtype)
+        for layer, (weight, added) in enumerate(zip(weights, biases, strict=True)):
+            wanted = x[:rows].float() @ weight.float().t()
+            if added is not None:
+                wanted += added.float()
+            if gated:
+                wanted = silu(wanted[:, :outs]) * wanted[:, outs:]
+            out = torch.full((rows + 1, outs), float("nan"), device=DEVICE, dtype=dtype)
+            found = linear(layer, rows, out[:rows])
+            total = found.sum(0) if found.ndim == 3 else found
+            error = (total.float() - wanted).norm() / wanted.norm()
+            assert error < (4e-3 if dtype == torch.bfloat16 else 6e-4), f"{rows} rows: {error}"
+            assert out[rows].isnan().all(), "the row behind the last is left alone"
+            again = linear(layer, rows, out[:rows])
+            assert torch.equal(again, found), "the same bits"

@@ -18,12 +18,8 @@ from torch import Tensor
 
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.draw import commit, draw
-from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW, few_rows_linear
-from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
-from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
-from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.kernels.gpu.slots import embed
 from penstock.kernels.rotary import cos_sin_table
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
@@ -34,24 +30,14 @@ from penstock.services.worker.gpu.attention_choice import (
 )
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.layer_products import LibraryProducts, choose_products
+from penstock.services.worker.gpu.layer_products import (
+    FusedProducts,
+    LayerProducts,
+    LibraryProducts,
+    choose_products,
+)
 from penstock.services.worker.gpu.workspace import make_workspace
-from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights, LayerWeights
-
-
-def most_fused_rows(layer: LayerWeights, dtype: torch.dtype) -> int:
-    """Up to how many rows of a step the layers' products include norms, gates and sums."""
-    if dtype == torch.float16:
-        return 0
-    shapes = [weight.shape for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-    if not all(fits(width, columns) for columns, width in shapes):
-        return 0
-    few = layer.down.shape[1] % 16 == 0 and all(
-        fits_few_rows(width, columns) for columns, width in shapes
-    )
-    if not few or dtype != torch.bfloat16:
-        return 1
-    return MOST_ROWS if layer.qkv.shape[1] < NARROW else 1
+from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
 
 
 class GpuDecoder:
@@ -90,12 +76,10 @@ class GpuDecoder:
             self._keys, self._values, config.num_heads, slots, config.qk_norm, eps, self._prefixed
         )
         self.prefill = choose_prefill_attention(self._keys, self._values, config.num_heads)
-        self._library = LibraryProducts(weights.layers, self.space)
-        self.products = choose_products(weights.layers, self.space, self._library)
-        ours = self.products.kernels
-        self._fused_rows = min(most_fused_rows(weights.layers[0], dtype), ours.least_rows - 1)
-        self._wide = config.hidden_size >= NARROW
-        self._least_rows = self.decode.kernels.least_rows if self._fused_rows else 1
+        self._library = LibraryProducts(weights, self.space, eps)
+        self._fused = FusedProducts(weights, self.space, eps)
+        self.products = choose_products(weights, self.space, eps)
+        self._least_rows = 1 if self.products.kernels else self.decode.kernels.least_rows
         """From so many decode rows on the chosen attention, below the Triton kernel."""
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
 
@@ -110,48 +94,28 @@ class GpuDecoder:
         rows; ``None`` when all are decode rows. shared: read the prefix that the state
         names as shared once.
         """
-        space, state, weights, config = self.space, self.state, self.weights, self.config
-        residual, normed = space.residual[:rows], space.normed[:rows]
+        state, weights = self.state, self.weights
         if num_decode >= self._least_rows and not shared:
             self.decode.kernels.plan(state.rows[:num_decode], state.position)
         tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
-        embed(weights.embedding, tokens, state.rows, state.last_token, residual)
-        if rows <= (self._fused_rows if chunks is None else min(1, self._fused_rows)):
-            for index in range(len(weights.layers)):
-                self._fused_layer(index, rows, num_decode, chunks, shared)
-            rms_norm(residual, weights.norm, config.rms_norm_eps, normed)
-            return
-        rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps, normed)
-        ours = self.products.kernels
-        products = ours if rows <= ours.most_rows else self._library
-        following = [layer.input_norm for layer in weights.layers[1:]]
-        for index, layer in enumerate(weights.layers):
+        embed(weights.embedding, tokens, state.rows, state.last_token, self.space.residual[:rows])
+        products = self._products(rows, mixed=chunks is not None)
+        products.begin(rows)
+        for index in range(len(weights.layers)):
             products.qkv(index, rows)
             self._attend(index, rows, num_decode, chunks, shared)
-            added = products.output(index, rows)
-            add_rms_norm(added, residual, layer.post_norm, config.rms_norm_eps, normed)
-            products.gated(index, rows)
-            added = products.down(index, rows)
-            norm = following[index] if index < len(following) else weights.norm
-            add_rms_norm(added, residual, norm, config.rms_norm_eps, normed)
+            products.output(index, rows)
+            products.gate_up(index, rows)
+            products.down(index, rows)
+        products.end(rows)
 
-    def _fused_layer(
-        self, index: int, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool
-    ) -> None:
-        """A layer for few rows: five kernels, the norms and sums inside the products."""
-        layer, space, eps = self.weights.layers[index], self.space, self.config.rms_norm_eps
-        residual, activated = space.residual[:rows], space.activated[:rows]
-        qkv, mixed = space.qkv[:rows].view(rows, -1), space.mixed[:rows].view(rows, -1)
-        one_row = rows == 1 and (self._wide or self._fused_rows == 1)
-        linear = skinny_linear if one_row else few_rows_linear
-        linear(residual, layer.qkv, layer.qkv_bias, qkv, norm_weight=layer.input_norm, eps=eps)
-        self._attend(index, rows, num_decode, chunks, shared)
-        linear(mixed, layer.output, layer.output_bias, residual, add=True)
-        linear(
-            residual, layer.gate_up, layer.gate_up_bias, activated,
-            norm_weight=layer.post_norm, eps=eps, gated=True,
-        )  # fmt: skip
-        linear(activated, layer.down, layer.down_bias, residual, add=True)
+    def _products(self, rows: int, mixed: bool) -> LayerProducts:
+        """Those for so many rows."""
+        hopper, fused = self.products.kernels, self._fused
+        if hopper and hopper.bounds[0] <= rows <= hopper.bounds[1]:
+            return hopper
+        most = min(1, fused.most_rows) if mixed else fused.most_rows
+        return fused if rows <= most else self._library
 
     def _attend(
         self,

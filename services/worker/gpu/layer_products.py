@@ -1,122 +1,216 @@
-"""The products of a decoder's layers with weights: by the library, or by kernels of our own.
+"""A decoder's layers without attention: products with weights, norms, gates and sums.
 
-A layer has four, between norms, attention and sums that are the decoder's. Which kernels compute
-them depends on the number of rows of a step; norms and gates are part of the kernels for the
-fewest (``GpuDecoder``), gates also of ours for some dozens of rows on Hopper.
+Which kernels compute them depends on the number of rows of a step and on the device: the library's
+products with kernels of ours between them, or products of ours with all that inside.
 """
 
 from __future__ import annotations
 
-import sys
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.gpu.activation import silu_and_mul
-from penstock.kernels.gpu.few_rows_linear import NARROW
+from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW, few_rows_linear
+from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
+from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
+from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose
 from penstock.services.worker.gpu.workspace import Workspace
-from penstock.services.worker.models.decoder import LayerWeights
+from penstock.services.worker.models.decoder import DecoderWeights, LayerWeights
 
-ROWS = (5, 128)
-"""Numbers of rows, from and to, for which the products of ours on Hopper are faster than those
-below and above: for hidden sizes under ``NARROW`` ..."""
-WIDE_ROWS = (1, 64)
+if TYPE_CHECKING:
+    from penstock.kernels.gpu.rows_linear_hopper import HopperLinear
+
+HOPPER_ROWS = (5, 128)
+"""Numbers of rows, from and to, for which ``HopperProducts`` are faster than those below and above:
+for hidden sizes under ``NARROW`` ..."""
+WIDE_HOPPER_ROWS = (1, 64)
 """... and for others. A step of Qwen3-0.6B took 956 µs at 16 rows and 1,581 at 64 with them, 1,365
 and 1,933 with the library's; of Qwen3-8B 4,190 at one row (4,297 with ``skinny_linear``), 4,317 at
 8, 4,480 at 16 and 5,425 at 64 (library: 5,136 and 5,830; H200, contexts of 400, 2026-11-22)."""
 
 
 class LayerProducts(Protocol):
-    """The products of ``layer`` for the first ``rows`` rows of the workspace."""
+    """What is done for the first ``rows`` rows of the workspace: ``begin``, then for each layer
+    ``qkv``, attention, ``output``, ``gate_up`` and ``down``, then ``end``."""
 
-    least_rows: int
-    """Fewer are faster with norms and sums inside the products, where there are such kernels."""
-    most_rows: int
-    """For more it has no kernel."""
+    def begin(self, rows: int) -> None:
+        """The embedded rows are in ``residual``."""
 
     def qkv(self, layer: int, rows: int) -> None:
-        """From ``normed`` to ``qkv``."""
+        """Write ``qkv``."""
 
-    def output(self, layer: int, rows: int) -> Tensor:
-        """From ``mixed``: what the residual stream is to be added, as ``add_rms_norm`` takes it."""
+    def output(self, layer: int, rows: int) -> None:
+        """Add to ``residual``, from ``mixed``."""
 
-    def gated(self, layer: int, rows: int) -> None:
-        """From ``normed`` to ``activated``."""
+    def gate_up(self, layer: int, rows: int) -> None:
+        """Write ``activated``."""
 
-    def down(self, layer: int, rows: int) -> Tensor:
-        """From ``activated``, as ``output``."""
+    def down(self, layer: int, rows: int) -> None:
+        """Add to ``residual``."""
+
+    def end(self, rows: int) -> None:
+        """Leave the final norm's rows in ``normed``."""
 
 
 class LibraryProducts:
-    """By torch."""
+    """By torch, with our kernels between them: any number of rows."""
 
-    least_rows, most_rows = sys.maxsize, sys.maxsize
+    def __init__(self, weights: DecoderWeights, space: Workspace, eps: float) -> None:
+        self._layers, self._space, self._eps = weights.layers, space, eps
+        self._norms = _input_norms(weights)
 
-    def __init__(self, layers: list[LayerWeights], space: Workspace) -> None:
-        self._layers, self._space = layers, space
+    def begin(self, rows: int) -> None:
+        space = self._space
+        rms_norm(space.residual[:rows], self._norms[0], self._eps, space.normed[:rows])
 
     def qkv(self, layer: int, rows: int) -> None:
         weights, space = self._layers[layer], self._space
         _linear(space.normed[:rows], weights.qkv, weights.qkv_bias, space.qkv[:rows].flatten(1))
 
-    def output(self, layer: int, rows: int) -> Tensor:
-        weights, projected = self._layers[layer], self._space.projected[:rows]
-        mixed = self._space.mixed[:rows].flatten(1)
-        _linear(mixed, weights.output, weights.output_bias, projected)
-        return projected
+    def output(self, layer: int, rows: int) -> None:
+        weights, mixed = self._layers[layer], self._space.mixed[:rows].flatten(1)
+        self._add(mixed, weights.output, weights.output_bias, weights.post_norm)
 
-    def gated(self, layer: int, rows: int) -> None:
+    def gate_up(self, layer: int, rows: int) -> None:
         weights, space = self._layers[layer], self._space
         gate_up = space.gate_up[:rows]
         _linear(space.normed[:rows], weights.gate_up, weights.gate_up_bias, gate_up)
         silu_and_mul(gate_up, space.activated[:rows])
 
-    def down(self, layer: int, rows: int) -> Tensor:
-        weights, projected = self._layers[layer], self._space.projected[:rows]
-        _linear(self._space.activated[:rows], weights.down, weights.down_bias, projected)
-        return projected
+    def down(self, layer: int, rows: int) -> None:
+        weights, activated = self._layers[layer], self._space.activated[:rows]
+        self._add(activated, weights.down, weights.down_bias, self._norms[layer + 1])
+
+    def end(self, rows: int) -> None:
+        """The last layer's sum was normed already."""
+
+    def _add(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor) -> None:
+        space, rows = self._space, len(x)
+        projected = space.projected[:rows]
+        _linear(x, weight, bias, projected)
+        add_rms_norm(projected, space.residual[:rows], norm, self._eps, space.normed[:rows])
+
+
+class FusedProducts:
+    """By Triton kernels that include norms, gates and sums, for ``most_rows`` rows at most."""
+
+    def __init__(self, weights: DecoderWeights, space: Workspace, eps: float) -> None:
+        self._layers, self._norm, self._space = weights.layers, weights.norm, space
+        self._eps = eps
+        self.most_rows = most_fused_rows(weights.layers[0])
+        self._narrow = self.most_rows > 1
+
+    def begin(self, rows: int) -> None:
+        """Each product norms its rows for itself."""
+
+    def qkv(self, layer: int, rows: int) -> None:
+        weights, space = self._layers[layer], self._space
+        self._linear(rows)(
+            space.residual[:rows], weights.qkv, weights.qkv_bias, space.qkv[:rows].flatten(1),
+            norm_weight=weights.input_norm, eps=self._eps,
+        )  # fmt: skip
+
+    def output(self, layer: int, rows: int) -> None:
+        weights, space = self._layers[layer], self._space
+        mixed, residual = space.mixed[:rows].flatten(1), space.residual[:rows]
+        self._linear(rows)(mixed, weights.output, weights.output_bias, residual, add=True)
+
+    def gate_up(self, layer: int, rows: int) -> None:
+        weights, space = self._layers[layer], self._space
+        self._linear(rows)(
+            space.residual[:rows], weights.gate_up, weights.gate_up_bias, space.activated[:rows],
+            norm_weight=weights.post_norm, eps=self._eps, gated=True,
+        )  # fmt: skip
+
+    def down(self, layer: int, rows: int) -> None:
+        weights, space = self._layers[layer], self._space
+        activated, residual = space.activated[:rows], space.residual[:rows]
+        self._linear(rows)(activated, weights.down, weights.down_bias, residual, add=True)
+
+    def end(self, rows: int) -> None:
+        space = self._space
+        rms_norm(space.residual[:rows], self._norm, self._eps, space.normed[:rows])
+
+    def _linear(self, rows: int) -> _Fused:
+        return few_rows_linear if rows > 1 or self._narrow else skinny_linear
 
 
 class HopperProducts:
-    """By ``rows_linear_hopper``."""
+    """By ``rows_linear_hopper``, for numbers of rows within ``bounds``."""
 
-    def __init__(self, layers: list[LayerWeights], space: Workspace) -> None:
+    def __init__(self, weights: DecoderWeights, space: Workspace, eps: float) -> None:
         """Raises what Triton raises where it cannot compile the kernels."""
         from penstock.kernels.gpu.rows_linear_hopper import HopperLinear
 
-        self._space = space
-        narrow = space.normed.shape[1] < NARROW
-        self.least_rows, self.most_rows = bounds = ROWS if narrow else WIDE_ROWS
+        layers, self._space, self._eps = weights.layers, space, eps
+        self.bounds = HOPPER_ROWS if space.normed.shape[1] < NARROW else WIDE_HOPPER_ROWS
+        self._norms = _input_norms(weights)
+        self._post_norms = [layer.post_norm for layer in layers]
         self._qkv = HopperLinear(
             space.normed, [layer.qkv for layer in layers], [layer.qkv_bias for layer in layers],
-            bounds,
+            self.bounds,
         )  # fmt: skip
         self._output = HopperLinear(
             space.mixed.flatten(1), [layer.output for layer in layers],
-            [layer.output_bias for layer in layers], bounds, divided=True,
+            [layer.output_bias for layer in layers], self.bounds, divided=True,
         )  # fmt: skip
-        self._gated = HopperLinear(
+        self._gate_up = HopperLinear(
             space.normed, [layer.gate_up for layer in layers],
-            [layer.gate_up_bias for layer in layers], bounds, gated=True,
+            [layer.gate_up_bias for layer in layers], self.bounds, gated=True,
         )  # fmt: skip
         self._down = HopperLinear(
             space.activated, [layer.down for layer in layers],
-            [layer.down_bias for layer in layers], bounds, divided=True,
+            [layer.down_bias for layer in layers], self.bounds, divided=True,
         )  # fmt: skip
+
+    def begin(self, rows: int) -> None:
+        space = self._space
+        rms_norm(space.residual[:rows], self._norms[0], self._eps, space.normed[:rows])
 
     def qkv(self, layer: int, rows: int) -> None:
         self._qkv(layer, rows, self._space.qkv[:rows].flatten(1))
 
-    def output(self, layer: int, rows: int) -> Tensor:
-        return self._output(layer, rows, self._space.projected[:rows])
+    def output(self, layer: int, rows: int) -> None:
+        self._add(self._output, layer, rows, self._post_norms[layer])
 
-    def gated(self, layer: int, rows: int) -> None:
-        self._gated(layer, rows, self._space.activated[:rows])
+    def gate_up(self, layer: int, rows: int) -> None:
+        self._gate_up(layer, rows, self._space.activated[:rows])
 
-    def down(self, layer: int, rows: int) -> Tensor:
-        return self._down(layer, rows, self._space.projected[:rows])
+    def down(self, layer: int, rows: int) -> None:
+        self._add(self._down, layer, rows, self._norms[layer + 1])
+
+    def end(self, rows: int) -> None:
+        """The last layer's sum was normed already."""
+
+    def _add(self, linear: HopperLinear, layer: int, rows: int, norm: Tensor) -> None:
+        space = self._space
+        product = linear(layer, rows, space.projected[:rows])
+        add_rms_norm(product, space.residual[:rows], norm, self._eps, space.normed[:rows])
+
+
+def _input_norms(weights: DecoderWeights) -> list[Tensor]:
+    """Weights of the norms ahead of each layer, and ahead of the head."""
+    return [layer.input_norm for layer in weights.layers] + [weights.norm]
+
+
+class _Fused(Protocol):
+    """``few_rows_linear`` or ``skinny_linear``."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        *,
+        norm_weight: Tensor | None = None,
+        eps: float = 0.0,
+        gated: bool = False,
+        add: bool = False,
+    ) -> None: ...
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -127,23 +221,39 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None
         torch.addmm(bias, x, weight.t(), out=out)
 
 
-def choose_products(
-    layers: list[LayerWeights], space: Workspace, library: LibraryProducts
-) -> KernelChoice[LayerProducts]:
-    """The fastest products for some dozens of rows; those of ``library``, where ours do not fit."""
+def most_fused_rows(layer: LayerWeights) -> int:
+    """Up to how many rows of a step ``FusedProducts`` are for."""
+    dtype = layer.qkv.dtype
+    if dtype == torch.float16:
+        return 0
+    shapes = [weight.shape for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    if not all(fits(width, columns) for columns, width in shapes):
+        return 0
+    few = layer.down.shape[1] % 16 == 0 and all(
+        fits_few_rows(width, columns) for columns, width in shapes
+    )
+    if not few or dtype != torch.bfloat16:
+        return 1
+    return MOST_ROWS if layer.qkv.shape[1] < NARROW else 1
 
-    def fastest() -> LayerProducts | str:
+
+def choose_products(
+    weights: DecoderWeights, space: Workspace, eps: float
+) -> KernelChoice[HopperProducts | None]:
+    """The fastest products for some dozens of rows; ``None``: the others are for all rows."""
+
+    def fastest() -> HopperProducts | str:
         from penstock.kernels.gpu import rows_linear_hopper as hopper
 
-        first = layers[0]
-        inner = len(first.gate_up) // 2
+        layer = weights.layers[0]
+        inner = len(layer.gate_up) // 2
         for weight, outs in (
-            (first.qkv, len(first.qkv)), (first.output, len(first.output)),
-            (first.gate_up, inner), (first.down, len(first.down)),
+            (layer.qkv, len(layer.qkv)), (layer.output, len(layer.output)),
+            (layer.gate_up, inner), (layer.down, len(layer.down)),
         ):  # fmt: skip
             why_not = hopper.why_not(weight.dtype, weight.shape[1], outs)
             if why_not:
                 return why_not
-        return HopperProducts(layers, space)
+        return HopperProducts(weights, space, eps)
 
-    return choose(fastest, library, "library")
+    return choose(fastest, None, "library")

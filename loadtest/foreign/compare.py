@@ -106,8 +106,8 @@ def run_tool(tool: Tool, load: Load, binaries: Path, cache: Path) -> Run:
             raise ToolFailed(f"{tool.name}: {why}:\n{done.stdout[-TAIL:]}") from None
     if done.returncode or figures.failed or figures.completed != load.requests:
         counts = f"{figures.completed} of {load.requests} completed, {figures.failed} failed"
-        code = f"exit code {done.returncode}"
-        raise ToolFailed(f"{tool.name}: {counts}, {code}:\n{done.stdout[-TAIL:]}")
+        words = figures.failures[:TAIL] or done.stdout[-TAIL:]
+        raise ToolFailed(f"{tool.name}: {counts}, exit code {done.returncode}:\n{words}")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Run(figures, round(cpu, 2))
 

@@ -54,6 +54,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     mean_tpot_ms: float
     median_ttft_ms: float
     median_tpot_ms: float
+    failures: str = ""
+    """What the tool says of those that failed, where it says it request by request."""
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -143,8 +145,9 @@ def _guidellm_command(load: Load, binaries: Path) -> list[str]:
 
 def _guidellm_figures(folder: Path) -> Figures:
     benchmark = json.loads((folder / RESULT).read_text())["benchmarks"][0]
-    metrics = benchmark["metrics"]
+    metrics, requests = benchmark["metrics"], benchmark["requests"]
     totals = metrics["request_totals"]
+    lost = [one["info"] for kind in ("errored", "incomplete") for one in requests[kind]]
 
     def of(name: str, statistic: str = "mean") -> float:
         return float(metrics[name]["successful"][statistic])
@@ -160,6 +163,7 @@ def _guidellm_figures(folder: Path) -> Figures:
         mean_tpot_ms=of("inter_token_latency_ms"),
         median_ttft_ms=of("time_to_first_token_ms", "median"),
         median_tpot_ms=of("inter_token_latency_ms", "median"),
+        failures=json.dumps(lost) if lost else "",
     )
 
 

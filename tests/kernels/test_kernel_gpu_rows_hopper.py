@@ -16,7 +16,7 @@ pytestmark = [
     ),
 ]
 MOST = 128
-ROWS = [1, 7, 16, 17, 31, 32, 33, 64, 65, 100, 128]
+ROWS = [1, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 100, 128]
 SHAPES = [(1024, 4096), (2048, 1024), (3072, 1024), (64, 64), (192, 320), (4096, 6144), (896, 128)]
 """Width and columns of layers, the odd ones with fewer tiles than are under way."""
 LAYERS = 2

@@ -19,6 +19,14 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
 
 
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes milliseconds for each of the programs that would keep a GPU busy. Fewer
+    still cut long rows."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("penstock.kernels.gpu.decode_attention._PROGRAMS", 48)
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a variant of ``tiny_models``, written once in a run."""

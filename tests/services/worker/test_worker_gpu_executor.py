@@ -37,6 +37,7 @@ from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_loading import load_model
 from penstock.services.worker.slots import PlanError
 
+pytestmark = pytest.mark.usefixtures("few_programs")
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 Folder = Callable[[str], Path]

@@ -1,0 +1,116 @@
+"""Which kernels compute a decoder's layers, and what is said of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from sharp_model import CONFIG as SMALL
+
+from penstock.services.worker.gpu import layer_products
+from penstock.services.worker.gpu.kernel_choice import KernelChoice
+from penstock.services.worker.gpu.layer_products import (
+    HopperProducts,
+    choose_products,
+    most_fused_rows,
+)
+from penstock.services.worker.gpu.workspace import make_workspace
+from penstock.services.worker.models.decoder import DecoderWeights, allocate_weights
+
+CPU = torch.device("cpu")
+HOPPER = "penstock.kernels.gpu.rows_linear_hopper"
+
+
+def weights_of(dtype: torch.dtype, **sizes: int) -> DecoderWeights:
+    return allocate_weights(msgspec.structs.replace(SMALL, **sizes), dtype, CPU)
+
+
+def chosen(dtype: torch.dtype, **sizes: int) -> KernelChoice[HopperProducts | None]:
+    config = msgspec.structs.replace(SMALL, **sizes)
+    space = make_workspace(config, 16, 4, dtype, CPU)
+    return choose_products(weights_of(dtype, **sizes), space, 1e-6)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A Hopper GPU, and the linear layers that are compiled for it; nothing is compiled."""
+    module = pytest.importorskip(HOPPER)
+    compiled: list[dict[str, Any]] = []
+
+    class Compiled:
+        def __init__(self, *arguments: object, **options: object) -> None:
+            compiled.append(options)
+
+    monkeypatch.setattr(module, "HopperLinear", Compiled)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    return compiled
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_on_hopper_four_linear_layers_have_the_kernel_for_some_rows(
+    dtype: torch.dtype, hopper: list[dict[str, Any]]
+) -> None:
+    choice = chosen(dtype)
+    assert choice.summary == "Gluon kernel for Hopper"
+    assert choice.kernels is not None
+    assert choice.kernels.bounds == layer_products.HOPPER_ROWS
+    assert hopper == [{}, {"divided": True}, {"gated": True}, {"divided": True}]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "words"),
+    [
+        (torch.float32, {}, "takes bfloat16 and float16, not float32"),
+        (torch.bfloat16, {"intermediate_size": 416}, "not 416 x"),
+        (torch.bfloat16, {"hidden_size": 96}, "x 96"),
+    ],
+    ids=str,
+)
+def test_layers_that_the_kernel_cannot_compute_have_the_others(
+    dtype: torch.dtype, sizes: dict[str, int], words: str, hopper: list[dict[str, Any]]
+) -> None:
+    choice = chosen(dtype, **sizes)
+    assert choice.kernels is None
+    assert choice.summary.startswith("library: the kernel for Hopper takes ")
+    assert words in choice.reason
+    assert not hopper
+
+
+def test_a_kernel_that_cannot_be_compiled_is_not_taken_and_the_summary_says_why(
+    hopper: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("no such layout")
+
+    monkeypatch.setattr(f"{HOPPER}.HopperLinear", fail)
+    choice = chosen(torch.bfloat16)
+    assert choice.kernels is None
+    assert choice.reason == "the kernel for Hopper failed: RuntimeError: no such layout"
+
+
+def test_without_a_gpu_layers_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert chosen(torch.bfloat16).summary == "library: there is no GPU"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "most"),
+    [
+        (torch.bfloat16, {}, 16),
+        (torch.bfloat16, {"hidden_size": 2048}, 1),
+        (torch.float32, {}, 1),
+        (torch.float16, {}, 0),
+        (torch.bfloat16, {"hidden_size": 192}, 0),
+    ],
+    ids=str,
+)
+def test_norms_are_inside_the_products_for_few_rows_of_models_that_it_pays_for(
+    dtype: torch.dtype, sizes: dict[str, int], most: int
+) -> None:
+    assert most_fused_rows(weights_of(dtype, **sizes).layers[0]) == most

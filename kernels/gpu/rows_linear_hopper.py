@@ -146,7 +146,7 @@ def _multiply(
     gl.store(target, result.to(out.dtype.element_ty), mask=(row < rows)[None, :])
 
 
-# One compiled kernel serves every call: nothing depends on these integers' values.
+# One compiled kernel serves every call: nothing depends on this integer's value.
 @gluon.jit(do_not_specialize=["rows"])
 def _rows_kernel(
     x_box, weight_box, bias, out, rows,

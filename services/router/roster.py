@@ -28,6 +28,10 @@ from penstock.protocol.metrics import merge
 
 SILENCE_SECONDS = 3.0
 """Six beats missed: the process is dead or cut off."""
+TCP_SILENCE_SECONDS = 5.0
+"""The same on tcp while the connection holds. Where answers to a host are lost, its system sends
+again after 0.2, 0.6, 1.4 and 3 s, and no new beat meanwhile: two lost seconds are three of silence.
+A process that ends takes its connections with it."""
 PAUSE_SECONDS = 1.0
 """A router that did not run itself for so long judges nobody's silence by it."""
 MAX_LOST = 256
@@ -40,8 +44,8 @@ class Member:
     """One living process."""
 
     __slots__ = (
-        "address", "capacity", "demand", "heard_at", "identity", "incarnation", "item_age",
-        "item_limit", "load", "metrics", "note", "phase", "routed", "service",
+        "address", "capacity", "connected", "demand", "heard_at", "identity", "incarnation",
+        "item_age", "item_limit", "load", "metrics", "note", "phase", "routed", "service",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
@@ -50,6 +54,8 @@ class Member:
         self.incarnation = hello.incarnation
         self.identity = identity
         self.heard_at = now
+        self.connected = True
+        """Our connection to it has not broken since its last beat."""
         self.phase = Phase.STARTING
         self.note = ""
         self.capacity = Capacity()
@@ -60,6 +66,12 @@ class Member:
         self.item_age = 0.0
         self.item_limit = 0.0
         self.metrics = b""
+
+    @property
+    def silence_limit(self) -> float:
+        """Seconds without a beat, after which it is lost."""
+        holds = self.connected and self.address.startswith("tcp://")
+        return TCP_SILENCE_SECONDS if holds else SILENCE_SECONDS
 
     def peer(self) -> Peer:
         return Peer(
@@ -159,6 +171,7 @@ class Roster:
                 self._send(beat.address, WhoAreYou(self.incarnation))
             return
         member.heard_at = now
+        member.connected = True
         member.load = beat.load
         member.demand = beat.demand
         member.routed = 0
@@ -199,11 +212,13 @@ class Roster:
 
     def disconnected(self, address: str) -> None:
         """Its connection broke. On one host (ipc) that is death; on tcp silence must follow."""
-        if not address.startswith("ipc://"):
-            return
         for member in list(self.members.values()):
-            if member.address == address:
+            if member.address != address:
+                continue
+            if address.startswith("ipc://"):
                 self.bury(member, "its connection broke")
+            else:
+                member.connected = False
 
     def bury(self, member: Member, cause: str) -> None:
         """Declare a process lost: from now on it is fenced."""
@@ -230,8 +245,9 @@ class Roster:
         for member in list(self.members.values()):
             if member.incarnation == self.incarnation:
                 continue
-            if now - member.heard_at > SILENCE_SECONDS:
-                self.bury(member, f"no beat for {SILENCE_SECONDS:.0f} s")
+            limit = member.silence_limit
+            if now - member.heard_at > limit:
+                self.bury(member, f"no beat for {limit:.0f} s")
             elif member.item_limit and member.item_age > member.item_limit:
                 self.bury(
                     member,

@@ -57,7 +57,7 @@ class Hosts:
         body = {"prompt": [7, 8, 9], "max_tokens": 900, "temperature": 0, "ignore_eos": True}
         frontend = self.processes["frontend"].host.address
         status, text = request(self.by_hand.client, frontend, "/v1/completions", body)
-        assert status == 200, text
+        assert status == 200, f"{text}\n{self.by_hand.output()}"
         answer = json.loads(text)
         return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
 

@@ -24,7 +24,13 @@ from penstock.protocol.messages.membership import (
     Refused,
     WhoAreYou,
 )
-from penstock.services.router.roster import MAX_LOST, PAUSE_SECONDS, SILENCE_SECONDS, Roster
+from penstock.services.router.roster import (
+    MAX_LOST,
+    PAUSE_SECONDS,
+    SILENCE_SECONDS,
+    TCP_SILENCE_SECONDS,
+    Roster,
+)
 
 OWN = 99
 encode = msgspec.msgpack.encode
@@ -290,6 +296,43 @@ def test_a_silent_member_is_lost_and_fenced(roster: Roster, wire: Wire) -> None:
     assert level == "warning"
     assert "no beat for 3 s" in text
     assert "pid 1" in text
+
+
+def far(roster: Roster, number: int) -> str:
+    """Let a member on another host join. Returns its address."""
+    where = f"tcp://10.0.0.{number}:5000"
+    roster.hello(hello(number, address=where), 100.0)
+    roster.beat(beat(number, address=where), 100.0)
+    return where
+
+
+def silent_until_lost(roster: Roster, number: int) -> float:
+    """Seconds without a beat, after which the member is lost, to a quarter."""
+    for quarters in range(1, 100):
+        roster.tick(100.0 + quarters / 4)
+        if number not in roster.members:
+            return quarters / 4
+    raise AssertionError("never lost")
+
+
+def test_between_hosts_silence_lasts_longer_while_the_connection_holds(
+    roster: Roster, wire: Wire
+) -> None:
+    far(roster, 1)
+    assert silent_until_lost(roster, 1) == TCP_SILENCE_SECONDS + 0.25
+    assert "no beat for 5 s" in wire.log[-1][1]
+
+
+def test_silence_counts_as_on_one_host_where_the_connection_broke(roster: Roster) -> None:
+    roster.disconnected(far(roster, 1))
+    assert silent_until_lost(roster, 1) == SILENCE_SECONDS + 0.25
+
+
+def test_a_beat_shows_that_a_broken_connection_was_no_death(roster: Roster) -> None:
+    where = far(roster, 1)
+    roster.disconnected(where)
+    roster.beat(beat(1, address=where), 100.0)
+    assert silent_until_lost(roster, 1) == TCP_SILENCE_SECONDS + 0.25
 
 
 def test_a_lost_member_that_comes_back_is_fenced_each_time(roster: Roster, wire: Wire) -> None:

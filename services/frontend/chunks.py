@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import msgspec
-
 from penstock.protocol.messages.tokens import End, EndReason, RowDetails
 from penstock.protocol.sampling import SamplingParams
+from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.logprobs import LogprobsRenderer, prompt_logprobs
-
-encode = msgspec.json.encode
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"

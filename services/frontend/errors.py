@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import msgspec
-
 from penstock.protocol.messages.requests import Rejected
+from penstock.services.frontend.json_lines import encode
 
 INVALID_REQUEST = "invalid_request_error"
 MAX_SHOWN = 80
@@ -45,7 +44,7 @@ class ApiError(Exception):
             "param": self.param,
             "code": self.code,
         }
-        return msgspec.json.encode({"error": error})
+        return encode({"error": error})
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -26,10 +26,10 @@ from penstock.services.frontend.chunks import (
     KEEP_ALIVE,
     NO_USAGE,
     Renderer,
-    encode,
     usage_member,
 )
 from penstock.services.frontend.generation import Generation
+from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.logprobs import LogprobsRenderer
 
 HOLD_BYTES = 64 * 1024

@@ -19,6 +19,16 @@ TEXT = "/v1/completions"
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
 PROMPT = {"prompt": "hi"}
 UNICODE = ["é", "😀", "\n\n", "data: x\r\n", '"quoted\\"', "\u2028", "\x00", "漢字 ", "\ufeff"]
+LINE_ENDS = [
+    "a\x0bb\x0cc",
+    "d\x1ce\x1df\x1e",
+    "\x85",
+    "g\u0085h",
+    "\u2028i\u2029",
+    "“j”—\u2028",
+    "é\r\n",
+]
+"""All that ``str.splitlines`` takes for the end of a line."""
 
 
 def texts(events: list[Any], index: int = 0) -> list[str]:
@@ -71,6 +81,35 @@ def test_any_text_survives_the_framing(path: str) -> None:
         assert "".join(texts(events)) == "".join(UNICODE)
 
     run(use, say(*UNICODE))
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_clients_that_split_lines_at_any_line_end_get_whole_events(path: str) -> None:
+    """As ``httpx.Response.iter_lines`` does."""
+
+    async def use(client: Client) -> None:
+        body = {**(MESSAGES if path == CHAT else PROMPT), "stream": True}
+        async with client.session.post(client.url + path, json=body) as response:
+            lines = (await response.text()).splitlines()
+        assert all(line.startswith("data: ") for line in lines if line)
+        events = [json.loads(line[6:]) for line in lines if line and line != "data: [DONE]"]
+        assert "".join(texts(events)) == "".join(LINE_ENDS)
+
+    run(use, say(*LINE_ENDS))
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_whole_answers_stay_on_one_line(path: str) -> None:
+    async def use(client: Client) -> None:
+        body = MESSAGES if path == CHAT else PROMPT
+        async with client.session.post(client.url + path, json=body) as response:
+            text = await response.text()
+        assert len(text.splitlines()) == 1
+        (choice,) = json.loads(text)["choices"]
+        found = choice["text"] if path == TEXT else choice["message"]["content"]
+        assert found == "".join(LINE_ENDS)
+
+    run(use, say(*LINE_ENDS))
 
 
 def test_rows_without_text_write_nothing_but_count_as_tokens() -> None:

@@ -6,6 +6,7 @@ products with kernels of ours between them, or products of ours with all that in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -134,7 +135,8 @@ class FusedProducts:
         space = self._space
         rms_norm(space.residual[:rows], self._norm, self._eps, space.normed[:rows])
 
-    def _linear(self, rows: int) -> _Fused:
+    def _linear(self, rows: int) -> Callable[..., None]:
+        """``few_rows_linear`` or ``skinny_linear``, which take the same."""
         return few_rows_linear if rows > 1 or self._narrow else skinny_linear
 
 
@@ -194,23 +196,6 @@ class HopperProducts:
 def _input_norms(weights: DecoderWeights) -> list[Tensor]:
     """Weights of the norms ahead of each layer, and ahead of the head."""
     return [layer.input_norm for layer in weights.layers] + [weights.norm]
-
-
-class _Fused(Protocol):
-    """``few_rows_linear`` or ``skinny_linear``."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out: Tensor,
-        *,
-        norm_weight: Tensor | None = None,
-        eps: float = 0.0,
-        gated: bool = False,
-        add: bool = False,
-    ) -> None: ...
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

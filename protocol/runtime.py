@@ -31,6 +31,9 @@ from penstock.protocol.trace import TRACE
 
 _encode = msgspec.msgpack.Encoder().encode
 TICK_SECONDS = 0.25
+TURN_SECONDS = 0.001
+"""A loop handles messages for so long before it does its work: a burst must not hold up the work
+that its first messages bring."""
 
 
 class _EndNow(BaseException):
@@ -362,11 +365,13 @@ class LoopService(Service):
         self.work(time.monotonic())
 
     def pump(self) -> None:
-        """Handle what is in the inbox."""
+        """Handle what is in the inbox, or what ``TURN_SECONDS`` suffice for."""
         now = time.monotonic()
         self.status.begin(self.status.item_limit)
         for sender, message in self.mailbox.drain():
             self._dispatch(sender, message, now)
+            if time.monotonic() - now > TURN_SECONDS:
+                break
         self.status.done()
 
     def patience(self, now: float) -> float:

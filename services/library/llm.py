@@ -7,7 +7,7 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -75,9 +75,7 @@ class LLM:
         that the server gave up; the other prompts are then cancelled.
         """
         listed = _list_of_prompts(prompts)
-        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
-        prepared = [_prompt(p) for p in listed]
-        return self._run(prepared, texts, sampling_params, progress, max_concurrency)
+        return self._run(listed, map(_prompt, listed), sampling_params, progress, max_concurrency)
 
     def chat(
         self,
@@ -89,13 +87,13 @@ class LLM:
         """Answer conversations (one, or a list of them) through the model's chat template."""
         one_only = bool(messages) and isinstance(messages[0], dict)
         conversations = [messages] if one_only else list(messages)
-        prompts: list[Prompt] = [Chat(msgspec.json.encode(one)) for one in conversations]
-        return self._run(prompts, [None] * len(prompts), sampling_params, progress)
+        prompts = [Chat(msgspec.json.encode(one)) for one in conversations]
+        return self._run([None] * len(prompts), prompts, sampling_params, progress)
 
     def _run(
         self,
-        prompts: list[Prompt],
-        texts: Sequence[str | None],
+        given: Sequence[PromptLike | None],
+        prompts: Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool | None,
         max_open: int = MAX_OPEN,
@@ -104,23 +102,32 @@ class LLM:
             raise RuntimeError("this LLM is closed")
         if max_open < 1:
             raise ValueError(f"max_concurrency is {max_open}; at least one request must be open")
-        works = [
-            _work(prompt, params)
-            for prompt, params in zip(prompts, _spread(sampling_params, len(prompts)), strict=True)
-        ]
+        params = _spread(sampling_params, len(given))
+        works = map(_work, prompts, params)
         shown = sys.stderr.isatty() if progress is None else progress
-        with self._client.lock, ProgressLine(len(works), shown) as line:
-            collectors = self._collect(works, line, max_open)
-        return [_output(text, one) for text, one in zip(texts, collectors, strict=True)]
+        with self._client.lock, ProgressLine(len(given), shown) as line:
+            collectors = self._collect(works, len(given), line, max_open)
+        return [_output(prompt, one) for prompt, one in zip(given, collectors, strict=True)]
 
-    def _collect(self, works: list[Work], line: ProgressLine, max_open: int) -> list[Collector]:
-        """Run all requests, ``max_open`` at a time; on an error cancel what is left."""
+    def _collect(
+        self, prepared: Iterable[Work], count: int, line: ProgressLine, max_open: int
+    ) -> list[Collector]:
+        """Run all requests, ``max_open`` at a time; on an error cancel what is left.
+
+        The first are on their way while the others are still prepared, and all are prepared before
+        any is awaited: a wrong prompt is found at once.
+        """
         client = self._client
-        collectors = [Collector() for _ in works]
-        waiting = deque(range(len(works)))
+        collectors = [Collector() for _ in range(count)]
+        waiting = deque(range(min(max_open, count), count))
         running: dict[int, int] = {}
+        works: list[Work] = []
         pause_until = 0.0
         try:
+            for number, work in enumerate(prepared):
+                works.append(work)
+                if number < max_open:
+                    running[number] = client.submit(work, collectors[number])
             while waiting or running:
                 while waiting and len(running) < max_open and time.monotonic() >= pause_until:
                     number = waiting.popleft()
@@ -228,7 +235,7 @@ def _check(number: int, collector: Collector) -> None:
             raise RequestError(f"prompt {number}: {end.message}")
 
 
-def _output(text: str | None, collector: Collector) -> RequestOutput:
+def _output(given: PromptLike | None, collector: Collector) -> RequestOutput:
     request = collector.request
     if request is None:
         raise RequestError("the request was never submitted")
@@ -246,8 +253,8 @@ def _output(text: str | None, collector: Collector) -> RequestOutput:
             )
         )
     return RequestOutput(
-        text,
-        list(array("i", request.prompt)),
+        given if isinstance(given, str) else None,
+        given.copy() if isinstance(given, list) else list(array("i", request.prompt)),
         outputs,
         collector.cached,
         _prompt_logprobs(collector.details.get(0, [])),

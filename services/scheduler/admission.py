@@ -137,8 +137,7 @@ def make_sequences(
     sequences = []
     for state in work.choices:
         output = _token_ids(state.output, f"the output of choice {state.choice}", limits)
-        tokens = array("i")
-        tokens.frombytes(work.prompt)
+        tokens = array("i", work.prompt)
         tokens.extend(output)
         sequences.append(
             Sequence(
@@ -158,14 +157,13 @@ def make_sequences(
 def _token_ids(data: bytes, what: str, limits: Limits) -> array[int]:
     if len(data) % TOKEN_BYTES:
         raise Unservable(f"{what} is {len(data)} bytes long, which is no whole count of int32 ids")
-    tokens = array("i")
-    tokens.frombytes(data)
-    for token in (min(tokens), max(tokens)) if tokens else ():
-        if not 0 <= token < limits.vocab_size:
-            raise Unservable(
-                f"token id {token} in {what} is outside the vocabulary: "
-                f"ids go from 0 to {limits.vocab_size - 1}"
-            )
+    tokens = array("i", data)
+    if tokens and max(array("I", data)) >= limits.vocab_size:  # negative ids are the highest there
+        wrong = next(token for token in tokens if not 0 <= token < limits.vocab_size)
+        raise Unservable(
+            f"token id {wrong} in {what} is outside the vocabulary: "
+            f"ids go from 0 to {limits.vocab_size - 1}"
+        )
     return tokens
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from penstock.protocol.messages.steps import Chunk, NewSlot
 from penstock.services.scheduler.batch import RunningBatch
-from penstock.services.scheduler.block_hash import extend_hashes
+from penstock.services.scheduler.block_hash import BlockHasher
 from penstock.services.scheduler.block_manager import BlockManager
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy import SchedulingPolicy
@@ -71,6 +71,7 @@ class Planner:
         self.full_with = 0
         """Sequences that ran when KV memory was last found full; whoever reads it sets it to 0."""
         self._stuck: list[Sequence] = []
+        self._hasher = BlockHasher(limits.block_size)
         self._policy = policy
         self._caching = enable_prefix_caching
         self._waiting = waiting
@@ -207,9 +208,8 @@ class Planner:
         """
         if not self._caching or self._wants_prompt(sequence):
             return []
-        size = self.limits.block_size
-        count = (len(sequence.tokens) - 1) // size
-        return self.blocks.match(extend_hashes(sequence, count, size)[:count])
+        count = (len(sequence.tokens) - 1) // self.limits.block_size
+        return self.blocks.match(self._hasher.extend(sequence, count)[:count])
 
     @staticmethod
     def _wants_prompt(sequence: Sequence) -> bool:
@@ -288,7 +288,7 @@ class Planner:
         """Let the blocks that a chunk completes be found, from this step on."""
         size = self.limits.block_size
         full = end // size
-        hashes = extend_hashes(sequence, full, size)
+        hashes = self._hasher.extend(sequence, full)
         for index in range(start // size, full):
             self.blocks.cache(sequence.blocks[index], hashes[index], number)
         # The token at this count is drawn by the step that completes the block before it.
@@ -298,6 +298,6 @@ class Planner:
         """Let a block of generated tokens be found; step ``number`` completed it."""
         size = self.limits.block_size
         index = (sequence.cache_at - 1) // size - 1
-        hashes = extend_hashes(sequence, index + 1, size)
+        hashes = self._hasher.extend(sequence, index + 1)
         self.blocks.cache(sequence.blocks[index], hashes[index], number)
         sequence.cache_at += size

@@ -1,21 +1,26 @@
 """How much prefill a step may carry while others decode: bounded by time, not by tokens alone.
 
 Every stream waits for the whole step. A step full of prefill lasts many times as long as one that
-only decodes, and each waiting reader sees a pause. So while sequences decode, the prefill of a step
-is cut to what is predicted to take ``FACTOR`` times a decode step, or ``LEAST_SECONDS`` if that is
-more: below that no reader notices, and larger chunks cost less a token. Where many sequences wait
-beside those that decode, as after a burst, the pause may be longer by their share, up to
-``PATIENCE_SECONDS``: cut small, the burst would pay a decode step of few rows for every chunk, and
-all would be served later. The planner asks only while somebody reads along: an answer that is sent
-whole knows no pauses. The prediction is a line through the latest steps: seconds of a step that
-only decodes, and of one token of prefill more. Where these steps are too alike to tell the two
-apart, both change by the factor by which the prediction is off: contexts grow, and both with them.
+only decodes, and each waiting reader sees a pause. So while sequences decode, a step takes only as
+much prefill as is predicted to fit into ``STEP_SECONDS`` beside its decode rows. Where that is less
+than a chunk worth computing, because the model is large or the device slow, it takes
+``CHUNK_TOKENS``, but no more than ``FACTOR`` times the time of its decode rows. Where many
+sequences wait beside those that decode, as after a burst, the prefill may take longer by their
+share, up to ``PATIENCE_SECONDS``: cut small, the burst would pay a decode step of few rows for
+every chunk, and all would be served later. The planner asks only while somebody reads along: an
+answer that is sent whole knows no pauses. The prediction is a line through the latest steps:
+seconds of a step that only decodes, and of one token of prefill more. Where these steps are too
+alike to tell the two apart, both change by the factor by which the prediction is off: contexts
+grow, and both with them.
 """
 
 from __future__ import annotations
 
+STEP_SECONDS = 0.0088
+"""No reader notices a pause of this length."""
+CHUNK_TOKENS = 1024
+"""Smaller chunks leave much of a GPU's arithmetic unused."""
 FACTOR = 3.0
-LEAST_SECONDS = 0.008
 PATIENCE_SECONDS = 0.1
 LEAST_TOKENS = 64
 """A chunk is never cut below this: its fixed costs would exceed it."""
@@ -85,9 +90,10 @@ class PrefillPace:
         sequences have computed no token yet; ``None`` while nothing is known."""
         if not (self._token_seconds and self._decode_seconds):
             return None
-        fair = max(LEAST_SECONDS, FACTOR * self._decode_seconds)
+        decode, token = self._decode_seconds, max(self._token_seconds, _FASTEST)
+        fair = max(STEP_SECONDS - decode, min(FACTOR * decode, CHUNK_TOKENS * token))
         seconds = max(fair, min(PATIENCE_SECONDS, fair * (1 + waiting / decoding)))
-        return max(LEAST_TOKENS, int(seconds / max(self._token_seconds, _FASTEST)))
+        return max(LEAST_TOKENS, int(seconds / token))
 
 
 def _mean(old: float, new: float) -> float:

@@ -9,17 +9,17 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.services.scheduler.block_hash import chain_root, extend_hashes
+from penstock.services.scheduler.block_hash import KEPT_CHAINS, BlockHasher, chain_root
 
 BLOCK = 8
 PROMPTS = st.lists(st.integers(0, 3), min_size=BLOCK, max_size=4 * BLOCK)
 SALTS = st.sampled_from(["", "a", "b", "ab", "key:1", "key:", "\u00e9"])
 
 
-def names(tokens: list[int], salt: str) -> list[bytes]:
+def names(tokens: list[int], salt: str, hasher: BlockHasher | None = None) -> list[bytes]:
     request = SimpleNamespace(root=chain_root(salt.encode()))
     sequence: Any = SimpleNamespace(hashes=[], tokens=array("i", tokens), request=request)
-    return extend_hashes(sequence, len(tokens) // BLOCK, BLOCK)
+    return (hasher or BlockHasher(BLOCK)).extend(sequence, len(tokens) // BLOCK)
 
 
 @settings(max_examples=300, deadline=None)
@@ -40,3 +40,31 @@ def test_two_blocks_have_one_name_exactly_when_all_before_them_and_their_salts_a
 def test_a_block_that_comes_later_has_another_name_than_the_same_tokens_at_the_beginning() -> None:
     first, second = names([1] * 2 * BLOCK, "")
     assert first != second
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(PROMPTS, SALTS), max_size=3 * KEPT_CHAINS))
+def test_prompts_that_begin_alike_get_the_names_that_each_would_get_alone(
+    prompts: list[tuple[list[int], str]],
+) -> None:
+    hasher = BlockHasher(BLOCK)
+    for tokens, salt in prompts:
+        assert names(tokens, salt, hasher) == names(tokens, salt)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 40), st.lists(st.integers(0, 40), min_size=1, max_size=10))
+def test_what_prompts_share_may_end_anywhere(length: int, shared: list[int]) -> None:
+    hasher = BlockHasher(BLOCK)
+    for number, blocks in enumerate(shared):
+        tokens = [7] * BLOCK * min(blocks, length) + [number] * BLOCK * (length - blocks)
+        assert names(tokens, "", hasher) == names(tokens, "")
+
+
+def test_a_sequence_that_grows_is_named_on_from_where_it_was() -> None:
+    tokens = list(range(6 * BLOCK))
+    request = SimpleNamespace(root=chain_root(b""))
+    sequence: Any = SimpleNamespace(hashes=[], tokens=array("i", tokens), request=request)
+    hasher = BlockHasher(BLOCK)
+    for count in (1, 3, 2, 6):
+        assert hasher.extend(sequence, count)[:count] == names(tokens[: count * BLOCK], "")

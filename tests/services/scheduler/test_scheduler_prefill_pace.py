@@ -31,9 +31,15 @@ def test_nothing_is_bounded_before_steps_of_both_kinds_were_seen() -> None:
 
 @pytest.mark.parametrize(
     ("decode_seconds", "token_seconds", "seconds"),
-    [(0.002, 3e-6, 0.008), (0.010, 25e-6, 0.030), (0.060, 1e-3, 0.180)],
+    [
+        (0.002, 3e-6, 0.0068),  # of a fast device: what a step of 8.8 ms has left
+        (0.006, 3e-6, 0.003072),  # ... but a chunk worth computing
+        (0.005, 25e-6, 0.015),  # of a slower one: three decode steps, which are less than that
+        (0.060, 1e-3, 0.180),
+        (0.012, 25e-6, 0.0256),
+    ],
 )
-def test_prefill_beside_decode_takes_three_decode_steps_or_eight_milliseconds(
+def test_prefill_beside_decode_fits_into_a_short_step_or_is_a_chunk_worth_computing(
     decode_seconds: float, token_seconds: float, seconds: float
 ) -> None:
     tokens = learnt(decode_seconds, token_seconds).most_tokens(8, 0)
@@ -76,7 +82,7 @@ def test_the_prediction_stays_true_where_every_step_has_prefill() -> None:
         pace.observe(200, 1000 + step % 7 * 200, 0.004 + (1000 + step % 7 * 200) * 4e-6)
     tokens = pace.most_tokens(200, 0)
     assert tokens is not None
-    assert 0.75 < tokens * 4e-6 / 0.012 < 1.25
+    assert 0.75 < tokens * 4e-6 / 0.0048 < 1.25  # what 8.8 ms have left beside 4
 
 
 def test_tokens_that_become_dearer_with_their_context_do_not_lengthen_the_pause() -> None:

@@ -80,8 +80,6 @@ def _decode_kernel(
     target = target + query[:, None] * dim + column[None, :]
     slot = tl.load(rows + row)
     if slot < 0:
-        if split == 0:
-            tl.store(target, tl.zeros([QUERIES, dim], out.dtype.element_ty), mask=shared)
         return
     cached = tl.load(last_position + slot)
     passed = 0  # positions that the shared prefix covers
@@ -228,11 +226,12 @@ def decode_attention(
 
     prefix: what ``prefix_attention`` was called with just before, for the same rows.
 
-    qkv: [N, Hq + 2 Hkv, D], not yet normed or rotated; rows: [N] int32, the slot of each, -1 for
-    padding; last_position: [slots] int32, where each slot's new token goes, which is also how
-    many positions of it are cached; table: [slots, W] int32; cos, sin: [P, D / 2] fp32; weights:
-    [D] or both ``None``; caches: [num_blocks, Hkv, block_size, D], the new position is written;
-    out: [N, Hq, D]. All contiguous, D and the block size powers of two.
+    qkv: [N, Hq + 2 Hkv, D], not yet normed or rotated; rows: [N] int32, the slot of each, behind
+    them -1 for padding, whose rows of ``out`` are left alone; last_position: [slots] int32, where
+    each slot's new token goes, which is also how many positions of it are cached; table: [slots, W]
+    int32; cos, sin: [P, D / 2] fp32; weights: [D] or both ``None``; caches: [num_blocks, Hkv,
+    block_size, D], the new position is written; out: [N, Hq, D]. All contiguous, D and the block
+    size powers of two.
     """
     count, all_heads, dim = qkv.shape
     _, kv_heads, block_size, _ = key_cache.shape

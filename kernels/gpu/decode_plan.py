@@ -1,10 +1,10 @@
 """How the attention of a decode step is cut evenly over the programs that compute it.
 
 The work is a list of items, one a (row, KV head, tile of ``KEYS`` cached positions), in that order;
-a row has one tile at least. Each program gets a stretch of it, none longer than another by more
-than one item: stream-K (Osama et al. 2023), for attention first in "Lean attention" (Sanovar et al.
-2024). So rows of any lengths keep all multiprocessors busy to the end, and a row may begin in one
-program and end in another.
+a row has one tile at least, padding none. Each program gets a stretch of it, none longer than
+another by more than one item: stream-K (Osama et al. 2023), for attention first in "Lean attention"
+(Sanovar et al. 2024). So rows of any lengths keep all multiprocessors busy to the end, and a row
+may begin in one program and end in another.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ def plan_kernel(
     KV_HEADS: tl.constexpr, KEYS: tl.constexpr, PROGRAMS: tl.constexpr, ROWS: tl.constexpr,
     EACH: tl.constexpr,
 ):  # fmt: skip
-    """Plan for ``PROGRAMS`` programs and the first ``count`` of ``rows``, 1 to ``ROWS``; a slot of
-    -1 is padding. plan: [PROGRAMS, FIELDS]. Grid: ceil(PROGRAMS / EACH)."""
+    """Plan for ``PROGRAMS`` programs and the first ``count`` of ``rows``, 1 to ``ROWS``: slots,
+    and behind them -1 for padding. plan: [PROGRAMS, FIELDS]. Grid: ceil(PROGRAMS / EACH)."""
     row = tl.arange(0, ROWS)
     slot = tl.load(rows + row, mask=row < count, other=-1)
     cached = tl.load(last_position + slot, mask=slot >= 0, other=0)
-    tiles = tl.maximum(tl.cdiv(cached, KEYS), 1)
-    tiles = tl.where(row < count, tiles, 0)
+    tiles = tl.where(slot >= 0, tl.maximum(tl.cdiv(cached, KEYS), 1), 0)
     ends = tl.cumsum(tiles, 0)
     total = tl.sum(tiles, 0) * KV_HEADS
     each = total // PROGRAMS

@@ -55,7 +55,7 @@ def _fetch(
 ):  # fmt: skip
     """Start to bring one tile of keys and values; past a row's last block that one again."""
     BOX: gl.constexpr = min(BLOCK_SIZE, KEYS)
-    entries = table + gl.maximum(slot, 0).to(gl.int64) * table_stride
+    entries = table + slot.to(gl.int64) * table_stride
     last = gl.maximum(cached - 1, 0) // BLOCK_SIZE
     mbarrier.expect(ready.index(stage), KEYS * HALF * 2 * 2 * 2)
     for part in gl.static_range(KEYS // BOX):
@@ -223,6 +223,8 @@ def hopper_decode_kernel(
     slot = gl.load(record + 6, cache_modifier=".cg")
     cached = gl.load(record + 7, cache_modifier=".cg")
     if count == 0:
+        # Not before the kernel ahead is over: the next one waits for this one alone.
+        tl.extra.cuda.gdc_wait()
         return
     tiles = gl.maximum((cached + KEYS - 1) // KEYS, 1)
     own_begin = program * each + gl.minimum(program, longer)
@@ -274,8 +276,7 @@ def hopper_decode_kernel(
         angle = cached.to(gl.int64) * HALF + half
         c = gl.load(cos + angle)
         s = gl.load(sin + angle)
-        entries = table + gl.maximum(slot, 0).to(gl.int64) * table_stride
-        block = gl.load(entries + cached // BLOCK_SIZE)
+        block = gl.load(table + slot.to(gl.int64) * table_stride + cached // BLOCK_SIZE)
         begin = source + head * SHARED * DIM + query[:, None] * DIM + half[None, :]
         there = (query < SHARED)[:, None]
         first = gl.load(begin, mask=there, other=0.0).to(gl.float32)
@@ -296,7 +297,7 @@ def hopper_decode_kernel(
         total = gl.zeros([WARPS, 16], gl.float32, per_query)
         low = gl.zeros([WARPS, 16, HALF], gl.float32, mma)
         high = gl.zeros([WARPS, 16, HALF], gl.float32, mma)
-        if (tile == 0) & (slot >= 0):
+        if tile == 0:
             new_first, new_second = _turned(
                 new_first, new_second, key_weight, half, c, s, eps, HALF, NORM, 0
             )
@@ -350,8 +351,7 @@ def hopper_decode_kernel(
         low_sum = gl.sum(low * share[:, :, None], 0)
         high_sum = gl.sum(high * share[:, :, None], 0)
         if stop - tile == tiles:
-            divisor = gl.where(whole == 0.0, 1.0, whole)  # a padding row
-            divisor = gl.convert_layout(divisor, gl.SliceLayout(1, of_one))[:, None]
+            divisor = gl.convert_layout(whole, gl.SliceLayout(1, of_one))[:, None]
             gl.store(target + place, (low_sum / divisor).to(kind), mask=wanted)
             gl.store(target + place + HALF, (high_sum / divisor).to(kind), mask=wanted)
         else:

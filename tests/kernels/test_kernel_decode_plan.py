@@ -12,7 +12,7 @@ from triton_device import DEVICE
 from penstock.kernels.gpu.decode_plan import FIELDS, PROGRAMS_EACH, plan_kernel
 
 Item = tuple[int, int, int]
-"""Row, KV head, tile."""
+"""Row, KV head, tile. Padding, of no length, has none."""
 
 
 def items_of(cached: list[int | None], kv_heads: int, keys: int) -> list[Item]:
@@ -20,7 +20,7 @@ def items_of(cached: list[int | None], kv_heads: int, keys: int) -> list[Item]:
         (row, head, tile)
         for row, length in enumerate(cached)
         for head in range(kv_heads)
-        for tile in range(max(1, -(-(length or 0) // keys)))
+        for tile in range(0 if length is None else max(1, -(-length // keys)))
     ]
 
 
@@ -31,7 +31,7 @@ def items_of(cached: list[int | None], kv_heads: int, keys: int) -> list[Item]:
         [0],
         [None],
         [1000],
-        [33, None, 32, 31, 0, 700, None],
+        [33, 32, 31, 0, 700, None, None],
         random.Random(1).choices(range(300), k=32),
     ],
     ids=str,

@@ -36,6 +36,7 @@ from penstock.services.worker.gpu.layer_products import (
     LibraryProducts,
     choose_products,
 )
+from penstock.services.worker.gpu.side_stream import SideStream
 from penstock.services.worker.gpu.workspace import make_workspace
 from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
 
@@ -81,6 +82,7 @@ class GpuDecoder:
         self.products = choose_products(weights, self.space, eps)
         self._least_rows = 1 if self.products.kernels else self.decode.kernels.least_rows
         """From so many decode rows on the chosen attention, below the Triton kernel."""
+        self._side = SideStream(device)
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
 
     def body(
@@ -125,38 +127,43 @@ class GpuDecoder:
         chunks: ChunkRows | None,
         shared: bool = False,
     ) -> None:
+        """Decode rows and chunk rows side by side: those read memory, these multiply."""
+        decode = partial(self._attend_decode, index, num_decode, shared)
+        if chunks is None:
+            decode()
+        elif not num_decode:
+            self._attend_chunks(index, rows, chunks)
+        else:
+            self._side.run(decode, partial(self._attend_chunks, index, rows, chunks))
+
+    def _attend_decode(self, index: int, num_decode: int, shared: bool) -> None:
         layer, space, state = self.weights.layers[index], self.space, self.state
-        keys, values = self._keys[index], self._values[index]
-        eps = self.config.rms_norm_eps
+        attend: Callable[..., None] = self.decode.kernels
         if shared:
             prefix_attention(
                 space.qkv[:num_decode], state.rows[:num_decode], state.position, self._prefix,
-                state.table, self._cos, self._sin, layer.query_norm, keys, values, eps,
+                state.table, self._cos, self._sin, layer.query_norm, self._keys[index],
+                self._values[index], self.config.rms_norm_eps,
             )  # fmt: skip
-        if num_decode:
-            # First: its padding rows write zeros where chunk rows may be.
-            attend: Callable[..., None]
-            if shared:
-                attend = partial(self._prefixed, prefix=self._prefix)
-            elif num_decode < self._least_rows:
-                attend = self._prefixed
-            else:
-                attend = self.decode.kernels
-            attend(
-                index, space.qkv[:num_decode], state.rows[:num_decode], state.position,
-                state.table, self._cos, self._sin, layer.query_norm, layer.key_norm,
-                space.mixed[:num_decode],
-            )  # fmt: skip
-        if chunks is not None:
-            rope_and_cache(
-                space.qkv[:rows], chunks.slots[:rows], chunks.positions[:rows], state.table,
-                self._cos, self._sin, layer.query_norm, layer.key_norm, space.query[:rows],
-                keys, values, eps,
-            )  # fmt: skip
-            self.prefill.kernels(
-                index, space.query[:rows], chunks.tiles, chunks.num_tiles, state.table,
-                space.mixed[:rows],
-            )  # fmt: skip
+            attend = partial(self._prefixed, prefix=self._prefix)
+        elif num_decode < self._least_rows:
+            attend = self._prefixed
+        attend(
+            index, space.qkv[:num_decode], state.rows[:num_decode], state.position, state.table,
+            self._cos, self._sin, layer.query_norm, layer.key_norm, space.mixed[:num_decode],
+        )  # fmt: skip
+
+    def _attend_chunks(self, index: int, rows: int, chunks: ChunkRows) -> None:
+        layer, space, state = self.weights.layers[index], self.space, self.state
+        rope_and_cache(
+            space.qkv[:rows], chunks.slots[:rows], chunks.positions[:rows], state.table, self._cos,
+            self._sin, layer.query_norm, layer.key_norm, space.query[:rows], self._keys[index],
+            self._values[index], self.config.rms_norm_eps,
+        )  # fmt: skip
+        self.prefill.kernels(
+            index, space.query[:rows], chunks.tiles, chunks.num_tiles, state.table,
+            space.mixed[:rows],
+        )  # fmt: skip
 
     def head(self, count: int) -> None:
         """Logits of the ``count`` rows that ``BatchState.sample_index`` names."""

@@ -209,7 +209,7 @@ def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
             maker.integers([prefix + start for start in starts]),
         ]
     )
-    choice = choose_prefill_attention(paged.keys[None], paged.values[None], config.num_heads)
+    choice = choose_prefill_attention(paged.keys[None], paged.values[None], queries)
     call = partial(choice.kernels, 0, queries, tiles, len(starts), paged.table, out)
     return NotedCall(call, choice.summary)
 

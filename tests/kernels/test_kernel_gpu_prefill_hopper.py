@@ -45,7 +45,7 @@ class Chunks:
         # The layer asked for is the second; the first holds nothing of use.
         keys = torch.stack([torch.full_like(paged.keys, float("nan")), paged.keys])
         values = torch.stack([torch.full_like(paged.values, float("nan")), paged.values])
-        attention = HopperPrefillAttention(keys, values, paged.case.heads)
+        attention = HopperPrefillAttention(keys, values, self.queries)
         self.call = lambda: attention(
             1, self.queries, self.tiles, self.tiles.shape[1], paged.table, self.out
         )
@@ -70,6 +70,20 @@ def test_chunks_behind_prefixes_equal_the_plain_computation(case: Case, dtype: t
         zip(chunks.out.split(SIZES), chunks.wanted().split(SIZES), strict=True)
     ):
         assert error(found, wanted) < tolerance(dtype), f"{SIZES[index]} after {LENGTHS[index]}"
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[10], CASES[11]], ids=str)
+def test_a_large_step_whose_programs_do_several_tiles_equals_the_plain_computation(
+    case: Case,
+) -> None:
+    sizes = [*SIZES, 1700, 1, 2000]
+    starts = [*LENGTHS, 0, 64, 33]
+    chunks = Chunks(case._replace(lengths=starts), torch.bfloat16, sizes)
+    chunks.attend()
+    for index, (found, wanted) in enumerate(
+        zip(chunks.out.split(sizes), chunks.wanted().split(sizes), strict=True)
+    ):
+        assert error(found, wanted) < tolerance(torch.bfloat16), f"{sizes[index]}"
 
 
 def test_rows_of_no_tile_are_not_written() -> None:

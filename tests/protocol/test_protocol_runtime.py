@@ -320,6 +320,23 @@ def test_a_fault_in_one_message_or_tick_costs_nothing_else(
     assert "cannot handle it" in log
 
 
+def test_a_loop_works_between_the_messages_of_a_burst(
+    address: str, start: Start, observe: Callable[..., Observer]
+) -> None:
+    start("router", address)
+    observer = observe(address)
+    service = start("loop", address)
+    observer.until(lambda: observer.is_ready(service))
+    peer = observer.peer(service)
+    assert peer is not None
+    observer.is_answered(service, 1)
+    for _ in range(100):
+        assert observer.mailbox.send(peer.address, Taken(0, attempt=2))
+    observer.is_answered(service, 2)
+    before, after = (answer.attempts[0] for answer in observer.answers)
+    assert after - before > 50, "a message of 2 ms ends a turn"
+
+
 # --- the inbox's edge-triggered descriptor
 
 

@@ -1,8 +1,9 @@
 """The smallest services, and the router, as real processes for the tests of the runtime.
 
 ``python tiny_services.py KIND OPTIONS``: ``KIND`` is ``router``, ``async`` or ``loop``, OPTIONS a
-JSON object. A tiny service answers each ``Holding`` with a ``Holding`` to its ``reply_to``; it
-sleeps ``attempt`` milliseconds for a ``Taken``, and raises for an ``Accepted``.
+JSON object. A tiny service answers each ``Holding`` with a ``Holding`` to its ``reply_to``, of
+which ``attempts`` says how often it has worked; it sleeps ``attempt`` milliseconds for a ``Taken``,
+and raises for an ``Accepted``.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from penstock.protocol.runtime import AsyncService, LoopService, Service
 
 class Echo(Service):
     options: dict[str, Any]
+    works = 0
 
     def on_message(self, sender: int, message: Message, now: float) -> None:
         match message:
             case Holding():
-                self.mailbox.send(message.reply_to, message)
+                answer = Holding(message.reply_to, message.ids, [self.works] * len(message.ids))
+                self.mailbox.send(message.reply_to, answer)
             case Taken():
                 time.sleep(message.attempt / 1000)
             case Accepted():
@@ -62,6 +65,7 @@ class TinyLoop(Echo, LoopService):
         self.set_phase(Phase.READY, "tiny")
 
     def work(self, now: float) -> None:
+        self.works += 1
         time.sleep(self.options.get("work_s", 0.0))
 
 

@@ -91,19 +91,19 @@ class TritonDecodeAttention:
 
 
 def choose_prefill_attention(
-    keys: Tensor, values: Tensor, heads: int
+    keys: Tensor, values: Tensor, queries: Tensor
 ) -> KernelChoice[PrefillAttention]:
     """The fastest kernel that this device, the caches and the Triton at hand allow.
 
-    keys, values: [L, num_blocks, Hkv, block_size, D], contiguous, at these addresses from now on;
-    heads: Hq.
+    keys, values: [L, num_blocks, Hkv, block_size, D], queries: [T, Hq, D], the buffer that calls
+    get the first rows of; contiguous, at these addresses from now on.
     """
 
     def fastest() -> PrefillAttention | str:
         from penstock.kernels.gpu import prefill_attention_hopper as hopper
 
         why_not = hopper.why_not(keys.dtype, keys.shape[-1], keys.shape[-2])
-        return why_not or hopper.HopperPrefillAttention(keys, values, heads)
+        return why_not or hopper.HopperPrefillAttention(keys, values, queries)
 
     return choose(fastest, TritonPrefillAttention(keys, values), "Triton kernel")
 

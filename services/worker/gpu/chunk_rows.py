@@ -72,6 +72,9 @@ class ChunkRows:
             if chunk.sample:
                 sampled.append(row - 1)
         tokens[row:] = 0
+        # The least work first: kernels begin with the last.
+        order = np.argsort(tiles[1, :tile] + tiles[3, :tile], kind="stable")
+        tiles[:, :tile] = tiles[:, order]
         tiles[1, tile:] = 0
         self.num_tiles = tile
         self._device.copy_(host, non_blocking=True)

@@ -76,7 +76,7 @@ class GpuDecoder:
         self.decode = choose_decode_attention(
             self._keys, self._values, config.num_heads, slots, config.qk_norm, eps, self._prefixed
         )
-        self.prefill = choose_prefill_attention(self._keys, self._values, config.num_heads)
+        self.prefill = choose_prefill_attention(self._keys, self._values, self.space.query)
         self._library = LibraryProducts(weights, self.space, eps)
         self._fused = FusedProducts(weights, self.space, eps)
         self.products = choose_products(weights, self.space, eps)

@@ -31,7 +31,8 @@ def choice(
     dtype: torch.dtype = torch.bfloat16, dim: int = 128, block_size: int = 16
 ) -> KernelChoice[PrefillAttention]:
     caches = torch.zeros(2, 2, 3, 2, block_size, dim, dtype=dtype)
-    return choose_prefill_attention(caches[0], caches[1], 4)
+    queries = torch.empty(1, 4, dim, dtype=dtype)
+    return choose_prefill_attention(caches[0], caches[1], queries)
 
 
 def decode_choice(
@@ -63,8 +64,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     heads: list[int] = []
 
     class Compiled:
-        def __init__(self, keys: Tensor, values: Tensor, count: int) -> None:
-            heads.append(count)
+        def __init__(self, keys: Tensor, values: Tensor, queries: Tensor) -> None:
+            heads.append(queries.shape[1])
 
     monkeypatch.setattr(module, "HopperPrefillAttention", Compiled)
     return heads

@@ -1,4 +1,4 @@
-"""``penstock bench steps``: where the time of a decode step goes, and how it grows.
+"""``penstock bench steps``: where the time of a step goes, and how it grows.
 
 The worker's executor alone, in this process: no scheduler, no server. The KV cache holds zeros and
 counts as computed, so any context costs no prefill.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -26,18 +27,19 @@ from penstock.loadtest.offline_engine import (
 )
 from penstock.loadtest.options import integer
 from penstock.loadtest.progress import note
-from penstock.loadtest.step_timer import StepTimer, kernel_times
+from penstock.loadtest.step_timer import PROMPT_TOKENS, StepTimer, kernel_times, prompts_of
 from penstock.protocol.config import Config, ConfigError
 from penstock.services.worker.executor import Executor
 from penstock.services.worker.loading import load_executor
 
 COLUMNS = {
-    "rows": "rows", "context": "context", "step_us": "step µs", "device_us": "device µs",
+    "rows": "rows", "context": "context", "prefill": "prefill", "step_us": "step µs",
+    "device_us": "device µs",
     "between_percent": "between %", "launch_us": "host µs", "tokens_per_second": "tokens/s",
 }  # fmt: skip
 KERNEL_COLUMNS = {
-    "rows": "rows", "context": "context", "name": "kernel", "calls": "calls", "us": "µs a step",
-    "percent": "%",
+    "rows": "rows", "context": "context", "prefill": "prefill", "name": "kernel", "calls": "calls",
+    "us": "µs a step", "percent": "%",
 }  # fmt: skip
 ROWS, CONTEXTS = [1, 8, 64, 256], [512]
 SHOWN_KERNELS = 12
@@ -60,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
             "executor": executor.summary,
             "steps": parsed.steps,
             "prefix_len": parsed.prefix_len,
+            "prompt_tokens": PROMPT_TOKENS,
             "decode": rows,
             "kernels": kernels,
         }
@@ -68,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_for("steps", "Time decode steps of the worker's executor, without a server.")
+    parser = parser_for("steps", "Time steps of the worker's executor, without a server.")
     group = parser.add_argument_group("what is measured")
     count = integer(1, 2**20)
     group.add_argument(
@@ -83,6 +86,10 @@ def _parser() -> argparse.ArgumentParser:
         "--prefix-len", type=integer(0, 2**20), default=0, metavar="N",
         help="positions of the context that all sequences share (default: 0)",
     )  # fmt: skip
+    group.add_argument(
+        "--prefill-len", type=integer(0, 2**20), nargs="+", default=[0], metavar="N",
+        help="tokens of new prompts in each step, beside the rows (default: 0)",
+    )  # fmt: skip
     group.add_argument("--steps", type=count, default=200, metavar="N", help="(default: 200)")
     group.add_argument("--temperature", type=float, default=0.6, metavar="X", help="(default: 0.6)")
     group.add_argument(
@@ -93,7 +100,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _with_room(engine: Engine, parsed: argparse.Namespace) -> Config:
     """The configuration, with slots for the greatest ``--rows``."""
-    slots, scheduler = max(parsed.rows), engine.config.scheduler
+    slots = max(parsed.rows) + len(prompts_of(max(parsed.prefill_len)))
+    scheduler = engine.config.scheduler
     model = msgspec.structs.replace(engine.config.model, model=str(engine.info.folder))
     if slots > scheduler.max_num_seqs:
         scheduler = msgspec.structs.replace(
@@ -106,39 +114,37 @@ def _with_room(engine: Engine, parsed: argparse.Namespace) -> Config:
 
 def _measured(executor: Executor, parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each number of rows and context; without figures where memory is too small."""
-    for context in parsed.context:
-        for rows in parsed.rows:
-            if not parsed.quiet and sys.stderr.isatty():
-                note(f"{rows} rows, context {context}")
-            row: dict[str, Any] = dict.fromkeys(COLUMNS)
-            row |= {"rows": rows, "context": context, "kernels": []}
-            try:
-                timer = StepTimer(
-                    executor, rows, context, 3 * parsed.steps, parsed.temperature, parsed.prefix_len
-                )
-            except ConfigError as error:
-                row["note"] = str(error)
-            else:
-                times = timer.measure(parsed.steps)
-                row |= msgspec.to_builtins(times)
-                row["tokens_per_second"] = rows / times.step_us * 1e6
-                if not parsed.no_kernels:
-                    found = kernel_times(timer, min(parsed.steps, 20))
-                    total = sum(kernel.us for kernel in found) or 1.0
-                    row["kernels"] = [
-                        {
-                            "rows": rows, "context": context, **msgspec.to_builtins(kernel),
-                            "percent": 100 * kernel.us / total,
-                        }
-                        for kernel in found
-                    ]  # fmt: skip
-                timer.close()
-            yield row
+    cases = product(parsed.context, parsed.prefill_len, parsed.rows)
+    for context, prefill, rows in cases:
+        if not parsed.quiet and sys.stderr.isatty():
+            note(f"{rows} rows, context {context}, prefill {prefill}")
+        case = {"rows": rows, "context": context, "prefill": prefill}
+        row: dict[str, Any] = dict.fromkeys(COLUMNS) | case | {"kernels": []}
+        try:
+            timer = StepTimer(
+                executor, rows, context, 3 * parsed.steps, parsed.temperature, parsed.prefix_len,
+                prefill,
+            )  # fmt: skip
+        except ConfigError as error:
+            row["note"] = str(error)
+        else:
+            times = timer.measure(parsed.steps)
+            row |= msgspec.to_builtins(times)
+            row["tokens_per_second"] = rows / times.step_us * 1e6
+            if not parsed.no_kernels:
+                found = kernel_times(timer, min(parsed.steps, 20))
+                total = sum(kernel.us for kernel in found) or 1.0
+                row["kernels"] = [
+                    {**case, **msgspec.to_builtins(kernel), "percent": 100 * kernel.us / total}
+                    for kernel in found
+                ]
+            timer.close()
+        yield row
 
 
 def _table(result: dict[str, Any]) -> str:
     notes = [
-        f"{row['rows']} rows after {row['context']}: {row['note']}"
+        f"{row['rows']} rows after {row['context']}, prefill {row['prefill']}: {row['note']}"
         for row in result["decode"]
         if "note" in row
     ]
@@ -147,7 +153,7 @@ def _table(result: dict[str, Any]) -> str:
         lines = [
             line
             for line in result["kernels"]
-            if (line["rows"], line["context"]) == (row["rows"], row["context"])
+            if all(line[name] == row[name] for name in ("rows", "context", "prefill"))
         ]
         if lines:
             parts += ["", report.table(KERNEL_COLUMNS, lines[:SHOWN_KERNELS])]

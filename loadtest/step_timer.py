@@ -1,7 +1,8 @@
-"""Decode steps of an executor, timed: the step, the device's share of it, the host's, the kernels.
+"""Steps of an executor, timed: the step, the device's share of it, the host's, the kernels.
 
 A batch of equal sequences decodes without a change, so a step is what every step costs at least;
-blocks for all its steps are taken beforehand.
+blocks for all its steps are taken beforehand. Beside them each step may compute the same prompts,
+which begin and end with it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from penstock.services.worker.executor import Executor
 from penstock.services.worker.memory import blocks_for
 
 _WARM_UP = 20
+PROMPT_TOKENS = 1024
+"""A step's prefill is cut into prompts of so many tokens, and one of the rest."""
 _TEMPLATE = re.compile(r"<.*")
 _NAME_LENGTH = 48
 
@@ -61,18 +64,25 @@ class StepTimer:
         steps: int,
         temperature: float,
         common: int = 0,
+        prefill: int = 0,
     ) -> None:
-        """common: positions of the context that lie in the same blocks for all. Raises
-        ``ConfigError`` if ``steps`` steps of it do not fit into the executor."""
+        """common: positions of the context that lie in the same blocks for all; prefill: tokens of
+        prompts in each step. Raises ``ConfigError`` if ``steps`` steps of it do not fit into the
+        executor."""
         capacity = executor.capacity
         positions = context + steps + _WARM_UP
         shared = min(common, context) // capacity.block_size
         each = blocks_for(positions, capacity.block_size) - shared
+        prompts = prompts_of(prefill)
         needed = shared + rows * each
+        needed += sum(blocks_for(size, capacity.block_size) for size in prompts)
         if positions > capacity.max_model_len:
             raise ConfigError(f"{positions} positions; max_model_len is {capacity.max_model_len}")
         if needed > capacity.num_blocks:
             raise ConfigError(f"{needed} KV blocks are needed, there are {capacity.num_blocks}")
+        if rows + prefill > capacity.max_num_batched_tokens:
+            most = capacity.max_num_batched_tokens
+            raise ConfigError(f"{rows + prefill} tokens a step; max_num_batched_tokens is {most}")
         self._executor = executor
         self._step = 1
         ids = (np.arange(context + 1) % capacity.vocab_size).astype("<i4").tobytes()
@@ -87,12 +97,24 @@ class StepTimer:
             for slot in range(rows)
         ]  # fmt: skip
         chunks = [Chunk(slot, context, 1, True, []) for slot in range(rows)]
+        self._prompts: list[NewSlot] = []
+        self._chunks: list[Chunk] = []
+        self._gone: list[int] = []
+        block = shared + rows * each
+        for slot, size in enumerate(prompts, rows):
+            ids = (np.arange(size) % capacity.vocab_size).astype("<i4").tobytes()
+            sampling = SlotSampling(temperature, 0, 1.0, slot, 0)
+            blocks = list(range(block, block + blocks_for(size, capacity.block_size)))
+            self._prompts.append(NewSlot(slot, ids, size, 0, [], sampling))
+            self._chunks.append(Chunk(slot, 0, size, True, blocks))
+            block += len(blocks)
         executor.launch(StepPlan(1, 1, True, [], added, [], chunks))
         self.run(_WARM_UP)
 
     def _next(self) -> StepPlan:
         self._step += 1
-        return StepPlan(1, self._step, False, [], [], [], [])
+        gone, self._gone = self._gone, [new.slot for new in self._prompts]
+        return StepPlan(1, self._step, False, gone, self._prompts, [], self._chunks)
 
     def run(self, steps: int) -> tuple[list[float], list[float]]:
         """Seconds of each launch, and the times at which the steps' results came."""
@@ -135,6 +157,12 @@ class StepTimer:
 
     def close(self) -> None:
         self._executor.reset()
+
+
+def prompts_of(prefill: int) -> list[int]:
+    """Lengths of the prompts that so many tokens of prefill are cut into."""
+    whole, rest = divmod(prefill, PROMPT_TOKENS)
+    return [PROMPT_TOKENS] * whole + [rest] * (rest > 0)
 
 
 def kernel_times(timer: StepTimer, steps: int) -> list[KernelTime]:

@@ -41,8 +41,20 @@ def test_the_built_in_model_is_timed_at_every_context(tmp_path: Path) -> None:
     done = bench("--device", "cpu", "--rows", "2", "--context", "30", "300", "--steps", "10")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line.split()[:2] for line in lines[1:3]] == [["2", "30"], ["2", "300"]]
-    assert all(float(line.split()[2].replace(",", "")) > 0 for line in lines[1:3])
+    assert [line.split()[:3] for line in lines[1:3]] == [["2", "30", "0"], ["2", "300", "0"]]
+    assert all(float(line.split()[3].replace(",", "")) > 0 for line in lines[1:3])
+
+
+def test_prompts_beside_the_rows_make_a_step_longer(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    done = bench(
+        "--device", "cpu", "--rows", "2", "--context", "30", "--prefill-len", "0", "1100",
+        "--steps", "5", "--max-num-batched-tokens", "1102", "--output-json", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    alone, beside = json.loads(path.read_text())["decode"]
+    assert (alone["prefill"], beside["prefill"]) == (0, 1100)
+    assert beside["step_us"] > 3 * alone["step_us"]
 
 
 def test_what_does_not_fit_has_a_reason_instead_of_figures() -> None:

@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _with_room(engine: Engine, parsed: argparse.Namespace) -> Config:
-    """The configuration, with slots for the greatest ``--rows``."""
+    """The configuration, with slots for the greatest ``--rows`` and the prompts beside them."""
     slots = max(parsed.rows) + len(prompts_of(max(parsed.prefill_len)))
     scheduler = engine.config.scheduler
     model = msgspec.structs.replace(engine.config.model, model=str(engine.info.folder))

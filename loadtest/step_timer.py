@@ -74,6 +74,7 @@ class StepTimer:
         shared = min(common, context) // capacity.block_size
         each = blocks_for(positions, capacity.block_size) - shared
         prompts = prompts_of(prefill)
+        positions = max(positions, *prompts, 0)
         needed = shared + rows * each
         needed += sum(blocks_for(size, capacity.block_size) for size in prompts)
         if positions > capacity.max_model_len:

@@ -22,6 +22,7 @@ import re
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import msgspec
 
@@ -133,9 +134,9 @@ class Faults:
                 self._play(fault)
         return keep
 
-    def late(self) -> list[tuple[int, Message]]:
-        """Delayed messages whose time has come."""
+    def late(self) -> Iterator[tuple[int, Message]]:
+        """Delayed messages whose time has come; whoever stops early gets the rest the next time."""
         now = time.monotonic()
-        due = [(sender, message) for when, sender, message in self._delayed if when <= now]
-        self._delayed = [entry for entry in self._delayed if entry[0] > now]
-        return due
+        for entry in [entry for entry in self._delayed if entry[0] <= now]:
+            self._delayed.remove(entry)
+            yield entry[1:]

@@ -105,6 +105,9 @@ class _Ready(NamedTuple):
 class HopperDecodeAttention:
     """The kernels, compiled, for caches whose addresses never change, with their workspace.
 
+    Padding, a slot of -1, may stand behind the rows of a step alone: between them it would be read
+    as a slot.
+
     The caches' descriptors are made once, and a launch goes past Triton's look-up of the compiled
     kernel. A descriptor is copied into every launch, and so into the graphs that record it.
     """

@@ -77,7 +77,7 @@ def _prefill_kernel(
     ROWS: tl.constexpr, KEYS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
-    # Heads side by side share keys and values; the longest tile of a chunk comes first.
+    # Heads side by side share keys and values; the last tiles come first.
     head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     count = tl.load(tiles + max_tiles + tile)
@@ -140,8 +140,8 @@ def prefill_attention(
 ) -> None:
     """queries, out: [N, Hq, D], queries normed and rotated; tiles: [4, T] int32: first row, number
     of rows (at most ``QUERY_TILE``; 0: no tile), slot, position of the first row; num_tiles: how
-    many of them to look at; table: [S, W] int32; caches: [num_blocks, Hkv, block_size, D],
-    contiguous. Rows of no tile are not written.
+    many of them to look at, in any order, but fastest with the most work last; table: [S, W] int32;
+    caches: [num_blocks, Hkv, block_size, D], contiguous. Rows of no tile are not written.
     """
     _, heads, dim = queries.shape
     _, kv_heads, block_size, _ = key_cache.shape

@@ -32,6 +32,8 @@ MAX_OPEN = 1000
 """Prompts in the pipeline at once; further ones follow as these end."""
 RETRY_SECONDS = 0.5
 _OVERLOADED = 503
+_TOKEN_BYTES = 4
+_PUMP_SECONDS = 0.05
 
 PromptLike = str | Sequence[int]
 Message = dict[str, Any]
@@ -124,10 +126,14 @@ class LLM:
         works: list[Work] = []
         pause_until = 0.0
         try:
+            pump_at = time.monotonic() + _PUMP_SECONDS
             for number, work in enumerate(prepared):
                 works.append(work)
                 if number < max_open:
                     running[number] = client.submit(work, collectors[number])
+                if time.monotonic() >= pump_at:  # many prompts take seconds: what is open goes on
+                    client.pump(0.0)
+                    pump_at = time.monotonic() + _PUMP_SECONDS
             while waiting or running:
                 while waiting and len(running) < max_open and time.monotonic() >= pause_until:
                     number = waiting.popleft()
@@ -254,11 +260,23 @@ def _output(given: PromptLike | None, collector: Collector) -> RequestOutput:
         )
     return RequestOutput(
         given if isinstance(given, str) else None,
-        given.copy() if isinstance(given, list) else list(array("i", request.prompt)),
+        _prompt_ids(given, request.prompt),
         outputs,
         collector.cached,
         _prompt_logprobs(collector.details.get(0, [])),
     )
+
+
+def _prompt_ids(given: PromptLike | None, computed: bytes) -> list[int]:
+    """The ids of the prompt that was computed: those given, unless the server cut it or they are
+    numbers of another kind, numpy's say."""
+    if (
+        isinstance(given, list)
+        and len(given) * _TOKEN_BYTES == len(computed)
+        and type(given[0]) is int
+    ):
+        return given.copy()
+    return list(array("i", computed))
 
 
 def _by_id(token: TokenLogprobs) -> dict[int, Logprob]:

@@ -176,6 +176,7 @@ def test_random_mishaps_under_load_cost_no_text(
     assert load.wrong == []
     assert load.outcomes["right"] >= ANSWERS * ROUNDS
     assert load.outcomes[CUT] <= CLIENTS * mishaps.frontends_struck
+    assert load.outcomes["turned away"] <= 0.05 * load.outcomes.total()
     assert leftovers(place) == []
     assert listeners(port) == []
     assert orphans(place) == []

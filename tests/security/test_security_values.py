@@ -35,6 +35,8 @@ TAKEN: dict[str, set[str]] = {
     "truncate_prompt_tokens": set(),
     "logprobs": {"-0"},
     "best_of": set(),
+    "top_logprobs": {"-0"},
+    "deadline_s": {"0.5"},
 }
 """Fields with a number, and which of ``NUMBERS`` they take."""
 LISTS = ("stop_token_ids", "prompt")
@@ -123,6 +125,9 @@ def test_every_number_has_both_bounds(attack: Attacker, path: str) -> None:
                 taken = {"true"}  # a flag there, not a number
             expected = 200 if text in taken else 400
             assert both_ways(attack, path, raw_body(**fields)) == [expected] * 2, (name, text)
+    for text in NUMBERS:  # no stream may ask for these
+        answer = attack.post(path, raw_body(**prompt, prompt_logprobs=text))
+        assert answer.status == (200 if text == "-0" else 400), text
 
 
 USER = '[{"role": "user", "content": "x"}]'

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -78,6 +79,37 @@ def test_a_wrong_prompt_or_parameter_is_a_value_error_that_names_it(llm: LLM) ->
     with pytest.raises(ValueError, match="2 sampling_params for 1 prompts"):
         llm.generate(["x"], [SamplingParams(), SamplingParams()])
     assert llm.generate("still alive", SamplingParams(max_tokens=1))
+
+
+def test_a_prompt_that_is_found_wrong_after_others_were_sent_cancels_these(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    broken: Any = [[5]] * 20 + [["x"]]
+    with pytest.raises(ValueError, match="a prompt is text or a list of token ids"):
+        llm.generate(broken, params)
+    with pytest.raises(ValueError, match="100"):
+        llm.generate(["a", "b"], [params, SamplingParams(temperature=1000.0)])
+    deadline = time.monotonic() + 10
+    while llm._client.ledger.open:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert llm.generate("still alive", SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_the_ids_of_a_prompt_are_plain_numbers_and_those_that_were_computed(
+    llm: LLM, kind: Callable[[list[int]], Any]
+) -> None:
+    given = kind([5, 6, 7, 8, 9])
+    for params, expected in (
+        (SamplingParams(max_tokens=1), [5, 6, 7, 8, 9]),
+        (SamplingParams(max_tokens=1, truncate_prompt_tokens=2), [8, 9]),
+    ):
+        (output,) = llm.generate([given], params)
+        assert output.prompt_token_ids == expected
+        assert {type(token) for token in output.prompt_token_ids} == {int}
+    numbers: Any = list(np.array([5, 6]))
+    (output,) = llm.generate([numbers], SamplingParams(max_tokens=1))
+    assert {type(token) for token in output.prompt_token_ids} == {int}
 
 
 def test_several_threads_may_call(llm: LLM) -> None:

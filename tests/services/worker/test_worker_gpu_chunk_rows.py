@@ -1,0 +1,43 @@
+"""What the kernels are told of a step's prefill rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from penstock.kernels.gpu.prefill_attention import QUERY_TILE
+from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.side_stream import SideStream
+from penstock.services.worker.slots import PlannedChunk, PlannedStep
+
+NOTHING = np.empty(0, np.int32)
+
+
+def chunk(slot: int, start: int, count: int) -> PlannedChunk:
+    return PlannedChunk(slot, start, np.arange(count, dtype=np.int32), False, NOTHING)
+
+
+def test_tiles_of_all_chunks_are_sorted_by_the_positions_that_they_see() -> None:
+    rows = ChunkRows(2048, 8, torch.device("cpu"))
+    chunks = [chunk(3, 500, 300), chunk(1, 0, 130), chunk(7, 400, 1)]
+    step = PlannedStep(np.array([0, 2]), chunks, np.array([0, 2]))
+    rows.send(step, 512, rows.host_buffer(pinned=False))
+    tiles = rows.tiles.T[: rows.num_tiles].tolist()
+    expected = []
+    row = 2  # behind the decode rows
+    for slot, start, count in ((3, 500, 300), (1, 0, 130), (7, 400, 1)):
+        expected += [
+            [row + at, min(QUERY_TILE, count - at), slot, start + at]
+            for at in range(0, count, QUERY_TILE)
+        ]
+        row += count
+    assert sorted(tiles) == sorted(expected)
+    seen = [count + first for _, count, _, first in tiles]
+    assert seen == sorted(seen)
+    assert not rows.tiles[1, rows.num_tiles :].any()
+
+
+def test_on_a_cpu_two_pieces_of_work_run_one_after_the_other() -> None:
+    done: list[int] = []
+    SideStream(torch.device("cpu")).run(lambda: done.append(1), lambda: done.append(2))
+    assert done == [1, 2]

@@ -50,7 +50,7 @@ def test_every_item_is_in_one_stretch_and_stretches_are_even(
     rows = torch.tensor([*slots, 49, 48], dtype=torch.int32, device=DEVICE)
     plan = torch.full((programs, FIELDS), -7, dtype=torch.int32, device=DEVICE)
     plan_kernel[(triton.cdiv(programs, PROGRAMS_EACH),)](
-        rows, torch.tensor(position, dtype=torch.int32, device=DEVICE), plan, len(cached),
+        rows, torch.tensor(position, dtype=torch.int32, device=DEVICE), None, plan, len(cached), 0,
         kv_heads, keys, programs, 32, PROGRAMS_EACH,
     )  # fmt: skip
     items = items_of(cached, kv_heads, keys)

@@ -1,8 +1,8 @@
 """Attention of decode rows on Hopper GPUs, compiled and started: the host's side.
 
-The result is that of ``penstock.kernels.gpu.decode_attention`` without a shared prefix. A step's
-work is planned once (``decode_plan``), then computed in every layer by programs with equal shares
-of it (``decode_stretches_hopper``).
+The result is that of ``penstock.kernels.gpu.decode_attention``. A step's work is planned once
+(``decode_plan``), then computed in every layer by programs with equal shares of it
+(``decode_stretches_hopper``).
 
 Written in Gluon, Triton's language of explicit layouts, which is experimental: with a Triton that
 lacks it or has changed it, importing this module or making a ``HopperDecodeAttention`` fails.
@@ -21,6 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from penstock.kernels.gpu.decode_plan import FIELDS, PROGRAMS_EACH, plan_kernel
 from penstock.kernels.gpu.decode_stretches_hopper import hopper_decode_kernel
+from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 
 MOST_ROWS = 4096
 """Rows of a step that one program of the plan can hold."""
@@ -96,7 +97,8 @@ class _Ready(NamedTuple):
     shape: Shape
     plans: dict[int, Any]
     """Compiled for up to so many rows, a power of two."""
-    kernel: Any
+    kernels: dict[bool, Any]
+    """Behind a shared prefix, and without one."""
     constants: tuple[Any, ...]
     boxes: list[tuple[TensorDescriptor, TensorDescriptor]]
     """The caches of each layer."""
@@ -113,10 +115,18 @@ class HopperDecodeAttention:
     """
 
     def __init__(
-        self, keys: Tensor, values: Tensor, heads: int, max_rows: int, norm: bool, eps: float
+        self,
+        keys: Tensor,
+        values: Tensor,
+        heads: int,
+        max_rows: int,
+        norm: bool,
+        eps: float,
+        prefix: SharedPrefix | None = None,
     ) -> None:
         """keys, values: [L, num_blocks, Hkv, block_size, D], contiguous; heads: Hq; max_rows: of a
-        step, at least 1; norm: whether queries and keys are normed, with eps.
+        step, at least 1; norm: whether queries and keys are normed, with eps; prefix: what steps
+        of ``MANY_ROWS`` rows and more may share.
 
         Raises what Triton raises where it cannot compile or load the kernels.
         """
@@ -125,6 +135,7 @@ class HopperDecodeAttention:
         self._caches = list(zip(keys, values, strict=True))
         self._shared = heads // self._kv_heads
         self.least_rows = 1 if self._shared <= MOST_SHARED_BY_FEW else MANY_ROWS
+        self._prefix = prefix
         shapes = {shape_for(rows) for rows in (1, max_rows)}
         programs = max(shape.programs for shape in shapes)
         device, parts = keys.device, programs * 2 * self._shared
@@ -145,30 +156,36 @@ class HopperDecodeAttention:
 
         boxes = [(described(keys), described(values)) for keys, values in self._caches]
         parts, combine = _combine_layout(self._shared, self._dim, shape.warps)
+        _, combine_halves = _combine_layout(self._shared, self._dim // 2, shape.warps)
         constants = (
             self._heads, self._kv_heads, self._dim // 2, block_size, shape.keys, shape.stages,
-            parts, combine, norm,
+            parts, combine, combine_halves, norm,
         )  # fmt: skip
         int32, fp32, weight = torch.int32, torch.float32, dtype if norm else None
-        kernel = hopper_decode_kernel.warmup(
-            dtype, int32, int32, int32, int32, *boxes[0], dtype, dtype, fp32, fp32, weight, weight,
-            dtype, fp32, fp32, int32, self._scale, self._eps, 1, *constants,
-            grid=(1,), num_warps=shape.warps, launch_pdl=True,
-        )  # fmt: skip
-        kernel[shape.programs, 1, 1]  # loads it
+        kernels = {}
+        for prefixed in {False, shape == _MANY and self._prefix is not None}:
+            of_prefix = (int32, fp32, fp32, 1) if prefixed else (None,) * 4
+            kernels[prefixed] = hopper_decode_kernel.warmup(
+                dtype, int32, int32, int32, int32, *boxes[0], dtype, dtype, fp32, fp32, weight,
+                weight, dtype, fp32, fp32, int32, *of_prefix, self._scale, self._eps, 1,
+                *constants, grid=(1,), num_warps=shape.warps, launch_pdl=True,
+            )  # fmt: skip
+            kernels[prefixed][shape.programs, 1, 1]  # loads it
+        lengths = int32 if self._prefix else None
         most = _plan_rows(min(max_rows, MANY_ROWS - 1) if shape != _MANY else max_rows)
         plans = {}
         for rows in (1 << bits for bits in range(_LEAST_BITS, most.bit_length())):
             plans[rows] = plan_kernel.warmup(
-                int32, int32, int32, 1, *self._plan_constants(shape, rows), grid=(1,), num_warps=4
-            )
+                int32, int32, lengths, int32, 1, 1, *self._plan_constants(shape, rows), grid=(1,),
+                num_warps=4,
+            )  # fmt: skip
             plans[rows][shape.programs, 1, 1]
-        return _Ready(shape, plans, kernel, constants, boxes)
+        return _Ready(shape, plans, kernels, constants, boxes)
 
     def _plan_constants(self, shape: Shape, rows: int) -> tuple[int, ...]:
         return self._kv_heads, shape.keys, shape.programs, rows, PROGRAMS_EACH
 
-    def plan(self, rows: Tensor, last_position: Tensor) -> None:
+    def plan(self, rows: Tensor, last_position: Tensor, prefixed: bool = False) -> None:
         """Once a step, ahead of all its other kernels; good for the layers' calls for these rows.
 
         Arguments as those of a call.
@@ -176,8 +193,9 @@ class HopperDecodeAttention:
         ready = self._ready[shape_for(len(rows))]
         room = _plan_rows(len(rows))
         ready.plans[room][triton.cdiv(ready.shape.programs, PROGRAMS_EACH), 1, 1](
-            rows, last_position, self._plan, len(rows), *self._plan_constants(ready.shape, room)
-        )
+            rows, last_position, self._prefix and self._prefix.lengths, self._plan, len(rows),
+            int(prefixed), *self._plan_constants(ready.shape, room),
+        )  # fmt: skip
 
     def __call__(
         self,
@@ -191,12 +209,22 @@ class HopperDecodeAttention:
         query_weight: Tensor | None,
         key_weight: Tensor | None,
         out: Tensor,
+        prefixed: bool = False,
     ) -> None:
         """As ``decode_attention`` over the caches of ``layer``; all aligned to 16 bytes, and
-        ``plan`` called for the same rows."""
+        ``plan`` called for the same rows. prefixed: go on from what ``prefix_attention`` has left
+        just before, for these rows; ``MANY_ROWS`` of them at least."""
         ready = self._ready[shape_for(len(rows))]
-        ready.kernel[ready.shape.programs, 1, 1](
+        ready.kernels[prefixed][ready.shape.programs, 1, 1](
             qkv, self._plan, rows, last_position, table, *ready.boxes[layer], *self._caches[layer],
             cos, sin, query_weight, key_weight, out, self._partial, self._sums, self.arrived,
-            self._scale, self._eps, table.stride(0), *ready.constants,
+            *self._of_prefix(len(rows), prefixed), self._scale, self._eps, table.stride(0),
+            *ready.constants,
         )  # fmt: skip
+
+    def _of_prefix(self, rows: int, prefixed: bool) -> tuple[Any, ...]:
+        """What the kernel gets of it."""
+        if not prefixed or self._prefix is None:
+            return (None,) * 4
+        _, lengths, partial, sums = self._prefix
+        return lengths, partial, sums, parts_for(rows, self._heads, self._kv_heads)

@@ -1,10 +1,11 @@
 """How the attention of a decode step is cut evenly over the programs that compute it.
 
 The work is a list of items, one a (row, KV head, tile of ``KEYS`` cached positions), in that order;
-a row has one tile at least, padding none. Each program gets a stretch of it, none longer than
-another by more than one item: stream-K (Osama et al. 2023), for attention first in "Lean attention"
-(Sanovar et al. 2024). So rows of any lengths keep all multiprocessors busy to the end, and a row
-may begin in one program and end in another.
+a row has one tile at least, padding none. Positions of a prefix that rows share (``shared_prefix``)
+are left out where a step asks for that: tiles begin behind them. Each program gets a stretch of the
+list, none longer than another by more than one item: stream-K (Osama et al. 2023), for attention
+first in "Lean attention" (Sanovar et al. 2024). So rows of any lengths keep all multiprocessors
+busy to the end, and a row may begin in one program and end in another.
 """
 
 from __future__ import annotations
@@ -20,18 +21,25 @@ PROGRAMS_EACH = 4
 """Programs that one program of the plan's kernel plans for."""
 
 
-@triton.jit(do_not_specialize=["count"])
+# One compiled kernel serves every step: nothing depends on these integers' values.
+@triton.jit(do_not_specialize=["count", "prefixed"])
 def plan_kernel(
-    rows, last_position, plan, count,
+    rows, last_position, shared_lengths, plan, count, prefixed,
     KV_HEADS: tl.constexpr, KEYS: tl.constexpr, PROGRAMS: tl.constexpr, ROWS: tl.constexpr,
     EACH: tl.constexpr,
 ):  # fmt: skip
     """Plan for ``PROGRAMS`` programs and the first ``count`` of ``rows``, 1 to ``ROWS``: slots,
-    and behind them -1 for padding. plan: [PROGRAMS, FIELDS]. Grid: ceil(PROGRAMS / EACH)."""
+    and behind them -1 for padding. shared_lengths: [slots], positions of each slot that are not the
+    row's own, or ``None``; left out if ``prefixed`` is not 0. plan: [PROGRAMS, FIELDS]. Grid:
+    ceil(PROGRAMS / EACH)."""
     row = tl.arange(0, ROWS)
     slot = tl.load(rows + row, mask=row < count, other=-1)
     cached = tl.load(last_position + slot, mask=slot >= 0, other=0)
-    tiles = tl.where(slot >= 0, tl.maximum(tl.cdiv(cached, KEYS), 1), 0)
+    own = cached
+    if shared_lengths is not None:
+        counts = (slot >= 0) & (prefixed != 0)
+        own -= tl.load(shared_lengths + slot, mask=counts, other=0)
+    tiles = tl.where(slot >= 0, tl.maximum(tl.cdiv(own, KEYS), 1), 0)
     ends = tl.cumsum(tiles, 0)
     total = tl.sum(tiles, 0) * KV_HEADS
     each = total // PROGRAMS
@@ -42,12 +50,12 @@ def plan_kernel(
         before = ends * KV_HEADS <= begin
         at = tl.sum(before.to(tl.int32), 0)
         base = tl.sum(tl.where(before, tiles, 0), 0) * KV_HEADS
-        own = tl.maximum(tl.sum(tl.where(row == at, tiles, 0), 0), 1)
+        its_tiles = tl.maximum(tl.sum(tl.where(row == at, tiles, 0), 0), 1)
         record = plan + program * 8
         there = program < PROGRAMS
         tl.store(record, at, mask=there)
-        tl.store(record + 1, (begin - base) // own, mask=there)
-        tl.store(record + 2, (begin - base) % own, mask=there)
+        tl.store(record + 1, (begin - base) // its_tiles, mask=there)
+        tl.store(record + 2, (begin - base) % its_tiles, mask=there)
         tl.store(record + 3, each + (program < longer).to(tl.int32), mask=there)
         tl.store(record + 4, each, mask=there)
         tl.store(record + 5, longer, mask=there)

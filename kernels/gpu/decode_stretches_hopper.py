@@ -8,16 +8,23 @@ its own online softmax; they meet at the end of a row or stretch. A (row, KV hea
 stretch is written at once; the parts of others are added up, in the order of positions, by the
 program that ends last: the same bits in every run.
 
-A program reads the plan, the block tables and its first tiles of the cache before it waits for the
-kernel ahead of it. That is right because
+Where rows share a prefix, their tiles begin behind it. What they get from it, the parts that
+``shared_prefix`` has left, comes in with a row's first tile. It begins at a multiple of the block
+size, which need not be one of the tile's.
 
-- rows, positions and block tables change between steps only, and the plan, the first kernel of a
-  step, is launched without early start: all that wrote them is over, and so is what wrote K and V
-  in earlier steps;
+A program reads the plan, the block tables and its first tiles of the cache before it waits for the
+kernel ahead of it, which with a shared prefix is the one that leaves those parts: they are read
+behind the wait alone. That is right because
+
+- rows, positions, lengths of a shared prefix and block tables change between steps only, and the
+  plan, the first kernel of a step, is launched without early start: all that wrote them is over,
+  and so is what wrote K and V in earlier steps;
 - within a step nobody writes a cached position of a decoding slot: decode writes the position
   behind them, chunks write other slots';
 - the kernel behind the plan lets its successor start only after it has itself waited
-  (``slots.embed``), so that the plan is written when a program reads it.
+  (``slots.embed``), so that the plan is written when a program reads it;
+- the prefix's kernel waits before all else, so that behind the wait for it the QKV product is
+  over, too.
 """
 
 from __future__ import annotations
@@ -27,6 +34,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from penstock.kernels.gpu.decode_parts_hopper import add_parts, with_prefix
 
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # triton 3.6
 
@@ -40,17 +49,32 @@ def _owner(item, each, longer):
 
 
 @gluon.jit
-def _slot_of(rows, last_position, row, there, KEYS: gl.constexpr):
-    """Of a row: slot, cached positions, tiles."""
+def _slot_of(rows, last_position, shared_lengths, row, there, KEYS: gl.constexpr):
+    """Of a row: slot, positions of a shared prefix, cached positions, tiles."""
     slot = gl.load(rows + row, mask=there, other=-1)
     cached = gl.load(last_position + slot, mask=slot >= 0, other=0)
-    return slot, cached, gl.maximum((cached + KEYS - 1) // KEYS, 1)
+    passed = _passed(shared_lengths, slot, slot >= 0)
+    return slot, passed, cached, _tiles(cached - passed, KEYS)
+
+
+@gluon.jit
+def _passed(shared_lengths, slot, there):
+    """Positions of a slot that a shared prefix covers."""
+    passed = slot * 0
+    if shared_lengths is not None:
+        passed = gl.load(shared_lengths + slot, mask=there, other=0)
+    return passed
+
+
+@gluon.jit
+def _tiles(own, KEYS: gl.constexpr):
+    return gl.maximum((own + KEYS - 1) // KEYS, 1)
 
 
 @gluon.jit
 def _fetch(
-    key_box, value_box, keys, values, ready, stage, table, table_stride, slot, cached, kv_head,
-    tile,
+    key_box, value_box, keys, values, ready, stage, table, table_stride, slot, passed, cached,
+    kv_head, tile,
     KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """Start to bring one tile of keys and values; past a row's last block that one again."""
@@ -59,7 +83,7 @@ def _fetch(
     last = gl.maximum(cached - 1, 0) // BLOCK_SIZE
     mbarrier.expect(ready.index(stage), KEYS * HALF * 2 * 2 * 2)
     for part in gl.static_range(KEYS // BOX):
-        position = tile * KEYS + part * BOX
+        position = passed + tile * KEYS + part * BOX
         block = gl.load(entries + gl.minimum(position // BLOCK_SIZE, last))
         line = (block * KV_HEADS + kv_head) * BLOCK_SIZE
         if BLOCK_SIZE > BOX:
@@ -78,7 +102,7 @@ def _fetch(
 
 @gluon.jit
 def _advance(
-    rows, last_position, row, head, tile, slot, cached, tiles, more,
+    rows, last_position, shared_lengths, row, head, tile, slot, passed, cached, tiles, more,
     KV_HEADS: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
     """The item behind an item."""
@@ -89,8 +113,10 @@ def _advance(
         if head == KV_HEADS:
             head = head * 0
             row += 1
-            slot, cached, tiles = _slot_of(rows, last_position, row, more, KEYS)
-    return row, head, tile, slot, cached, tiles
+            slot, passed, cached, tiles = _slot_of(
+                rows, last_position, shared_lengths, row, more, KEYS
+            )
+    return row, head, tile, slot, passed, cached, tiles
 
 
 @gluon.jit
@@ -155,57 +181,15 @@ def _attend_tile(
     return highest, total, low, high
 
 
-@gluon.jit
-def _add_parts(
-    partial, sums, target, begin, end, second,
-    SHARED: gl.constexpr, DIM: gl.constexpr, PARTS: gl.constexpr, COMBINE: gl.constexpr,
-):  # fmt: skip
-    """Add up the parts that the programs ``begin`` to ``end`` have left; ``second``: whether the
-    first of them holds its part in its second place."""
-    QUERIES: gl.constexpr = 1 << (SHARED - 1).bit_length()
-    per_query: gl.constexpr = gl.SliceLayout(2, COMBINE)
-    query = gl.arange(0, QUERIES, gl.SliceLayout(0, per_query))
-    column = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(1, COMBINE)))
-    top = gl.full([QUERIES], -1e30, gl.float32, gl.SliceLayout(0, per_query))
-    total = gl.zeros([QUERIES], gl.float32, gl.SliceLayout(0, per_query))
-    mixed = gl.zeros([QUERIES, DIM], gl.float32, gl.SliceLayout(0, COMBINE))
-    for start in range(begin, end + 1, PARTS):
-        program = start + gl.arange(0, PARTS, gl.SliceLayout(1, per_query))
-        place = program * 2 + gl.where(program == begin, second, 0)
-        there = (program <= end)[:, None] & (query < SHARED)[None, :]
-        at = place[:, None] * SHARED + query[None, :]
-        tops = gl.load(sums + 2 * at, mask=there, other=float("-inf"), cache_modifier=".cg")
-        totals = gl.load(sums + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg")
-        parts = gl.load(
-            partial + at.expand_dims(2) * DIM + column[None, None, :],
-            mask=there.expand_dims(2), other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        highest = gl.maximum(top, gl.max(tops, 0))
-        share = gl.exp2(tops - highest[None, :])
-        decay = gl.exp2(top - highest)
-        total = total * decay + gl.sum(totals * share, 0)
-        decay = gl.convert_layout(decay, gl.SliceLayout(1, gl.SliceLayout(0, COMBINE)))
-        mixed = mixed * decay[:, None] + gl.sum(parts * share.expand_dims(2), 0)
-        top = highest
-    row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, COMBINE))
-    total = gl.convert_layout(total, row)
-    query = gl.arange(0, QUERIES, row)
-    column = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(0, COMBINE)))
-    total = gl.where(query < SHARED, total, 1.0)
-    gl.store(
-        target + query[:, None] * DIM + column[None, :],
-        (mixed / total[:, None]).to(target.dtype.element_ty), mask=(query < SHARED)[:, None],
-    )  # fmt: skip
-
-
-# One compiled kernel serves every call: nothing depends on this integer's value.
-@gluon.jit(do_not_specialize=["table_stride"])
+# One compiled kernel serves every call: nothing depends on these integers' values.
+@gluon.jit(do_not_specialize=["prefix_parts", "table_stride"])
 def hopper_decode_kernel(
     qkv, plan, rows, last_position, table, key_box, value_box, key_cache, value_cache, cos, sin,
-    query_weight, key_weight, out, partial, sums, arrived, scale, eps, table_stride,
+    query_weight, key_weight, out, partial, sums, arrived, shared_lengths, prefix_partial,
+    prefix_sums, prefix_parts, scale, eps, table_stride,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HALF: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, COMBINE: gl.constexpr,
-    NORM: gl.constexpr,
+    COMBINE_HALVES: gl.constexpr, NORM: gl.constexpr,
 ):  # fmt: skip
     tl.extra.cuda.gdc_launch_dependents()
     WARPS: gl.constexpr = gl.num_warps()
@@ -226,7 +210,8 @@ def hopper_decode_kernel(
         # Not before the kernel ahead is over: the next one waits for this one alone.
         tl.extra.cuda.gdc_wait()
         return
-    tiles = gl.maximum((cached + KEYS - 1) // KEYS, 1)
+    passed = _passed(shared_lengths, slot, slot >= 0)
+    tiles = _tiles(cached - passed, KEYS)
     own_begin = program * each + gl.minimum(program, longer)
 
     swizzled: gl.constexpr = gl.NVMMASharedLayout(HALF * 2, 16, 2)
@@ -240,16 +225,18 @@ def hopper_decode_kernel(
 
     # Where the copies are: always STAGES tiles ahead of the products.
     next_row, next_head, next_tile = row, head, tile
-    next_slot, next_cached, next_tiles = slot, cached, tiles
+    next_slot, next_passed, next_cached, next_tiles = slot, passed, cached, tiles
     for early in gl.static_range(STAGES):
         if early < count:
             _fetch(
                 key_box, value_box, keys, values, ready, early, table, table_stride, next_slot,
-                next_cached, next_head, next_tile, KV_HEADS, BLOCK_SIZE, KEYS, HALF,
+                next_passed, next_cached, next_head, next_tile, KV_HEADS, BLOCK_SIZE, KEYS, HALF,
             )  # fmt: skip
-            next_row, next_head, next_tile, next_slot, next_cached, next_tiles = _advance(
-                rows, last_position, next_row, next_head, next_tile, next_slot, next_cached,
-                next_tiles, early + 1 < count, KV_HEADS, KEYS,
+            (
+                next_row, next_head, next_tile, next_slot, next_passed, next_cached, next_tiles,
+            ) = _advance(
+                rows, last_position, shared_lengths, next_row, next_head, next_tile, next_slot,
+                next_passed, next_cached, next_tiles, early + 1 < count, KV_HEADS, KEYS,
             )  # fmt: skip
     tl.extra.cuda.gdc_wait()
 
@@ -318,6 +305,13 @@ def hopper_decode_kernel(
             here = here.expand_dims(2)
             low = gl.where(here, low_value.to(gl.float32)[None, None, :], low)
             high = gl.where(here, high_value.to(gl.float32)[None, None, :], high)
+            if shared_lengths is not None:  # noqa: SIM102 - known when compiled, the other is not
+                if passed > 0:
+                    top, total, low, high = with_prefix(
+                        prefix_partial, prefix_sums, prefix_parts,
+                        (row * KV_HEADS + head) * prefix_parts, top, total, low, high,
+                        SHARED, HALF, PARTS, COMBINE_HALVES, mma,
+                    )  # fmt: skip
 
         first = gl.convert_layout(first, gl.SliceLayout(0, left)).expand_dims(0)
         second = gl.convert_layout(second, gl.SliceLayout(0, left)).expand_dims(0)
@@ -329,19 +323,23 @@ def hopper_decode_kernel(
             stage = item % STAGES
             mbarrier.wait(ready.index(stage), (item // STAGES) & 1)
             top, total, low, high = _attend_tile(
-                keys, values, stage, turn * KEYS, cached, first, second, top, total, low, high,
-                scale, KEYS, HALF, mma,
+                keys, values, stage, passed + turn * KEYS, cached, first, second, top, total, low,
+                high, scale, KEYS, HALF, mma,
             )  # fmt: skip
             if WARPS > 1:
                 _barrier()
             if item + STAGES < count:
                 _fetch(
                     key_box, value_box, keys, values, ready, stage, table, table_stride,
-                    next_slot, next_cached, next_head, next_tile, KV_HEADS, BLOCK_SIZE, KEYS, HALF,
+                    next_slot, next_passed, next_cached, next_head, next_tile, KV_HEADS,
+                    BLOCK_SIZE, KEYS, HALF,
                 )  # fmt: skip
-                next_row, next_head, next_tile, next_slot, next_cached, next_tiles = _advance(
-                    rows, last_position, next_row, next_head, next_tile, next_slot, next_cached,
-                    next_tiles, item + STAGES + 1 < count, KV_HEADS, KEYS,
+                (
+                    next_row, next_head, next_tile, next_slot, next_passed, next_cached,
+                    next_tiles,
+                ) = _advance(
+                    rows, last_position, shared_lengths, next_row, next_head, next_tile, next_slot,
+                    next_passed, next_cached, next_tiles, item + STAGES + 1 < count, KV_HEADS, KEYS,
                 )  # fmt: skip
 
         # The warps' parts become one.
@@ -371,7 +369,7 @@ def hopper_decode_kernel(
             if ticket == end_program - begin_program:
                 gl.store(counter, 0)
                 first_begin = begin_program * each + gl.minimum(begin_program, longer)
-                _add_parts(
+                add_parts(
                     partial, sums, target, begin_program, end_program,
                     (first_begin != start).to(gl.int32), SHARED, DIM, PARTS, COMBINE,
                 )  # fmt: skip
@@ -383,4 +381,6 @@ def hopper_decode_kernel(
             if head == KV_HEADS:
                 head = head * 0
                 row += 1
-                slot, cached, tiles = _slot_of(rows, last_position, row, done < count, KEYS)
+                slot, passed, cached, tiles = _slot_of(
+                    rows, last_position, shared_lengths, row, done < count, KEYS
+                )

@@ -1,12 +1,13 @@
 """Attention of decode rows over a prefix that they share, each block read once for all of them.
 
 Rows whose block tables begin with the same blocks would each read those again. Here the queries of
-64 / (Hq / Hkv) rows and one KV head stand together as one operand, as in a prefill, and attend to
-the common positions: the cascade of Hydragen (Juravsky et al. 2024). The result is a part like the
+some rows to one KV head stand together as one operand, as in a prefill, and attend to the common
+positions: the cascade of Hydragen (Juravsky et al. 2024). The result is a part like the
 stretches of ``decode_attention``, which goes on from it with the positions of each row's own.
 
 The positions are cut into a few stretches so that few rows fill the GPU too. The grid depends on
-the number of rows alone; which rows take part, and up to where, lies on the device.
+the number of rows alone; which rows take part, and up to where, lies on the device. It changes
+between steps only, and so a program reads it before it waits for the kernel ahead.
 """
 
 from __future__ import annotations
@@ -18,14 +19,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.early_launch import EARLY, begin_early
+from penstock.kernels.gpu.early_launch import EARLY
 from penstock.kernels.gpu.head_norm import dot
 
-QUERIES = 64
-"""Of one program: the first operand of Hopper's matrix unit has 64 rows."""
-_PROGRAMS = 264
 _MOST_PARTS = 16
 _LOG2_E = 1.4426950408889634
+
+
+class Shape(NamedTuple):
+    queries: int
+    """Of one program; 64 of them, or more, are an operand of Hopper's matrix unit."""
+    tile: int
+    """Positions that are multiplied at once; half as many of wide heads."""
+    warps: int
+    stages: int
+    """One for the look-up of blocks, one for the loads, one for the products."""
+    programs: int
+    """Up to so many: a prefix is cut until there are."""
+
+
+SHAPE = Shape(64, 64, 4, 2, 264)
 
 
 class SharedPrefix(NamedTuple):
@@ -62,20 +75,59 @@ def _turned_queries(
 
 
 @triton.jit
+def _attended(
+    entries, key_cache, value_cache, kv_head, start, end, first, second, top, total, mixed, scale,
+    KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    FULL: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax: positions ``start`` up to ``end``, no more than a tile."""
+    dim: tl.constexpr = 2 * HALF
+    half = tl.arange(0, HALF)
+    column = tl.arange(0, dim)
+    at = start + tl.arange(0, TILE)
+    inside = at < end
+    if FULL:
+        block = tl.load(entries + at // BLOCK_SIZE).to(tl.int64)
+    else:
+        block = tl.load(entries + at // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + at % BLOCK_SIZE) * dim
+    keys = key_cache + place[:, None] + half[None, :]
+    values = value_cache + place[:, None] + column[None, :]
+    if FULL:
+        key_first = tl.load(keys)
+        key_second = tl.load(keys + HALF)
+        value = tl.load(values)
+    else:
+        key_first = tl.load(keys, mask=inside[:, None], other=0.0)
+        key_second = tl.load(keys + HALF, mask=inside[:, None], other=0.0)
+        value = tl.load(values, mask=inside[:, None], other=0.0)
+    score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
+    if not FULL:
+        score = tl.where(inside[None, :], score, float("-inf"))
+    highest = tl.maximum(top, tl.max(score, 1) * scale)
+    weight = tl.exp2(score * scale - highest[:, None])
+    decay = tl.exp2(top - highest)
+    total = total * decay + tl.sum(weight, 1)
+    mixed = mixed * decay[:, None] + dot(weight.to(value.dtype), value)
+    return highest, total, mixed
+
+
+# One compiled kernel serves every number of rows and parts.
+@triton.jit(do_not_specialize=["count", "table_stride"])
 def _prefix_kernel(
     qkv, rows, last_position, shared_slot, shared_lengths, table, cos, sin, query_weight,
     key_cache, value_cache, partial, partial_sums, count, scale, eps, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, PADDED: tl.constexpr,
     QUERIES: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    PARTS: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
+    NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    begin_early(EARLY)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     leader = tl.load(shared_slot)
-    if leader < 0:
-        return
-    length = tl.load(shared_lengths + leader)
+    length = tl.load(shared_lengths + leader, mask=leader >= 0, other=0)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
+    parts = tl.num_programs(2)
     dim: tl.constexpr = 2 * HALF
     query = tl.arange(0, QUERIES)
     row = tl.program_id(0) * (QUERIES // PADDED) + query // PADDED
@@ -84,9 +136,13 @@ def _prefix_kernel(
     known = slot >= 0
     takes_part = tl.load(shared_lengths + slot, mask=known, other=0) > 0
     takes_part = takes_part & (head < SHARED)
-    if tl.max(takes_part.to(tl.int32), 0) == 0:
-        return
     position = tl.load(last_position + slot, mask=known, other=0)
+    active = tl.max(takes_part.to(tl.int32), 0)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    # Not earlier: the kernel behind waits for this one alone.
+    if (length == 0) | (active == 0):
+        return
     first_head = row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + kv_head * SHARED + head
     first, second = _turned_queries(
         qkv + first_head[:, None] * dim, cos, sin, query_weight, position,
@@ -96,34 +152,26 @@ def _prefix_kernel(
     first = first.to(kind)
     second = second.to(kind)
     column = tl.arange(0, dim)
-    half = tl.arange(0, HALF)
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, dim], tl.float32)
     entries = table + leader.to(tl.int64) * table_stride
-    each = tl.cdiv(tl.cdiv(length, TILE), PARTS) * TILE
+    each = tl.cdiv(tl.cdiv(length, TILE), parts) * TILE
     end = tl.minimum(part * each + each, length)
-    for start in range(part * each, end, TILE):
-        at = start + tl.arange(0, TILE)
-        inside = at < end
-        block = tl.load(entries + at // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + at % BLOCK_SIZE) * dim
-        keys = key_cache + place[:, None] + half[None, :]
-        key_first = tl.load(keys, mask=inside[:, None], other=0.0)
-        key_second = tl.load(keys + HALF, mask=inside[:, None], other=0.0)
-        value = tl.load(
-            value_cache + place[:, None] + column[None, :], mask=inside[:, None], other=0.0
-        )
-        score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
-        score = tl.where(inside[None, :], score * scale, float("-inf"))
-        highest = tl.maximum(top, tl.max(score, 1))
-        weight = tl.exp2(score - highest[:, None])
-        decay = tl.exp2(top - highest)
-        total = total * decay + tl.sum(weight, 1)
-        mixed = mixed * decay[:, None] + dot(weight.to(kind), value)
-        top = highest
+    begin = part * each
+    full = tl.maximum(end - begin, 0) // TILE * TILE
+    for start in range(begin, begin + full, TILE):
+        top, total, mixed = _attended(
+            entries, key_cache, value_cache, kv_head, start, end, first, second, top, total, mixed,
+            scale, KV_HEADS, HALF, BLOCK_SIZE, TILE, True,
+        )  # fmt: skip
+    if begin + full < end:
+        top, total, mixed = _attended(
+            entries, key_cache, value_cache, kv_head, begin + full, end, first, second, top, total,
+            mixed, scale, KV_HEADS, HALF, BLOCK_SIZE, TILE, False,
+        )  # fmt: skip
     # [row, kv head, part, query head]; a part without positions has weight 0
-    to = ((row.to(tl.int64) * KV_HEADS + kv_head) * PARTS + part) * SHARED + head
+    to = ((row.to(tl.int64) * KV_HEADS + kv_head) * parts + part) * SHARED + head
     tl.store(partial + to[:, None] * dim + column[None, :], mixed, mask=takes_part[:, None])
     tl.store(partial_sums + 2 * to, top, mask=takes_part)
     tl.store(partial_sums + 2 * to + 1, total, mask=takes_part)
@@ -132,11 +180,11 @@ def _prefix_kernel(
 def parts_for(rows: int, heads: int, kv_heads: int) -> int:
     """Into how many stretches the prefix is cut: a power of two."""
     programs = _row_tiles(rows, heads // kv_heads) * kv_heads
-    return int(min(_MOST_PARTS, 1 << (max(1, _PROGRAMS // programs).bit_length() - 1)))
+    return int(min(_MOST_PARTS, 1 << (max(1, SHAPE.programs // programs).bit_length() - 1)))
 
 
 def _row_tiles(rows: int, shared: int) -> int:
-    return triton.cdiv(rows * triton.next_power_of_2(shared), QUERIES)
+    return triton.cdiv(rows * triton.next_power_of_2(shared), SHAPE.queries)
 
 
 def shared_prefix(
@@ -171,11 +219,11 @@ def prefix_attention(
     heads = all_heads - 2 * kv_heads
     shared = heads // kv_heads
     parts = parts_for(count, heads, kv_heads)
-    wide = dim * qkv.element_size() > 256
+    tile = SHAPE.tile // 2 if dim * qkv.element_size() > 256 else SHAPE.tile
     _prefix_kernel[(_row_tiles(count, shared), kv_heads, parts)](
         qkv, rows, last_position, prefix.slot, prefix.lengths, table, cos, sin, query_weight,
         key_cache, value_cache, prefix.partial, prefix.sums, count, dim**-0.5 * _LOG2_E, eps,
-        table.stride(0), heads, kv_heads, shared, triton.next_power_of_2(shared), QUERIES,
-        dim // 2, block_size, 32 if wide else 64, parts, query_weight is not None, EARLY,
-        num_warps=4, num_stages=2, launch_pdl=EARLY,
+        table.stride(0), heads, kv_heads, shared, triton.next_power_of_2(shared),
+        SHAPE.queries, dim // 2, block_size, tile, query_weight is not None, EARLY,
+        num_warps=SHAPE.warps, num_stages=SHAPE.stages, launch_pdl=EARLY,
     )  # fmt: skip

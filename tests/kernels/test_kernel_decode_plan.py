@@ -15,13 +15,50 @@ Item = tuple[int, int, int]
 """Row, KV head, tile. Padding, of no length, has none."""
 
 
-def items_of(cached: list[int | None], kv_heads: int, keys: int) -> list[Item]:
+def items_of(own: list[int | None], kv_heads: int, keys: int) -> list[Item]:
     return [
         (row, head, tile)
-        for row, length in enumerate(cached)
+        for row, length in enumerate(own)
         for head in range(kv_heads)
         for tile in range(0 if length is None else max(1, -(-length // keys)))
     ]
+
+
+def check(cached: list[int | None], shared: list[int], prefixed: bool, programs: int) -> None:
+    """Plan for rows of which the first positions, so many of each, are shared."""
+    kv_heads, keys = 3, 32
+    slots = random.Random(2).sample(range(50), len(cached))
+    slots = [-1 if length is None else slot for slot, length in zip(slots, cached, strict=True)]
+    position, lengths = [999] * 50, [32] * 50
+    for slot, length, common in zip(slots, cached, shared, strict=True):
+        if length is not None:
+            position[slot], lengths[slot] = length, common
+    # Behind the step's rows stands what is not to be read.
+    rows, positions, prefix = (
+        torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
+        for numbers in ([*slots, 49, 48], position, lengths)
+    )
+    plan = torch.full((programs, FIELDS), -7, dtype=torch.int32, device=DEVICE)
+    plan_kernel[(triton.cdiv(programs, PROGRAMS_EACH),)](
+        rows, positions, prefix if any(shared) else None, plan, len(cached), int(prefixed),
+        kv_heads, keys, programs, 32, PROGRAMS_EACH,
+    )  # fmt: skip
+    own = [
+        None if length is None else length - common * prefixed
+        for length, common in zip(cached, shared, strict=True)
+    ]
+    items = items_of(own, kv_heads, keys)
+    each, longer = divmod(len(items), programs)
+    begin = 0
+    for program, record in enumerate(plan.tolist()):
+        count = each + (program < longer)
+        assert record[3:6] == [count, each, longer]
+        if count:
+            row = items[begin][0]
+            assert tuple(record[:3]) == items[begin]
+            assert record[6:] == [slots[row], cached[row] or 0]
+        begin += count
+    assert begin == len(items)
 
 
 @pytest.mark.parametrize("programs", [7, 33, 528])
@@ -39,29 +76,24 @@ def items_of(cached: list[int | None], kv_heads: int, keys: int) -> list[Item]:
 def test_every_item_is_in_one_stretch_and_stretches_are_even(
     cached: list[int | None], programs: int
 ) -> None:
-    kv_heads, keys = 3, 32
-    slots = random.Random(2).sample(range(50), len(cached))
-    slots = [-1 if length is None else slot for slot, length in zip(slots, cached, strict=True)]
-    position = [999] * 50
-    for slot, length in zip(slots, cached, strict=True):
-        if length is not None:
-            position[slot] = length
-    # Behind the step's rows stands what is not to be read.
-    rows = torch.tensor([*slots, 49, 48], dtype=torch.int32, device=DEVICE)
-    plan = torch.full((programs, FIELDS), -7, dtype=torch.int32, device=DEVICE)
-    plan_kernel[(triton.cdiv(programs, PROGRAMS_EACH),)](
-        rows, torch.tensor(position, dtype=torch.int32, device=DEVICE), plan, len(cached),
-        kv_heads, keys, programs, 32, PROGRAMS_EACH,
-    )  # fmt: skip
-    items = items_of(cached, kv_heads, keys)
-    each, longer = divmod(len(items), programs)
-    begin = 0
-    for program, record in enumerate(plan.tolist()):
-        count = each + (program < longer)
-        assert record[3:6] == [count, each, longer]
-        if count:
-            row = items[begin][0]
-            assert tuple(record[:3]) == items[begin]
-            assert record[6:] == [slots[row], cached[row] or 0]
-        begin += count
-    assert begin == len(items)
+    check(cached, [0] * len(cached), False, programs)
+
+
+@pytest.mark.parametrize("programs", [7, 528])
+@pytest.mark.parametrize(
+    ("cached", "shared"),
+    [
+        ([64], [64]),
+        ([2049, 2080, 2081, 2048, 90, 2148, None], [2048, 2048, 2048, 2048, 0, 2048, 0]),
+        ([208, 239, 240, 241, 0, 300, 31, None, None], [208, 208, 208, 208, 0, 0, 0, 0, 0]),
+    ],
+    ids=str,
+)
+def test_shared_positions_have_no_items(
+    cached: list[int | None], shared: list[int], programs: int
+) -> None:
+    check(cached, shared, True, programs)
+
+
+def test_a_step_without_the_prefix_has_items_for_all_positions() -> None:
+    check([200, 300, 33], [96, 96, 0], False, 33)

@@ -8,6 +8,8 @@ from paged_sequences import EPS, MAX_POSITIONS, Case, Paged
 from torch import Tensor
 from triton_device import DEVICE, ON_GPU, error, tolerance
 
+from penstock.kernels.gpu.shared_prefix import SharedPrefix, prefix_attention, shared_prefix
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
@@ -26,18 +28,34 @@ CASES = [
         (16, 1, 128, 16, False), (16, 1, 64, 256, True),
     )
 ]  # fmt: skip
+OWN = [0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 500]
+"""Positions behind a shared prefix."""
+PREFIXED = [
+    Case(heads, kv_heads, dim, block_size, norm, [13 * block_size + own for own in OWN])
+    for heads, kv_heads, dim, block_size, norm in (
+        (16, 8, 128, 16, True), (32, 8, 128, 16, True), (32, 8, 128, 64, False),
+        (4, 4, 128, 32, False), (8, 8, 64, 16, True), (16, 2, 64, 64, True),
+        (16, 2, 128, 32, False), (14, 2, 64, 32, False), (16, 1, 128, 8, True),
+    )
+]  # fmt: skip
+"""Behind 13 blocks, which with the smallest end in the middle of a tile of 32 positions."""
 PADDING = 2
 """Rows of no slot, behind the others."""
 
 
 class Rows:
-    """Decode rows over a cache with NaN in its unused places, on the second of two layers."""
+    """Decode rows over a cache with NaN in its unused places, on the second of two layers.
 
-    def __init__(self, case: Case) -> None:
+    common: positions that all rows share but every fifth, or none.
+    """
+
+    def __init__(self, case: Case, common: int | None = None) -> None:
         from penstock.kernels.gpu.decode_attention_hopper import HopperDecodeAttention
 
         self.case, self.paged = case, Paged(case, torch.bfloat16, room=1)
         paged, count = self.paged, len(case.lengths)
+        self.prefixed = common is not None
+        self.prefix = self._shared(common or 0)
         self.keys = torch.stack([torch.full_like(paged.keys, float("nan")), paged.keys])
         self.values = torch.stack([torch.full_like(paged.values, float("nan")), paged.values])
         self.before = self.keys.clone(), self.values.clone()
@@ -49,21 +67,39 @@ class Rows:
             count + PADDING, case.heads, case.dim, dtype=torch.bfloat16, device=DEVICE
         )
         self.attention = HopperDecodeAttention(
-            self.keys, self.values, case.heads, 200, case.norm, EPS
+            self.keys, self.values, case.heads, 200, case.norm, EPS, self.prefix
         )
+
+    def _shared(self, common: int) -> SharedPrefix:
+        """The prefix, which members' block tables name from now on."""
+        case, table = self.case, self.paged.table
+        members = [index for index in range(len(case.lengths)) if index % 5 != 3]
+        blocks = common // case.block_size
+        table[members, :blocks] = table[members[0], :blocks]
+        lengths = torch.zeros(200, dtype=torch.int32, device=DEVICE)
+        lengths[members] = common
+        leader = torch.tensor([members[-1] if common else -1], dtype=torch.int32, device=DEVICE)
+        return shared_prefix(leader, lengths, 200, case.heads, case.kv_heads, case.dim)
 
     def reset(self) -> None:
         """The caches as they were, and no output."""
         self.keys.copy_(self.before[0])
         self.values.copy_(self.before[1])
         self.out.fill_(float("nan"))
+        self.prefix.partial.fill_(float("nan"))
+        self.prefix.sums.fill_(float("nan"))
 
     def attend(self) -> None:
         paged = self.paged
-        self.attention.plan(self.rows, self.position)
+        self.attention.plan(self.rows, self.position, self.prefixed)
+        if self.prefixed:
+            prefix_attention(
+                self.qkv, self.rows, self.position, self.prefix, paged.table, paged.cos, paged.sin,
+                paged.query_weight, self.keys[1], self.values[1], EPS,
+            )  # fmt: skip
         self.attention(
             1, self.qkv, self.rows, self.position, paged.table, paged.cos, paged.sin,
-            paged.query_weight, paged.key_weight, self.out,
+            paged.query_weight, paged.key_weight, self.out, self.prefixed,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -113,8 +149,42 @@ def test_one_row_and_many_rows_equal_the_plain_computation(lengths: list[int]) -
     rows.check()
 
 
-def test_padding_alone_writes_nothing() -> None:
-    rows = Rows(CASES[0])
+@pytest.mark.parametrize("case", PREFIXED, ids=str)
+def test_rows_behind_a_shared_prefix_equal_the_plain_computation(case: Case) -> None:
+    rows = Rows(case, 13 * case.block_size)
+    rows.reset()
+    rows.attend()
+    rows.check()
+    wanted, found = rows.unwritten()
+    assert torch.equal(found, wanted), "nothing but the new positions is written"
+
+
+@pytest.mark.parametrize("count", [8, 16, 64, 190])
+def test_a_prefix_in_one_part_or_in_many_gives_the_same(count: int) -> None:
+    rows = Rows(CASES[1]._replace(lengths=[1040 + index * 7 % 300 for index in range(count)]), 1040)
+    rows.reset()
+    rows.attend()
+    rows.check()
+
+
+def test_a_prefix_of_nobody_changes_nothing() -> None:
+    rows = Rows(CASES[0]._replace(lengths=MANY), 0)
+    rows.reset()
+    rows.attend()
+    rows.check()
+
+
+def test_a_step_can_leave_the_prefix_out() -> None:
+    rows = Rows(PREFIXED[0], 13 * PREFIXED[0].block_size)
+    rows.prefixed = False
+    rows.reset()
+    rows.attend()
+    rows.check()
+
+
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_padding_alone_writes_nothing(prefixed: bool) -> None:
+    rows = Rows(CASES[-1], 0 if prefixed else None)
     rows.rows.fill_(-1)
     rows.reset()
     rows.attend()
@@ -124,7 +194,14 @@ def test_padding_alone_writes_nothing() -> None:
 
 @pytest.mark.parametrize("lengths", [FEW, MANY], ids=["few rows", "many rows"])
 def test_every_run_gives_the_same_bits(lengths: list[int]) -> None:
-    rows = Rows(CASES[1]._replace(lengths=lengths))
+    assert_same_bits(Rows(CASES[1]._replace(lengths=lengths)))
+
+
+def test_every_run_behind_a_prefix_gives_the_same_bits() -> None:
+    assert_same_bits(Rows(PREFIXED[1], 13 * PREFIXED[1].block_size))
+
+
+def assert_same_bits(rows: Rows) -> None:
     rows.reset()
     rows.attend()
     first = rows.out.clone()
@@ -148,3 +225,20 @@ def test_a_graph_serves_other_rows_and_lengths_than_those_it_recorded(lengths: l
     rows.reset()
     graph.replay()
     rows.check()
+
+
+def test_a_graph_serves_other_prefixes_than_the_one_it_recorded() -> None:
+    case = PREFIXED[0]
+    rows = Rows(case, 13 * case.block_size)
+    rows.reset()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rows.attend()
+    graph.replay()
+    rows.check()
+    members = rows.prefix.lengths > 0
+    for blocks in (5, 1):
+        rows.prefix.lengths[members] = blocks * case.block_size
+        rows.reset()
+        graph.replay()
+        rows.check()

@@ -26,8 +26,12 @@ class DecodeAttention(Protocol):
     least_rows: int
     """Steps of fewer rows are faster with ``TritonDecodeAttention``."""
 
-    def plan(self, rows: Tensor, last_position: Tensor) -> None:
-        """The first kernel of a step, if there is one; the layers' calls are for the same rows."""
+    def plan(self, rows: Tensor, last_position: Tensor, prefixed: bool = False) -> None:
+        """The first kernel of a step, if there is one; the layers' calls are for the same rows.
+
+        prefixed: whether they go on behind the prefix that it was made with, of which
+        ``prefix_attention`` has done its part ahead of each call; not in steps of few rows.
+        """
 
     def __call__(
         self,
@@ -41,6 +45,7 @@ class DecodeAttention(Protocol):
         query_weight: Tensor | None,
         key_weight: Tensor | None,
         out: Tensor,
+        prefixed: bool = False,
     ) -> None: ...
 
 
@@ -62,12 +67,17 @@ class TritonDecodeAttention:
     least_rows = 1
 
     def __init__(
-        self, keys: Tensor, values: Tensor, workspace: DecodeWorkspace, eps: float
+        self,
+        keys: Tensor,
+        values: Tensor,
+        workspace: DecodeWorkspace,
+        eps: float,
+        prefix: SharedPrefix | None = None,
     ) -> None:
         self._caches = list(zip(keys, values, strict=True))
-        self._workspace, self._eps = workspace, eps
+        self._workspace, self._eps, self._prefix = workspace, eps, prefix
 
-    def plan(self, rows: Tensor, last_position: Tensor) -> None:
+    def plan(self, rows: Tensor, last_position: Tensor, prefixed: bool = False) -> None:
         """Its programs see for themselves."""
 
     def __call__(
@@ -82,11 +92,12 @@ class TritonDecodeAttention:
         query_weight: Tensor | None,
         key_weight: Tensor | None,
         out: Tensor,
-        prefix: SharedPrefix | None = None,
+        prefixed: bool = False,
     ) -> None:
         decode_attention(
             qkv, rows, last_position, table, cos, sin, query_weight, key_weight,
-            *self._caches[layer], out, self._workspace, self._eps, prefix,
+            *self._caches[layer], out, self._workspace, self._eps,
+            self._prefix if prefixed else None,
         )  # fmt: skip
 
 
@@ -116,10 +127,12 @@ def choose_decode_attention(
     norm: bool,
     eps: float,
     otherwise: TritonDecodeAttention,
+    prefix: SharedPrefix | None = None,
 ) -> KernelChoice[DecodeAttention]:
-    """As ``choose_prefill_attention``; ``otherwise`` for the same caches.
+    """As ``choose_prefill_attention``; ``otherwise`` for the same caches and prefix.
 
-    max_rows: decode rows of a step; norm: whether queries and keys are normed, with eps.
+    max_rows: decode rows of a step; norm: whether queries and keys are normed, with eps; prefix:
+    what steps of many rows may share.
     """
 
     def fastest() -> DecodeAttention | str:
@@ -127,6 +140,8 @@ def choose_decode_attention(
 
         _, _, kv_heads, block_size, dim = keys.shape
         why_not = hopper.why_not(keys.dtype, dim, block_size, heads // kv_heads, max_rows)
-        return why_not or hopper.HopperDecodeAttention(keys, values, heads, max_rows, norm, eps)
+        return why_not or hopper.HopperDecodeAttention(
+            keys, values, heads, max_rows, norm, eps, prefix
+        )
 
     return choose(fastest, otherwise, "Triton kernel")

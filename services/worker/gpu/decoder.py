@@ -10,7 +10,6 @@ the kernels must know of them lies on the device (``BatchState``, ``ChunkRows``)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -72,10 +71,11 @@ class GpuDecoder:
         split = decode_workspace(
             slots, config.num_heads, config.num_kv_heads, config.head_dim, device
         )
-        self._prefixed = TritonDecodeAttention(self._keys, self._values, split, eps)
+        self._few_rows = TritonDecodeAttention(self._keys, self._values, split, eps, self._prefix)
         self.decode = choose_decode_attention(
-            self._keys, self._values, config.num_heads, slots, config.qk_norm, eps, self._prefixed
-        )
+            self._keys, self._values, config.num_heads, slots, config.qk_norm, eps,
+            self._few_rows, self._prefix,
+        )  # fmt: skip
         self.prefill = choose_prefill_attention(self._keys, self._values, self.space.query)
         self._library = LibraryProducts(weights, self.space, eps)
         self._fused = FusedProducts(weights, self.space, eps)
@@ -94,11 +94,11 @@ class GpuDecoder:
         attention is planned before all else: what the plan reads, rows and positions, changes
         between steps only, and so no layer's attention waits to read it. chunks: the step's chunk
         rows; ``None`` when all are decode rows. shared: read the prefix that the state
-        names as shared once.
+        names as shared once; for ``shared_rows.LEAST_ROWS`` rows and more.
         """
         state, weights = self.state, self.weights
-        if num_decode >= self._least_rows and not shared:
-            self.decode.kernels.plan(state.rows[:num_decode], state.position)
+        if num_decode >= self._least_rows:
+            self.decode.kernels.plan(state.rows[:num_decode], state.position, shared)
         tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
         embed(weights.embedding, tokens, state.rows, state.last_token, self.space.residual[:rows])
         products = self._products(rows, mixed=chunks is not None)
@@ -138,19 +138,17 @@ class GpuDecoder:
 
     def _attend_decode(self, index: int, num_decode: int, shared: bool) -> None:
         layer, space, state = self.weights.layers[index], self.space, self.state
-        attend: Callable[..., None] = self.decode.kernels
         if shared:
             prefix_attention(
                 space.qkv[:num_decode], state.rows[:num_decode], state.position, self._prefix,
                 state.table, self._cos, self._sin, layer.query_norm, self._keys[index],
                 self._values[index], self.config.rms_norm_eps,
             )  # fmt: skip
-            attend = partial(self._prefixed, prefix=self._prefix)
-        elif num_decode < self._least_rows:
-            attend = self._prefixed
+        attend = self.decode.kernels if num_decode >= self._least_rows else self._few_rows
         attend(
             index, space.qkv[:num_decode], state.rows[:num_decode], state.position, state.table,
             self._cos, self._sin, layer.query_norm, layer.key_norm, space.mixed[:num_decode],
+            shared,
         )  # fmt: skip
 
     def _attend_chunks(self, index: int, rows: int, chunks: ChunkRows) -> None:

@@ -105,6 +105,8 @@ class StepGraphs:
     @staticmethod
     def _shared_sizes(most: int) -> list[int]:
         """Sizes of decode steps whose rows share a prefix, up to one for ``most`` rows."""
+        if most < LEAST_ROWS:
+            return []
         return [*(size for size in SHARED_SIZES if size < most), most]
 
     @staticmethod

@@ -166,7 +166,7 @@ def compiled_decode(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     class Compiled:
         def __init__(
-            self, keys: Tensor, values: Tensor, heads: int, rows: int, norm: bool, eps: float
+            self, keys: Tensor, values: Tensor, heads: int, rows: int, *others: object
         ) -> None:
             found.append((heads, rows))
 

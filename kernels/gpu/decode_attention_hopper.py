@@ -54,8 +54,9 @@ kernel, although this one alone is faster; presumably it leaves less room for th
 next product, which read weights meanwhile. Beside ``rows_linear_hopper`` all steps gain: 4.19."""
 
 
-def shape_for(rows: int) -> Shape:
-    return _MANY if rows >= MANY_ROWS else _FEW
+def shape_for(rows: int, prefixed: bool = False) -> Shape:
+    """One serves all steps with a shared prefix: it pays for many rows alone."""
+    return _MANY if prefixed or rows >= MANY_ROWS else _FEW
 
 
 def why_not(dtype: torch.dtype, dim: int, block_size: int, shared: int, max_rows: int) -> str:
@@ -125,8 +126,8 @@ class HopperDecodeAttention:
         prefix: SharedPrefix | None = None,
     ) -> None:
         """keys, values: [L, num_blocks, Hkv, block_size, D], contiguous; heads: Hq; max_rows: of a
-        step, at least 1; norm: whether queries and keys are normed, with eps; prefix: what steps
-        of ``MANY_ROWS`` rows and more may share.
+        step, at least 1; norm: whether queries and keys are normed, with eps; prefix: what the
+        rows of a step may share.
 
         Raises what Triton raises where it cannot compile or load the kernels.
         """
@@ -136,7 +137,7 @@ class HopperDecodeAttention:
         self._shared = heads // self._kv_heads
         self.least_rows = 1 if self._shared <= MOST_SHARED_BY_FEW else MANY_ROWS
         self._prefix = prefix
-        shapes = {shape_for(rows) for rows in (1, max_rows)}
+        shapes = {shape_for(rows) for rows in (1, max_rows)} | ({_MANY} if prefix else set())
         programs = max(shape.programs for shape in shapes)
         device, parts = keys.device, programs * 2 * self._shared
         self._plan = torch.empty(programs * FIELDS, dtype=torch.int32, device=device)
@@ -190,7 +191,7 @@ class HopperDecodeAttention:
 
         Arguments as those of a call.
         """
-        ready = self._ready[shape_for(len(rows))]
+        ready = self._ready[shape_for(len(rows), prefixed)]
         room = _plan_rows(len(rows))
         ready.plans[room][triton.cdiv(ready.shape.programs, PROGRAMS_EACH), 1, 1](
             rows, last_position, self._prefix and self._prefix.lengths, self._plan, len(rows),
@@ -213,8 +214,8 @@ class HopperDecodeAttention:
     ) -> None:
         """As ``decode_attention`` over the caches of ``layer``; all aligned to 16 bytes, and
         ``plan`` called for the same rows. prefixed: go on from what ``prefix_attention`` has left
-        just before, for these rows; ``MANY_ROWS`` of them at least."""
-        ready = self._ready[shape_for(len(rows))]
+        just before, for these rows."""
+        ready = self._ready[shape_for(len(rows), prefixed)]
         ready.kernels[prefixed][ready.shape.programs, 1, 1](
             qkv, self._plan, rows, last_position, table, *ready.boxes[layer], *self._caches[layer],
             cos, sin, query_weight, key_weight, out, self._partial, self._sums, self.arrived,

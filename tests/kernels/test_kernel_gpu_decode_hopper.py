@@ -159,7 +159,7 @@ def test_rows_behind_a_shared_prefix_equal_the_plain_computation(case: Case) -> 
     assert torch.equal(found, wanted), "nothing but the new positions is written"
 
 
-@pytest.mark.parametrize("count", [8, 16, 64, 190])
+@pytest.mark.parametrize("count", [2, 8, 16, 64, 190])
 def test_a_prefix_in_one_part_or_in_many_gives_the_same(count: int) -> None:
     rows = Rows(CASES[1]._replace(lengths=[1040 + index * 7 % 300 for index in range(count)]), 1040)
     rows.reset()

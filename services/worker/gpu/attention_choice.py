@@ -30,7 +30,7 @@ class DecodeAttention(Protocol):
         """The first kernel of a step, if there is one; the layers' calls are for the same rows.
 
         prefixed: whether they go on behind the prefix that it was made with, of which
-        ``prefix_attention`` has done its part ahead of each call; not in steps of few rows.
+        ``prefix_attention`` does its part ahead of each call.
         """
 
     def __call__(
@@ -132,7 +132,7 @@ def choose_decode_attention(
     """As ``choose_prefill_attention``; ``otherwise`` for the same caches and prefix.
 
     max_rows: decode rows of a step; norm: whether queries and keys are normed, with eps; prefix:
-    what steps of many rows may share.
+    what the rows of a step may share.
     """
 
     def fastest() -> DecodeAttention | str:

@@ -94,7 +94,7 @@ class GpuDecoder:
         attention is planned before all else: what the plan reads, rows and positions, changes
         between steps only, and so no layer's attention waits to read it. chunks: the step's chunk
         rows; ``None`` when all are decode rows. shared: read the prefix that the state
-        names as shared once; for ``shared_rows.LEAST_ROWS`` rows and more.
+        names as shared once.
         """
         state, weights = self.state, self.weights
         if num_decode >= self._least_rows:

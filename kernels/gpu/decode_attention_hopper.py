@@ -30,9 +30,11 @@ _LEAST_BITS = 5
 _LOG2_E = 1.4426950408889634
 
 
+_KEYS = 32
+"""Positions in a tile."""
+
+
 class Shape(NamedTuple):
-    keys: int
-    """Positions in a tile."""
     warps: int
     stages: int
     """Tiles under way."""
@@ -44,9 +46,12 @@ class Shape(NamedTuple):
 #   1 x 512                   5.2,  6.8    9.0, 10.5
 #   1 x 4,096                13.1, 19.9   14.5, 16.7
 #   256 rows of 100 to 2,000  272,  274    314,  315
+# Behind a shared prefix, with some 96 positions of their own, 256 rows with 32 heads take 74 µs,
+# prefix included, and 82 with the shape of many rows.
 MANY_ROWS = 8
-_MANY = Shape(32, 1, 2, 792)
-_FEW = Shape(32, 1, 3, 528)
+_MANY = Shape(1, 2, 792)
+_FEW = Shape(1, 3, 528)
+_PREFIXED = Shape(1, 1, 1056)
 MOST_SHARED_BY_FEW = 2
 """Query heads for a KV head up to which steps of fewer than ``MANY_ROWS`` rows gain beside products
 of Triton: one row of Qwen3-8B, with four, takes 4.47 ms with this kernel and 4.32 with the Triton
@@ -55,8 +60,9 @@ next product, which read weights meanwhile. Beside ``rows_linear_hopper`` all st
 
 
 def shape_for(rows: int, prefixed: bool = False) -> Shape:
-    """One serves all steps with a shared prefix: it pays for many rows alone."""
-    return _MANY if prefixed or rows >= MANY_ROWS else _FEW
+    if prefixed:
+        return _PREFIXED
+    return _MANY if rows >= MANY_ROWS else _FEW
 
 
 def why_not(dtype: torch.dtype, dim: int, block_size: int, shared: int, max_rows: int) -> str:
@@ -96,10 +102,7 @@ class _Ready(NamedTuple):
     """What is launched for one shape."""
 
     shape: Shape
-    plans: dict[int, Any]
-    """Compiled for up to so many rows, a power of two."""
-    kernels: dict[bool, Any]
-    """Behind a shared prefix, and without one."""
+    kernel: Any
     constants: tuple[Any, ...]
     boxes: list[tuple[TensorDescriptor, TensorDescriptor]]
     """The caches of each layer."""
@@ -137,7 +140,7 @@ class HopperDecodeAttention:
         self._shared = heads // self._kv_heads
         self.least_rows = 1 if self._shared <= MOST_SHARED_BY_FEW else MANY_ROWS
         self._prefix = prefix
-        shapes = {shape_for(rows) for rows in (1, max_rows)} | ({_MANY} if prefix else set())
+        shapes = {shape_for(rows) for rows in (1, max_rows)} | ({_PREFIXED} if prefix else set())
         programs = max(shape.programs for shape in shapes)
         device, parts = keys.device, programs * 2 * self._shared
         self._plan = torch.empty(programs * FIELDS, dtype=torch.int32, device=device)
@@ -145,12 +148,25 @@ class HopperDecodeAttention:
         self._sums = torch.empty(parts * 2, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(max_rows * self._kv_heads, dtype=torch.int32, device=device)
         """Programs that have left their part of each (row, KV head); zero between launches."""
-        self._ready = {shape: self._prepare(shape, max_rows, norm) for shape in shapes}
+        self._plans = self._prepare_plans(max_rows)
+        self._ready = {shape: self._prepare(shape, norm) for shape in shapes}
 
-    def _prepare(self, shape: Shape, max_rows: int, norm: bool) -> _Ready:
+    def _prepare_plans(self, max_rows: int) -> dict[int, Any]:
+        """Compiled for up to so many rows, a power of two."""
+        int32 = torch.int32
+        lengths, plans = int32 if self._prefix else None, {}
+        for rows in (1 << bits for bits in range(_LEAST_BITS, _plan_rows(max_rows).bit_length())):
+            plans[rows] = plan_kernel.warmup(
+                int32, int32, lengths, int32, 1, 1, 1, *self._plan_constants(rows), grid=(1,),
+                num_warps=4,
+            )  # fmt: skip
+            plans[rows][1, 1, 1]  # loads it
+        return plans
+
+    def _prepare(self, shape: Shape, norm: bool) -> _Ready:
         dtype, block_size = self._caches[0][0].dtype, self._caches[0][0].shape[2]
         layout = gl.NVMMASharedLayout(self._dim, 16, 2)
-        box = [min(block_size, shape.keys), self._dim // 2]
+        box = [min(block_size, _KEYS), self._dim // 2]
 
         def described(cache: Tensor) -> TensorDescriptor:
             return TensorDescriptor.from_tensor(cache.view(-1, self._dim), box, layout)
@@ -159,43 +175,32 @@ class HopperDecodeAttention:
         parts, combine = _combine_layout(self._shared, self._dim, shape.warps)
         _, combine_halves = _combine_layout(self._shared, self._dim // 2, shape.warps)
         constants = (
-            self._heads, self._kv_heads, self._dim // 2, block_size, shape.keys, shape.stages,
+            self._heads, self._kv_heads, self._dim // 2, block_size, _KEYS, shape.stages,
             parts, combine, combine_halves, norm,
         )  # fmt: skip
         int32, fp32, weight = torch.int32, torch.float32, dtype if norm else None
-        kernels = {}
-        for prefixed in {False, shape == _MANY and self._prefix is not None}:
-            of_prefix = (int32, fp32, fp32, 1) if prefixed else (None,) * 4
-            kernels[prefixed] = hopper_decode_kernel.warmup(
-                dtype, int32, int32, int32, int32, *boxes[0], dtype, dtype, fp32, fp32, weight,
-                weight, dtype, fp32, fp32, int32, *of_prefix, self._scale, self._eps, 1,
-                *constants, grid=(1,), num_warps=shape.warps, launch_pdl=True,
-            )  # fmt: skip
-            kernels[prefixed][shape.programs, 1, 1]  # loads it
-        lengths = int32 if self._prefix else None
-        most = _plan_rows(min(max_rows, MANY_ROWS - 1) if shape != _MANY else max_rows)
-        plans = {}
-        for rows in (1 << bits for bits in range(_LEAST_BITS, most.bit_length())):
-            plans[rows] = plan_kernel.warmup(
-                int32, int32, lengths, int32, 1, 1, *self._plan_constants(shape, rows), grid=(1,),
-                num_warps=4,
-            )  # fmt: skip
-            plans[rows][shape.programs, 1, 1]
-        return _Ready(shape, plans, kernels, constants, boxes)
+        of_prefix = (int32, fp32, fp32, 1) if shape == _PREFIXED else (None,) * 4
+        kernel = hopper_decode_kernel.warmup(
+            dtype, int32, int32, int32, int32, *boxes[0], dtype, dtype, fp32, fp32, weight, weight,
+            dtype, fp32, fp32, int32, *of_prefix, self._scale, self._eps, 1, *constants,
+            grid=(1,), num_warps=shape.warps, launch_pdl=True,
+        )  # fmt: skip
+        kernel[shape.programs, 1, 1]
+        return _Ready(shape, kernel, constants, boxes)
 
-    def _plan_constants(self, shape: Shape, rows: int) -> tuple[int, ...]:
-        return self._kv_heads, shape.keys, shape.programs, rows, PROGRAMS_EACH
+    def _plan_constants(self, rows: int) -> tuple[int, ...]:
+        return self._kv_heads, _KEYS, rows, PROGRAMS_EACH
 
     def plan(self, rows: Tensor, last_position: Tensor, prefixed: bool = False) -> None:
         """Once a step, ahead of all its other kernels; good for the layers' calls for these rows.
 
         Arguments as those of a call.
         """
-        ready = self._ready[shape_for(len(rows), prefixed)]
+        programs = shape_for(len(rows), prefixed).programs
         room = _plan_rows(len(rows))
-        ready.plans[room][triton.cdiv(ready.shape.programs, PROGRAMS_EACH), 1, 1](
+        self._plans[room][triton.cdiv(programs, PROGRAMS_EACH), 1, 1](
             rows, last_position, self._prefix and self._prefix.lengths, self._plan, len(rows),
-            int(prefixed), *self._plan_constants(ready.shape, room),
+            int(prefixed), programs, *self._plan_constants(room),
         )  # fmt: skip
 
     def __call__(
@@ -216,7 +221,7 @@ class HopperDecodeAttention:
         ``plan`` called for the same rows. prefixed: go on from what ``prefix_attention`` has left
         just before, for these rows."""
         ready = self._ready[shape_for(len(rows), prefixed)]
-        ready.kernels[prefixed][ready.shape.programs, 1, 1](
+        ready.kernel[ready.shape.programs, 1, 1](
             qkv, self._plan, rows, last_position, table, *ready.boxes[layer], *self._caches[layer],
             cos, sin, query_weight, key_weight, out, self._partial, self._sums, self.arrived,
             *self._of_prefix(len(rows), prefixed), self._scale, self._eps, table.stride(0),

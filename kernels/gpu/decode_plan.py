@@ -22,16 +22,15 @@ PROGRAMS_EACH = 4
 
 
 # One compiled kernel serves every step: nothing depends on these integers' values.
-@triton.jit(do_not_specialize=["count", "prefixed"])
+@triton.jit(do_not_specialize=["count", "prefixed", "programs"])
 def plan_kernel(
-    rows, last_position, shared_lengths, plan, count, prefixed,
-    KV_HEADS: tl.constexpr, KEYS: tl.constexpr, PROGRAMS: tl.constexpr, ROWS: tl.constexpr,
-    EACH: tl.constexpr,
+    rows, last_position, shared_lengths, plan, count, prefixed, programs,
+    KV_HEADS: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """Plan for ``PROGRAMS`` programs and the first ``count`` of ``rows``, 1 to ``ROWS``: slots,
+    """Plan for ``programs`` programs and the first ``count`` of ``rows``, 1 to ``ROWS``: slots,
     and behind them -1 for padding. shared_lengths: [slots], positions of each slot that are not the
-    row's own, or ``None``; left out if ``prefixed`` is not 0. plan: [PROGRAMS, FIELDS]. Grid:
-    ceil(PROGRAMS / EACH)."""
+    row's own, or ``None``; left out if ``prefixed`` is not 0. plan: [programs, FIELDS]. Grid:
+    ceil(programs / EACH)."""
     row = tl.arange(0, ROWS)
     slot = tl.load(rows + row, mask=row < count, other=-1)
     cached = tl.load(last_position + slot, mask=slot >= 0, other=0)
@@ -42,8 +41,8 @@ def plan_kernel(
     tiles = tl.where(slot >= 0, tl.maximum(tl.cdiv(own, KEYS), 1), 0)
     ends = tl.cumsum(tiles, 0)
     total = tl.sum(tiles, 0) * KV_HEADS
-    each = total // PROGRAMS
-    longer = total % PROGRAMS
+    each = total // programs
+    longer = total % programs
     for part in range(EACH):
         program = tl.program_id(0) * EACH + part
         begin = program * each + tl.minimum(program, longer)
@@ -52,7 +51,7 @@ def plan_kernel(
         base = tl.sum(tl.where(before, tiles, 0), 0) * KV_HEADS
         its_tiles = tl.maximum(tl.sum(tl.where(row == at, tiles, 0), 0), 1)
         record = plan + program * 8
-        there = program < PROGRAMS
+        there = program < programs
         tl.store(record, at, mask=there)
         tl.store(record + 1, (begin - base) // its_tiles, mask=there)
         tl.store(record + 2, (begin - base) % its_tiles, mask=there)

@@ -25,8 +25,10 @@ from penstock.services.scheduler.sequence import Sequence
 from penstock.services.scheduler.stats import Counters
 from penstock.services.scheduler.waiting_queue import WaitingQueue
 
-ROW_UNIT = 256
-"""A GPU computes large steps in whole multiples of so many rows; what is missing is padding."""
+ROW_UNITS = {1024: 256, 256: 128}
+"""A GPU computes steps of at least so many rows in whole multiples of so many; what is missing is
+padding: 556 tokens of prefill beside 14 decode rows take 16.2 ms, 498 take 13.8 (Qwen3-8B,
+H200)."""
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ class Planner:
 
     def _budget(self, decoding: list[Sequence]) -> int:
         """Positions of prefill that a step may carry beside its decode rows: where time bounds it,
-        so many that large steps have a whole number of ``ROW_UNIT`` rows."""
+        so many that large steps have a whole number of ``ROW_UNITS``."""
         rows = len(decoding)
         left = self.limits.max_num_batched_tokens - rows
         waiting = len(self._waiting) + len(self.batch) - rows
@@ -120,8 +122,11 @@ class Planner:
         bound = self._pace.most_tokens(rows, waiting)
         if bound is None or bound >= left:
             return left
-        whole = round((rows + bound) / ROW_UNIT) * ROW_UNIT
-        return min(left, whole - rows) if whole >= 4 * ROW_UNIT else bound
+        for least, unit in ROW_UNITS.items():
+            whole = round((rows + bound) / unit) * unit
+            if whole >= least:
+                return min(left, whole - rows)
+        return bound
 
     def take_stuck(self) -> list[Sequence]:
         """Sequences that had the engine for themselves and could not grow: to be ended."""

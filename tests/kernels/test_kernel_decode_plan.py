@@ -41,7 +41,7 @@ def check(cached: list[int | None], shared: list[int], prefixed: bool, programs:
     plan = torch.full((programs, FIELDS), -7, dtype=torch.int32, device=DEVICE)
     plan_kernel[(triton.cdiv(programs, PROGRAMS_EACH),)](
         rows, positions, prefix if any(shared) else None, plan, len(cached), int(prefixed),
-        kv_heads, keys, programs, 32, PROGRAMS_EACH,
+        programs, kv_heads, keys, 32, PROGRAMS_EACH,
     )  # fmt: skip
     own = [
         None if length is None else length - common * prefixed

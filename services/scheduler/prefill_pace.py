@@ -24,7 +24,7 @@ STEP_SECONDS = 0.0085
 CHUNK_TOKENS = 1024
 """A step of 1,280 tokens computes 335 of them a millisecond, one of 8,192 380 (Qwen3-0.6B, H200);
 smaller ones fewer."""
-FACTOR, FACTOR_EACH, MOST_FACTOR = 1.25, 0.25, 3.0
+FACTOR, FACTOR_EACH, MOST_FACTOR = 1.25, 0.3, 3.5
 """For one prompt that waits, for each beside it, at most. A prefill token beside 14 decode rows of
 Qwen3-8B takes 15 µs in a step of 256 rows, 18 in one of 512 and 21 in one of 1,024 (H200)."""
 PATIENCE_SECONDS = 0.1

@@ -13,6 +13,7 @@ The order within a step:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 
 from penstock.protocol.messages.steps import Chunk, NewSlot
 from penstock.services.scheduler.batch import RunningBatch
@@ -20,7 +21,7 @@ from penstock.services.scheduler.block_hash import BlockHasher
 from penstock.services.scheduler.block_manager import BlockManager
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy import SchedulingPolicy
-from penstock.services.scheduler.prefill_pace import PrefillPace
+from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, PrefillPace
 from penstock.services.scheduler.sequence import Sequence
 from penstock.services.scheduler.stats import Counters
 from penstock.services.scheduler.waiting_queue import WaitingQueue
@@ -123,9 +124,10 @@ class Planner:
         if bound is None or bound >= left:
             return left
         for least, unit in ROW_UNITS.items():
-            whole = round((rows + bound) / unit) * unit
-            if whole >= least:
-                return min(left, whole - rows)
+            # Rounded down it might leave nothing beside many decode rows, in every step.
+            units = max(round((rows + bound) / unit), ceil((rows + LEAST_TOKENS) / unit))
+            if units * unit >= least:
+                return min(left, units * unit - rows)
         return bound
 
     def take_stuck(self) -> list[Sequence]:

@@ -109,10 +109,11 @@ def test_a_step_that_was_held_up_once_changes_the_bound_little() -> None:
 
 
 class TimedEngine(Engine):
-    """Steps take 2 ms, and 20 µs more for each token of prefill."""
+    """Steps take 2 ms, and more for each token of prefill."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, token_seconds: float = 20e-6) -> None:
         super().__init__(limits)
+        self.token_seconds = token_seconds
         self.sizes: list[tuple[int, int]] = []
         """Decode rows and prefill tokens of each step."""
 
@@ -123,7 +124,7 @@ class TimedEngine(Engine):
         prefill = sum(chunk.count for chunk in plan.chunks)
         begun = sum(chunk.sample for chunk in plan.chunks)
         self.sizes.append((len(answer.tokens) // 4 - begun, prefill))
-        seconds = 0.002 + 20e-6 * prefill
+        seconds = 0.002 + self.token_seconds * prefill
         self.answers[0] = msgspec.structs.replace(answer, seconds=seconds)
         super().deliver()
 
@@ -182,3 +183,20 @@ def test_large_steps_that_time_bounds_have_a_whole_number_of_row_units(
     large = [rows for rows in bounded if (rows > 1024) == (unit == 256)]
     assert len(large) > 4
     assert not any(rows % unit for rows in large), large
+
+
+@pytest.mark.parametrize("rows", [255, 256, 257])
+def test_a_prompt_goes_on_beside_as_many_streams_as_fill_the_row_units(rows: int) -> None:
+    limits = small(
+        num_blocks=8192, block_size=16, max_num_seqs=512, max_num_batched_tokens=8192,
+        max_model_len=8192,
+    )  # fmt: skip
+    engine = TimedEngine(limits, token_seconds=1e-3)
+    for request_id in range(rows):
+        engine.submit(request_id, prompt(4 if request_id else 200, request_id), max_tokens=600)
+        engine.step()
+    engine.submit(rows, prompt(2000, 1), max_tokens=5)
+    for _ in range(2000 // LEAST_TOKENS + 5):
+        engine.step()
+    assert engine.sizes[-1][0] >= rows, "the streams have ended"
+    assert engine.tokens(rows)

@@ -229,7 +229,7 @@ class HopperDecodeAttention:
         )  # fmt: skip
 
     def _of_prefix(self, rows: int, prefixed: bool) -> tuple[Any, ...]:
-        """What the kernel gets of it."""
+        """The kernel's arguments about the prefix; ``None`` where it has none."""
         if not prefixed or self._prefix is None:
             return (None,) * 4
         _, lengths, partial, sums = self._prefix

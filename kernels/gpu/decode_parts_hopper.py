@@ -1,7 +1,7 @@
 """Parts of a row's attention on Hopper, added up: device functions of ``decode_stretches_hopper``.
 
-A part is what some positions give to the query heads of a KV head: the mean of their values, not
-yet divided, the highest score (binary logarithm) and the total of the weights.
+A part is what some positions give to the query heads of a KV head: the weighted sum of their
+values, the highest score (binary logarithm) and the total of the weights.
 """
 
 from __future__ import annotations

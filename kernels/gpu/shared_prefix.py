@@ -7,7 +7,8 @@ stretches of ``decode_attention``, which goes on from it with the positions of e
 
 The positions are cut into a few stretches so that few rows fill the GPU too. The grid depends on
 the number of rows alone; which rows take part, and up to where, lies on the device. It changes
-between steps only, and so a program reads it before it waits for the kernel ahead.
+between steps only, and a step's first kernels let nothing start before they have waited
+(``slots.embed``), and so a program reads it before it waits for the kernel ahead.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ class Shape(NamedTuple):
     """Positions that are multiplied at once; half as many of wide heads."""
     warps: int
     stages: int
-    """One for the look-up of blocks, one for the loads, one for the products."""
+    """Loads under way; from three on the look-up of blocks is ahead of them, too."""
     programs: int
     """Up to so many: a prefix is cut until there are."""
 
 
 SHAPE = Shape(64, 64, 4, 2, 264)
+"""On an H200, 256 rows of Qwen3-8B behind 2,048 positions take 33 µs a layer; of ten others one was
+faster, 29 µs, by 128 queries with eight warps and five stages, more than other GPUs have memory
+for."""
 
 
 class SharedPrefix(NamedTuple):
@@ -50,9 +54,9 @@ class SharedPrefix(NamedTuple):
     """[slots] int32: positions of each slot that are shared, a multiple of the block size; the same
     for all that take part, else 0."""
     partial: Tensor
-    """fp32."""
+    """[rows, Hkv, parts, Hq / Hkv, D] fp32, ``parts_for`` the rows: weighted sums of values."""
     sums: Tensor
-    """fp32."""
+    """[rows, Hkv, parts, Hq / Hkv, 2] fp32: highest score (binary logarithm), total of weights."""
 
 
 @triton.jit

@@ -4,10 +4,10 @@ Every stream waits for the whole step. A step full of prefill lasts many times a
 only decodes, and each waiting reader sees a pause. So while sequences decode, a step takes only as
 much prefill as is predicted to fit into ``STEP_SECONDS`` beside its decode rows. Where that is less
 than a chunk worth computing, because the model is large or the device slow, it takes
-``CHUNK_TOKENS``, but no more than ``FACTOR`` times the time of its decode rows. Small chunks are
-not dear there: the weights are read for the decode rows anyway. While one prompt waits, prefill
-takes little more time than they; with each that waits beside it more, so that under a load that
-never ends half of the steps stay free of prefill. Where many
+``CHUNK_TOKENS``, but no more than ``FACTOR`` times the time of its decode rows while one prompt
+waits, ``FACTOR_EACH`` more for each beside it, ``MOST_FACTOR`` at most: small chunks beside few
+rows are cheap, as the weights are read anyway, and a load that never ends is computed in larger
+ones, with steps between them that only decode. Where many
 sequences wait beside those that decode, as after a burst, the prefill may take longer by their
 share, up to ``PATIENCE_SECONDS``: cut small, the burst would pay a decode step of few rows for
 every chunk, and all would be served later. The planner asks only while somebody reads along: an
@@ -24,9 +24,12 @@ STEP_SECONDS = 0.0085
 CHUNK_TOKENS = 1024
 """A step of 1,280 tokens computes 335 of them a millisecond, one of 8,192 380 (Qwen3-0.6B, H200);
 smaller ones fewer."""
-FACTOR, FACTOR_EACH, MOST_FACTOR = 1.25, 0.3, 3.5
-"""For one prompt that waits, for each beside it, at most. A prefill token beside 14 decode rows of
-Qwen3-8B takes 15 µs in a step of 256 rows, 18 in one of 512 and 21 in one of 1,024 (H200)."""
+FACTOR = 1.25
+"""A prefill token beside 14 decode rows of Qwen3-8B takes 15 µs in a step of 256 rows, 18 in one of
+512 and 21 in one of 1,024 (H200)."""
+FACTOR_EACH = 0.3
+MOST_FACTOR = 3.5
+"""With 3 the median pause of 64 streams of Qwen3-8B is one with prefill, 13 ms; with it 7.8."""
 PATIENCE_SECONDS = 0.1
 LEAST_TOKENS = 64
 """A chunk is never cut below this: its fixed costs would exceed it."""
@@ -35,8 +38,9 @@ _LEAST_SPREAD = 0.2
 """Standard deviation of the steps' prefill, as a share of its mean, from which a slope is told."""
 _LEAST_SHARE = 0.01
 """Of the mean step, that decoding takes at least."""
-_MEASURABLE_TOKENS = 128
-"""Prefills below this say little about the time of a token: fixed costs outweigh it."""
+_MEASURABLE_TOKENS = LEAST_TOKENS
+"""Prefills below this say little about the time of a token: fixed costs outweigh it. Not more than
+the least chunk, or a wrong estimate could keep chunks too small to be corrected."""
 _MOST_GROWTH = 1.5
 """Beside prefill decoding counts as so many times slower at most than the rows were when last seen
 alone; more of them count in proportion."""
@@ -63,7 +67,9 @@ class PrefillPace:
         if seconds <= 0 or 0 < prefill_tokens < _MEASURABLE_TOKENS:
             return
         if not decoding:
-            self._token_seconds = self._token_seconds or seconds / prefill_tokens
+            # Fixed costs included: the least is nearest to the truth.
+            cost = seconds / prefill_tokens
+            self._token_seconds = min(self._token_seconds or cost, cost)
             return
         expected = self._decode_seconds + prefill_tokens * self._token_seconds
         if self._decode_seconds and self._token_seconds:

@@ -45,7 +45,7 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
     assert {
         "_decode_kernel", "_prefill_kernel", "_few_rows_kernel", "_best_kernel",
         "_ban_words_kernel", "_adjust_kernel", "_floor_kernel", "_add_tokens_kernel",
-        "_survey_kernel", "_likeliest_kernel",
+        "_survey_kernel", "_likeliest_kernel", "_prefix_kernel",
     } <= kernels  # fmt: skip
     assert models or "_row_kernel" in kernels
     for name in (

@@ -71,10 +71,10 @@ class GpuDecoder:
         split = decode_workspace(
             slots, config.num_heads, config.num_kv_heads, config.head_dim, device
         )
-        self._few_rows = TritonDecodeAttention(self._keys, self._values, split, eps, self._prefix)
+        self._triton = TritonDecodeAttention(self._keys, self._values, split, eps, self._prefix)
         self.decode = choose_decode_attention(
             self._keys, self._values, config.num_heads, slots, config.qk_norm, eps,
-            self._few_rows, self._prefix,
+            self._triton, self._prefix,
         )  # fmt: skip
         self.prefill = choose_prefill_attention(self._keys, self._values, self.space.query)
         self._library = LibraryProducts(weights, self.space, eps)
@@ -144,7 +144,7 @@ class GpuDecoder:
                 state.table, self._cos, self._sin, layer.query_norm, self._keys[index],
                 self._values[index], self.config.rms_norm_eps,
             )  # fmt: skip
-        attend = self.decode.kernels if num_decode >= self._least_rows else self._few_rows
+        attend = self.decode.kernels if num_decode >= self._least_rows else self._triton
         attend(
             index, space.qkv[:num_decode], state.rows[:num_decode], state.position, state.table,
             self._cos, self._sin, layer.query_norm, layer.key_norm, space.mixed[:num_decode],

@@ -8,8 +8,7 @@ from scheduler_harness import Engine, prompt, small
 
 from penstock.protocol.messages.steps import StepResult
 from penstock.services.scheduler.limits import Limits
-from penstock.services.scheduler.planner import ROW_UNITS
-from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, PrefillPace
+from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, STEP_SECONDS, PrefillPace
 
 
 def learnt(decode_seconds: float, token_seconds: float) -> PrefillPace:
@@ -71,6 +70,20 @@ def test_chunks_are_never_cut_below_a_useful_size() -> None:
     assert learnt(0.001, 0.01).most_tokens(8, 0) == LEAST_TOKENS
 
 
+@pytest.mark.parametrize("first_seconds", [0.012, 0.02, 0.2])
+def test_a_slow_first_prompt_does_not_keep_chunks_small_for_ever(first_seconds: float) -> None:
+    pace = PrefillPace()
+    pace.observe(0, 128, first_seconds)
+    for _ in range(10):
+        pace.observe(14, 0, 0.0047)
+    for _ in range(300):
+        tokens = pace.most_tokens(14, 1)
+        assert tokens is not None
+        pace.observe(14, tokens, 0.0047 + 16e-6 * tokens)
+        pace.observe(14, 0, 0.0047)
+    assert tokens * 16e-6 > 0.9 * 1.25 * 0.0047
+
+
 def test_a_prefill_of_a_few_tokens_does_not_count_as_slow_prefill() -> None:
     pace = learnt(0.002, 3e-6)
     before = pace.most_tokens(8, 0)
@@ -85,7 +98,7 @@ def test_the_prediction_stays_true_where_every_step_has_prefill() -> None:
         pace.observe(200, 1000 + step % 7 * 200, 0.004 + (1000 + step % 7 * 200) * 4e-6)
     tokens = pace.most_tokens(200, 0)
     assert tokens is not None
-    assert 0.75 < tokens * 4e-6 / 0.0048 < 1.25  # what 8.8 ms have left beside 4
+    assert 0.75 < tokens * 4e-6 / (STEP_SECONDS - 0.004) < 1.25
 
 
 def test_tokens_that_become_dearer_with_their_context_do_not_lengthen_the_pause() -> None:
@@ -142,7 +155,7 @@ def test_a_long_prompt_makes_no_step_of_a_running_stream_much_longer() -> None:
     assert sizes[0] == 200
     beside_decode = [size for size in sizes[1:] if size]
     assert sum(beside_decode) == 7000
-    assert max(beside_decode) * 20e-6 <= 0.024 + max(ROW_UNITS.values()) / 2 * 20e-6
+    assert max(beside_decode) * 20e-6 <= 3 * (STEP_SECONDS - 0.002) + 256 / 2 * 20e-6
     assert len(engine.tokens(1)) == 400
     engine.assert_idle()
 

@@ -1,4 +1,5 @@
-"""Device functions that several kernels share: norm and rotation of heads, the right dot."""
+"""Device functions that several kernels share: norm and rotation of heads, the right dot, a step of
+the online softmax."""
 
 from __future__ import annotations
 
@@ -16,6 +17,22 @@ def dot(a, b):
         return tl.dot(a.to(tl.float32), b.to(tl.float32))
     else:
         return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def weighted(score, value, top, total, mixed, scale):
+    """One step of the online softmax (Milakov and Gimelshein, 2018).
+
+    score: [Q, K] fp32, not scaled; value: [K, D]; top (binary logarithm), total: [Q] and mixed:
+    [Q, D] fp32, what came before. Returns the three with these keys.
+    """
+    # The scale in the exponent: one fused operation for each score.
+    highest = tl.maximum(top, tl.max(score, 1) * scale)
+    weight = tl.exp2(score * scale - highest[:, None])
+    decay = tl.exp2(top - highest)
+    total = total * decay + tl.sum(weight, 1)
+    mixed = mixed * decay[:, None] + dot(weight.to(value.dtype), value)
+    return highest, total, mixed
 
 
 @triton.jit

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
-from penstock.kernels.gpu.head_norm import dot
+from penstock.kernels.gpu.head_norm import dot, weighted
 
 QUERY_TILE = 128
 # By (head size, bytes of a number): keys in a tile, warps, loads in flight. The first of each was
@@ -61,13 +61,7 @@ def _tile_of_keys(
     score = dot(query, tl.trans(key))
     if MASKED:
         score = tl.where(position[None, :] <= positions[:, None], score, float("-inf"))
-    # The scale in the exponent: one fused operation for each score.
-    highest = tl.maximum(top, tl.max(score, 1) * scale)
-    weight = tl.exp2(score * scale - highest[:, None])
-    decay = tl.exp2(top - highest)
-    total = total * decay + tl.sum(weight, 1)
-    mixed = mixed * decay[:, None] + dot(weight.to(query.dtype), value)
-    return highest, total, mixed
+    return weighted(score, value, top, total, mixed, scale)
 
 
 @triton.jit(do_not_specialize=["max_tiles"])

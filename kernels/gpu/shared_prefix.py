@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.gpu.early_launch import EARLY
-from penstock.kernels.gpu.head_norm import dot
+from penstock.kernels.gpu.head_norm import dot, weighted
 
 _MOST_PARTS = 16
 _LOG2_E = 1.4426950408889634
@@ -108,12 +108,7 @@ def _attended(
     score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
     if not FULL:
         score = tl.where(inside[None, :], score, float("-inf"))
-    highest = tl.maximum(top, tl.max(score, 1) * scale)
-    weight = tl.exp2(score * scale - highest[:, None])
-    decay = tl.exp2(top - highest)
-    total = total * decay + tl.sum(weight, 1)
-    mixed = mixed * decay[:, None] + dot(weight.to(value.dtype), value)
-    return highest, total, mixed
+    return weighted(score, value, top, total, mixed, scale)
 
 
 # One compiled kernel serves every number of rows and parts.

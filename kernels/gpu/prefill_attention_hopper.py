@@ -3,9 +3,9 @@
 The tiles and the result are those of ``penstock.kernels.gpu.prefill_attention``. A program computes
 one tile of one query head, or in large steps several, one after the other: a warp fetches queries,
 and tiles of keys and values, a block of the cache at a time, through the tensor memory accelerator,
-ahead into the program's next item; two groups of four warps take half of the queries each. A group
-starts the product with the next keys before that with the values at hand, and computes the next
-weights while the latter runs. Source of these ideas: FlashAttention-3 (Shah et al., 2024).
+ahead into the program's next item; two groups of four warps take half of the queries each
+(``query_tile_hopper``). Of a tile of up to 64 rows, which would leave the second idle, they take
+two heads that read the same keys and values.
 
 Written in Gluon, Triton's language of explicit layouts, which is experimental: with a Triton that
 lacks it or has changed it, importing this module or making a ``HopperPrefillAttention`` fails.
@@ -22,10 +22,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from penstock.kernels.gpu.query_tile_hopper import OUT, attend_tiles, fetch_tile
 
 DTYPES = (torch.bfloat16, torch.float16)
 _LOG2_E = 1.4426950408889634
@@ -44,90 +44,12 @@ attention beside it ends."""
 
 
 @gluon.jit
-def _scores(
-    queries, own, keys, stage, KEYS: gl.constexpr, HALVES: gl.constexpr, layout: gl.constexpr
-):
-    """Start 64 queries, in the buffers from ``own`` on, times a tile of keys: [64, KEYS]."""
-    score = gl.zeros([64, KEYS], gl.float32, layout)
-    for half in gl.static_range(HALVES):
-        score = warpgroup_mma(
-            queries.index(own + half), keys.index(stage * HALVES + half).permute((1, 0)), score,
-            use_acc=half > 0, is_async=True,
-        )  # fmt: skip
-    return score
-
-
-@gluon.jit
-def _weights(
-    score, top, total, start, positions, scale,
-    KEYS: gl.constexpr, MASKED: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """One step of the online softmax: maximum, sum, factor of what was summed before, weights."""
-    if MASKED:
-        position = start + gl.arange(0, KEYS, gl.SliceLayout(0, layout))
-        seen = position[None, :] <= positions[:, None]
-        score = gl.where(seen, score, float("-inf"))
-    highest = gl.maximum(top, gl.max(score, 1) * scale)
-    weight = gl.exp2(score * scale - highest[:, None])
-    decay = gl.exp2(top - highest)
-    total = total * decay + gl.sum(weight, 1)
-    return highest, total, decay, weight
-
-
-@gluon.jit
-def _clear_values(values, stage, start, limit, KEYS: gl.constexpr, HALVES: gl.constexpr):
-    """Places past the sequence hold anything, NaN included; their weights are 0. Both groups write
-    the same, so neither waits for the other."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    inside = start + gl.arange(0, KEYS, gl.SliceLayout(1, layout)) < limit
-    for half in gl.static_range(HALVES):
-        buffer = values.index(stage * HALVES + half)
-        value = buffer.load(layout)
-        buffer.store(gl.where(inside[:, None], value, 0.0))
-    fence_async_shared()
-
-
-@gluon.jit
-def _turn(
-    queries, own, keys, values, key_ready, key_free, value_ready, value_free, done, tile, top,
-    total, packed, low, high, positions, scale,
-    KEYS: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
-    score_layout: gl.constexpr, out_layout: gl.constexpr, weight_layout: gl.constexpr,
-):  # fmt: skip
-    """Scores of tile ``tile``; the values of the tile before, by its weights ``packed``. done:
-    tiles of the program's items before."""
-    stage = (done + tile) % STAGES
-    before = (done + tile - 1) % STAGES
-    mbarrier.wait(key_ready.index(stage), ((done + tile) // STAGES) & 1)
-    score = _scores(queries, own, keys, stage, KEYS, HALVES, score_layout)
-    mbarrier.wait(value_ready.index(before), ((done + tile - 1) // STAGES) & 1)
-    low = warpgroup_mma(packed, values.index(before * HALVES), low, is_async=True)
-    if HALVES == 2:
-        high = warpgroup_mma(packed, values.index(before * HALVES + 1), high, is_async=True)
-    score = warpgroup_mma_wait(HALVES, deps=(score,))
-    mbarrier.arrive(key_free.index(stage))
-    top, total, decay, weight = _weights(
-        score, top, total, tile * KEYS, positions, scale, KEYS, MASKED, score_layout
-    )
-    following = gl.convert_layout(weight.to(packed.dtype), weight_layout)
-    # The weights go through the wait, so that they may be computed while the products run.
-    if HALVES == 2:
-        low, high, packed, following = warpgroup_mma_wait(0, deps=(low, high, packed, following))
-    else:
-        low, packed, following = warpgroup_mma_wait(0, deps=(low, packed, following))
-    mbarrier.arrive(value_free.index(before))
-    decay = gl.convert_layout(decay, gl.SliceLayout(1, out_layout))
-    low = low * decay[:, None]
-    if HALVES == 2:
-        high = high * decay[:, None]
-    return top, total, following, low, high
-
-
-@gluon.jit
-def _item(tiles, num_tiles, max_tiles, turn, HEADS: gl.constexpr):
+def _item(tiles, num_tiles, max_tiles, turn, HEADS: gl.constexpr, PAIRS: gl.constexpr):
     """What the program does in a turn: query head; slot, first row, rows and first position of the
-    tile. No rows: nothing. The last tiles come first, and the programs take turns there and back,
-    so that they end at about the same time where the tiles are sorted by their work."""
+    tile. No rows: nothing. PAIRS: heads of a tile of up to 64 rows go two at a time.
+
+    The last tiles come first, and the programs take turns there and back, so that they end at about
+    the same time where the tiles are sorted by their work."""
     program, programs = gl.program_id(0), gl.num_programs(0)
     at = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
     tile = num_tiles - 1 - at // HEADS
@@ -136,7 +58,20 @@ def _item(tiles, num_tiles, max_tiles, turn, HEADS: gl.constexpr):
     first_row = gl.load(tiles + tile, mask=there, other=0)
     slot = gl.load(tiles + 2 * max_tiles + tile, mask=there, other=0)
     first_position = gl.load(tiles + 3 * max_tiles + tile, mask=there, other=0)
-    return at % HEADS, slot, first_row, count, first_position
+    head = at % HEADS
+    if PAIRS:
+        count = gl.where((count <= 64) & (head % 2 == 1), 0, count)
+    return head, slot, first_row, count, first_position
+
+
+@gluon.jit
+def _of_group(head, count, GROUP: gl.constexpr, PAIRS: gl.constexpr):
+    """A group's head and the first query that is its own, in an item of ``count`` rows."""
+    first = head * 0 + GROUP * 64
+    if PAIRS:
+        head += gl.where(count <= 64, GROUP, 0)
+        first = gl.where(count <= 64, 0, first)
+    return head, first
 
 
 @gluon.jit
@@ -148,68 +83,29 @@ def _turns(num_tiles, HEADS: gl.constexpr):
 @gluon.jit
 def _attend_item(
     out, queries, own, keys, values, key_ready, key_free, value_ready, value_free, done, first_row,
-    count, first_position, head, scale,
+    first, count, first_position, head, scale,
     HEADS: gl.constexpr, DIM: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Heads of 128 are two halves of 64 in shared memory, and two accumulators."""
-    HALVES: gl.constexpr = DIM // 64
+    """64 queries of one head, from query ``first`` of the tile on."""
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    weight_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
     dtype: gl.constexpr = out.dtype.element_ty
-    positions = first_position + GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, score_layout))
+    positions = first_position + first + gl.arange(0, 64, gl.SliceLayout(1, score_layout))
     limit = first_position + count
     tiles = (limit + KEYS - 1) // KEYS
     # Tiles that every query sees whole need no mask.
-    whole = gl.minimum((first_position + GROUP * 64 + 1) // KEYS, tiles)
-    top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, score_layout))
-    total = gl.zeros([64], gl.float32, gl.SliceLayout(1, score_layout))
-    low = gl.zeros([64, 64], gl.float32, out_layout)
-    high = gl.zeros([64, 64], gl.float32, out_layout)
-
-    stage = done % STAGES
-    mbarrier.wait(key_ready.index(stage), (done // STAGES) & 1)
-    score = _scores(queries, own, keys, stage, KEYS, HALVES, score_layout)
-    score = warpgroup_mma_wait(0, deps=(score,))
-    mbarrier.arrive(key_free.index(stage))
-    top, total, _, weight = _weights(
-        score, top, total, 0, positions, scale, KEYS, True, score_layout
-    )
-    packed = gl.convert_layout(weight.to(dtype), weight_layout)
-    for tile in range(1, whole):
-        top, total, packed, low, high = _turn(
-            queries, own, keys, values, key_ready, key_free, value_ready, value_free, done, tile,
-            top, total, packed, low, high, positions, scale, KEYS, HALVES, STAGES, False,
-            score_layout, out_layout, weight_layout,
-        )  # fmt: skip
-    for tile in range(gl.maximum(whole, 1), tiles):
-        top, total, packed, low, high = _turn(
-            queries, own, keys, values, key_ready, key_free, value_ready, value_free, done, tile,
-            top, total, packed, low, high, positions, scale, KEYS, HALVES, STAGES, True,
-            score_layout, out_layout, weight_layout,
-        )  # fmt: skip
-
-    last = done + tiles - 1
-    stage = last % STAGES
-    mbarrier.wait(value_ready.index(stage), (last // STAGES) & 1)
-    if tiles * KEYS > limit:
-        _clear_values(values, stage, (tiles - 1) * KEYS, limit, KEYS, HALVES)
-    low = warpgroup_mma(packed, values.index(stage * HALVES), low, is_async=True)
-    if HALVES == 2:
-        high = warpgroup_mma(packed, values.index(stage * HALVES + 1), high, is_async=True)
-        low, high, packed = warpgroup_mma_wait(0, deps=(low, high, packed))
-    else:
-        low, packed = warpgroup_mma_wait(0, deps=(low, packed))
-    mbarrier.arrive(value_free.index(stage))
-    total = gl.convert_layout(total, gl.SliceLayout(1, out_layout))
-    out_row = GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, out_layout))
-    out_column = gl.arange(0, 64, gl.SliceLayout(0, out_layout))
+    whole = gl.minimum((first_position + first + 1) // KEYS, tiles)
+    _, total, low, high = attend_tiles(
+        queries, own, keys, values, key_ready, key_free, value_ready, value_free, done, tiles,
+        whole, limit, positions, scale, DIM, KEYS, STAGES,
+    )  # fmt: skip
+    total = gl.convert_layout(total, gl.SliceLayout(1, OUT))
+    out_row = first + gl.arange(0, 64, gl.SliceLayout(1, OUT))
+    out_column = gl.arange(0, 64, gl.SliceLayout(0, OUT))
     at = ((first_row + out_row).to(gl.int64) * HEADS + head) * DIM
     place = out + at[:, None] + out_column[None, :]
     inside = (out_row < count)[:, None]
     gl.store(place, (low / total[:, None]).to(dtype), mask=inside)
-    if HALVES == 2:
+    if DIM == 128:
         gl.store(place + 64, (high / total[:, None]).to(dtype), mask=inside)
 
 
@@ -218,25 +114,28 @@ def _attend(
     out, queries, query_ready, query_free, keys, values, key_ready, key_free, value_ready,
     value_free, tiles, num_tiles, max_tiles, scale,
     HEADS: gl.constexpr, DIM: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
+    GROUP: gl.constexpr, PAIRS: gl.constexpr,
 ):  # fmt: skip
-    """What a group of four warps does: queries 64 * GROUP … of each tile."""
+    """What a group of four warps does."""
     HALVES: gl.constexpr = DIM // 64
     done = num_tiles * 0
     taken = done
-    head, _, first_row, count, first_position = _item(tiles, num_tiles, max_tiles, done, HEADS)
+    head, _, first_row, count, first_position = _item(
+        tiles, num_tiles, max_tiles, done, HEADS, PAIRS
+    )
     for turn in range(_turns(num_tiles, HEADS)):
         # Read early: the item after this one.
         next_head, _, next_row, next_count, next_position = _item(
-            tiles, num_tiles, max_tiles, turn + 1, HEADS
+            tiles, num_tiles, max_tiles, turn + 1, HEADS, PAIRS
         )
         if count > 0:
             buffer = taken % 2
             mbarrier.wait(query_ready.index(buffer), (taken // 2) & 1)
+            own_head, first = _of_group(head, count, GROUP, PAIRS)
             _attend_item(
                 out, queries, (buffer * 2 + GROUP) * HALVES, keys, values, key_ready, key_free,
-                value_ready, value_free, done, first_row, count, first_position, head, scale,
-                HEADS, DIM, KEYS, STAGES, GROUP,
+                value_ready, value_free, done, first_row, first, count, first_position, own_head,
+                scale, HEADS, DIM, KEYS, STAGES,
             )  # fmt: skip
             mbarrier.arrive(query_free.index(buffer))
             done += (first_position + count + KEYS - 1) // KEYS
@@ -245,29 +144,11 @@ def _attend(
 
 
 @gluon.jit
-def _fetch_tile(
-    cache, buffers, ready, free, entries, done, tile, blocks, kv_head,
-    KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, HALVES: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    """Bring one tile of keys or values; past the last block that one again."""
-    stage = (done + tile) % STAGES
-    mbarrier.wait(free.index(stage), (((done + tile) // STAGES) & 1) ^ 1)
-    mbarrier.expect(ready.index(stage), KEYS * HALVES * 128)
-    for part in gl.static_range(KEYS // BLOCK_SIZE):
-        index = gl.minimum(tile * (KEYS // BLOCK_SIZE) + part, blocks - 1)
-        row = (gl.load(entries + index) * KV_HEADS + kv_head) * BLOCK_SIZE
-        for half in gl.static_range(HALVES):
-            target = buffers.index(stage * HALVES + half).slice(part * BLOCK_SIZE, BLOCK_SIZE)
-            tma.async_copy_global_to_shared(cache, [row, half * 64], ready.index(stage), target)
-
-
-@gluon.jit
 def _fetch(
     query_box, key_cache, value_cache, queries, query_ready, query_free, keys, values, key_ready,
     key_free, value_ready, value_free, tiles, num_tiles, max_tiles, table, table_stride,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, PAIRS: gl.constexpr,
 ):  # fmt: skip
     """What the fetching warp does: of each item the queries, then keys and values of all positions
     up to the tile's last, tile by tile."""
@@ -276,15 +157,16 @@ def _fetch(
     taken = done
     for turn in range(_turns(num_tiles, HEADS)):
         head, slot, first_row, count, first_position = _item(
-            tiles, num_tiles, max_tiles, turn, HEADS
+            tiles, num_tiles, max_tiles, turn, HEADS, PAIRS
         )
         if count > 0:
             buffer = taken % 2
             mbarrier.wait(query_free.index(buffer), ((taken // 2) & 1) ^ 1)
             mbarrier.expect(query_ready.index(buffer), 2 * 64 * DIM * 2)
             for part in gl.static_range(2 * HALVES):
+                own_head, first = _of_group(head, count, part // HALVES, PAIRS)
                 # Rows behind the tile's own are read, too, and not used.
-                place = [first_row + part // HALVES * 64, head * DIM + part % HALVES * 64]
+                place = [first_row + first, own_head * DIM + part % HALVES * 64]
                 target = queries.index(buffer * 2 * HALVES + part)
                 tma.async_copy_global_to_shared(query_box, place, query_ready.index(buffer), target)
             entries = table + slot.to(gl.int64) * table_stride
@@ -293,11 +175,11 @@ def _fetch(
             blocks = (limit + BLOCK_SIZE - 1) // BLOCK_SIZE
             own = (limit + KEYS - 1) // KEYS
             for tile in range(own):
-                _fetch_tile(
+                fetch_tile(
                     key_cache, keys, key_ready, key_free, entries, done, tile, blocks, kv_head,
                     KV_HEADS, BLOCK_SIZE, KEYS, HALVES, STAGES,
                 )  # fmt: skip
-                _fetch_tile(
+                fetch_tile(
                     value_cache, values, value_ready, value_free, entries, done, tile, blocks,
                     kv_head, KV_HEADS, BLOCK_SIZE, KEYS, HALVES, STAGES,
                 )  # fmt: skip
@@ -317,6 +199,7 @@ def _hopper_prefill_kernel(
     FETCH_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     HALVES: gl.constexpr = DIM // 64
+    PAIRS: gl.constexpr = HEADS // KV_HEADS % 2 == 0
     dtype: gl.constexpr = out.dtype.element_ty
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     queries = gl.allocate_shared_memory(dtype, [4 * HALVES, 64, 64], shared)
@@ -341,14 +224,14 @@ def _hopper_prefill_kernel(
         [
             (_attend, (out, queries, query_ready, query_free, keys, values, key_ready, key_free,
                        value_ready, value_free, tiles, num_tiles, max_tiles, scale,
-                       HEADS, DIM, KEYS, STAGES, 0)),
+                       HEADS, DIM, KEYS, STAGES, 0, PAIRS)),
             (_attend, (out, queries, query_ready, query_free, keys, values, key_ready, key_free,
                        value_ready, value_free, tiles, num_tiles, max_tiles, scale,
-                       HEADS, DIM, KEYS, STAGES, 1)),
+                       HEADS, DIM, KEYS, STAGES, 1, PAIRS)),
             (_fetch, (query_box, key_cache, value_cache, queries, query_ready, query_free, keys,
                       values, key_ready, key_free, value_ready, value_free, tiles, num_tiles,
                       max_tiles, table, table_stride,
-                      HEADS, KV_HEADS, DIM, BLOCK_SIZE, KEYS, STAGES)),
+                      HEADS, KV_HEADS, DIM, BLOCK_SIZE, KEYS, STAGES, PAIRS)),
         ],
         [4, 1],
         [GROUP_REGISTERS, FETCH_REGISTERS],

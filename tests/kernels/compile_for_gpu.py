@@ -32,6 +32,7 @@ from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.gpu import kernel_choice
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.models.decoder import DecoderConfig, allocate_weights
 
@@ -121,11 +122,25 @@ def sample(vocab: int, dtype: torch.dtype) -> None:
     logprobs(logits, one, one, one, space, logprob_columns(1, device))
 
 
+def steps(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> None:
+    """Steps of all kinds, with the kernels that an executor chooses now."""
+    engine = executor(config, block_size, dtype)
+    kind = f"heads of {config.head_dim}, blocks of {block_size}, {dtype}"
+    print(f"{kind}: {engine.summary}", flush=True)
+    new = NewSlot(0, bytes(4 * 100), 100, 0, list(range(7)), SlotSampling(0.0, 0, 1.0, 0, 0))
+    engine.launch(StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, 100, True, [])]))
+    engine.launch(StepPlan(1, 2, False, [], [], [], []))
+    with torch.inference_mode():
+        for rows in (4, 16, 64) if config.head_dim == 128 else (4, 64):
+            engine.decoder.body(rows, rows, None)
+        engine.decoder.body(64, 64, None, shared=True)
+
+
 def main() -> None:
     JITFunction.run = compile_instead
     prefill_attention.shared_bytes = lambda: pretended_gpu.SHARED_BYTES
-    greedy = SlotSampling(0.0, 0, 1.0, 0, 0)
     most = int(sys.argv[1]) if len(sys.argv) > 1 else len(MODELS)
+    hopper = kernel_choice.HOPPER
     for heads, kv_heads, dim, block_size, norm, dtype in MODELS[:most]:
         if prefill_attention.shape_for(dim, dtype.itemsize, pretended_gpu.SHARED_BYTES) is None:
             continue
@@ -133,27 +148,11 @@ def main() -> None:
             512, 1024, 1, heads, kv_heads, dim, 512, 1e-6, RopeParameters(1e4), False,
             qk_norm=norm,
         )  # fmt: skip
-        engine = executor(config, block_size, dtype)
-        print(f"heads of {dim}, blocks of {block_size}, {dtype}: {engine.summary}", flush=True)
-        ids = bytes(4 * 100)
-        new = NewSlot(0, ids, 100, 0, list(range(7)), greedy)
-        engine.launch(StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, 100, True, [])]))
-        engine.launch(StepPlan(1, 2, False, [], [], [], []))
-        with torch.inference_mode():
-            for rows in (4, 16, 64) if dim == 128 else (4, 64):
-                engine.decoder.body(rows, rows, None)
-            engine.decoder.body(64, 64, None, shared=True)
-            # The Triton kernels also where others were chosen.
-            slower = engine.decoder.decode._replace(kernels=engine.decoder._triton)
-            engine.decoder.decode = slower
-            engine.decoder.body(64, 64, None, shared=True)
+        # Those of other GPUs, too.
+        for kernel_choice.HOPPER in (hopper, (0, 0)):
+            steps(config, block_size, dtype)
         for vocab in VOCABULARIES:
             sample(vocab, dtype)
-        queries = torch.empty(1, heads, dim, dtype=dtype)
-        cache = torch.empty(1, kv_heads, block_size, dim, dtype=dtype)
-        prefill_attention.prefill_attention(
-            queries, engine.chunks.tiles, 1, engine.decoder.state.table, cache, cache, queries
-        )
 
 
 if __name__ == "__main__":

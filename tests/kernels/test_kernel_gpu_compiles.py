@@ -49,7 +49,8 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
     } <= kernels  # fmt: skip
     assert models or "_row_kernel" in kernels
     for name in (
-        "_hopper_prefill_kernel", "hopper_decode_kernel", "plan_kernel", "_rows_kernel",
+        "_hopper_prefill_kernel", "_hopper_prefix_kernel", "hopper_decode_kernel", "plan_kernel",
+        "_rows_kernel",
     ):  # fmt: skip
         assert (name in kernels) == (capability == "90"), done.stdout
     for name, size in found:

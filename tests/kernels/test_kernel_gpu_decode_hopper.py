@@ -8,7 +8,8 @@ from paged_sequences import EPS, MAX_POSITIONS, Case, Paged
 from torch import Tensor
 from triton_device import DEVICE, ON_GPU, error, tolerance
 
-from penstock.kernels.gpu.shared_prefix import SharedPrefix, prefix_attention, shared_prefix
+from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for, shared_prefix
+from penstock.services.worker.gpu.attention_choice import PrefixAttention, TritonPrefixAttention
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,6 +40,14 @@ PREFIXED = [
     )
 ]  # fmt: skip
 """Behind 13 blocks, which with the smallest end in the middle of a tile of 32 positions."""
+KERNELS = ["Triton", "Gluon"]
+"""Of the shared prefix."""
+OF_KERNELS = [
+    pytest.param(case, kernel, id=f"{case} {kernel}")
+    for case in PREFIXED
+    for kernel in KERNELS
+    if kernel == "Triton" or case.dim == 128
+]
 PADDING = 2
 """Rows of no slot, behind the others."""
 
@@ -46,11 +55,12 @@ PADDING = 2
 class Rows:
     """Decode rows over a cache with NaN in its unused places, on the second of two layers.
 
-    common: positions that all rows share but every fifth, or none.
+    common: positions that all rows share but every fifth, or none; kernel: what attends to them.
     """
 
-    def __init__(self, case: Case, common: int | None = None) -> None:
+    def __init__(self, case: Case, common: int | None = None, kernel: str = "Gluon") -> None:
         from penstock.kernels.gpu.decode_attention_hopper import HopperDecodeAttention
+        from penstock.kernels.gpu.shared_prefix_hopper import HopperPrefixAttention
 
         self.case, self.paged = case, Paged(case, torch.bfloat16, room=1)
         paged, count = self.paged, len(case.lengths)
@@ -69,6 +79,13 @@ class Rows:
         self.attention = HopperDecodeAttention(
             self.keys, self.values, case.heads, 200, case.norm, EPS, self.prefix
         )
+        self.attend_prefix: PrefixAttention = TritonPrefixAttention(
+            self.keys, self.values, EPS, self.prefix
+        )
+        if kernel == "Gluon" and self.prefixed:
+            self.attend_prefix = HopperPrefixAttention(
+                self.keys, self.values, case.heads, case.norm, EPS, self.prefix
+            )
 
     def _shared(self, common: int) -> SharedPrefix:
         """The prefix, which members' block tables name from now on."""
@@ -93,10 +110,16 @@ class Rows:
         paged = self.paged
         self.attention.plan(self.rows, self.position, self.prefixed)
         if self.prefixed:
-            prefix_attention(
-                self.qkv, self.rows, self.position, self.prefix, paged.table, paged.cos, paged.sin,
-                paged.query_weight, self.keys[1], self.values[1], EPS,
-            )  # fmt: skip
+            self.attend_prefix(
+                1,
+                self.qkv,
+                self.rows,
+                self.position,
+                paged.table,
+                paged.cos,
+                paged.sin,
+                paged.query_weight,
+            )
         self.attention(
             1, self.qkv, self.rows, self.position, paged.table, paged.cos, paged.sin,
             paged.query_weight, paged.key_weight, self.out, self.prefixed,
@@ -149,9 +172,9 @@ def test_one_row_and_many_rows_equal_the_plain_computation(lengths: list[int]) -
     rows.check()
 
 
-@pytest.mark.parametrize("case", PREFIXED, ids=str)
-def test_rows_behind_a_shared_prefix_equal_the_plain_computation(case: Case) -> None:
-    rows = Rows(case, 13 * case.block_size)
+@pytest.mark.parametrize(("case", "kernel"), OF_KERNELS)
+def test_rows_behind_a_shared_prefix_equal_the_plain_computation(case: Case, kernel: str) -> None:
+    rows = Rows(case, 13 * case.block_size, kernel)
     rows.reset()
     rows.attend()
     rows.check()
@@ -159,16 +182,25 @@ def test_rows_behind_a_shared_prefix_equal_the_plain_computation(case: Case) -> 
     assert torch.equal(found, wanted), "nothing but the new positions is written"
 
 
-@pytest.mark.parametrize("count", [2, 8, 16, 64, 190])
-def test_a_prefix_in_one_part_or_in_many_gives_the_same(count: int) -> None:
-    rows = Rows(CASES[1]._replace(lengths=[1040 + index * 7 % 300 for index in range(count)]), 1040)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("heads", "count", "parts"),
+    [(32, 2, 16), (32, 16, 16), (32, 64, 4), (32, 190, 2), (64, 190, 1)],
+)
+def test_a_prefix_in_one_part_or_in_many_gives_the_same(
+    heads: int, count: int, parts: int, kernel: str
+) -> None:
+    lengths = [1040 + index * 7 % 300 for index in range(count)]
+    assert parts_for(count + PADDING, heads, 8) == parts
+    rows = Rows(CASES[1]._replace(heads=heads, lengths=lengths), 1040, kernel)
     rows.reset()
     rows.attend()
     rows.check()
 
 
-def test_a_prefix_of_nobody_changes_nothing() -> None:
-    rows = Rows(CASES[0]._replace(lengths=MANY), 0)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_prefix_of_nobody_changes_nothing(kernel: str) -> None:
+    rows = Rows(CASES[0]._replace(lengths=MANY), 0, kernel)
     rows.reset()
     rows.attend()
     rows.check()
@@ -197,8 +229,9 @@ def test_every_run_gives_the_same_bits(lengths: list[int]) -> None:
     assert_same_bits(Rows(CASES[1]._replace(lengths=lengths)))
 
 
-def test_every_run_behind_a_prefix_gives_the_same_bits() -> None:
-    assert_same_bits(Rows(PREFIXED[1], 13 * PREFIXED[1].block_size))
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_run_behind_a_prefix_gives_the_same_bits(kernel: str) -> None:
+    assert_same_bits(Rows(PREFIXED[1], 13 * PREFIXED[1].block_size, kernel))
 
 
 def assert_same_bits(rows: Rows) -> None:
@@ -227,9 +260,10 @@ def test_a_graph_serves_other_rows_and_lengths_than_those_it_recorded(lengths: l
     rows.check()
 
 
-def test_a_graph_serves_other_prefixes_than_the_one_it_recorded() -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_graph_serves_other_prefixes_than_the_one_it_recorded(kernel: str) -> None:
     case = PREFIXED[0]
-    rows = Rows(case, 13 * case.block_size)
+    rows = Rows(case, 13 * case.block_size, kernel)
     rows.reset()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

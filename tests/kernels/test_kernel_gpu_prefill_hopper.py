@@ -15,8 +15,8 @@ pytestmark = [
         reason="needs a GPU of compute capability 9.0",
     ),
 ]
-LENGTHS = [0, 1, 70, 128, 1000, 2047]
-SIZES = [1, 130, 300, 128, 40, 513]
+LENGTHS = [0, 1, 70, 128, 1000, 2047, 300, 500]
+SIZES = [1, 130, 300, 128, 40, 513, 64, 65]
 """Of the chunks behind ``LENGTHS``: one query, odd ends, whole tiles, one group of a tile only."""
 CASES = [
     *(Case(8, 4, 128, block_size, False, LENGTHS) for block_size in (8, 16, 32, 64, 128)),
@@ -84,6 +84,16 @@ def test_a_large_step_whose_programs_do_several_tiles_equals_the_plain_computati
         zip(chunks.out.split(sizes), chunks.wanted().split(sizes), strict=True)
     ):
         assert error(found, wanted) < tolerance(torch.bfloat16), f"{sizes[index]}"
+
+
+def test_empty_tiles_of_a_large_step_are_passed_over() -> None:
+    """A graph's launch covers more tiles than a step has."""
+    sizes = [*SIZES, 3000]
+    chunks = Chunks(CASES[1]._replace(lengths=[*LENGTHS, 0]), torch.bfloat16, sizes)
+    chunks.tiles = torch.nn.functional.pad(chunks.tiles, (0, 19))
+    assert sum(sizes) > 4096, "large enough for programs that do several tiles"
+    chunks.attend()
+    assert error(chunks.out, chunks.wanted()) < tolerance(torch.bfloat16)
 
 
 def test_rows_of_no_tile_are_not_written() -> None:

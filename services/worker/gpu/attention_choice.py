@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.gpu.decode_attention import DecodeWorkspace, decode_attention
 from penstock.kernels.gpu.prefill_attention import prefill_attention
-from penstock.kernels.gpu.shared_prefix import SharedPrefix
+from penstock.kernels.gpu.shared_prefix import SharedPrefix, prefix_attention
 from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose
 
 
@@ -46,6 +46,23 @@ class DecodeAttention(Protocol):
         key_weight: Tensor | None,
         out: Tensor,
         prefixed: bool = False,
+    ) -> None: ...
+
+
+class PrefixAttention(Protocol):
+    """Does the part of a shared prefix over one layer's caches; the arguments are those of
+    ``prefix_attention``."""
+
+    def __call__(
+        self,
+        layer: int,
+        qkv: Tensor,
+        rows: Tensor,
+        last_position: Tensor,
+        table: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        query_weight: Tensor | None,
     ) -> None: ...
 
 
@@ -101,6 +118,30 @@ class TritonDecodeAttention:
         )  # fmt: skip
 
 
+class TritonPrefixAttention:
+    """``prefix_attention`` over the caches [L, num_blocks, Hkv, block_size, D]."""
+
+    def __init__(self, keys: Tensor, values: Tensor, eps: float, prefix: SharedPrefix) -> None:
+        self._caches = list(zip(keys, values, strict=True))
+        self._eps, self._prefix = eps, prefix
+
+    def __call__(
+        self,
+        layer: int,
+        qkv: Tensor,
+        rows: Tensor,
+        last_position: Tensor,
+        table: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        query_weight: Tensor | None,
+    ) -> None:
+        prefix_attention(
+            qkv, rows, last_position, self._prefix, table, cos, sin, query_weight,
+            *self._caches[layer], self._eps,
+        )  # fmt: skip
+
+
 def choose_prefill_attention(
     keys: Tensor, values: Tensor, queries: Tensor
 ) -> KernelChoice[PrefillAttention]:
@@ -144,4 +185,20 @@ def choose_decode_attention(
             keys, values, heads, max_rows, norm, eps, prefix
         )
 
+    return choose(fastest, otherwise, "Triton kernel")
+
+
+def choose_prefix_attention(
+    keys: Tensor, values: Tensor, heads: int, norm: bool, eps: float, prefix: SharedPrefix
+) -> KernelChoice[PrefixAttention]:
+    """As ``choose_decode_attention``, for what rows have in common."""
+
+    def fastest() -> PrefixAttention | str:
+        from penstock.kernels.gpu import shared_prefix_hopper as hopper
+
+        _, _, kv_heads, block_size, dim = keys.shape
+        why_not = hopper.why_not(keys.dtype, dim, block_size, heads // kv_heads)
+        return why_not or hopper.HopperPrefixAttention(keys, values, heads, norm, eps, prefix)
+
+    otherwise = TritonPrefixAttention(keys, values, eps, prefix)
     return choose(fastest, otherwise, "Triton kernel")

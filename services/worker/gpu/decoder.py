@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.draw import commit, draw
 from penstock.kernels.gpu.rope_cache import rope_and_cache
-from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
+from penstock.kernels.gpu.shared_prefix import shared_prefix
 from penstock.kernels.gpu.slots import embed
 from penstock.kernels.rotary import cos_sin_table
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
@@ -26,6 +26,7 @@ from penstock.services.worker.gpu.attention_choice import (
     TritonDecodeAttention,
     choose_decode_attention,
     choose_prefill_attention,
+    choose_prefix_attention,
 )
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
@@ -60,7 +61,7 @@ class GpuDecoder:
         self._cos, self._sin = cos[:, :half].contiguous(), sin[:, half:].contiguous()
         slots = len(state.rows)
         self.space = make_workspace(config, max_rows, slots, dtype, device)
-        self._prefix = shared_prefix(
+        shared = shared_prefix(
             state.shared_slot, state.shared_length, slots, config.num_heads, config.num_kv_heads,
             config.head_dim,
         )  # fmt: skip
@@ -71,11 +72,14 @@ class GpuDecoder:
         split = decode_workspace(
             slots, config.num_heads, config.num_kv_heads, config.head_dim, device
         )
-        self._triton = TritonDecodeAttention(self._keys, self._values, split, eps, self._prefix)
+        self._triton = TritonDecodeAttention(self._keys, self._values, split, eps, shared)
         self.decode = choose_decode_attention(
             self._keys, self._values, config.num_heads, slots, config.qk_norm, eps,
-            self._triton, self._prefix,
+            self._triton, shared,
         )  # fmt: skip
+        self.prefix = choose_prefix_attention(
+            self._keys, self._values, config.num_heads, config.qk_norm, eps, shared
+        )
         self.prefill = choose_prefill_attention(self._keys, self._values, self.space.query)
         self._library = LibraryProducts(weights, self.space, eps)
         self._fused = FusedProducts(weights, self.space, eps)
@@ -139,11 +143,16 @@ class GpuDecoder:
     def _attend_decode(self, index: int, num_decode: int, shared: bool) -> None:
         layer, space, state = self.weights.layers[index], self.space, self.state
         if shared:
-            prefix_attention(
-                space.qkv[:num_decode], state.rows[:num_decode], state.position, self._prefix,
-                state.table, self._cos, self._sin, layer.query_norm, self._keys[index],
-                self._values[index], self.config.rms_norm_eps,
-            )  # fmt: skip
+            self.prefix.kernels(
+                index,
+                space.qkv[:num_decode],
+                state.rows[:num_decode],
+                state.position,
+                state.table,
+                self._cos,
+                self._sin,
+                layer.query_norm,
+            )
         attend = self.decode.kernels if num_decode >= self._least_rows else self._triton
         attend(
             index, space.qkv[:num_decode], state.rows[:num_decode], state.position, state.table,

@@ -79,6 +79,7 @@ class GpuExecutor:
         self.summary = (
             f"prefill attention by the {self.decoder.prefill.summary}; "
             f"decode attention by the {self.decoder.decode.summary}; "
+            f"that over shared prefixes by the {self.decoder.prefix.summary}; "
             f"layers of few rows by the {self.decoder.products.summary}"
         )
         self.graphs = StepGraphs(self.decoder, self.chunks)

@@ -13,18 +13,23 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from penstock.kernels.gpu.decode_attention import decode_workspace
+from penstock.kernels.gpu.shared_prefix import shared_prefix
 from penstock.services.worker.gpu.attention_choice import (
     DecodeAttention,
     KernelChoice,
     PrefillAttention,
+    PrefixAttention,
     TritonDecodeAttention,
     TritonPrefillAttention,
+    TritonPrefixAttention,
     choose_decode_attention,
     choose_prefill_attention,
+    choose_prefix_attention,
 )
 
 HOPPER = "penstock.kernels.gpu.prefill_attention_hopper"
 HOPPER_DECODE = "penstock.kernels.gpu.decode_attention_hopper"
+HOPPER_PREFIX = "penstock.kernels.gpu.shared_prefix_hopper"
 
 
 def choice(
@@ -46,6 +51,15 @@ def decode_choice(
     space = decode_workspace(max_rows, heads, 2, dim, torch.device("cpu"))
     triton = TritonDecodeAttention(keys, values, space, 1e-6)
     return choose_decode_attention(keys, values, heads, max_rows, True, 1e-6, triton)
+
+
+def prefix_choice(
+    dtype: torch.dtype = torch.bfloat16, dim: int = 128, block_size: int = 16, heads: int = 4
+) -> KernelChoice[PrefixAttention]:
+    keys, values = torch.zeros(2, 2, 3, 2, block_size, dim, dtype=dtype)
+    slot, lengths = torch.zeros(1, dtype=torch.int32), torch.zeros(5, dtype=torch.int32)
+    prefix = shared_prefix(slot, lengths, 5, heads, 2, dim)
+    return choose_prefix_attention(keys, values, heads, True, 1e-6, prefix)
 
 
 @pytest.fixture
@@ -205,6 +219,32 @@ def test_what_the_hopper_kernel_of_decode_cannot_do_the_other_one_does(
     assert chosen.summary.startswith("Triton kernel: the kernel for Hopper takes ")
     assert words in chosen.reason
     assert not compiled_decode
+
+
+@pytest.mark.usefixtures("capability")
+def test_the_kernel_of_shared_prefixes_is_taken_where_it_can_read_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, compiled = pytest.importorskip(HOPPER_PREFIX), []
+    monkeypatch.setattr(module, "HopperPrefixAttention", lambda *args: compiled.append(args[2]))
+    changed: list[dict[str, Any]] = [
+        {},
+        {"dtype": torch.float16},
+        {"block_size": 64},
+        {"heads": 128},
+    ]
+    for changes in changed:
+        assert prefix_choice(**changes).summary == "Gluon kernel for Hopper"
+    assert compiled == [4, 4, 4, 128]
+    for changes, words in (
+        ({"dtype": torch.float32}, "takes bfloat16 and float16, not float32"),
+        ({"dim": 64}, "heads of 128, not 64"),
+        ({"block_size": 128}, "blocks of 8 to 64 in powers of two, not 128"),
+        ({"heads": 130}, "up to 64 heads for a KV head, not 65"),
+    ):
+        chosen = prefix_choice(**changes)
+        assert isinstance(chosen.kernels, TritonPrefixAttention)
+        assert words in chosen.reason
 
 
 @pytest.mark.usefixtures("capability")

@@ -34,6 +34,7 @@ from penstock.services.worker.gpu.layer_products import (
     FusedProducts,
     LayerProducts,
     LibraryProducts,
+    choose_gated,
     choose_products,
 )
 from penstock.services.worker.gpu.side_stream import SideStream
@@ -81,7 +82,8 @@ class GpuDecoder:
             self._keys, self._values, config.num_heads, config.qk_norm, eps, shared
         )
         self.prefill = choose_prefill_attention(self._keys, self._values, self.space.query)
-        self._library = LibraryProducts(weights, self.space, eps)
+        self.gated = choose_gated(weights, self.space)
+        self._library = LibraryProducts(weights, self.space, eps, self.gated.kernels)
         self._fused = FusedProducts(weights, self.space, eps)
         self.products = choose_products(weights, self.space, eps)
         self._least_rows = 1 if self.products.kernels else self.decode.kernels.least_rows

@@ -80,7 +80,8 @@ class GpuExecutor:
             f"prefill attention by the {self.decoder.prefill.summary}; "
             f"decode attention by the {self.decoder.decode.summary}; "
             f"that over shared prefixes by the {self.decoder.prefix.summary}; "
-            f"layers of few rows by the {self.decoder.products.summary}"
+            f"layers of few rows by the {self.decoder.products.summary}; "
+            f"gated products of many rows by the {self.decoder.gated.summary}"
         )
         self.graphs = StepGraphs(self.decoder, self.chunks)
         self._flight: deque[_InFlight] = deque()

@@ -22,6 +22,7 @@ from penstock.services.worker.gpu.workspace import Workspace
 from penstock.services.worker.models.decoder import DecoderWeights, LayerWeights
 
 if TYPE_CHECKING:
+    from penstock.kernels.gpu.gated_linear_hopper import HopperGatedLinear
     from penstock.kernels.gpu.rows_linear_hopper import HopperLinear
 
 HOPPER_ROWS = (5, 128)
@@ -57,10 +58,20 @@ class LayerProducts(Protocol):
 
 
 class LibraryProducts:
-    """By torch, with our kernels between them: any number of rows."""
+    """By torch, with our kernels between them: any number of rows.
 
-    def __init__(self, weights: DecoderWeights, space: Workspace, eps: float) -> None:
+    gated: computes the gated products of those numbers of rows for which it pays.
+    """
+
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        space: Workspace,
+        eps: float,
+        gated: HopperGatedLinear | None = None,
+    ) -> None:
         self._layers, self._space, self._eps = weights.layers, space, eps
+        self._gated = gated
         self._norms = _input_norms(weights)
 
     def begin(self, rows: int) -> None:
@@ -76,6 +87,9 @@ class LibraryProducts:
         self._add(mixed, weights.output, weights.output_bias, weights.post_norm)
 
     def gate_up(self, layer: int, rows: int) -> None:
+        if self._gated and self._gated.pays(rows):
+            self._gated(layer, rows)
+            return
         weights, space = self._layers[layer], self._space
         gate_up = space.gate_up[:rows]
         _linear(space.normed[:rows], weights.gate_up, weights.gate_up_bias, gate_up)
@@ -240,5 +254,25 @@ def choose_products(
             if why_not:
                 return why_not
         return HopperProducts(weights, space, eps)
+
+    return choose(fastest, None, "library")
+
+
+def choose_gated(
+    weights: DecoderWeights, space: Workspace
+) -> KernelChoice[HopperGatedLinear | None]:
+    """The fastest gated products of many rows; ``None``: the library's."""
+
+    def fastest() -> HopperGatedLinear | str:
+        from penstock.kernels.gpu import gated_linear_hopper as hopper
+
+        layers = weights.layers
+        if layers[0].gate_up_bias is not None:
+            return "takes no bias"
+        rows, width = layers[0].gate_up.shape
+        why_not = hopper.why_not(layers[0].gate_up.dtype, width, rows // 2)
+        return why_not or hopper.HopperGatedLinear(
+            space.normed, [layer.gate_up for layer in layers], space.activated
+        )
 
     return choose(fastest, None, "library")

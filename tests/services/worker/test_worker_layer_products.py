@@ -16,6 +16,7 @@ from penstock.services.worker.gpu import layer_products
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
 from penstock.services.worker.gpu.layer_products import (
     HopperProducts,
+    choose_gated,
     choose_products,
     most_fused_rows,
 )
@@ -24,6 +25,7 @@ from penstock.services.worker.models.decoder import DecoderWeights, allocate_wei
 
 CPU = torch.device("cpu")
 HOPPER = "penstock.kernels.gpu.rows_linear_hopper"
+HOPPER_GATED = "penstock.kernels.gpu.gated_linear_hopper"
 
 
 def weights_of(dtype: torch.dtype, **sizes: int) -> DecoderWeights:
@@ -92,6 +94,46 @@ def test_a_kernel_that_cannot_be_compiled_is_not_taken_and_the_summary_says_why(
     choice = chosen(torch.bfloat16)
     assert choice.kernels is None
     assert choice.reason == "the kernel for Hopper failed: RuntimeError: no such layout"
+
+
+@pytest.mark.usefixtures("hopper")
+def test_gated_products_of_many_rows_have_a_kernel_where_it_can_compute_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, compiled = pytest.importorskip(HOPPER_GATED), []
+
+    def compile_none(x: torch.Tensor, weights: list[torch.Tensor], out: torch.Tensor) -> None:
+        compiled.append((x.shape[1], weights[0].shape, out.shape[1]))
+
+    monkeypatch.setattr(module, "HopperGatedLinear", compile_none)
+    fits = {"hidden_size": 256, "intermediate_size": 384}
+    for dtype, sizes, reason in (
+        (torch.bfloat16, fits, ""),
+        (torch.float32, fits, "takes bfloat16 and float16, not float32"),
+        (torch.bfloat16, fits | {"intermediate_size": 448}, "128 rows of W, not 448 x 256"),
+        (torch.bfloat16, fits | {"hidden_size": 96}, "x 96"),
+        (torch.bfloat16, fits | {"mlp_bias": True}, "takes no bias"),
+    ):
+        config = msgspec.structs.replace(SMALL, **sizes)
+        weights = allocate_weights(config, dtype, CPU)
+        choice = choose_gated(weights, make_workspace(config, 16, 4, dtype, CPU))
+        assert reason in choice.reason
+        assert bool(reason) == bool(choice.reason)
+    assert compiled == [(256, (768, 256), 384)]
+
+
+@pytest.mark.parametrize(
+    ("outs", "rows", "pays"),
+    [
+        (3072, 512, False), (3072, 1024, False), (3072, 2048, True), (3072, 8192, True),
+        (12288, 256, False), (12288, 512, True), (12288, 768, False), (12288, 1000, True),
+    ],
+)  # fmt: skip
+def test_they_are_taken_where_nearly_all_programs_have_a_tile_in_each_turn(
+    outs: int, rows: int, pays: bool
+) -> None:
+    module = pytest.importorskip(HOPPER_GATED)
+    assert module.pays(rows, outs, multiprocessors=132) == pays
 
 
 def test_without_a_gpu_layers_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:

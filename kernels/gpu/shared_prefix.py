@@ -5,6 +5,8 @@ some rows to one KV head stand together as one operand, as in a prefill, and att
 positions: the cascade of Hydragen (Juravsky et al. 2024). The result is a part like the
 stretches of ``decode_attention``, which goes on from it with the positions of each row's own.
 
+Hopper GPUs have a kernel of their own for it (``shared_prefix_hopper``).
+
 The positions are cut into a few stretches so that few rows fill the GPU too. The grid depends on
 the number of rows alone; which rows take part, and up to where, lies on the device. It changes
 between steps only, and a step's first kernels let nothing start before they have waited

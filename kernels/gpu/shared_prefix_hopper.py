@@ -29,6 +29,8 @@ from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 _LOG2_E = 1.4426950408889634
 _QUERIES = 128
 _MOST_SHARED = 64
+# Keys in a tile, tiles under way: on an H200, 256 rows of Qwen3-8B behind 2,048 positions take 21
+# µs a layer, with decode attention behind it 63; two tiles of 128: 21 and 70; eight of 32: 27, 68.
 _KEYS = 64
 _STAGES = 4
 # Of 64 Ki registers, as in prefill attention.

@@ -23,8 +23,8 @@ behind the wait alone. That is right because
   behind them, chunks write other slots';
 - the kernel behind the plan lets its successor start only after it has itself waited
   (``slots.embed``), so that the plan is written when a program reads it;
-- each program of the prefix's kernel waits before it ends, also one that has nothing to do, so that
-  behind the wait for it the QKV product is over, too.
+- each program of the prefix's kernel waits before it ends, with those of its warps that read QKV,
+  also one that has nothing to do, so that behind the wait for it the QKV product is over, too.
 """
 
 from __future__ import annotations

@@ -28,14 +28,16 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 DTYPES = (torch.bfloat16, torch.float16)
 _ROWS, _COLUMNS, _SLAB = 128, 128, 64
+"""A tile of out, and columns of x and W that are multiplied at once; the kernel is written for
+these sizes."""
 _STAGES = 4
 _BAND = 16
 """Tiles of rows that are computed with each tile of W before the next one's turn, so that what the
 programs read at a time is found in the L2 cache. 4, 8, 32 and 64 are no faster."""
-_LEAST_BUSY = 0.9
-"""Share of the programs' turns that must have a tile. With 0.96 and more of them the kernel
-takes 6 to 17 % less time than the library's product and the gate's kernel (H200, x of 1,024 and of
-4,096 columns, 512 to 8,192 rows), with 0.87 5 % more, with 0.73 9 to 60 %."""
+_LEAST_BUSY, _LEAST_ROWS = 0.9, 512
+"""Share of the programs' turns that must be filled, padding not counted, and rows. With 0.96 and
+more of them the kernel takes 4 to 18 % less time than the library's product and the gate's kernel
+(H200, x of 1,024 and 4,096 columns, 512 to 8,192 rows), with 0.87 6 % more, with 0.73 9 to 17."""
 # Of 64 Ki registers: 384 threads begin with 168 each; the groups then take from the fetching warp.
 _REGISTERS = 168
 _GROUP_REGISTERS = 240
@@ -54,6 +56,7 @@ def _tile_at(turn, row_tiles, COLUMN_TILES: gl.constexpr, BAND: gl.constexpr):
 
 @gluon.jit
 def _turns(row_tiles, COLUMN_TILES: gl.constexpr):
+    """Tiles that the program computes."""
     left = row_tiles * COLUMN_TILES - gl.program_id(0)
     return gl.cdiv(gl.maximum(left, 0), gl.num_programs(0))
 
@@ -166,9 +169,10 @@ def why_not(dtype: torch.dtype, width: int, outs: int) -> str:
 
 def pays(rows: int, outs: int, multiprocessors: int) -> bool:
     """Whether so many rows are faster with the kernel than with the library."""
-    tiles = -(-rows // _ROWS) * (outs // _COLUMNS)
-    turns = -(-tiles // multiprocessors)
-    return tiles >= _LEAST_BUSY * turns * multiprocessors
+    columns = outs // _COLUMNS
+    turns = -(-rows // _ROWS) * columns
+    turns += -turns % multiprocessors
+    return rows >= _LEAST_ROWS and rows / _ROWS * columns >= _LEAST_BUSY * turns
 
 
 class HopperGatedLinear:
@@ -180,7 +184,8 @@ class HopperGatedLinear:
     """
 
     def __init__(self, x: Tensor, weights: list[Tensor], out: Tensor) -> None:
-        """x: [T, K]; weights: [2 I, K] each, gate first; out: [T, I]; all contiguous.
+        """x: [T, K]; weights: [2 I, K] each, gate first; out: [T, I]; all contiguous, and of a
+        type and sizes that ``why_not`` has nothing against.
 
         Raises what Triton raises where it cannot compile or load the kernel.
         """
@@ -208,7 +213,8 @@ class HopperGatedLinear:
         return pays(rows, self._outs, self._multiprocessors)
 
     def __call__(self, layer: int, rows: int) -> None:
-        """Write the first ``rows`` rows of out, and what fills the last tile behind them."""
+        """Write the first ``rows`` rows of out; those behind them up to a multiple of 128 are read
+        and written, too."""
         row_tiles = -(-rows // _ROWS)
         programs = min(self._multiprocessors, row_tiles * (self._outs // _COLUMNS))
         self._kernel[programs, 1, 1](

@@ -76,6 +76,7 @@ def _of_group(head, count, GROUP: gl.constexpr, PAIRS: gl.constexpr):
 
 @gluon.jit
 def _turns(num_tiles, HEADS: gl.constexpr):
+    """Items that a program may have; some are empty."""
     programs = gl.num_programs(0)
     return (num_tiles * HEADS + programs - 1) // programs
 

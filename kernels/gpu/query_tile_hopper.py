@@ -110,14 +110,17 @@ def attend_tiles(
     limit, positions, scale,
     DIM: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """64 queries, in the buffers from ``own`` on, over ``tiles`` tiles, at least one, of which the
-    group's rings have had ``done`` before.
+    """64 queries over ``tiles`` tiles, at least one; the rings have had ``done`` before those.
 
-    positions: [64] int32 as the rows of [64, KEYS] scores, the last that each query sees; the first
-    is 0.
-    whole: so many tiles every query sees whole; limit: positions that hold anything. Returns
-    highest scores (binary logarithm) and totals of weights, both as ``positions``, and the
-    weighted sums of values, in ``OUT``: [64, 64] fp32 twice.
+    queries: [n, 64, 64], the group's from ``own`` on, a buffer for each 64 columns; keys, values:
+    [STAGES * DIM / 64, KEYS, 64]. positions: [64] int32 as the rows of [64, KEYS] scores, the last
+    that each query sees; the first is 0. whole: so many tiles every query sees whole; limit:
+    positions that hold anything. scale: of scores, times log2(e). Returns highest scores (binary
+    logarithm) and totals of weights, both as ``positions``, and the weighted sums of values, in
+    ``OUT``: [64, 64] fp32 twice, of which heads of 64 use the first.
+
+    All groups of a program take the same tiles up to the same limit, and the barriers of free
+    buffers count the groups.
     """
     HALVES: gl.constexpr = DIM // 64
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -170,7 +173,8 @@ def fetch_tile(
     KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, HALVES: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Bring one tile of keys or values; past the last block that one again."""
+    """Bring one tile of keys or values; past the last of ``blocks``, at least one, that one again.
+    entries: of the block table, from tile 0 on; done: as for ``attend_tiles``."""
     stage = (done + tile) % STAGES
     mbarrier.wait(free.index(stage), (((done + tile) // STAGES) & 1) ^ 1)
     mbarrier.expect(ready.index(stage), KEYS * HALVES * 128)

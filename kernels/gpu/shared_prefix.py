@@ -38,7 +38,8 @@ class Shape(NamedTuple):
     stages: int
     """Loads under way; from three on the look-up of blocks is ahead of them, too."""
     programs: int
-    """Up to so many: a prefix is cut until there are."""
+    """Up to so many: a prefix is cut until there are (``parts_for``, for the kernel of Hopper GPUs,
+    too, which has half as many of twice the queries)."""
 
 
 SHAPE = Shape(64, 64, 4, 2, 264)

@@ -5,7 +5,10 @@ prefix for 128 queries to one KV head: a warp brings tiles of keys and values, t
 warps take 64 queries each (``query_tile_hopper``).
 
 Block tables, lengths and what earlier steps wrote are read before the program waits for the kernel
-ahead of it; why that is right says ``decode_stretches_hopper``.
+ahead of it, K and V by the fetching warp, which never waits. That is right as in
+``decode_stretches_hopper``; also without a plan ahead, where the Triton kernel of decode attention
+follows: a step's first kernel (``slots.embed``) lets nothing start before it has waited, and each
+behind it waits for the one ahead.
 
 Written in Gluon, Triton's language of explicit layouts, which is experimental: with a Triton that
 lacks it or has changed it, importing this module or making a ``HopperPrefixAttention`` fails.
@@ -28,6 +31,7 @@ from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 
 _LOG2_E = 1.4426950408889634
 _QUERIES = 128
+"""Of a program; two groups of 64 are what the kernel is written for."""
 _MOST_SHARED = 64
 # Keys in a tile, tiles under way: on an H200, 256 rows of Qwen3-8B behind 2,048 positions take 21
 # µs a layer, with decode attention behind it 63; two tiles of 128: 21 and 70; eight of 32: 27, 68.
@@ -262,7 +266,8 @@ class HopperPrefixAttention:
         sin: Tensor,
         query_weight: Tensor | None,
     ) -> None:
-        """As ``prefix_attention`` over the caches of ``layer``; all aligned to 16 bytes."""
+        """As ``prefix_attention`` over the caches of ``layer``; all but ``rows`` aligned to 16
+        bytes."""
         count = len(rows)
         tiles = triton.cdiv(count * self._padded, _QUERIES)
         parts = parts_for(count, self._heads, self._kv_heads)

@@ -37,6 +37,7 @@ PREFIXED = [
         (16, 8, 128, 16, True), (32, 8, 128, 16, True), (32, 8, 128, 64, False),
         (4, 4, 128, 32, False), (8, 8, 64, 16, True), (16, 2, 64, 64, True),
         (16, 2, 128, 32, False), (14, 2, 64, 32, False), (16, 1, 128, 8, True),
+        (24, 8, 128, 16, True), (28, 4, 128, 16, False),
     )
 ]  # fmt: skip
 """Behind 13 blocks, which with the smallest end in the middle of a tile of 32 positions."""
@@ -60,7 +61,7 @@ class Rows:
 
     def __init__(self, case: Case, common: int | None = None, kernel: str = "Gluon") -> None:
         from penstock.kernels.gpu.decode_attention_hopper import HopperDecodeAttention
-        from penstock.kernels.gpu.shared_prefix_hopper import HopperPrefixAttention
+        from penstock.kernels.gpu.shared_prefix_hopper import HopperPrefixAttention, why_not
 
         self.case, self.paged = case, Paged(case, torch.bfloat16, room=1)
         paged, count = self.paged, len(case.lengths)
@@ -83,6 +84,8 @@ class Rows:
             self.keys, self.values, EPS, self.prefix
         )
         if kernel == "Gluon" and self.prefixed:
+            shared = case.heads // case.kv_heads
+            assert not why_not(torch.bfloat16, case.dim, case.block_size, shared)
             self.attend_prefix = HopperPrefixAttention(
                 self.keys, self.values, case.heads, case.norm, EPS, self.prefix
             )
@@ -187,7 +190,7 @@ def test_rows_behind_a_shared_prefix_equal_the_plain_computation(case: Case, ker
     ("heads", "count", "parts"),
     [(32, 2, 16), (32, 16, 16), (32, 64, 4), (32, 190, 2), (64, 190, 1)],
 )
-def test_a_prefix_in_one_part_or_in_many_gives_the_same(
+def test_a_prefix_in_one_part_or_in_many_equals_the_plain_computation(
     heads: int, count: int, parts: int, kernel: str
 ) -> None:
     lengths = [1040 + index * 7 % 300 for index in range(count)]
@@ -214,13 +217,37 @@ def test_a_step_can_leave_the_prefix_out() -> None:
     rows.check()
 
 
-@pytest.mark.parametrize("prefixed", [False, True])
-def test_padding_alone_writes_nothing(prefixed: bool) -> None:
-    rows = Rows(CASES[-1], 0 if prefixed else None)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_programs_none_of_whose_rows_take_part_leave_nothing_behind(kernel: str) -> None:
+    """A program has 32 of these rows or fewer; 40 take part."""
+    lengths = [1040 + index * 7 % 300 for index in range(190)]
+    rows = Rows(CASES[1]._replace(lengths=lengths), 1040, kernel)
+    rows.prefix.lengths[40:] = 0
+    rows.prefix.slot.fill_(0)
+    rows.reset()
+    rows.attend()
+    rows.check()
+    parts = parts_for(len(rows.rows), rows.case.heads, rows.case.kv_heads)
+    each = parts * rows.case.heads
+    assert rows.prefix.partial[40 * each * rows.case.dim :].isnan().all()
+    assert rows.prefix.sums[40 * each * 2 :].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("case", "common", "kernel"),
+    [
+        (CASES[-1], None, "Triton"), (PREFIXED[0], 13 * 16, "Triton"),
+        (PREFIXED[0], 13 * 16, "Gluon"),
+    ],
+    ids=["alone", "prefix, Triton", "prefix, Gluon"],
+)  # fmt: skip
+def test_padding_alone_writes_nothing(case: Case, common: int | None, kernel: str) -> None:
+    rows = Rows(case, common, kernel)
     rows.rows.fill_(-1)
     rows.reset()
     rows.attend()
-    assert rows.out.isnan().all()
+    for written in (rows.out, rows.prefix.partial, rows.prefix.sums):
+        assert written.isnan().all()
     assert torch.equal(rows.keys.view(torch.int16), rows.before[0].view(torch.int16))
 
 

@@ -61,13 +61,14 @@ def test_a_graph_gives_the_bits_of_the_launch_that_it_records() -> None:
 
     torch.manual_seed(0)
     x = random(700, 1024, dtype=torch.bfloat16)
-    out = torch.zeros(700, 3072, device=DEVICE, dtype=torch.bfloat16)
+    out = torch.full((700, 3072), float("nan"), device=DEVICE, dtype=torch.bfloat16)
     linear = HopperGatedLinear(x, [random(6144, 1024, dtype=torch.bfloat16)], out)
     linear(0, 700)
     first = out.clone()
+    assert first.isfinite().all()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         linear(0, 700)
-    out.zero_()
+    out.fill_(float("nan"))
     graph.replay()
     assert torch.equal(out, first)

@@ -87,7 +87,7 @@ class LibraryProducts:
         self._add(mixed, weights.output, weights.output_bias, weights.post_norm)
 
     def gate_up(self, layer: int, rows: int) -> None:
-        if self._gated and self._gated.pays(rows):
+        if self._gated is not None and self._gated.pays(rows):
             self._gated(layer, rows)
             return
         weights, space = self._layers[layer], self._space

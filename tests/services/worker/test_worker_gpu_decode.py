@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -26,6 +26,9 @@ LATE = 2320
 """Tokens of the prompt that comes while others decode."""
 BLOCKS = 65
 """Of each of ``LENGTHS``."""
+COMMON = 640
+OWN = [10, 1, 33, 100, 64, 5, 17, 31, 120, 3, 90, 2]
+"""Tokens of prompts behind those that they have in common."""
 
 
 def new_slot(slot: int, count: int, blocks: range) -> NewSlot:
@@ -55,12 +58,31 @@ def plans() -> Iterator[StepPlan]:
         yield StepPlan(1, step, False, leaving, [], [], [])
 
 
-def logits_of(executor: GpuExecutor) -> list[torch.Tensor]:
+def sharing_plans() -> Iterator[StepPlan]:
+    """A prompt; others that begin with its first ``COMMON`` tokens, in the same blocks; decode."""
+    common = list(range(COMMON // 16))
+    added = []
+    for slot, own in enumerate(OWN):
+        tokens = torch.arange(COMMON + own, dtype=torch.int32) * 37
+        tokens[COMMON:] += slot
+        first = len(common) + 8 * slot
+        blocks = [*common, *range(first, first + 8)]
+        ids = (tokens % CONFIG.vocab_size).numpy().tobytes()
+        computed = COMMON if slot else 0
+        added.append(NewSlot(slot, ids, COMMON + own, computed, blocks, GREEDY))
+    chunks = [Chunk(slot, COMMON, own, True, []) for slot, own in enumerate(OWN)]
+    yield StepPlan(1, 1, True, [], added[:1], [], [Chunk(0, 0, COMMON + OWN[0], True, [])])
+    yield StepPlan(1, 2, False, [], added[1:], [], chunks[1:])
+    for step in (3, 4, 5):
+        yield StepPlan(1, step, False, [], [], [], [])
+
+
+def logits_of(executor: GpuExecutor, plans: Iterable[StepPlan]) -> list[torch.Tensor]:
     """Logits [rows, vocab] of every step, whose last tokens are the same whatever was sampled."""
     found = []
     last_token = executor.decoder.state.last_token
-    for plan in plans():
-        tokens = torch.arange(len(LENGTHS), device="cuda") * 53 + 101 * plan.step
+    for plan in plans:
+        tokens = torch.arange(len(last_token), device="cuda") * 53 + 101 * plan.step
         with torch.inference_mode():
             last_token.copy_(tokens % CONFIG.vocab_size)
         found.append(executor.logits(plan).clone())
@@ -78,15 +100,38 @@ def test_steps_compile_nothing_and_equal_those_of_the_triton_kernel(
         patch.setattr(
             triton.knobs.runtime, "jit_post_compile_hook", lambda **found: compiled.append(found)
         )
-        found = logits_of(executor)
+        found = logits_of(executor, plans())
     assert not compiled
-    eager = logits_of(executor_of(weights, len(LENGTHS), warm=False))
+    eager = logits_of(executor_of(weights, len(LENGTHS), warm=False), plans())
     monkeypatch.setattr("penstock.services.worker.gpu.kernel_choice.HOPPER", (0, 0))
     other = executor_of(weights, len(LENGTHS))
     assert other.decoder.decode.name == "Triton kernel"
-    wanted = logits_of(other)
+    wanted = logits_of(other, plans())
     assert [len(rows) for rows in found] == [11, 11, 11, 11, 12, 12, 7, 4, 2, 1, 1]
-    for step, (ours, launched, theirs) in enumerate(zip(found, eager, wanted, strict=True), 1):
-        for logits, by in ((ours, "graphs"), (launched, "single launches")):
-            difference = (logits.float() - theirs.float()).norm(dim=-1)
-            assert (difference < 5e-2 * theirs.float().norm(dim=-1)).all(), f"step {step} by {by}"
+    assert_alike(wanted, graphs=found, launches=eager)
+
+
+def test_rows_that_share_a_prefix_equal_those_of_the_triton_kernels_and_of_rows_that_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = sharp_weights()
+    alone = executor_of(weights, len(OWN))
+    apart = logits_of(alone, sharing_plans())
+    assert not alone.shares_a_prefix, "too little to share"
+    monkeypatch.setattr("penstock.services.worker.gpu.shared_rows.LEAST_SAVED", 1)
+    executor = executor_of(weights, len(OWN))
+    assert "; that over shared prefixes by the Gluon kernel for Hopper;" in executor.summary
+    found = logits_of(executor, sharing_plans())
+    assert executor.shares_a_prefix
+    eager = logits_of(executor_of(weights, len(OWN), warm=False), sharing_plans())
+    monkeypatch.setattr("penstock.services.worker.gpu.kernel_choice.HOPPER", (0, 0))
+    wanted = logits_of(executor_of(weights, len(OWN)), sharing_plans())
+    assert_alike(wanted, graphs=found, launches=eager, apart=apart)
+
+
+def assert_alike(wanted: list[torch.Tensor], **found: list[torch.Tensor]) -> None:
+    """The same logits in each step, but for rounding."""
+    for by, steps in found.items():
+        for step, (ours, theirs) in enumerate(zip(steps, wanted, strict=True), 1):
+            difference = (ours.float() - theirs.float()).norm(dim=-1)
+            assert (difference < 5e-2 * theirs.float().norm(dim=-1)).all(), f"step {step}, {by}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,6 +16,7 @@ from penstock.services.worker.gpu import layer_products
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
 from penstock.services.worker.gpu.layer_products import (
     HopperProducts,
+    LibraryProducts,
     choose_gated,
     choose_products,
     most_fused_rows,
@@ -127,13 +128,34 @@ def test_gated_products_of_many_rows_have_a_kernel_where_it_can_compute_them(
     [
         (3072, 512, False), (3072, 1024, False), (3072, 2048, True), (3072, 8192, True),
         (12288, 256, False), (12288, 512, True), (12288, 768, False), (12288, 1000, True),
+        (16896, 128, False), (12288, 897, False), (8192, 129, False),
     ],
 )  # fmt: skip
-def test_they_are_taken_where_nearly_all_programs_have_a_tile_in_each_turn(
+def test_gated_products_are_taken_where_nearly_all_programs_have_work_in_each_turn(
     outs: int, rows: int, pays: bool
 ) -> None:
     module = pytest.importorskip(HOPPER_GATED)
     assert module.pays(rows, outs, multiprocessors=132) == pays
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_the_library_leaves_gated_products_to_their_kernel_where_it_pays(pays: bool) -> None:
+    calls = []
+
+    class Gated:
+        def pays(self, rows: int) -> bool:
+            return pays
+
+        def __call__(self, layer: int, rows: int) -> None:
+            calls.append((layer, rows))
+
+    space = make_workspace(SMALL, 16, 4, torch.float32, CPU)
+    space.normed.fill_(1.0)
+    space.gate_up.fill_(float("nan"))
+    products = LibraryProducts(weights_of(torch.float32), space, 1e-6, cast(Any, Gated()))
+    products.gate_up(1, 5)
+    assert calls == ([(1, 5)] if pays else [])
+    assert space.gate_up[:5].isnan().all() == pays
 
 
 def test_without_a_gpu_layers_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:

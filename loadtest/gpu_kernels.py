@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.kernels.gpu.rope_cache import rope_and_cache
+from penstock.kernels.gpu.shared_prefix import shared_prefix
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.kernels.gpu.slots import embed, scatter
 from penstock.loadtest.decoder_cost import attention_flops, linear_shapes
@@ -25,7 +27,11 @@ from penstock.services.worker.gpu.attention_choice import (
     TritonDecodeAttention,
     choose_decode_attention,
     choose_prefill_attention,
+    choose_prefix_attention,
 )
+from penstock.services.worker.gpu.layer_products import LibraryProducts, choose_gated
+from penstock.services.worker.gpu.workspace import make_workspace
+from penstock.services.worker.models.decoder import allocate_weights
 
 Call = Callable[[], object]
 _CHANGES = 1024
@@ -63,6 +69,16 @@ def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
                 batch * attention_flops(config, context, 1),
                 partial(_decode, maker, batch, context, grid.block_size),
             )  # fmt: skip
+    for batch in grid.batches:
+        for prefix in grid.prefixes:
+            common = prefix - prefix % grid.block_size
+            if common:
+                yield KernelCase(
+                    "prefix_attention", f"{batch} rows share {common}",
+                    2 * common * kv_heads * dim * size + batch * heads * dim * (size + 4),
+                    4 * batch * heads * dim * common,
+                    partial(_shared_prefix, maker, batch, common, grid.block_size),
+                )  # fmt: skip
     for rows in grid.rows:
         for prefix in grid.prefixes:
             moved = 2 * (rows * heads + (prefix + rows) * kv_heads) * dim * size
@@ -77,9 +93,16 @@ def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
 
 
 def _products(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
-    """The layer's products of one row and of a few, and cuBLAS at every number of rows."""
-    size = maker.dtype.itemsize
-    shapes = linear_shapes(maker.config)
+    """The layer's products of one row and of a few; cuBLAS, and the gated product as many rows
+    choose it, at every number of rows."""
+    size, config = maker.dtype.itemsize, maker.config
+    hidden, inner = config.hidden_size, config.intermediate_size
+    for rows in grid.counts:
+        yield KernelCase(
+            "gated product", f"{rows} rows", (2 * inner * hidden + rows * (hidden + inner)) * size,
+            4 * rows * hidden * inner, partial(_gated, maker, rows),
+        )  # fmt: skip
+    shapes = linear_shapes(config)
     if maker.dtype != torch.float16:
         for name, (out, width) in shapes.items():
             if fits(width, out):
@@ -194,6 +217,24 @@ def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
     return NotedCall(call, choice.summary)
 
 
+def _shared_prefix(maker: Maker, batch: int, common: int, block_size: int) -> Call:
+    """By the kernel that an executor on this device would choose."""
+    config = maker.config
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    paged = _Paged(maker, batch, common + 1, block_size)
+    paged.table[:, : common // block_size] = paged.table[0, : common // block_size].clone()
+    qkv, rows = maker.normal(batch, heads + 2 * kv_heads, dim), maker.integers(list(range(batch)))
+    position = maker.integers([common] * batch)
+    prefix = shared_prefix(maker.integers([0]), position.clone(), batch, heads, kv_heads, dim)
+    choice = choose_prefix_attention(
+        paged.keys[None], paged.values[None], heads, config.qk_norm, config.rms_norm_eps, prefix
+    )
+    call = partial(
+        choice.kernels, 0, qkv, rows, position, paged.table, paged.cos, paged.sin, paged.norm
+    )
+    return NotedCall(call, choice.summary)
+
+
 def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
     """By the kernel that an executor on this device would choose."""
     config = maker.config
@@ -226,6 +267,20 @@ def _fused(
     return lambda: linear(
         x, weight, None, target, norm_weight=norm, eps=eps, gated=gated, add=norm is None
     )
+
+
+def _gated(maker: Maker, rows: int) -> Call:
+    """As a layer of many rows on this device computes it, the gate in the product or behind it."""
+    config = msgspec.structs.replace(maker.config, num_layers=1, vocab_size=16)
+    weights = allocate_weights(config, maker.dtype, maker.device)
+    weights.layers[0].gate_up.copy_(maker.weight(2 * config.intermediate_size, config.hidden_size))
+    space = make_workspace(config, rows, 1, maker.dtype, maker.device)
+    space.normed.copy_(maker.normal(rows, config.hidden_size))
+    choice = choose_gated(weights, space)
+    products = LibraryProducts(weights, space, config.rms_norm_eps, choice.kernels)
+    gated = choice.kernels is not None and choice.kernels.pays(rows)
+    note = choice.summary if gated or choice.kernels is None else "library: faster for so many rows"
+    return NotedCall(partial(products.gate_up, 0, rows), note)
 
 
 def _product(maker: Maker, rows: int, out: int, width: int) -> Call:

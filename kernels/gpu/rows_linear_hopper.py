@@ -101,24 +101,13 @@ def _fetch(
 
 
 @gluon.jit
-def _multiply(
-    xs, weights, ready, free, bias, out, rows,
-    SLABS: gl.constexpr, STAGES: gl.constexpr, OUTS: gl.constexpr, PART: gl.constexpr,
-    HALVES: gl.constexpr, ROWS: gl.constexpr, BIAS: gl.constexpr,
+def write_columns(
+    total, bias, out, rows,
+    OUTS: gl.constexpr, PART: gl.constexpr, HALVES: gl.constexpr, ROWS: gl.constexpr,
+    BIAS: gl.constexpr,
 ):  # fmt: skip
-    """What the other warps do: the product of the program's tiles, in transposed form."""
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    total = gl.zeros([64, ROWS], gl.float32, mma)
-    for slab in range(SLABS):
-        stage = slab % STAGES
-        mbarrier.wait(ready.index(stage), (slab // STAGES) & 1)
-        right = xs.index(stage).permute((1, 0))
-        total = warpgroup_mma(weights.index(stage), right, total, is_async=True)
-        total = warpgroup_mma_wait(1, deps=(total,))
-        if (slab > 0) & (slab - 1 + STAGES < SLABS):
-            mbarrier.arrive(free.index((slab - 1) % STAGES))
-    total = warpgroup_mma_wait(0, deps=(total,))
-
+    """Write a program's columns of out from ``total`` [64, ROWS]: program 0's axis says which, axis
+    1's which part of the sum. ``HALVES`` == 2: the first 32 rows are gate, the others up."""
     LANES: gl.constexpr = PART // 8
     plain: gl.constexpr = gl.BlockedLayout([8, 1], [LANES, 32 // LANES], [1, 4], [0, 1])
     if HALVES == 2:
@@ -144,6 +133,28 @@ def _multiply(
     line = split * rows + row
     target = out + line.to(gl.int64)[None, :] * OUTS + place[:, None]
     gl.store(target, result.to(out.dtype.element_ty), mask=(row < rows)[None, :])
+
+
+@gluon.jit
+def _multiply(
+    xs, weights, ready, free, bias, out, rows,
+    SLABS: gl.constexpr, STAGES: gl.constexpr, OUTS: gl.constexpr, PART: gl.constexpr,
+    HALVES: gl.constexpr, ROWS: gl.constexpr, BIAS: gl.constexpr,
+):  # fmt: skip
+    """What the other warps do: the product of the program's tiles, in transposed form."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    total = gl.zeros([64, ROWS], gl.float32, mma)
+    for slab in range(SLABS):
+        stage = slab % STAGES
+        mbarrier.wait(ready.index(stage), (slab // STAGES) & 1)
+        right = xs.index(stage).permute((1, 0))
+        total = warpgroup_mma(weights.index(stage), right, total, is_async=True)
+        total = warpgroup_mma_wait(1, deps=(total,))
+        if (slab > 0) & (slab - 1 + STAGES < SLABS):
+            mbarrier.arrive(free.index((slab - 1) % STAGES))
+    total = warpgroup_mma_wait(0, deps=(total,))
+
+    write_columns(total, bias, out, rows, OUTS, PART, HALVES, ROWS, BIAS)
 
 
 # One compiled kernel serves every call: nothing depends on this integer's value.
@@ -187,6 +198,19 @@ def why_not(dtype: torch.dtype, width: int, outs: int) -> str:
     return ""
 
 
+def splits_for(width: int, outs: int, gated: bool = False) -> int:
+    """How many programs share the width of a layer that may be divided."""
+    slabs, programs = width // _SLAB, outs // (32 if gated else 64)
+    return next(
+        (
+            count for count in range(1, slabs)
+            if slabs % count == 0 and programs * count >= _LEAST_PROGRAMS
+            and slabs // count <= _MOST_SLABS
+        ),
+        1,
+    )  # fmt: skip
+
+
 def shape_for(width: int, outs: int, tile: int, gated: bool, divided: bool) -> Shape:
     """How a product of up to ``tile`` rows is cut; ``divided``: whether programs may share the
     width.
@@ -195,20 +219,17 @@ def shape_for(width: int, outs: int, tile: int, gated: bool, divided: bool) -> S
     H200, no other number of parts or stages of one product took more than 0.5 % off the step
     (2026-11-22).
     """
-    slabs, programs = width // _SLAB, outs // (32 if gated else 64)
-    splits = 1
-    if divided:
-        splits = next(
-            (
-                count for count in range(1, slabs)
-                if slabs % count == 0 and programs * count >= _LEAST_PROGRAMS
-                and slabs // count <= _MOST_SLABS
-            ),
-            1,
-        )  # fmt: skip
+    slabs = width // _SLAB
+    splits = splits_for(width, outs, gated) if divided else 1
     room = _SHARED_BYTES - 1024 - min(64 * tile * 4, 16 * 1024)
     most = _GATED_STAGES if gated and tile <= 32 else _MOST_STAGES
     return Shape(splits, min(slabs // splits, most, room // ((tile + 64) * 128)))
+
+
+def tiles_for(bounds: tuple[int, int]) -> tuple[int, ...]:
+    """The tiles of rows that calls for so many rows, from and to, need."""
+    first, last = (next(at for at, tile in enumerate(TILES) if tile >= rows) for rows in bounds)
+    return TILES[first : last + 1]
 
 
 class _Ready(NamedTuple):
@@ -255,9 +276,9 @@ class HopperLinear:
         self._boxes = [
             TensorDescriptor.from_tensor(weight, [self._part, _SLAB], layout) for weight in weights
         ]
-        first, last = (next(at for at, tile in enumerate(TILES) if tile >= rows) for rows in bounds)
-        tiles = TILES[first : last + 1]
-        shapes = {tile: shape_for(width, self._outs, tile, gated, divided) for tile in tiles}
+        shapes = {
+            tile: shape_for(width, self._outs, tile, gated, divided) for tile in tiles_for(bounds)
+        }
         most_parts = max(shape.splits for shape in shapes.values())
         self._parts = None
         if most_parts > 1:

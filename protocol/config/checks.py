@@ -79,6 +79,7 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
         for group, name in (
             (device, "threads"),
             (config.loading, "load_format"),
+            (config.loading, "compress_weights"),
             (cache, "kv_cache_memory_bytes"),
         ):
             if _given(sources, name):

@@ -103,6 +103,10 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "dummy"],
         Meta(description="dummy: random weights, for measurements; only config.json is read."),
     ] = "auto"
+    compress_weights: Annotated[
+        Literal["auto", "never"],
+        Meta(description="auto: a GPU with room keeps them compressed, too, for small batches."),
+    ] = "auto"
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):

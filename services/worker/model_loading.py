@@ -38,6 +38,7 @@ from penstock.services.worker.plain_attention import (
 from penstock.services.worker.weight_reading import PinnedBuffers
 
 if TYPE_CHECKING:
+    from penstock.services.worker.gpu.compressed_layers import Compression
     from penstock.services.worker.gpu.executor import GpuExecutor
 
     AnyExecutor = ModelExecutor | GpuExecutor
@@ -70,15 +71,16 @@ def load_model_executor(
         model = random_model(info, dtype, device, config.model.seed)
     else:
         model = load_model(info, dtype, device, progress, loaded)
-    progress("measuring a step")
     attention = plain_attention(model, config.cache.block_size)
-    budget = kv_budget(model, config, info, attention)
+    compression = choose_compression(model, config, progress)
+    progress("measuring a step")
+    budget = kv_budget(model, config, info, attention, compression)
     size = block_bytes(model, config.cache.block_size)
     capacity = plan_capacity(config, info, size, budget)
     extra = EXTRA_BLOCKS * size
     check_fits(capacity, size, free_host_bytes() if device.type == "cpu" else budget + extra)
     progress(f"taking KV memory for {capacity.num_blocks} blocks")
-    executor = make_executor(model, capacity, attention)
+    executor = make_executor(model, capacity, attention, compression)
     executor.grammars.serve(tokenizer_loader(info))
     if isinstance(executor, ModelExecutor) and device.type == "cpu":
         progress("measuring how many threads are fastest")
@@ -115,15 +117,32 @@ def plain_attention(model: Decoder, block_size: int) -> PlainAttention:
     return choose_plain_attention(model.config, model.dtype, block_size, model.device)
 
 
+def choose_compression(model: Decoder, config: Config, progress: Progress) -> Compression | None:
+    """Compressed weights for a model that our kernels compute; ``None`` for others."""
+    if model.device.type == "cpu" or why_plain(model, config.cache.block_size):
+        return None
+    from penstock.services.worker.gpu.compressed_layers import compress_layers, no_compression
+
+    if config.loading.compress_weights == "never":
+        return no_compression("--compress-weights never")
+    progress("compressing weights")
+    with torch.inference_mode():
+        return compress_layers(model.weights)
+
+
 def make_executor(
-    model: Decoder, capacity: ExecutorCapacity, attention: PlainAttention
+    model: Decoder,
+    capacity: ExecutorCapacity,
+    attention: PlainAttention,
+    compression: Compression | None = None,
 ) -> AnyExecutor:
-    """The executor for the model's device."""
+    """The executor for the model's device; compression: for one that has kernels of ours."""
     if model.device.type == "cpu" or why_plain(model, capacity.block_size):
         return ModelExecutor(model, capacity, attention)
+    from penstock.services.worker.gpu.compressed_layers import NO_COMPRESSION
     from penstock.services.worker.gpu.executor import GpuExecutor
 
-    return GpuExecutor(model.config, model.weights, capacity)
+    return GpuExecutor(model.config, model.weights, capacity, compression or NO_COMPRESSION)
 
 
 def set_threads(executor: ModelExecutor, given: int | None, cores: int) -> str:
@@ -219,7 +238,13 @@ def block_bytes(model: Decoder, block_size: int) -> int:
     return per_token * block_size * model.dtype.itemsize
 
 
-def kv_budget(model: Decoder, config: Config, info: ModelInfo, attention: PlainAttention) -> int:
+def kv_budget(
+    model: Decoder,
+    config: Config,
+    info: ModelInfo,
+    attention: PlainAttention,
+    compression: Compression | None = None,
+) -> int:
     """Bytes left for KV memory, after a step of the largest size was measured."""
     longest = config.model.max_model_len or info.max_model_len
     tokens = min(config.scheduler.max_num_batched_tokens, longest, info.max_model_len)
@@ -238,7 +263,7 @@ def kv_budget(model: Decoder, config: Config, info: ModelInfo, attention: PlainA
         run_once(ModelExecutor(model, capacity), tokens)
         return int(CPU_KV_SHARE * free_host_bytes())
     torch.cuda.reset_peak_memory_stats(model.device)
-    executor = make_executor(model, capacity, attention)
+    executor = make_executor(model, capacity, attention, compression)
     run_once(executor, tokens)
     del executor
     gc.collect()

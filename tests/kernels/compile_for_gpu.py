@@ -34,7 +34,9 @@ from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu import kernel_choice
+from penstock.services.worker.gpu.compressed_layers import compress_all
 from penstock.services.worker.gpu.executor import GpuExecutor
+from penstock.services.worker.gpu.layer_products import HopperProducts
 from penstock.services.worker.models.decoder import DecoderConfig, allocate_weights
 
 MODELS = [
@@ -51,7 +53,7 @@ ROWS = 256
 TARGET = GPUTarget("cuda", pretended_gpu.CAPABILITY, 32)
 _TYPES = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32",
-    torch.int16: "*i16",
+    torch.int16: "*i16", torch.int64: "*i64",
 }  # fmt: skip
 seen: set[str] = set()
 
@@ -106,6 +108,16 @@ def executor(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> GpuE
     return GpuExecutor(config, weights, ExecutorCapacity(64, block_size, 64, 256, 512, 512))
 
 
+def compressed(engine: GpuExecutor) -> None:
+    """The kernels for compressed weights."""
+    weights, space = engine.decoder.weights, engine.decoder.space
+    for layer in weights.layers:
+        for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            weight.normal_()
+    weights.lm_head.normal_()
+    HopperProducts(weights, space, 1e-6, compress_all(weights))
+
+
 def sample(vocab: int, dtype: torch.dtype) -> None:
     """Every kernel of the sampler, once."""
     device = torch.device("cpu")
@@ -135,6 +147,8 @@ def steps(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> None:
         for rows in (4, 16, 64) if config.head_dim == 128 else (4, 64):
             engine.decoder.body(rows, rows, None)
         engine.decoder.body(64, 64, None, shared=True)
+        if dtype == torch.bfloat16 and not kernel_choice.not_hopper():
+            compressed(engine)
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
     assert models or "_row_kernel" in kernels
     for name in (
         "_hopper_prefill_kernel", "_hopper_prefix_kernel", "hopper_decode_kernel", "plan_kernel",
-        "_rows_kernel", "_gated_kernel",
+        "_rows_kernel", "_gated_kernel", "_compress_kernel", "_compressed_kernel",
     ):  # fmt: skip
         assert (name in kernels) == (capability == "90"), done.stdout
     for name, size in found:

@@ -30,6 +30,7 @@ from penstock.services.worker.gpu.attention_choice import (
 )
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.compressed_layers import CompressedLayers
 from penstock.services.worker.gpu.layer_products import (
     FusedProducts,
     LayerProducts,
@@ -54,6 +55,7 @@ class GpuDecoder:
         block_size: int,
         max_positions: int,
         max_rows: int,
+        compressed: CompressedLayers | None = None,
     ) -> None:
         device, dtype = weights.embedding.device, weights.embedding.dtype
         self.config, self.weights, self.state = config, weights, state
@@ -85,7 +87,7 @@ class GpuDecoder:
         self.gated = choose_gated(weights, self.space)
         self._library = LibraryProducts(weights, self.space, eps, self.gated.kernels)
         self._fused = FusedProducts(weights, self.space, eps)
-        self.products = choose_products(weights, self.space, eps)
+        self.products = choose_products(weights, self.space, eps, compressed)
         self._least_rows = 1 if self.products.kernels else self.decode.kernels.least_rows
         """From so many decode rows on the chosen attention, below the Triton kernel."""
         self._side = SideStream(device)
@@ -179,7 +181,11 @@ class GpuDecoder:
         space = self.space
         sampled = space.sampled[:count]
         torch.index_select(space.normed, 0, self.state.sample_index[:count], out=sampled)
-        torch.mm(sampled, self.weights.lm_head.t(), out=space.logits[:count])
+        hopper = self.products.kernels
+        if hopper and hopper.head and count <= hopper.bounds[1]:
+            hopper.head(0, count, space.logits[:count])
+        else:
+            torch.mm(sampled, self.weights.lm_head.t(), out=space.logits[:count])
 
     def row_logits(self, first: int, count: int) -> Tensor:
         """Logits [count, V] of the step's rows from ``first`` on, no more than logits rows have

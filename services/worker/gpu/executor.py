@@ -20,6 +20,7 @@ from penstock.protocol.trace import PREPARE, TRACE
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.compressed_layers import NO_COMPRESSION, Compression
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.graphs import StepGraphs
 from penstock.services.worker.gpu.logprob_rows import AskedLogprobs, GpuLogprobs
@@ -55,7 +56,11 @@ class GpuExecutor:
     max_in_flight = RING - 1
 
     def __init__(
-        self, config: DecoderConfig, weights: DecoderWeights, capacity: ExecutorCapacity
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        capacity: ExecutorCapacity,
+        compression: Compression = NO_COMPRESSION,
     ) -> None:
         self.capacity = capacity
         self._device = weights.embedding.device
@@ -68,7 +73,7 @@ class GpuExecutor:
             self.chunks = ChunkRows(max_rows, capacity.max_num_seqs, self._device)
             self.decoder = GpuDecoder(
                 config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
-                capacity.max_model_len, max_rows,
+                capacity.max_model_len, max_rows, compression.layers,
             )  # fmt: skip
             self.sampler = GpuSampler(self.slots, state, config.vocab_size)
             self._logprobs = GpuLogprobs(self.slots, state, self.decoder, self.sampler.space)
@@ -81,7 +86,8 @@ class GpuExecutor:
             f"decode attention by the {self.decoder.decode.summary}; "
             f"that over shared prefixes by the {self.decoder.prefix.summary}; "
             f"layers of few rows by the {self.decoder.products.summary}; "
-            f"gated products of many rows by the {self.decoder.gated.summary}"
+            f"gated products of many rows by the {self.decoder.gated.summary}; "
+            f"{compression.summary}"
         )
         self.graphs = StepGraphs(self.decoder, self.chunks)
         self._flight: deque[_InFlight] = deque()

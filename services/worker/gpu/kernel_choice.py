@@ -27,7 +27,7 @@ def choose(
     fastest: Callable[[], Kernels | str], otherwise: Kernels, name: str
 ) -> KernelChoice[Kernels]:
     """fastest: makes the kernels for Hopper, or says why it cannot; name: of the others."""
-    reason = _not_hopper()
+    reason = not_hopper()
     if not reason:
         try:
             # Gluon is experimental: another Triton may lack it, or fail on any of its names.
@@ -36,12 +36,17 @@ def choose(
                 return KernelChoice(made, "Gluon kernel for Hopper", "")
             reason = f"the kernel for Hopper {made}"
         except Exception as failure:
-            words = " ".join(str(failure).split())[:200]
-            reason = f"the kernel for Hopper failed: {type(failure).__name__}: {words}"
+            reason = f"the kernel for Hopper failed: {short(failure)}"
     return KernelChoice(otherwise, name, reason)
 
 
-def _not_hopper() -> str:
+def short(failure: Exception) -> str:
+    """A failure in one line."""
+    return f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
+
+
+def not_hopper() -> str:
+    """Why the device has no kernels for Hopper; empty if it has."""
     if not torch.cuda.is_available():
         return "there is no GPU"
     capability = torch.cuda.get_device_capability()

@@ -7,6 +7,7 @@ products with kernels of ours between them, or products of ours with all that in
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -17,13 +18,14 @@ from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW, few_rows_lin
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
+from penstock.services.worker.gpu.compressed_layers import DIVIDED, CompressedLayers, splits_of
 from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose
 from penstock.services.worker.gpu.workspace import Workspace
 from penstock.services.worker.models.decoder import DecoderWeights, LayerWeights
 
 if TYPE_CHECKING:
+    from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
     from penstock.kernels.gpu.gated_linear_hopper import HopperGatedLinear
-    from penstock.kernels.gpu.rows_linear_hopper import HopperLinear
 
 HOPPER_ROWS = (5, 128)
 """Numbers of rows, from and to, for which ``HopperProducts`` are faster than those below and above:
@@ -155,32 +157,32 @@ class FusedProducts:
 
 
 class HopperProducts:
-    """By ``rows_linear_hopper``, for numbers of rows within ``bounds``."""
+    """By ``rows_linear_hopper``, or by ``compressed_linear_hopper`` where weights are compressed,
+    for numbers of rows within ``bounds``."""
 
-    def __init__(self, weights: DecoderWeights, space: Workspace, eps: float) -> None:
+    head: CompressedLinear | None = None
+    """Makes logits of up to ``bounds[1]`` sampled rows."""
+
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        space: Workspace,
+        eps: float,
+        compressed: CompressedLayers | None,
+    ) -> None:
         """Raises what Triton raises where it cannot compile the kernels."""
-        from penstock.kernels.gpu.rows_linear_hopper import HopperLinear
-
         layers, self._space, self._eps = weights.layers, space, eps
         self.bounds = HOPPER_ROWS if space.normed.shape[1] < NARROW else WIDE_HOPPER_ROWS
         self._norms = _input_norms(weights)
         self._post_norms = [layer.post_norm for layer in layers]
-        self._qkv = HopperLinear(
-            space.normed, [layer.qkv for layer in layers], [layer.qkv_bias for layer in layers],
-            self.bounds,
-        )  # fmt: skip
-        self._output = HopperLinear(
-            space.mixed.flatten(1), [layer.output for layer in layers],
-            [layer.output_bias for layer in layers], self.bounds, divided=True,
-        )  # fmt: skip
-        self._gate_up = HopperLinear(
-            space.normed, [layer.gate_up for layer in layers],
-            [layer.gate_up_bias for layer in layers], self.bounds, gated=True,
-        )  # fmt: skip
-        self._down = HopperLinear(
-            space.activated, [layer.down for layer in layers],
-            [layer.down_bias for layer in layers], self.bounds, divided=True,
-        )  # fmt: skip
+        linears = _plain_linears if compressed is None else partial(_compressed_linears, compressed)
+        self._qkv, self._output, self._gate_up, self._down = linears(layers, space, self.bounds)
+        if compressed is not None and compressed.head is not None:
+            from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
+
+            self.head = CompressedLinear(
+                space.sampled, [compressed.head], [None], (1, self.bounds[1])
+            )
 
     def begin(self, rows: int) -> None:
         space = self._space
@@ -201,10 +203,57 @@ class HopperProducts:
     def end(self, rows: int) -> None:
         """The last layer's sum was normed already."""
 
-    def _add(self, linear: HopperLinear, layer: int, rows: int, norm: Tensor) -> None:
+    def _add(self, linear: RowsLinear, layer: int, rows: int, norm: Tensor) -> None:
         space = self._space
         product = linear(layer, rows, space.projected[:rows])
         add_rms_norm(product, space.residual[:rows], norm, self._eps, space.normed[:rows])
+
+
+RowsLinear = Callable[[int, int, Tensor], Tensor]
+"""``HopperLinear`` or ``CompressedLinear``: layer, rows, out."""
+
+
+def _plain_linears(
+    layers: list[LayerWeights], space: Workspace, bounds: tuple[int, int]
+) -> list[RowsLinear]:
+    """QKV, output, gate and up, down."""
+    from penstock.kernels.gpu.rows_linear_hopper import HopperLinear
+
+    return [
+        HopperLinear(
+            x, [getattr(layer, name) for layer in layers], _biases(layers, name), bounds,
+            gated=name == "gate_up", divided=name in DIVIDED,
+        )
+        for name, x in _inputs(space).items()
+    ]  # fmt: skip
+
+
+def _compressed_linears(
+    compressed: CompressedLayers,
+    layers: list[LayerWeights],
+    space: Workspace,
+    bounds: tuple[int, int],
+) -> list[RowsLinear]:
+    """As ``_plain_linears``."""
+    from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
+
+    return [
+        CompressedLinear(
+            x, getattr(compressed, name), _biases(layers, name), bounds, gated=name == "gate_up",
+            splits=splits_of(name, *getattr(layers[0], name).shape),
+        )
+        for name, x in _inputs(space).items()
+    ]  # fmt: skip
+
+
+def _inputs(space: Workspace) -> dict[str, Tensor]:
+    """What each of a layer's products reads."""
+    mixed, normed = space.mixed.flatten(1), space.normed
+    return {"qkv": normed, "output": mixed, "gate_up": normed, "down": space.activated}
+
+
+def _biases(layers: list[LayerWeights], name: str) -> list[Tensor | None]:
+    return [getattr(layer, f"{name}_bias") for layer in layers]
 
 
 def _input_norms(weights: DecoderWeights) -> list[Tensor]:
@@ -237,7 +286,10 @@ def most_fused_rows(layer: LayerWeights) -> int:
 
 
 def choose_products(
-    weights: DecoderWeights, space: Workspace, eps: float
+    weights: DecoderWeights,
+    space: Workspace,
+    eps: float,
+    compressed: CompressedLayers | None = None,
 ) -> KernelChoice[HopperProducts | None]:
     """The fastest products for some dozens of rows; ``None``: the others are for all rows."""
 
@@ -253,7 +305,7 @@ def choose_products(
             why_not = hopper.why_not(weight.dtype, weight.shape[1], outs)
             if why_not:
                 return why_not
-        return HopperProducts(weights, space, eps)
+        return HopperProducts(weights, space, eps, compressed)
 
     return choose(fastest, None, "library")
 

@@ -6,6 +6,7 @@ import torch
 
 from penstock.kernels.rotary import RopeParameters
 from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.gpu.compressed_layers import NO_COMPRESSION, Compression
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.models.decoder import (
     DecoderConfig,
@@ -44,9 +45,14 @@ def sharp_weights() -> DecoderWeights:
     return weights
 
 
-def executor_of(weights: DecoderWeights, slots: int, warm: bool = True) -> GpuExecutor:
+def executor_of(
+    weights: DecoderWeights,
+    slots: int,
+    warm: bool = True,
+    compression: Compression = NO_COMPRESSION,
+) -> GpuExecutor:
     capacity = ExecutorCapacity(900, 16, slots, 4096, 4096, CONFIG.vocab_size)
-    executor = GpuExecutor(CONFIG, weights, capacity)
+    executor = GpuExecutor(CONFIG, weights, capacity, compression)
     if warm:
         executor.warm_up()
     return executor

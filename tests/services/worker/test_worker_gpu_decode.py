@@ -10,6 +10,7 @@ import triton
 from sharp_model import CONFIG, executor_of, sharp_weights
 
 from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.services.worker.gpu.compressed_layers import Compression, compress_all
 from penstock.services.worker.gpu.executor import GpuExecutor
 
 pytestmark = [
@@ -103,12 +104,17 @@ def test_steps_compile_nothing_and_equal_those_of_the_triton_kernel(
         found = logits_of(executor, plans())
     assert not compiled
     eager = logits_of(executor_of(weights, len(LENGTHS), warm=False), plans())
+    compression = Compression(compress_all(weights), "compressed")
+    compressed = executor_of(weights, len(LENGTHS), compression=compression)
+    smaller = logits_of(compressed, plans())
+    assert compressed.decoder.products.kernels is not None
+    assert compressed.decoder.products.kernels.head is not None
     monkeypatch.setattr("penstock.services.worker.gpu.kernel_choice.HOPPER", (0, 0))
     other = executor_of(weights, len(LENGTHS))
     assert other.decoder.decode.name == "Triton kernel"
     wanted = logits_of(other, plans())
     assert [len(rows) for rows in found] == [11, 11, 11, 11, 12, 12, 7, 4, 2, 1, 1]
-    assert_alike(wanted, graphs=found, launches=eager)
+    assert_alike(wanted, graphs=found, launches=eager, compressed=smaller)
 
 
 def test_rows_that_share_a_prefix_equal_those_of_the_triton_kernels_and_of_rows_that_do_not(

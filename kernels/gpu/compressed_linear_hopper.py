@@ -1,0 +1,333 @@
+"""Linear layers of decode steps on Hopper from weights that are compressed to 12 bits a number.
+
+The layers and results of ``rows_linear_hopper``, to the bit where as many programs share the width.
+Tiles of W come as ``compressed_weights`` has left them, three quarters of the bytes, and are made
+bf16 again in the registers that the matrix unit takes its first operand from: eleven instructions
+for eight numbers, for which a program has time while it waits for the next tiles. ``stages`` steps
+of ``subs`` tiles each are under way.
+
+Written in Gluon, Triton's language of explicit layouts, which is experimental: with a Triton that
+lacks it or has changed it, importing this module or making a ``CompressedLinear`` fails. Compute
+capability 9.0 alone. The interpreter cannot run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from penstock.kernels.gpu import compressed_weights
+from penstock.kernels.gpu.compressed_weights import CompressedWeight
+from penstock.kernels.gpu.rows_linear_hopper import tiles_for, write_columns
+
+CAPACITY = gl.constexpr(compressed_weights.CAPACITY)
+END = gl.constexpr(compressed_weights.END)
+_SHARED_BYTES = 227 * 1024
+_MOST_STAGES = 4
+_REGISTERS = 128
+
+# $0 to $3: pairs of bf16; $4, $5: words of ``low``; $6: of ``high``. Each pair is its two bytes of
+# low and the constant upper half of the exponent, with sign and lower half from high turned right.
+_RESTORE = gl.constexpr("""{
+.reg .b32 bytes, turned;
+prmt.b32 bytes, $4, 0x38383838, 0x4140;
+lop3.b32 $0, $6, 0x87008700, bytes, 0xEA;
+prmt.b32 bytes, $4, 0x38383838, 0x4342;
+shf.r.wrap.b32 turned, $6, $6, 4;
+lop3.b32 $1, turned, 0x87008700, bytes, 0xEA;
+prmt.b32 bytes, $5, 0x38383838, 0x4140;
+shf.r.wrap.b32 turned, $6, $6, 8;
+lop3.b32 $2, turned, 0x87008700, bytes, 0xEA;
+prmt.b32 bytes, $5, 0x38383838, 0x4342;
+shf.r.wrap.b32 turned, $6, $6, 12;
+lop3.b32 $3, turned, 0x87008700, bytes, 0xEA;
+}""")
+
+
+@gluon.jit
+def _numbers(words):
+    """[16, 32] words as [16, 32, 2] bf16."""
+    both = words.expand_dims(2).broadcast_to([16, 32, 2])
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r,r", [both], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def _entry(listed, index):
+    """The exception at ``index``, a scalar."""
+    plain: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    return gl.max(listed.index(index).load(plain), 0)
+
+
+@gluon.jit
+def _restore(lows, highs, left: gl.constexpr, listed, index, entry, now):
+    """Tile ``now`` of the part as [64, 64] bf16 in registers of the first operand; the place of the
+    next exception, and that. lows: [32, 32]; highs: [16, 32]."""
+    pairs: gl.constexpr = gl.BlockedLayout([1, 4, 2], [4, 8, 1], [4, 1, 1], [2, 1, 0])
+    plain: gl.constexpr = gl.SliceLayout(2, pairs)
+    a, b, c, d = gl.inline_asm_elementwise(
+        _RESTORE, "=&r,=&r,=&r,=&r,r,r,r",
+        [lows.slice(0, 16).load(plain), lows.slice(16, 16).load(plain), highs.load(plain)],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
+    word = (
+        gl.arange(0, 16, gl.SliceLayout(1, plain))[:, None] * 32
+        + gl.arange(0, 32, gl.SliceLayout(0, plain))[None, :]
+    )
+    while (entry >> 43) == now:
+        at = (entry >> 32 & 0x7FF).to(gl.int32)
+        numbers = entry.to(gl.int32)
+        a = gl.where(word == at, numbers, a)
+        b = gl.where(word + 512 == at, numbers, b)
+        c = gl.where(word + 1024 == at, numbers, c)
+        d = gl.where(word + 1536 == at, numbers, d)
+        index += 1
+        entry = _entry(listed, index)
+    near = gl.join(_numbers(a), _numbers(b))
+    far = gl.join(_numbers(c), _numbers(d))
+    bits = gl.join(near, far).reshape([2] * 12)
+    # Of a word: warp, thread / 8; thread % 8, v. Of its number: column's lowest bit, row's bit of
+    # eight, column's bit of eight.
+    tile = bits.permute((0, 1, 10, 2, 3, 4, 7, 8, 11, 5, 6, 9)).reshape([64, 64])
+    return gl.convert_layout(tile, left, assert_trivial=True), index, entry
+
+
+@gluon.jit
+def _fetch_weights(low_box, high_box, lows, highs, ready, stage, tile, BYTES: gl.constexpr):
+    """Start to bring a step's tiles of W. ``BYTES``: of those of x, too."""
+    mbarrier.expect(ready.index(stage), BYTES)
+    tma.async_copy_global_to_shared(low_box, [tile * 32, 0], ready.index(stage), lows.index(stage))
+    tma.async_copy_global_to_shared(
+        high_box, [tile * 16, 0], ready.index(stage), highs.index(stage)
+    )
+
+
+@gluon.jit
+def _fetch_x(x_box, xs, ready, stage, tile, SUBS: gl.constexpr, ROWS: gl.constexpr):
+    tma.async_copy_global_to_shared(
+        x_box, [tile, 0, 0], ready.index(stage), xs.index(stage).reshape([SUBS, ROWS, 64])
+    )
+
+
+@gluon.jit
+def _fetch(
+    x_box, low_box, high_box, xs, lows, highs, ready, free,
+    STEPS: gl.constexpr, STAGES: gl.constexpr, SUBS: gl.constexpr, ROWS: gl.constexpr,
+):  # fmt: skip
+    """What the fetching warp does."""
+    begin = gl.program_id(1) * STEPS * SUBS
+    tile = gl.program_id(0) * gl.num_programs(1) * STEPS * SUBS + begin
+    BYTES: gl.constexpr = SUBS * (ROWS + 48) * 128
+    for early in gl.static_range(STAGES):
+        _fetch_weights(low_box, high_box, lows, highs, ready, early, tile + early * SUBS, BYTES)
+    tl.extra.cuda.gdc_wait()
+    for early in gl.static_range(STAGES):
+        _fetch_x(x_box, xs, ready, early, begin + early * SUBS, SUBS, ROWS)
+    for step in range(STAGES, STEPS):
+        stage = step % STAGES
+        mbarrier.wait(free.index(stage), (step // STAGES - 1) & 1)
+        _fetch_weights(low_box, high_box, lows, highs, ready, stage, tile + step * SUBS, BYTES)
+        _fetch_x(x_box, xs, ready, stage, begin + step * SUBS, SUBS, ROWS)
+
+
+@gluon.jit
+def _multiply(
+    xs, lows, highs, ready, free, listed, scales, exceptions, most, bias, out, rows,
+    STEPS: gl.constexpr, STAGES: gl.constexpr, SUBS: gl.constexpr, OUTS: gl.constexpr,
+    PART: gl.constexpr, HALVES: gl.constexpr, ROWS: gl.constexpr, BIAS: gl.constexpr,
+):  # fmt: skip
+    """What the other warps do: the product of the program's tiles, in transposed form."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    plain: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    block = gl.program_id(0)
+    scale = gl.load(scales + block * 64 + gl.arange(0, 64, gl.SliceLayout(1, mma)))
+    # All at once: memory answers late while it streams weights.
+    exceptions += (block * gl.num_programs(1) + gl.program_id(1)) * most
+    place = gl.arange(0, CAPACITY, plain)
+    listed._reinterpret(gl.int64, [CAPACITY], flat).store(
+        gl.load(exceptions + place, mask=place < most, other=END)
+    )
+    index = block * 0
+    entry = _entry(listed, index)
+    total = warpgroup_mma_init(gl.zeros([64, ROWS], gl.float32, mma))
+    for step in range(STEPS):
+        stage = step % STAGES
+        mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
+        for sub in gl.static_range(SUBS):
+            tile, index, entry = _restore(
+                lows.index(stage).slice(sub * 32, 32), highs.index(stage).slice(sub * 16, 16),
+                left, listed, index, entry, step * SUBS + sub,
+            )  # fmt: skip
+            right = xs.index(stage).slice(sub * ROWS, ROWS).permute((1, 0))
+            total = warpgroup_mma(tile, right, total, is_async=True)
+            if sub == 0:  # what the step before has started is over
+                total = warpgroup_mma_wait(1, deps=(total,))
+                if (step > 0) & (step - 1 + STAGES < STEPS):
+                    mbarrier.arrive(free.index((step - 1) % STAGES))
+    total = warpgroup_mma_wait(0, deps=(total,)) * scale[:, None]
+    write_columns(total, bias, out, rows, OUTS, PART, HALVES, ROWS, BIAS)
+
+
+# One compiled kernel serves every call: nothing depends on these integers' values.
+@gluon.jit(do_not_specialize=["most", "rows"])
+def _compressed_kernel(
+    x_box, low_box, high_box, scales, exceptions, most, bias, out, rows,
+    WIDTH: gl.constexpr, OUTS: gl.constexpr, ROWS: gl.constexpr, PART: gl.constexpr,
+    SPLITS: gl.constexpr, STAGES: gl.constexpr, SUBS: gl.constexpr, HALVES: gl.constexpr,
+    BIAS: gl.constexpr,
+):  # fmt: skip
+    """``PART`` columns of up to ``ROWS`` rows of ``out`` a program, over a part of the width."""
+    tl.extra.cuda.gdc_launch_dependents()
+    STEPS: gl.constexpr = WIDTH // 64 // SPLITS // SUBS
+    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    words: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, SUBS * ROWS, 64], shared)
+    lows = gl.allocate_shared_memory(gl.int32, [STAGES, SUBS * 32, 32], words)
+    highs = gl.allocate_shared_memory(gl.int32, [STAGES, SUBS * 16, 32], words)
+    listed = gl.allocate_shared_memory(gl.int64, [CAPACITY, 1], flat)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for early in gl.static_range(STAGES):
+        mbarrier.init(ready.index(early), count=1)
+        mbarrier.init(free.index(early), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_multiply, (xs, lows, highs, ready, free, listed, scales, exceptions, most, bias, out,
+                         rows, STEPS, STAGES, SUBS, OUTS, PART, HALVES, ROWS, BIAS)),
+            (_fetch, (x_box, low_box, high_box, xs, lows, highs, ready, free,
+                      STEPS, STAGES, SUBS, ROWS)),
+        ],
+        [1],
+        [24],
+    )  # fmt: skip
+
+
+def why_not(rows: int, width: int, splits: int, *, gated: bool = False) -> str:
+    """Why the kernel cannot compute a layer of W [rows, width]; empty if it can."""
+    tile = compressed_weights.TILE
+    if width % (2 * splits * tile) or rows % tile or (gated and rows % (2 * tile)):
+        return f"{rows} x {width} numbers; multiples of {tile} x {2 * splits * tile} are taken"
+    return ""
+
+
+class Shape(NamedTuple):
+    stages: int
+    """Steps under way."""
+    subs: int
+    """Tiles of a step, side by side."""
+
+
+def shape_for(width: int, splits: int, tile: int) -> Shape:
+    """How a product of up to ``tile`` rows is computed.
+
+    Of 2, 4 and 8 tiles a step and 2 to 6 steps under way no other took more than 1 % off the layers
+    of Qwen3-8B at 1, 16, 32 or 64 rows (H200, 2026-11-23).
+    """
+    slabs = width // compressed_weights.TILE // splits
+    subs = next(count for count in (4, 2) if slabs % count == 0)
+    # Exceptions, barriers, and what rows of out are turned in.
+    room = _SHARED_BYTES - 8 * compressed_weights.CAPACITY - 1024 - min(64 * tile * 4, 16 * 1024)
+    stages = room // (subs * (48 + tile) * 128)
+    return Shape(min(_MOST_STAGES * 4 // subs, slabs // subs, stages), subs)
+
+
+class _Ready(NamedTuple):
+    """What is launched for up to ``tile`` rows."""
+
+    tile: int
+    x: TensorDescriptor
+    weights: list[tuple[TensorDescriptor, TensorDescriptor]]
+    """Low and high of each layer."""
+    launch: Callable[..., None]
+    constants: tuple[Any, ...]
+
+
+class CompressedLinear:
+    """One linear layer of each of a decoder's layers, compiled, for weights and a buffer of x whose
+    addresses never change; called as a ``HopperLinear``."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        weights: list[CompressedWeight],
+        biases: list[Tensor | None],
+        bounds: tuple[int, int],
+        *,
+        gated: bool = False,
+        splits: int = 1,
+    ) -> None:
+        """x: [T, K] bf16, contiguous; weights: compressed with the same ``gated`` and ``splits``;
+        biases: as many numbers as a weight has rows. bounds: numbers of rows that calls are for,
+        from and to.
+
+        Raises what Triton raises where it cannot compile or load the kernels.
+        """
+        self._weights, self._biases = weights, biases
+        self._halves = 2 if gated else 1
+        self._outs = len(weights[0].scales) // self._halves
+        self._splits = splits
+        self._parts = None
+        if splits > 1:
+            count = splits * bounds[1] * self._outs
+            self._parts = torch.empty(count, dtype=torch.float32, device=x.device)
+        self._ready = [self._prepare(x, tile) for tile in tiles_for(bounds)]
+
+    def _prepare(self, x: Tensor, tile: int) -> _Ready:
+        (rows, width), part = x.shape, 64 // self._halves
+        shape = shape_for(width, self._splits, tile)
+        box = TensorDescriptor(
+            x, [width // 64, rows, 64], [64, width, 1], [shape.subs, tile, 64],
+            gl.NVMMASharedLayout(128, 16, 3),
+        )  # fmt: skip
+        words = gl.NVMMASharedLayout(128, 32, 2)
+        boxes = [
+            (
+                TensorDescriptor.from_tensor(weight.low, [shape.subs * 32, 32], words),
+                TensorDescriptor.from_tensor(weight.high, [shape.subs * 16, 32], words),
+            )
+            for weight in self._weights
+        ]
+        bias = self._biases[0]
+        constants = (
+            width, self._outs, tile, part, self._splits, *shape, self._halves, bias is not None,
+        )  # fmt: skip
+        kernel = _compressed_kernel.warmup(
+            box, *boxes[0], torch.float32, torch.int64, 1, None if bias is None else bias.dtype,
+            torch.float32 if self._splits > 1 else x.dtype, 1, *constants,
+            grid=(1,), num_warps=4, maxnreg=_REGISTERS, launch_pdl=True,
+        )  # fmt: skip
+        launch = kernel[self._outs // part, self._splits, 1]  # loads it, too
+        return _Ready(tile, box, boxes, launch, constants)
+
+    def __call__(self, layer: int, rows: int, out: Tensor) -> Tensor:
+        """As ``HopperLinear.__call__``."""
+        ready = next(one for one in self._ready if rows <= one.tile)
+        if self._parts is not None:
+            count = self._splits * rows * self._outs
+            out = self._parts[:count].view(self._splits, rows, self._outs)
+        weight = self._weights[layer]
+        ready.launch(
+            ready.x, *ready.weights[layer], weight.scales, weight.exceptions,
+            weight.exceptions.shape[1], self._biases[layer], out, rows, *ready.constants,
+        )  # fmt: skip
+        return out

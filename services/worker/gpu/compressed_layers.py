@@ -1,0 +1,137 @@
+"""Weights that are kept a second time, compressed, for steps of few rows.
+
+Those steps take as long as it takes to read the weights, and their compressed form
+(``compressed_weights``) is three quarters of the bytes. Large steps multiply with the plain form.
+So compression is paid for in memory, and done where that is a small part of the device's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.gpu.few_rows_linear import NARROW
+from penstock.services.worker.gpu.kernel_choice import not_hopper, short
+from penstock.services.worker.models.decoder import DecoderWeights
+
+if TYPE_CHECKING:
+    from penstock.kernels.gpu.compressed_weights import CompressedWeight
+
+MOST_MEMORY = 0.1
+"""Share of the device's memory that compressed weights may take."""
+DIVIDED = ("output", "down")
+"""Layers whose width programs may share."""
+COMPRESSED_SHARE = 0.76
+"""Of the bytes of plain ones, exceptions included."""
+_UNIT = 1 << 30
+
+
+class CompressedLayers(NamedTuple):
+    """Those of each layer, in ``splits_of`` parts, and of the LM head if it can be compressed."""
+
+    qkv: list[CompressedWeight]
+    output: list[CompressedWeight]
+    gate_up: list[CompressedWeight]
+    down: list[CompressedWeight]
+    head: CompressedWeight | None
+
+
+class Compression(NamedTuple):
+    layers: CompressedLayers | None
+    summary: str
+
+
+def splits_of(name: str, rows: int, width: int) -> int:
+    """How many programs share the width of a layer, W [rows, width]."""
+    from penstock.kernels.gpu.rows_linear_hopper import splits_for
+
+    return splits_for(width, rows) if name in DIVIDED else 1
+
+
+def no_compression(reason: str) -> Compression:
+    return Compression(None, f"weights are not compressed: {reason}")
+
+
+NO_COMPRESSION = no_compression("nobody has asked for it")
+
+
+def compress_layers(weights: DecoderWeights) -> Compression:
+    """Compress the weights of a model on a CUDA device, or say why not."""
+    reason = _why_not(weights)
+    if reason:
+        return no_compression(reason)
+    try:
+        compressed = compress_all(weights)
+    except Exception as failure:  # Gluon is experimental: another Triton may fail on any name
+        return no_compression(short(failure))
+    size = sum(weight.num_bytes for weight in _all(compressed)) / _UNIT
+    return Compression(compressed, f"weights are compressed, too, for few rows ({size:.1f} GiB)")
+
+
+def _why_not(weights: DecoderWeights) -> str:
+    layer, device = weights.layers[0], weights.embedding.device
+    reason = not_hopper()
+    if reason:
+        return reason
+    if layer.qkv.dtype != torch.bfloat16:
+        return f"only bfloat16 is, not {str(layer.qkv.dtype).removeprefix('torch.')}"
+    if layer.qkv.shape[1] < NARROW:
+        return f"steps of {layer.qkv.shape[1]} columns are not bound by reading them"
+    tensors = [weights.lm_head]
+    for one in weights.layers:
+        tensors += [one.qkv, one.output, one.gate_up, one.down]
+    wanted = COMPRESSED_SHARE * sum(tensor.nbytes for tensor in tensors)
+    free, total = torch.cuda.mem_get_info(device)
+    room = min(MOST_MEMORY * total, free)
+    if wanted > room:
+        return f"that takes {wanted / _UNIT:.1f} GiB, of which {room / _UNIT:.1f} may be used"
+    return ""
+
+
+def compress_all(weights: DecoderWeights) -> CompressedLayers:
+    return CompressedLayers(
+        qkv=_compress_each(weights, "qkv"),
+        output=_compress_each(weights, "output"),
+        gate_up=_compress_each(weights, "gate_up"),
+        down=_compress_each(weights, "down"),
+        head=_compress_head(weights.lm_head),
+    )
+
+
+def _compress_each(weights: DecoderWeights, name: str) -> list[CompressedWeight]:
+    """Those of all layers. Raises ``CannotCompress``."""
+    from penstock.kernels.gpu.compressed_linear_hopper import why_not
+    from penstock.kernels.gpu.compressed_weights import CannotCompress, compress
+
+    compressed = []
+    for index, layer in enumerate(weights.layers):
+        matrix, gated = getattr(layer, name), name == "gate_up"
+        rows, width = matrix.shape
+        splits = splits_of(name, rows, width)
+        try:
+            reason = why_not(rows, width, splits, gated=gated)
+            if reason:
+                raise CannotCompress(reason)
+            compressed.append(compress(matrix, gated=gated, splits=splits))
+        except CannotCompress as failure:
+            raise CannotCompress(f"{name} of layer {index}: {failure}") from None
+    return compressed
+
+
+def _compress_head(head: Tensor) -> CompressedWeight | None:
+    """``None`` where it cannot be; the layers can be without."""
+    from penstock.kernels.gpu.compressed_linear_hopper import why_not
+    from penstock.kernels.gpu.compressed_weights import CannotCompress, compress
+
+    rows, width = head.shape
+    try:
+        return None if why_not(rows, width, 1) else compress(head)
+    except CannotCompress:
+        return None
+
+
+def _all(layers: CompressedLayers) -> list[CompressedWeight]:
+    every = layers.qkv + layers.output + layers.gate_up + layers.down
+    return every if layers.head is None else [*every, layers.head]

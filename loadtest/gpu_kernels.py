@@ -29,7 +29,15 @@ from penstock.services.worker.gpu.attention_choice import (
     choose_prefill_attention,
     choose_prefix_attention,
 )
-from penstock.services.worker.gpu.layer_products import LibraryProducts, choose_gated
+from penstock.services.worker.gpu.compressed_layers import compress_all
+from penstock.services.worker.gpu.kernel_choice import not_hopper
+from penstock.services.worker.gpu.layer_products import (
+    WIDE_HOPPER_ROWS,
+    LayerProducts,
+    LibraryProducts,
+    choose_gated,
+    choose_products,
+)
 from penstock.services.worker.gpu.workspace import make_workspace
 from penstock.services.worker.models.decoder import allocate_weights
 
@@ -93,10 +101,19 @@ def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
 
 
 def _products(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
-    """The layer's products of one row and of a few; cuBLAS, and the gated product as many rows
-    choose it, at every number of rows."""
+    """The layer's products of one row and of a few; those of some dozens, from plain weights and
+    from compressed ones; cuBLAS, and the gated product as many rows choose it, at every number of
+    rows."""
     size, config = maker.dtype.itemsize, maker.config
     hidden, inner = config.hidden_size, config.intermediate_size
+    numbers = sum(out * width for out, width in linear_shapes(config).values())
+    for rows in grid.counts:
+        if rows <= WIDE_HOPPER_ROWS[1]:
+            for name in ("layer, plain weights", "layer, compressed"):
+                yield KernelCase(
+                    name, f"{rows} rows", numbers * size, 2 * rows * numbers,
+                    partial(_layer, maker, rows, name.endswith("compressed")),
+                )  # fmt: skip
     for rows in grid.counts:
         yield KernelCase(
             "gated product", f"{rows} rows", (2 * inner * hidden + rows * (hidden + inner)) * size,
@@ -281,6 +298,37 @@ def _gated(maker: Maker, rows: int) -> Call:
     gated = choice.kernels is not None and choice.kernels.pays(rows)
     note = choice.summary if gated or choice.kernels is None else "library: faster for so many rows"
     return NotedCall(partial(products.gate_up, 0, rows), note)
+
+
+def _layer(maker: Maker, rows: int, compressed: bool) -> Call:
+    """A layer but for its attention, as a decode step of so many rows computes it."""
+    config = msgspec.structs.replace(maker.config, num_layers=1, vocab_size=16)
+    weights = allocate_weights(config, maker.dtype, maker.device)
+    layer, eps = weights.layers[0], config.rms_norm_eps
+    for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
+        weight.copy_(maker.weight(*weight.shape))
+    for norm in (layer.input_norm, layer.post_norm, weights.norm):
+        norm.fill_(1.0)
+    space = make_workspace(config, max(rows, WIDE_HOPPER_ROWS[1]), 1, maker.dtype, maker.device)
+    for x in (space.residual, space.mixed):
+        x.copy_(maker.normal(*x.shape))
+    why_not = not_hopper() if compressed else ""
+    if compressed and maker.dtype != torch.bfloat16:
+        why_not = f"only bfloat16 is, not {maker.dtype}"
+    layers = compress_all(weights) if compressed and not why_not else None
+    choice = choose_products(weights, space, eps, layers)
+    products: LayerProducts = LibraryProducts(weights, space, eps)
+    if choice.kernels is not None and rows >= choice.kernels.bounds[0]:
+        products = choice.kernels
+    products.begin(rows)
+
+    def call() -> None:
+        products.qkv(0, rows)
+        products.output(0, rows)
+        products.gate_up(0, rows)
+        products.down(0, rows)
+
+    return NotedCall(call, f"not compressed: {why_not}" if why_not else choice.summary)
 
 
 def _product(maker: Maker, rows: int, out: int, width: int) -> Call:

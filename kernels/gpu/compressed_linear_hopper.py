@@ -3,8 +3,9 @@
 The layers and results of ``rows_linear_hopper``, to the bit where as many programs share the width.
 Tiles of W come as ``compressed_weights`` has left them, three quarters of the bytes, and are made
 bf16 again in the registers that the matrix unit takes its first operand from: eleven instructions
-for eight numbers, for which a program has time while it waits for the next tiles. ``stages`` steps
-of ``subs`` tiles each are under way.
+for eight numbers, for which a program has time while it waits for the next tiles. It has one group
+of four warps, or three with a block of W each and the same rows of x. ``stages`` steps of ``subs``
+tiles of each block are under way.
 
 Written in Gluon, Triton's language of explicit layouts, which is experimental: with a Triton that
 lacks it or has changed it, importing this module or making a ``CompressedLinear`` fails. Compute
@@ -26,19 +27,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from penstock.kernels.gpu import compressed_weights
-from penstock.kernels.gpu.compressed_weights import CompressedWeight
+from penstock.kernels.gpu.compressed_weights import TILE, CompressedWeight
 from penstock.kernels.gpu.rows_linear_hopper import tiles_for, write_columns
 
 CAPACITY = gl.constexpr(compressed_weights.CAPACITY)
 END = gl.constexpr(compressed_weights.END)
 _SHARED_BYTES = 227 * 1024
-_MOST_STAGES = 4
+_MOST_STAGES, _LEAST_PROGRAMS = 4, 100
+# 256 or 512 threads begin with 128 registers each; three groups take from the fetching warps.
 _REGISTERS = 128
 
 # $0 to $3: pairs of bf16; $4, $5: words of ``low``; $6: of ``high``. Each pair is its two bytes of
@@ -91,12 +92,12 @@ def _restore(lows, highs, left: gl.constexpr, listed, index, entry, now):
         + gl.arange(0, 32, gl.SliceLayout(0, plain))[None, :]
     )
     while (entry >> 43) == now:
-        at = (entry >> 32 & 0x7FF).to(gl.int32)
+        beyond = (entry >> 32 & 0x7FF).to(gl.int32) - word
         numbers = entry.to(gl.int32)
-        a = gl.where(word == at, numbers, a)
-        b = gl.where(word + 512 == at, numbers, b)
-        c = gl.where(word + 1024 == at, numbers, c)
-        d = gl.where(word + 1536 == at, numbers, d)
+        a = gl.where(beyond == 0, numbers, a)
+        b = gl.where(beyond == 512, numbers, b)
+        c = gl.where(beyond == 1024, numbers, c)
+        d = gl.where(beyond == 1536, numbers, d)
         index += 1
         entry = _entry(listed, index)
     near = gl.join(_numbers(a), _numbers(b))
@@ -109,13 +110,23 @@ def _restore(lows, highs, left: gl.constexpr, listed, index, entry, now):
 
 
 @gluon.jit
-def _fetch_weights(low_box, high_box, lows, highs, ready, stage, tile, BYTES: gl.constexpr):
-    """Start to bring a step's tiles of W. ``BYTES``: of those of x, too."""
+def _fetch_weights(
+    low_box, high_box, lows, highs, ready, stage, tile, stride,
+    GROUPS: gl.constexpr, SUBS: gl.constexpr, BYTES: gl.constexpr,
+):  # fmt: skip
+    """Start to bring a step's tiles of W; blocks lie ``stride`` tiles apart. ``BYTES``: of those of
+    x, too."""
     mbarrier.expect(ready.index(stage), BYTES)
-    tma.async_copy_global_to_shared(low_box, [tile * 32, 0], ready.index(stage), lows.index(stage))
-    tma.async_copy_global_to_shared(
-        high_box, [tile * 16, 0], ready.index(stage), highs.index(stage)
-    )
+    for group in gl.static_range(GROUPS):
+        first = tile + group * stride
+        tma.async_copy_global_to_shared(
+            low_box, [first * 32, 0], ready.index(stage),
+            lows.index(stage * GROUPS + group),
+        )  # fmt: skip
+        tma.async_copy_global_to_shared(
+            high_box, [first * 16, 0], ready.index(stage),
+            highs.index(stage * GROUPS + group),
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -128,62 +139,71 @@ def _fetch_x(x_box, xs, ready, stage, tile, SUBS: gl.constexpr, ROWS: gl.constex
 @gluon.jit
 def _fetch(
     x_box, low_box, high_box, xs, lows, highs, ready, free,
-    STEPS: gl.constexpr, STAGES: gl.constexpr, SUBS: gl.constexpr, ROWS: gl.constexpr,
+    STEPS: gl.constexpr, STAGES: gl.constexpr, SUBS: gl.constexpr, GROUPS: gl.constexpr,
+    ROWS: gl.constexpr,
 ):  # fmt: skip
     """What the fetching warp does."""
     begin = gl.program_id(1) * STEPS * SUBS
-    tile = gl.program_id(0) * gl.num_programs(1) * STEPS * SUBS + begin
-    BYTES: gl.constexpr = SUBS * (ROWS + 48) * 128
+    stride = gl.num_programs(1) * STEPS * SUBS
+    tile = gl.program_id(0) * GROUPS * stride + begin
+    BYTES: gl.constexpr = SUBS * (ROWS + GROUPS * 48) * 128
     for early in gl.static_range(STAGES):
-        _fetch_weights(low_box, high_box, lows, highs, ready, early, tile + early * SUBS, BYTES)
+        _fetch_weights(
+            low_box, high_box, lows, highs, ready, early, tile + early * SUBS, stride,
+            GROUPS, SUBS, BYTES,
+        )  # fmt: skip
     tl.extra.cuda.gdc_wait()
     for early in gl.static_range(STAGES):
         _fetch_x(x_box, xs, ready, early, begin + early * SUBS, SUBS, ROWS)
     for step in range(STAGES, STEPS):
         stage = step % STAGES
         mbarrier.wait(free.index(stage), (step // STAGES - 1) & 1)
-        _fetch_weights(low_box, high_box, lows, highs, ready, stage, tile + step * SUBS, BYTES)
+        _fetch_weights(
+            low_box, high_box, lows, highs, ready, stage, tile + step * SUBS, stride,
+            GROUPS, SUBS, BYTES,
+        )  # fmt: skip
         _fetch_x(x_box, xs, ready, stage, begin + step * SUBS, SUBS, ROWS)
 
 
 @gluon.jit
 def _multiply(
-    xs, lows, highs, ready, free, listed, scales, exceptions, most, bias, out, rows,
+    xs, lows, highs, ready, free, lists, scales, exceptions, most, bias, out, rows,
     STEPS: gl.constexpr, STAGES: gl.constexpr, SUBS: gl.constexpr, OUTS: gl.constexpr,
     PART: gl.constexpr, HALVES: gl.constexpr, ROWS: gl.constexpr, BIAS: gl.constexpr,
+    GROUPS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """What the other warps do: the product of the program's tiles, in transposed form."""
+    """What a group of four warps does: the product of a block's tiles, in transposed form."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     plain: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    block = gl.program_id(0)
+    block = gl.program_id(0) * GROUPS + GROUP
     scale = gl.load(scales + block * 64 + gl.arange(0, 64, gl.SliceLayout(1, mma)))
     # All at once: memory answers late while it streams weights.
     exceptions += (block * gl.num_programs(1) + gl.program_id(1)) * most
     place = gl.arange(0, CAPACITY, plain)
-    listed._reinterpret(gl.int64, [CAPACITY], flat).store(
-        gl.load(exceptions + place, mask=place < most, other=END)
-    )
+    listed = lists.index(GROUP)
+    listed.store(gl.load(exceptions + place, mask=place < most, other=END))
+    listed = listed._reinterpret(gl.int64, [CAPACITY, 1], flat)
     index = block * 0
     entry = _entry(listed, index)
-    total = warpgroup_mma_init(gl.zeros([64, ROWS], gl.float32, mma))
+    total = gl.zeros([64, ROWS], gl.float32, mma)
     for step in range(STEPS):
         stage = step % STAGES
         mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
         for sub in gl.static_range(SUBS):
             tile, index, entry = _restore(
-                lows.index(stage).slice(sub * 32, 32), highs.index(stage).slice(sub * 16, 16),
+                lows.index(stage * GROUPS + GROUP).slice(sub * 32, 32),
+                highs.index(stage * GROUPS + GROUP).slice(sub * 16, 16),
                 left, listed, index, entry, step * SUBS + sub,
             )  # fmt: skip
             right = xs.index(stage).slice(sub * ROWS, ROWS).permute((1, 0))
             total = warpgroup_mma(tile, right, total, is_async=True)
-            if sub == 0:  # what the step before has started is over
-                total = warpgroup_mma_wait(1, deps=(total,))
-                if (step > 0) & (step - 1 + STAGES < STEPS):
-                    mbarrier.arrive(free.index((step - 1) % STAGES))
-    total = warpgroup_mma_wait(0, deps=(total,)) * scale[:, None]
-    write_columns(total, bias, out, rows, OUTS, PART, HALVES, ROWS, BIAS)
+        total = warpgroup_mma_wait(0, deps=(total,))
+        if step + STAGES < STEPS:
+            mbarrier.arrive(free.index(stage))
+    total *= scale[:, None]
+    write_columns(total, block, bias, out, rows, OUTS, PART, HALVES, ROWS, BIAS)
 
 
 # One compiled kernel serves every call: nothing depends on these integers' values.
@@ -191,64 +211,91 @@ def _multiply(
 def _compressed_kernel(
     x_box, low_box, high_box, scales, exceptions, most, bias, out, rows,
     WIDTH: gl.constexpr, OUTS: gl.constexpr, ROWS: gl.constexpr, PART: gl.constexpr,
-    SPLITS: gl.constexpr, STAGES: gl.constexpr, SUBS: gl.constexpr, HALVES: gl.constexpr,
-    BIAS: gl.constexpr,
+    SPLITS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SUBS: gl.constexpr,
+    HALVES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """``PART`` columns of up to ``ROWS`` rows of ``out`` a program, over a part of the width."""
+    """A program: ``PART`` columns of up to ``ROWS`` rows of ``out`` for each group, over a part of
+    the width."""
     tl.extra.cuda.gdc_launch_dependents()
     STEPS: gl.constexpr = WIDTH // 64 // SPLITS // SUBS
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     words: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, SUBS * ROWS, 64], shared)
-    lows = gl.allocate_shared_memory(gl.int32, [STAGES, SUBS * 32, 32], words)
-    highs = gl.allocate_shared_memory(gl.int32, [STAGES, SUBS * 16, 32], words)
-    listed = gl.allocate_shared_memory(gl.int64, [CAPACITY, 1], flat)
+    lows = gl.allocate_shared_memory(gl.int32, [STAGES * GROUPS, SUBS * 32, 32], words)
+    highs = gl.allocate_shared_memory(gl.int32, [STAGES * GROUPS, SUBS * 16, 32], words)
+    lists = gl.allocate_shared_memory(gl.int64, [GROUPS, CAPACITY], flat)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for early in gl.static_range(STAGES):
         mbarrier.init(ready.index(early), count=1)
-        mbarrier.init(free.index(early), count=1)
+        mbarrier.init(free.index(early), count=GROUPS)
     fence_async_shared()
-    gl.warp_specialize(
-        [
-            (_multiply, (xs, lows, highs, ready, free, listed, scales, exceptions, most, bias, out,
-                         rows, STEPS, STAGES, SUBS, OUTS, PART, HALVES, ROWS, BIAS)),
-            (_fetch, (x_box, low_box, high_box, xs, lows, highs, ready, free,
-                      STEPS, STAGES, SUBS, ROWS)),
-        ],
-        [1],
-        [24],
-    )  # fmt: skip
+    if GROUPS == 1:
+        gl.warp_specialize(
+            [
+                (_multiply, (xs, lows, highs, ready, free, lists, scales, exceptions, most, bias,
+                             out, rows, STEPS, STAGES, SUBS, OUTS, PART, HALVES, ROWS, BIAS,
+                             GROUPS, 0)),
+                (_fetch, (x_box, low_box, high_box, xs, lows, highs, ready, free,
+                          STEPS, STAGES, SUBS, GROUPS, ROWS)),
+            ],
+            [1],
+            [24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (xs, lows, highs, ready, free, lists, scales, exceptions, most, bias,
+                             out, rows, STEPS, STAGES, SUBS, OUTS, PART, HALVES, ROWS, BIAS,
+                             GROUPS, 0)),
+                (_multiply, (xs, lows, highs, ready, free, lists, scales, exceptions, most, bias,
+                             out, rows, STEPS, STAGES, SUBS, OUTS, PART, HALVES, ROWS, BIAS,
+                             GROUPS, 1)),
+                (_multiply, (xs, lows, highs, ready, free, lists, scales, exceptions, most, bias,
+                             out, rows, STEPS, STAGES, SUBS, OUTS, PART, HALVES, ROWS, BIAS,
+                             GROUPS, 2)),
+                (_fetch, (x_box, low_box, high_box, xs, lows, highs, ready, free,
+                          STEPS, STAGES, SUBS, GROUPS, ROWS)),
+            ],
+            [4, 4, 1],
+            [152, 152, 24],
+        )  # fmt: skip
 
 
 def why_not(rows: int, width: int, splits: int, *, gated: bool = False) -> str:
     """Why the kernel cannot compute a layer of W [rows, width]; empty if it can."""
-    tile = compressed_weights.TILE
+    tile = TILE
     if width % (2 * splits * tile) or rows % tile or (gated and rows % (2 * tile)):
         return f"{rows} x {width} numbers; multiples of {tile} x {2 * splits * tile} are taken"
     return ""
 
 
 class Shape(NamedTuple):
+    groups: int
+    """Blocks of 64 rows of W that a program multiplies side by side, with the same rows of x."""
     stages: int
     """Steps under way."""
     subs: int
-    """Tiles of a step, side by side."""
+    """Tiles of each block in a step."""
 
 
-def shape_for(width: int, splits: int, tile: int) -> Shape:
-    """How a product of up to ``tile`` rows is computed.
+def shape_for(width: int, blocks: int, splits: int, tile: int) -> Shape:
+    """How a product of up to ``tile`` rows with W of so many blocks is computed.
 
-    Of 2, 4 and 8 tiles a step and 2 to 6 steps under way no other took more than 1 % off the layers
-    of Qwen3-8B at 1, 16, 32 or 64 rows (H200, 2026-11-23).
+    Three groups are taken where that leaves a program for nearly every multiprocessor: x comes a
+    third as often from the L2 cache, which limits products of some dozens of rows, and no program
+    begins late. For gate and up of Qwen3-8B that took 10 % off at one row and 15 % at 64; no other
+    number of stages or tiles gave 1 % more at 1, 16, 32 or 64 rows (H200, 2026-11-23).
     """
-    slabs = width // compressed_weights.TILE // splits
-    subs = next(count for count in (4, 2) if slabs % count == 0)
-    # Exceptions, barriers, and what rows of out are turned in.
-    room = _SHARED_BYTES - 8 * compressed_weights.CAPACITY - 1024 - min(64 * tile * 4, 16 * 1024)
-    stages = room // (subs * (48 + tile) * 128)
-    return Shape(min(_MOST_STAGES * 4 // subs, slabs // subs, stages), subs)
+    groups = 3 if blocks % 3 == 0 and blocks // 3 * splits >= _LEAST_PROGRAMS else 1
+    slabs = width // TILE // splits
+    subs = 4 if slabs % 4 == 0 and groups == 1 else 2
+    # Lists of exceptions, barriers, and what rows of out are turned in.
+    turned = min(64 * tile * 4, 16 * 1024)
+    room = _SHARED_BYTES - 1024 - groups * (8 * compressed_weights.CAPACITY + turned)
+    stages = room // (subs * (48 * groups + tile) * 128)
+    return Shape(groups, min(_MOST_STAGES, slabs // subs, stages), subs)
 
 
 class _Ready(NamedTuple):
@@ -294,7 +341,8 @@ class CompressedLinear:
 
     def _prepare(self, x: Tensor, tile: int) -> _Ready:
         (rows, width), part = x.shape, 64 // self._halves
-        shape = shape_for(width, self._splits, tile)
+        blocks = self._outs // part
+        shape = shape_for(width, blocks, self._splits, tile)
         box = TensorDescriptor(
             x, [width // 64, rows, 64], [64, width, 1], [shape.subs, tile, 64],
             gl.NVMMASharedLayout(128, 16, 3),
@@ -316,7 +364,7 @@ class CompressedLinear:
             torch.float32 if self._splits > 1 else x.dtype, 1, *constants,
             grid=(1,), num_warps=4, maxnreg=_REGISTERS, launch_pdl=True,
         )  # fmt: skip
-        launch = kernel[self._outs // part, self._splits, 1]  # loads it, too
+        launch = kernel[blocks // shape.groups, self._splits, 1]  # loads it, too
         return _Ready(tile, box, boxes, launch, constants)
 
     def __call__(self, layer: int, rows: int, out: Tensor) -> Tensor:

@@ -102,12 +102,13 @@ def _fetch(
 
 @gluon.jit
 def write_columns(
-    total, bias, out, rows,
+    total, block, bias, out, rows,
     OUTS: gl.constexpr, PART: gl.constexpr, HALVES: gl.constexpr, ROWS: gl.constexpr,
     BIAS: gl.constexpr,
 ):  # fmt: skip
-    """Write a program's columns of out from ``total`` [64, ROWS]: program 0's axis says which, axis
-    1's which part of the sum. ``HALVES`` == 2: the first 32 rows are gate, the others up."""
+    """Write the columns of out of a block of 64 rows of W from ``total`` [64, ROWS], the sum over
+    the part of the width that the program's second number names. ``HALVES`` == 2: the first 32 rows
+    are gate, the others up."""
     LANES: gl.constexpr = PART // 8
     plain: gl.constexpr = gl.BlockedLayout([8, 1], [LANES, 32 // LANES], [1, 4], [0, 1])
     if HALVES == 2:
@@ -121,7 +122,7 @@ def write_columns(
     else:
         result = gl.convert_layout(total, plain)
     split = gl.program_id(1)
-    place = gl.program_id(0) * PART + gl.arange(0, PART, gl.SliceLayout(1, plain))
+    place = block * PART + gl.arange(0, PART, gl.SliceLayout(1, plain))
     row = gl.arange(0, ROWS, gl.SliceLayout(0, plain))
     if BIAS:  # noqa: SIM102
         if split == 0:
@@ -154,7 +155,7 @@ def _multiply(
             mbarrier.arrive(free.index((slab - 1) % STAGES))
     total = warpgroup_mma_wait(0, deps=(total,))
 
-    write_columns(total, bias, out, rows, OUTS, PART, HALVES, ROWS, BIAS)
+    write_columns(total, gl.program_id(0), bias, out, rows, OUTS, PART, HALVES, ROWS, BIAS)
 
 
 # One compiled kernel serves every call: nothing depends on this integer's value.

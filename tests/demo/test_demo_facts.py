@@ -26,8 +26,8 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 ELSEWHERE = {"--help", "--config", "--show-config"}
 """Flags of the command line itself."""
 SINCE = {
-    *("--allowed-origins", "--insecure", "--max-tenant-share", "--max-wait-s"),
-    "--max-waiting-tokens",
+    *("--allowed-origins", "--compress-weights", "--insecure", "--max-tenant-share"),
+    *("--max-wait-s", "--max-waiting-tokens"),
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {

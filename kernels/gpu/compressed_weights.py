@@ -36,6 +36,8 @@ CAPACITY = 256
 """Of exceptions and one ``END`` in a part of the width of 64 rows of W. More would cost more time
 than the compressed form saves."""
 _EXPONENTS = 16
+_ROWS_AT_ONCE = 8192
+"""Of W, that exceptions are looked for in: what that takes is freed again."""
 
 
 class CannotCompress(Exception):
@@ -142,10 +144,16 @@ def _exceptions(
 
     tops: [N], each row's highest exponent; order: [N], rows of W in the blocks' order.
     """
-    exponents = (weight.view(torch.int16) & 0x7F80) >> 7
     # Of a row of zeros, whose scale is 0, none.
     lowest = torch.where(tops > 0, (tops - (_EXPONENTS - 1)).clamp(min=1), 0).to(torch.int16)
-    line, column = (exponents < lowest[:, None]).nonzero(as_tuple=True)
+    found = []
+    for first in range(0, len(weight), _ROWS_AT_ONCE):
+        some = slice(first, first + _ROWS_AT_ONCE)
+        exponents = (weight[some].view(torch.int16) & 0x7F80) >> 7
+        places = (exponents < lowest[some, None]).nonzero()
+        places[:, 0] += first
+        found.append(places)
+    line, column = torch.cat(found).unbind(1)
     place_of = torch.empty_like(order)
     place_of[order] = torch.arange(len(order), device=order.device)
     part = place_of[line] // TILE * (weight.shape[1] // part_width) + column // part_width

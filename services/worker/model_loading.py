@@ -74,11 +74,7 @@ def load_model_executor(
     attention = plain_attention(model, config.cache.block_size)
     compression = choose_compression(model, config, progress)
     progress("measuring a step")
-    budget = kv_budget(model, config, info, attention, compression)
-    size = block_bytes(model, config.cache.block_size)
-    capacity = plan_capacity(config, info, size, budget)
-    extra = EXTRA_BLOCKS * size
-    check_fits(capacity, size, free_host_bytes() if device.type == "cpu" else budget + extra)
+    capacity = plan_memory(model, config, info, attention, compression)
     progress(f"taking KV memory for {capacity.num_blocks} blocks")
     executor = make_executor(model, capacity, attention, compression)
     executor.grammars.serve(tokenizer_loader(info))
@@ -127,7 +123,7 @@ def choose_compression(model: Decoder, config: Config, progress: Progress) -> Co
         return no_compression("--compress-weights never")
     progress("compressing weights")
     with torch.inference_mode():
-        return compress_layers(model.weights)
+        return compress_layers(model.weights, config.cache.gpu_memory_utilization)
 
 
 def make_executor(
@@ -236,6 +232,41 @@ def block_bytes(model: Decoder, block_size: int) -> int:
     config = model.config
     per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     return per_token * block_size * model.dtype.itemsize
+
+
+def plan_memory(
+    model: Decoder,
+    config: Config,
+    info: ModelInfo,
+    attention: PlainAttention,
+    compression: Compression | None,
+) -> ExecutorCapacity:
+    """What the executor may hold, after a measured step.
+
+    Compressed weights are dropped where the KV memory that was asked for has no room beside them.
+    Raises ``ConfigError`` where it has none anyway.
+    """
+    try:
+        return _plan_memory(model, config, info, attention, compression)
+    except ConfigError:
+        if compression is None or not compression.drop("the KV memory asked for takes their room"):
+            raise
+    return _plan_memory(model, config, info, attention, compression)
+
+
+def _plan_memory(
+    model: Decoder,
+    config: Config,
+    info: ModelInfo,
+    attention: PlainAttention,
+    compression: Compression | None,
+) -> ExecutorCapacity:
+    budget = kv_budget(model, config, info, attention, compression)
+    size = block_bytes(model, config.cache.block_size)
+    capacity = plan_capacity(config, info, size, budget)
+    free = budget + EXTRA_BLOCKS * size
+    check_fits(capacity, size, free_host_bytes() if model.device.type == "cpu" else free)
+    return capacity
 
 
 def kv_budget(

@@ -2,13 +2,14 @@
 
 Those steps take as long as it takes to read the weights, and their compressed form
 (``compressed_weights``) is three quarters of the bytes. Large steps multiply with the plain form.
-So compression is paid for in memory, and done where that is a small part of the device's.
+So compression is paid for in memory, and done where that is a small part of it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.kernels.gpu.compressed_weights import CompressedWeight
 
 MOST_MEMORY = 0.1
-"""Share of the device's memory that compressed weights may take."""
+"""Share of the memory that the worker may use that compressed weights may take."""
 DIVIDED = ("output", "down")
 """Layers whose width programs may share."""
 COMPRESSED_SHARE = 0.76
@@ -38,9 +39,15 @@ class CompressedLayers(NamedTuple):
     head: CompressedWeight | None
 
 
-class Compression(NamedTuple):
+class Compression(msgspec.Struct):
     layers: CompressedLayers | None
     summary: str
+
+    def drop(self, reason: str) -> bool:
+        """Give their memory back; whether there were any."""
+        had = self.layers is not None
+        self.layers, self.summary = None, _left_plain(reason)
+        return had
 
 
 def splits_of(name: str, rows: int, width: int) -> int:
@@ -51,26 +58,35 @@ def splits_of(name: str, rows: int, width: int) -> int:
 
 
 def no_compression(reason: str) -> Compression:
-    return Compression(None, f"weights are not compressed: {reason}")
+    return Compression(None, _left_plain(reason))
+
+
+def _left_plain(reason: str) -> str:
+    return f"weights are not compressed: {reason}"
 
 
 NO_COMPRESSION = no_compression("nobody has asked for it")
 
 
-def compress_layers(weights: DecoderWeights) -> Compression:
-    """Compress the weights of a model on a CUDA device, or say why not."""
-    reason = _why_not(weights)
+def compress_layers(weights: DecoderWeights, utilization: float) -> Compression:
+    """Compress the weights of a model on a CUDA device, or say why not; utilization: share of the
+    device's memory that the worker may use."""
+    reason = _why_not(weights, utilization)
     if reason:
         return no_compression(reason)
+    from penstock.kernels.gpu.compressed_weights import CannotCompress
+
     try:
         compressed = compress_all(weights)
+    except CannotCompress as failure:
+        return no_compression(str(failure))
     except Exception as failure:  # Gluon is experimental: another Triton may fail on any name
         return no_compression(short(failure))
     size = sum(weight.num_bytes for weight in _all(compressed)) / _UNIT
     return Compression(compressed, f"weights are compressed, too, for few rows ({size:.1f} GiB)")
 
 
-def _why_not(weights: DecoderWeights) -> str:
+def _why_not(weights: DecoderWeights, utilization: float) -> str:
     layer, device = weights.layers[0], weights.embedding.device
     reason = not_hopper()
     if reason:
@@ -84,7 +100,7 @@ def _why_not(weights: DecoderWeights) -> str:
         tensors += [one.qkv, one.output, one.gate_up, one.down]
     wanted = COMPRESSED_SHARE * sum(tensor.nbytes for tensor in tensors)
     free, total = torch.cuda.mem_get_info(device)
-    room = min(MOST_MEMORY * total, free)
+    room = min(MOST_MEMORY * utilization * total, free)
     if wanted > room:
         return f"that takes {wanted / _UNIT:.1f} GiB, of which {room / _UNIT:.1f} may be used"
     return ""

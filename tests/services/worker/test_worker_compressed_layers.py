@@ -1,0 +1,155 @@
+"""Which models have compressed weights, what is said of it, and what comes before them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from sharp_model import CONFIG as SMALL
+
+from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.model_info import read_model_info
+from penstock.services.worker import model_loading
+from penstock.services.worker.gpu.compressed_layers import (
+    CompressedLayers,
+    Compression,
+    compress_layers,
+    no_compression,
+)
+from penstock.services.worker.models.decoder import Decoder, DecoderWeights, allocate_weights
+from penstock.services.worker.plain_attention import REFERENCE
+
+CPU = torch.device("cpu")
+WIDE = msgspec.structs.replace(
+    SMALL, hidden_size=2048, num_heads=2, num_kv_heads=1, head_dim=64, intermediate_size=128,
+    vocab_size=100, num_layers=1,
+)  # fmt: skip
+GIB = 1 << 30
+
+
+def weights_of(dtype: torch.dtype = torch.bfloat16, **sizes: int) -> DecoderWeights:
+    weights = allocate_weights(msgspec.structs.replace(WIDE, **sizes), dtype, CPU)
+    torch.manual_seed(0)
+    for layer in weights.layers:
+        for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            weight.normal_(0.0, 0.02)
+    weights.lm_head.normal_(0.0, 0.02)
+    return weights
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hopper GPU with 10 GiB, all free, and Triton with Gluon."""
+    pytest.importorskip("penstock.kernels.gpu.compressed_linear_hopper")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (10 * GIB, 10 * GIB))
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where no GPU is")
+def test_all_weights_of_a_model_that_fits_are_compressed_and_the_log_says_how_large_they_are() -> (
+    None
+):
+    compression = compress_layers(weights_of(vocab_size=128, num_layers=2), 0.9)
+    layers = compression.layers
+    assert layers is not None
+    assert [len(each) for each in layers[:4]] == [2, 2, 2, 2]
+    assert layers.head is not None
+    assert compression.summary == "weights are compressed, too, for few rows (0.0 GiB)"
+    assert compression.drop("of the test")
+    assert compression.layers is None
+    assert compression.summary == "weights are not compressed: of the test"
+    assert not compression.drop("of the test")
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "reason"),
+    [
+        (torch.float16, {}, "only bfloat16 is, not float16"),
+        (torch.bfloat16, {"hidden_size": 1024}, "steps of 1024 columns are not bound by"),
+        (
+            torch.bfloat16,
+            {"intermediate_size": 96},
+            "compressed: gate_up of layer 0: 192 x 2048 numbers;",
+        ),
+    ],
+    ids=str,
+)
+def test_weights_that_cannot_be_compressed_stay_plain_and_the_log_says_why(
+    dtype: torch.dtype, sizes: dict[str, int], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "penstock.kernels.gpu.compressed_weights.compress", lambda weight, **how: weight
+    )
+    compression = compress_layers(weights_of(dtype, **sizes), 0.9)
+    assert compression.layers is None
+    assert compression.summary.startswith("weights are not compressed: ")
+    assert reason in compression.summary
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("total", "utilization"), [(0.05, 0.9), (0.5, 0.05)])
+def test_weights_that_would_take_more_than_a_tenth_of_the_memory_stay_plain(
+    total: float, utilization: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = int(total * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (size, size))
+    summary = compress_layers(weights_of(vocab_size=6400), utilization).summary
+    assert "that takes 0.0 GiB, of which 0.0 may be used" in summary
+
+
+def test_without_a_gpu_of_the_kind_weights_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    compression = compress_layers(weights_of(), 0.9)
+    assert compression.summary == "weights are not compressed: there is no GPU"
+
+
+@pytest.fixture
+def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Plan memory for a model whose compressed weights leave room for 10 blocks of 40."""
+    info = read_model_info(Path(tiny_folder("qwen3")))
+    model = model_loading.random_model(info, torch.float32, CPU, 0)
+    size = model_loading.block_bytes(model, 16)
+
+    def budget(*arguments: object) -> int:
+        compression = arguments[-1]
+        assert isinstance(compression, Compression)
+        return size * (10 if compression.layers else 40)
+
+    monkeypatch.setattr(model_loading, "kv_budget", budget)
+
+    def plan(compression: Compression, blocks: int) -> int:
+        length = blocks * 16
+        config = Config(model=msgspec.structs.replace(Config().model, max_model_len=length))
+        planned = model_loading.plan_memory(model, config, info, REFERENCE, compression)
+        assert isinstance(model, Decoder)
+        return planned.num_blocks
+
+    return plan
+
+
+def compressed() -> Compression:
+    return Compression(CompressedLayers([], [], [], [], None), "compressed")
+
+
+def test_compressed_weights_leave_the_kv_cache_what_was_asked_for(planning: Any) -> None:
+    kept, dropped = compressed(), compressed()
+    assert planning(kept, 8) == 10
+    assert kept.layers is not None
+    assert planning(dropped, 15) == 40
+    assert dropped.layers is None
+    assert "the KV memory asked for takes their room" in dropped.summary
+
+
+def test_a_kv_cache_that_has_no_room_without_them_either_is_an_error(planning: Any) -> None:
+    for compression in (compressed(), no_compression("never")):
+        with pytest.raises(ConfigError, match="KV memory"):
+            planning(compression, 41)

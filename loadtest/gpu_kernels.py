@@ -108,12 +108,17 @@ def _products(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
     hidden, inner = config.hidden_size, config.intermediate_size
     numbers = sum(out * width for out, width in linear_shapes(config).values())
     for rows in grid.counts:
-        if rows <= WIDE_HOPPER_ROWS[1]:
-            for name in ("layer, plain weights", "layer, compressed"):
-                yield KernelCase(
-                    name, f"{rows} rows", numbers * size, 2 * rows * numbers,
-                    partial(_layer, maker, rows, name.endswith("compressed")),
-                )  # fmt: skip
+        if rows > WIDE_HOPPER_ROWS[1]:
+            continue
+        yield KernelCase(
+            "layer, plain weights", f"{rows} rows", numbers * size, 2 * rows * numbers,
+            partial(_layer, maker, rows, compressed=False),
+        )  # fmt: skip
+        if maker.dtype == torch.bfloat16 and not not_hopper():
+            yield KernelCase(
+                "layer, compressed", f"{rows} rows", numbers * 3 // 2, 2 * rows * numbers,
+                partial(_layer, maker, rows, compressed=True),
+            )  # fmt: skip
     for rows in grid.counts:
         yield KernelCase(
             "gated product", f"{rows} rows", (2 * inner * hidden + rows * (hidden + inner)) * size,
@@ -300,8 +305,8 @@ def _gated(maker: Maker, rows: int) -> Call:
     return NotedCall(partial(products.gate_up, 0, rows), note)
 
 
-def _layer(maker: Maker, rows: int, compressed: bool) -> Call:
-    """A layer but for its attention, as a decode step of so many rows computes it."""
+def _layer(maker: Maker, rows: int, *, compressed: bool) -> Call:
+    """A layer but for its attention: by the kernels for Hopper, or else by the library's."""
     config = msgspec.structs.replace(maker.config, num_layers=1, vocab_size=16)
     weights = allocate_weights(config, maker.dtype, maker.device)
     layer, eps = weights.layers[0], config.rms_norm_eps
@@ -312,11 +317,7 @@ def _layer(maker: Maker, rows: int, compressed: bool) -> Call:
     space = make_workspace(config, max(rows, WIDE_HOPPER_ROWS[1]), 1, maker.dtype, maker.device)
     for x in (space.residual, space.mixed):
         x.copy_(maker.normal(*x.shape))
-    why_not = not_hopper() if compressed else ""
-    if compressed and maker.dtype != torch.bfloat16:
-        why_not = f"only bfloat16 is, not {maker.dtype}"
-    layers = compress_all(weights) if compressed and not why_not else None
-    choice = choose_products(weights, space, eps, layers)
+    choice = choose_products(weights, space, eps, compress_all(weights) if compressed else None)
     products: LayerProducts = LibraryProducts(weights, space, eps)
     if choice.kernels is not None and rows >= choice.kernels.bounds[0]:
         products = choice.kernels
@@ -328,7 +329,7 @@ def _layer(maker: Maker, rows: int, compressed: bool) -> Call:
         products.gate_up(0, rows)
         products.down(0, rows)
 
-    return NotedCall(call, f"not compressed: {why_not}" if why_not else choice.summary)
+    return NotedCall(call, choice.summary)
 
 
 def _product(maker: Maker, rows: int, out: int, width: int) -> Call:

@@ -39,7 +39,7 @@ CAPACITY = gl.constexpr(compressed_weights.CAPACITY)
 END = gl.constexpr(compressed_weights.END)
 _SHARED_BYTES = 227 * 1024
 _MOST_STAGES, _LEAST_PROGRAMS = 4, 100
-# 256 or 512 threads begin with 128 registers each; three groups take from the fetching warps.
+# 256 or 512 threads begin with 128 registers each; the groups take from the fetching warps.
 _REGISTERS = 128
 
 # $0 to $3: pairs of bf16; $4, $5: words of ``low``; $6: of ``high``. Each pair is its two bytes of
@@ -112,7 +112,7 @@ def _restore(lows, highs, left: gl.constexpr, listed, index, entry, now):
 @gluon.jit
 def _fetch_weights(
     low_box, high_box, lows, highs, ready, stage, tile, stride,
-    GROUPS: gl.constexpr, SUBS: gl.constexpr, BYTES: gl.constexpr,
+    GROUPS: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     """Start to bring a step's tiles of W; blocks lie ``stride`` tiles apart. ``BYTES``: of those of
     x, too."""
@@ -150,7 +150,7 @@ def _fetch(
     for early in gl.static_range(STAGES):
         _fetch_weights(
             low_box, high_box, lows, highs, ready, early, tile + early * SUBS, stride,
-            GROUPS, SUBS, BYTES,
+            GROUPS, BYTES,
         )  # fmt: skip
     tl.extra.cuda.gdc_wait()
     for early in gl.static_range(STAGES):
@@ -160,7 +160,7 @@ def _fetch(
         mbarrier.wait(free.index(stage), (step // STAGES - 1) & 1)
         _fetch_weights(
             low_box, high_box, lows, highs, ready, stage, tile + step * SUBS, stride,
-            GROUPS, SUBS, BYTES,
+            GROUPS, BYTES,
         )  # fmt: skip
         _fetch_x(x_box, xs, ready, stage, begin + step * SUBS, SUBS, ROWS)
 
@@ -321,17 +321,17 @@ class CompressedLinear:
         bounds: tuple[int, int],
         *,
         gated: bool = False,
-        splits: int = 1,
     ) -> None:
-        """x: [T, K] bf16, contiguous; weights: compressed with the same ``gated`` and ``splits``;
-        biases: as many numbers as a weight has rows. bounds: numbers of rows that calls are for,
-        from and to.
+        """x: [T, K] bf16, contiguous; weights: compressed with the same ``gated``, in as many parts
+        each; biases: as many numbers as a weight has rows. bounds: numbers of rows that calls are
+        for, from and to.
 
         Raises what Triton raises where it cannot compile or load the kernels.
         """
         self._weights, self._biases = weights, biases
         self._halves = 2 if gated else 1
         self._outs = len(weights[0].scales) // self._halves
+        splits = len(weights[0].exceptions) // (len(weights[0].scales) // TILE)
         self._splits = splits
         self._parts = None
         if splits > 1:

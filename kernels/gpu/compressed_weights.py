@@ -36,6 +36,8 @@ CAPACITY = 256
 """Of exceptions and one ``END`` in a part of the width of 64 rows of W. More would cost more time
 than the compressed form saves."""
 _EXPONENTS = 16
+_NOT_FINITE = 255
+"""The exponent of infinities and of what is no number."""
 _ROWS_AT_ONCE = 8192
 """Of W, that exceptions are looked for in: what that takes is freed again."""
 
@@ -110,11 +112,17 @@ def compress(weight: Tensor, *, gated: bool = False, splits: int = 1) -> Compres
     """weight: [N, K] bf16, contiguous, N and K multiples of 64; gated: [gate; up]. splits: programs
     that share the width, K / ``splits`` a multiple of 64.
 
-    Raises ``CannotCompress`` where it has too many exceptions.
+    Raises ``CannotCompress`` where it has too many exceptions, or numbers that cannot be kept
+    exactly: not finite, subnormal in all of a row, or more than 2^100 times smaller than others.
     """
     rows, width = weight.shape
     bits, device = weight.view(torch.int16), weight.device
-    tops = (bits & 0x7FFF).amax(1).to(torch.int32) >> 7
+    highest = (bits & 0x7FFF).amax(1).to(torch.int32)
+    tops = highest >> 7
+    if (tops == _NOT_FINITE).any():
+        raise CannotCompress("numbers that are not finite")
+    if ((tops == 0) & (highest > 0)).any():
+        raise CannotCompress("a row of subnormal numbers")
     low = torch.empty(rows * width // 4 // 32, 32, dtype=torch.int32, device=device)
     high = torch.empty(rows * width // 8 // 32, 32, dtype=torch.int32, device=device)
     _compress_kernel[(rows // TILE, width // TILE)](
@@ -123,17 +131,21 @@ def compress(weight: Tensor, *, gated: bool = False, splits: int = 1) -> Compres
     order = lines_of_blocks(rows, gated).to(device).flatten()
     parts, entries = _exceptions(weight, tops, order, width // splits)
     counts = torch.bincount(parts, minlength=rows // TILE * splits)
-    highest = int(counts.max())
-    if highest >= CAPACITY:
-        raise CannotCompress(
-            f"{highest} numbers in 64 rows that are below 2^-15 of the largest of their row; "
-            f"at most {CAPACITY - 1} are taken"
-        )
-    exceptions = torch.full((len(counts), highest // 16 * 16 + 16), END, device=device)
+    most = int(counts.max())
+    if most >= CAPACITY:
+        raise _too_many(f"{most} numbers in 64 rows")
+    exceptions = torch.full((len(counts), most // 16 * 16 + 16), END, device=device)
     place = torch.arange(len(entries), device=device) - (counts.cumsum(0) - counts)[parts]
     exceptions[parts, place] = entries
-    scales = torch.where(tops > 0, torch.ldexp(torch.ones_like(tops), tops - 127), 0.0)[order]
+    scales = (tops << 23).view(torch.float32)[order]  # 2^(top - 127); 0 for a row of zeros
     return CompressedWeight(low, high, scales, exceptions)
+
+
+def _too_many(found: str) -> CannotCompress:
+    return CannotCompress(
+        f"{found} that are below 2^-15 of the largest of their row; at most {CAPACITY - 1} in 64 "
+        "rows are taken"
+    )
 
 
 def _exceptions(
@@ -146,13 +158,17 @@ def _exceptions(
     """
     # Of a row of zeros, whose scale is 0, none.
     lowest = torch.where(tops > 0, (tops - (_EXPONENTS - 1)).clamp(min=1), 0).to(torch.int16)
-    found = []
+    most = (CAPACITY - 1) * len(weight) // TILE * (weight.shape[1] // part_width)
+    found, count = [], 0
     for first in range(0, len(weight), _ROWS_AT_ONCE):
         some = slice(first, first + _ROWS_AT_ONCE)
         exponents = (weight[some].view(torch.int16) & 0x7F80) >> 7
         places = (exponents < lowest[some, None]).nonzero()
         places[:, 0] += first
         found.append(places)
+        count += len(places)
+        if count > most:
+            raise _too_many(f"{count} numbers and more")
     line, column = torch.cat(found).unbind(1)
     place_of = torch.empty_like(order)
     place_of[order] = torch.arange(len(order), device=order.device)
@@ -163,7 +179,10 @@ def _exceptions(
     place = (near // 8 % 2 * 2 + row // 8 % 2) * 512 + word
     couple = torch.stack((column - column % 2, column - column % 2 + 1), 1)
     numbers = torch.ldexp(weight[line[:, None], couple].double(), 127 - tops[line][:, None])
-    bits = numbers.to(weight.dtype).view(torch.int16).long() & 0xFFFF
+    scaled = numbers.to(weight.dtype)
+    if (scaled.double() != numbers).any():
+        raise CannotCompress("numbers of too different magnitude in a row")
+    bits = scaled.view(torch.int16).long() & 0xFFFF
     entry = column % part_width // TILE << 43 | place << 32 | bits[:, 1] << 16 | bits[:, 0]
     entry, by_tile = entry.sort()
     part, by_part = part[by_tile].sort(stable=True)
@@ -171,7 +190,7 @@ def _exceptions(
 
 
 def restore(compressed: CompressedWeight, width: int, *, gated: bool = False) -> Tensor:
-    """W [N, K] again, in float64. The reference of the compressed form."""
+    """W [N, K] again, in float64, of one on the host. The reference of the compressed form."""
     rows = len(compressed.scales)
     low = compressed.low.view(rows // TILE, width // TILE, 2, 16, 8, 4).long()
     high = compressed.high.view(rows // TILE, width // TILE, 16, 8, 4).long() & 0xFFFFFFFF

@@ -73,6 +73,11 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
             f"--gpu-memory-utilization {cache.gpu_memory_utilization} has no meaning with "
             f"--device {device.device}; use --kv-cache-memory-bytes or --num-kv-blocks"
         )
+    if device.device == "cpu" and _given(sources, "compress_weights"):
+        yield (
+            f"--compress-weights {config.loading.compress_weights} has no meaning with --device "
+            "cpu, which computes with plain weights"
+        )
     if device.device != "null" and _given(sources, "null_step_ms"):
         yield f"--null-step-ms {device.null_step_ms} needs --device null, not {device.device}"
     if device.device == "null":

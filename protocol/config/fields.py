@@ -105,7 +105,9 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     compress_weights: Annotated[
         Literal["auto", "never"],
-        Meta(description="auto: a GPU with room keeps them compressed, too, for small batches."),
+        Meta(
+            description="auto: a Hopper GPU with room keeps them a second time, losslessly smaller."
+        ),
     ] = "auto"
 
 

@@ -135,10 +135,9 @@ def make_executor(
     """The executor for the model's device; compression: for one that has kernels of ours."""
     if model.device.type == "cpu" or why_plain(model, capacity.block_size):
         return ModelExecutor(model, capacity, attention)
-    from penstock.services.worker.gpu.compressed_layers import NO_COMPRESSION
     from penstock.services.worker.gpu.executor import GpuExecutor
 
-    return GpuExecutor(model.config, model.weights, capacity, compression or NO_COMPRESSION)
+    return GpuExecutor(model.config, model.weights, capacity, compression)
 
 
 def set_threads(executor: ModelExecutor, given: int | None, cores: int) -> str:
@@ -243,13 +242,17 @@ def plan_memory(
 ) -> ExecutorCapacity:
     """What the executor may hold, after a measured step.
 
-    Compressed weights are dropped where the KV memory that was asked for has no room beside them.
-    Raises ``ConfigError`` where it has none anyway.
+    Compressed weights are dropped where the KV memory that is asked for, or a sequence of the
+    model's length, has no room beside them. Raises ``ConfigError`` where it has none anyway.
     """
+    longest = config.model.max_model_len or info.max_model_len
     try:
-        return _plan_memory(model, config, info, attention, compression)
-    except ConfigError:
-        if compression is None or not compression.drop("the KV memory asked for takes their room"):
+        capacity = _plan_memory(model, config, info, attention, compression)
+        reason = f"beside them KV memory holds {capacity.max_model_len} tokens, not {longest}"
+        if capacity.max_model_len >= longest or compression is None or not compression.drop(reason):
+            return capacity
+    except (ConfigError, torch.OutOfMemoryError) as failure:
+        if compression is None or not compression.drop(str(failure)):
             raise
     return _plan_memory(model, config, info, attention, compression)
 

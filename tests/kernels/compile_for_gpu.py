@@ -25,6 +25,7 @@ from triton.runtime.jit import JITFunction, MockTensor
 
 from penstock.kernels.gpu import prefill_attention
 from penstock.kernels.gpu.adjust_logits import adjust_logits
+from penstock.kernels.gpu.compressed_weights import compress
 from penstock.kernels.gpu.draw import draw
 from penstock.kernels.gpu.keep_floor import keep_floor
 from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
@@ -109,13 +110,19 @@ def executor(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> GpuE
 
 
 def compressed(engine: GpuExecutor) -> None:
-    """The kernels for compressed weights."""
+    """The kernels for compressed weights: a model's, with three groups, and with steps of two."""
+    from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
+
     weights, space = engine.decoder.weights, engine.decoder.space
     for layer in weights.layers:
         for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
             weight.normal_()
     weights.lm_head.normal_()
     HopperProducts(weights, space, 1e-6, compress_all(weights))
+    for width, outs, gated in ((512, 9600, True), (640, 128, False)):
+        x, weight = space.normed[:, :1].expand(-1, width), torch.ones(outs * (1 + gated), width)
+        small = compress(weight.to(x.dtype), gated=gated)
+        CompressedLinear(x.contiguous(), [small], [None], (1, 64), gated=gated)
 
 
 def sample(vocab: int, dtype: torch.dtype) -> None:

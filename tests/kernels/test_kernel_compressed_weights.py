@@ -29,7 +29,7 @@ def exact(weight: torch.Tensor, gated: bool, splits: int) -> bool:
     compressed = compress(weight, gated=gated, splits=splits)
     on_host = type(compressed)(*(part.cpu() for part in compressed))
     restored = restore(on_host, weight.shape[1], gated=gated)
-    return torch.equal(restored, weight.cpu().double())
+    return torch.equal(restored.view(torch.int64), weight.cpu().double().view(torch.int64))
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,7 @@ def test_numbers_that_the_short_form_cannot_hold_are_kept_too(gated: bool, split
     weight[5] *= 1e5
     weight[64:, 5] = 0.0
     weight[17] = 0.0
+    weight[20, 9] = -0.0
     weight[18, 1] = -3.0
     assert exact(weight, gated, splits)
 
@@ -67,11 +68,40 @@ def test_random_weights_take_three_quarters_of_the_bytes() -> None:
 
 
 def test_a_weight_with_too_many_small_numbers_is_refused_with_their_number() -> None:
-    weight = weights(128, 512)
-    weight[64:68, ::2] = 0.0
-    with pytest.raises(CannotCompress, match=f"10[0-9]{{2}} numbers in 64 rows .* {CAPACITY - 1} "):
+    weight = torch.ones(128, 512, dtype=torch.bfloat16, device=DEVICE)
+    weight[70, : CAPACITY - 1] = 0.0
+    assert exact(weight, False, 1)
+    weight[71, 300] = 0.0
+    with pytest.raises(CannotCompress, match=r"^256 numbers in 64 rows .* at most 255 "):
         compress(weight)
-    weight[64:68, : 512 - CAPACITY // 4] = 1.0
+    weight[:, ::2] = 0.0
+    with pytest.raises(CannotCompress, match=r"^\d{5} numbers and more .* at most 255 "):
+        compress(weight)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        ([float("inf"), 1.0], "not finite"),
+        ([float("nan"), 1.0], "not finite"),
+        ([1e-39, 0.0], "subnormal"),
+        ([2.0**100, 2.0**-40], "too different magnitude"),
+    ],
+    ids=str,
+)
+def test_numbers_that_would_not_stay_the_same_are_refused(
+    numbers: list[float], reason: str
+) -> None:
+    weight = weights(64, 64)
+    weight[30] = 0.0
+    weight[30, 40:42] = torch.tensor(numbers)
+    with pytest.raises(CannotCompress, match=reason):
+        compress(weight)
+
+
+def test_exceptions_of_weights_of_many_rows_are_all_found() -> None:
+    weight = torch.ones(8192 + 64, 64, dtype=torch.bfloat16, device=DEVICE)
+    weight[8191, 3] = weight[8192, 5] = weight[-1, -1] = 0.0
     assert exact(weight, False, 1)
 
 

@@ -86,7 +86,7 @@ def test_the_calls_of_each_gpu_kernel_are_right_for_the_interpreter() -> None:
     assert {case.kernel for case in cases} == {
         "scatter", "embed", "rms_norm", "add_rms_norm", "silu_and_mul", "rope_and_cache",
         "decode_attention", "prefix_attention", "prefill_attention", "gated product", "draw",
-        "layer, plain weights", "layer, compressed", "sample: top-k, top-p", "sample: penalties",
+        "layer, plain weights", "sample: top-k, top-p", "sample: penalties",
         "sample: both", "sample: flat top-p", "logprobs", "skinny_linear",
         "few_rows_linear", "torch.mm", "eager rms_norm", "eager add_rms_norm", "eager silu_and_mul",
         "eager rope_and_cache",

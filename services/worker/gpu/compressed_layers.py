@@ -15,28 +15,30 @@ from torch import Tensor
 
 from penstock.kernels.gpu.few_rows_linear import NARROW
 from penstock.services.worker.gpu.kernel_choice import not_hopper, short
+from penstock.services.worker.gpu.layer_products import DIVIDED
 from penstock.services.worker.models.decoder import DecoderWeights
 
 if TYPE_CHECKING:
     from penstock.kernels.gpu.compressed_weights import CompressedWeight
 
 MOST_MEMORY = 0.1
-"""Share of the memory that the worker may use that compressed weights may take."""
-DIVIDED = ("output", "down")
-"""Layers whose width programs may share."""
+"""Of the memory that the worker may use, that compressed weights may take ..."""
+MOST_LEFT = 0.25
+"""... and of what is left of it beside the weights and other processes."""
 COMPRESSED_SHARE = 0.76
 """Of the bytes of plain ones, exceptions included."""
-_UNIT = 1 << 30
+_GIB = 1 << 30
 
 
 class CompressedLayers(NamedTuple):
-    """Those of each layer, in ``splits_of`` parts, and of the LM head if it can be compressed."""
+    """Those of each layer, and of the LM head if it can be compressed."""
 
     qkv: list[CompressedWeight]
     output: list[CompressedWeight]
     gate_up: list[CompressedWeight]
     down: list[CompressedWeight]
-    head: CompressedWeight | None
+    head: CompressedWeight | str
+    """Or why it is not compressed."""
 
 
 class Compression(msgspec.Struct):
@@ -45,9 +47,10 @@ class Compression(msgspec.Struct):
 
     def drop(self, reason: str) -> bool:
         """Give their memory back; whether there were any."""
-        had = self.layers is not None
+        if self.layers is None:
+            return False
         self.layers, self.summary = None, _left_plain(reason)
-        return had
+        return True
 
 
 def splits_of(name: str, rows: int, width: int) -> int:
@@ -65,9 +68,6 @@ def _left_plain(reason: str) -> str:
     return f"weights are not compressed: {reason}"
 
 
-NO_COMPRESSION = no_compression("nobody has asked for it")
-
-
 def compress_layers(weights: DecoderWeights, utilization: float) -> Compression:
     """Compress the weights of a model on a CUDA device, or say why not; utilization: share of the
     device's memory that the worker may use."""
@@ -82,8 +82,10 @@ def compress_layers(weights: DecoderWeights, utilization: float) -> Compression:
         return no_compression(str(failure))
     except Exception as failure:  # Gluon is experimental: another Triton may fail on any name
         return no_compression(short(failure))
-    size = sum(weight.num_bytes for weight in _all(compressed)) / _UNIT
-    return Compression(compressed, f"weights are compressed, too, for few rows ({size:.1f} GiB)")
+    summary = f"weights are compressed, too, for few rows ({_num_bytes(compressed) / _GIB:.1f} GiB)"
+    if isinstance(compressed.head, str):
+        summary += f", but for the LM head: {compressed.head}"
+    return Compression(compressed, summary)
 
 
 def _why_not(weights: DecoderWeights, utilization: float) -> str:
@@ -100,9 +102,13 @@ def _why_not(weights: DecoderWeights, utilization: float) -> str:
         tensors += [one.qkv, one.output, one.gate_up, one.down]
     wanted = COMPRESSED_SHARE * sum(tensor.nbytes for tensor in tensors)
     free, total = torch.cuda.mem_get_info(device)
-    room = min(MOST_MEMORY * utilization * total, free)
+    usable = utilization * total
+    room = max(0.0, min(MOST_MEMORY * usable, MOST_LEFT * (usable - (total - free))))
     if wanted > room:
-        return f"that takes {wanted / _UNIT:.1f} GiB, of which {room / _UNIT:.1f} may be used"
+        return (
+            f"that takes {wanted / _GIB:.1f} GiB; {room / _GIB:.1f} may be used, a tenth of what "
+            "--gpu-memory-utilization gives and a quarter of what is left of it"
+        )
     return ""
 
 
@@ -136,18 +142,19 @@ def _compress_each(weights: DecoderWeights, name: str) -> list[CompressedWeight]
     return compressed
 
 
-def _compress_head(head: Tensor) -> CompressedWeight | None:
-    """``None`` where it cannot be; the layers can be without."""
+def _compress_head(head: Tensor) -> CompressedWeight | str:
+    """Or why not; the layers can be without."""
     from penstock.kernels.gpu.compressed_linear_hopper import why_not
     from penstock.kernels.gpu.compressed_weights import CannotCompress, compress
 
     rows, width = head.shape
     try:
-        return None if why_not(rows, width, 1) else compress(head)
-    except CannotCompress:
-        return None
+        return why_not(rows, width, 1) or compress(head)
+    except (CannotCompress, torch.OutOfMemoryError) as failure:
+        return short(failure)
 
 
-def _all(layers: CompressedLayers) -> list[CompressedWeight]:
+def _num_bytes(layers: CompressedLayers) -> int:
     every = layers.qkv + layers.output + layers.gate_up + layers.down
-    return every if layers.head is None else [*every, layers.head]
+    head = 0 if isinstance(layers.head, str) else layers.head.num_bytes
+    return head + sum(weight.num_bytes for weight in every)

@@ -20,7 +20,7 @@ from penstock.protocol.trace import PREPARE, TRACE
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.compressed_layers import NO_COMPRESSION, Compression
+from penstock.services.worker.gpu.compressed_layers import Compression, no_compression
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.graphs import StepGraphs
 from penstock.services.worker.gpu.logprob_rows import AskedLogprobs, GpuLogprobs
@@ -60,9 +60,11 @@ class GpuExecutor:
         config: DecoderConfig,
         weights: DecoderWeights,
         capacity: ExecutorCapacity,
-        compression: Compression = NO_COMPRESSION,
+        compression: Compression | None = None,
     ) -> None:
+        """compression: of ``weights``; dropped where no kernel can read it."""
         self.capacity = capacity
+        compression = compression or no_compression("nobody has asked for it")
         self._device = weights.embedding.device
         self._on_gpu = self._device.type == "cuda"
         self.slots = SlotTable(capacity)
@@ -75,6 +77,9 @@ class GpuExecutor:
                 config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
                 capacity.max_model_len, max_rows, compression.layers,
             )  # fmt: skip
+            kernels = self.decoder.products.kernels
+            if kernels is None or not kernels.compressed:
+                compression.drop("no kernel for Hopper can read them here")
             self.sampler = GpuSampler(self.slots, state, config.vocab_size)
             self._logprobs = GpuLogprobs(self.slots, state, self.decoder, self.sampler.space)
             self.grammars = GrammarRows(capacity.max_num_seqs, config.vocab_size)

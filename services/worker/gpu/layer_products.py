@@ -18,7 +18,6 @@ from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW, few_rows_lin
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
-from penstock.services.worker.gpu.compressed_layers import DIVIDED, CompressedLayers, splits_of
 from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose
 from penstock.services.worker.gpu.workspace import Workspace
 from penstock.services.worker.models.decoder import DecoderWeights, LayerWeights
@@ -26,6 +25,7 @@ from penstock.services.worker.models.decoder import DecoderWeights, LayerWeights
 if TYPE_CHECKING:
     from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
     from penstock.kernels.gpu.gated_linear_hopper import HopperGatedLinear
+    from penstock.services.worker.gpu.compressed_layers import CompressedLayers
 
 HOPPER_ROWS = (5, 128)
 """Numbers of rows, from and to, for which ``HopperProducts`` are faster than those below and above:
@@ -34,6 +34,10 @@ WIDE_HOPPER_ROWS = (1, 64)
 """... and for others. A step of Qwen3-0.6B took 956 µs at 16 rows and 1,581 at 64 with them, 1,365
 and 1,933 with the library's; of Qwen3-8B 4,190 at one row (4,297 with ``skinny_linear``), 4,317 at
 8, 4,480 at 16 and 5,425 at 64 (library: 5,136 and 5,830; H200, contexts of 400, 2026-11-22)."""
+
+
+DIVIDED = ("output", "down")
+"""Layers of few columns: programs of a Gluon kernel may share their width."""
 
 
 class LayerProducts(Protocol):
@@ -177,7 +181,8 @@ class HopperProducts:
         self._post_norms = [layer.post_norm for layer in layers]
         linears = _plain_linears if compressed is None else partial(_compressed_linears, compressed)
         self._qkv, self._output, self._gate_up, self._down = linears(layers, space, self.bounds)
-        if compressed is not None and compressed.head is not None:
+        self.compressed = compressed is not None
+        if compressed is not None and not isinstance(compressed.head, str):
             from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
 
             self.head = CompressedLinear(
@@ -240,7 +245,6 @@ def _compressed_linears(
     return [
         CompressedLinear(
             x, getattr(compressed, name), _biases(layers, name), bounds, gated=name == "gate_up",
-            splits=splits_of(name, *getattr(layers[0], name).shape),
         )
         for name, x in _inputs(space).items()
     ]  # fmt: skip
@@ -306,6 +310,13 @@ def choose_products(
             if why_not:
                 return why_not
         return HopperProducts(weights, space, eps, compressed)
+
+    if compressed is not None:
+        choice = choose(fastest, None, "library")
+        if choice.kernels is not None:
+            return choice
+        # Whatever has failed, the kernels for plain weights may do.
+        compressed = None
 
     return choose(fastest, None, "library")
 

@@ -6,7 +6,7 @@ import torch
 
 from penstock.kernels.rotary import RopeParameters
 from penstock.services.worker.executor import ExecutorCapacity
-from penstock.services.worker.gpu.compressed_layers import NO_COMPRESSION, Compression
+from penstock.services.worker.gpu.compressed_layers import Compression
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.models.decoder import (
     DecoderConfig,
@@ -49,7 +49,7 @@ def executor_of(
     weights: DecoderWeights,
     slots: int,
     warm: bool = True,
-    compression: Compression = NO_COMPRESSION,
+    compression: Compression | None = None,
 ) -> GpuExecutor:
     capacity = ExecutorCapacity(900, 16, slots, 4096, 4096, CONFIG.vocab_size)
     executor = GpuExecutor(CONFIG, weights, capacity, compression)

@@ -57,12 +57,15 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_weights_of_a_model_that_fits_are_compressed_and_the_log_says_how_large_they_are() -> (
     None
 ):
-    compression = compress_layers(weights_of(vocab_size=128, num_layers=2), 0.9)
+    compression = compress_layers(weights_of(vocab_size=64), 0.9)
     layers = compression.layers
     assert layers is not None
-    assert [len(each) for each in layers[:4]] == [2, 2, 2, 2]
-    assert layers.head is not None
+    assert [len(each) for each in layers[:4]] == [1, 1, 1, 1]
+    assert not isinstance(layers.head, str)
     assert compression.summary == "weights are compressed, too, for few rows (0.0 GiB)"
+    odd = compress_layers(weights_of(vocab_size=100), 0.9)
+    assert odd.layers is not None
+    assert "but for the LM head: 100 x 2048 numbers; multiples of 64 x 128 are" in odd.summary
     assert compression.drop("of the test")
     assert compression.layers is None
     assert compression.summary == "weights are not compressed: of the test"
@@ -103,7 +106,15 @@ def test_weights_that_would_take_more_than_a_tenth_of_the_memory_stay_plain(
     size = int(total * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (size, size))
     summary = compress_layers(weights_of(vocab_size=6400), utilization).summary
-    assert "that takes 0.0 GiB, of which 0.0 may be used" in summary
+    assert "that takes 0.0 GiB; 0.0 may be used, a tenth of what --gpu-memory-util" in summary
+
+
+@pytest.mark.usefixtures("hopper")
+def test_weights_stay_plain_where_other_processes_hold_most_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (GIB + 1000, 10 * GIB))
+    assert "0.0 may be used" in compress_layers(weights_of(), 0.9).summary
 
 
 def test_without_a_gpu_of_the_kind_weights_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +137,8 @@ def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(model_loading, "kv_budget", budget)
 
-    def plan(compression: Compression, blocks: int) -> int:
-        length = blocks * 16
+    def plan(compression: Compression, blocks: int | None) -> int:
+        length = None if blocks is None else blocks * 16
         config = Config(model=msgspec.structs.replace(Config().model, max_model_len=length))
         planned = model_loading.plan_memory(model, config, info, REFERENCE, compression)
         assert isinstance(model, Decoder)
@@ -137,7 +148,7 @@ def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def compressed() -> Compression:
-    return Compression(CompressedLayers([], [], [], [], None), "compressed")
+    return Compression(CompressedLayers([], [], [], [], "none"), "compressed")
 
 
 def test_compressed_weights_leave_the_kv_cache_what_was_asked_for(planning: Any) -> None:
@@ -146,7 +157,13 @@ def test_compressed_weights_leave_the_kv_cache_what_was_asked_for(planning: Any)
     assert kept.layers is not None
     assert planning(dropped, 15) == 40
     assert dropped.layers is None
-    assert "the KV memory asked for takes their room" in dropped.summary
+    assert "not compressed: --max-model-len 240: KV memory holds 160 tokens" in dropped.summary
+
+
+def test_compressed_weights_leave_room_for_a_sequence_of_the_models_length(planning: Any) -> None:
+    compression = compressed()
+    assert planning(compression, None) == 40
+    assert "beside them KV memory holds 160 tokens, not " in compression.summary
 
 
 def test_a_kv_cache_that_has_no_room_without_them_either_is_an_error(planning: Any) -> None:

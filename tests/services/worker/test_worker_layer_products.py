@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from sharp_model import CONFIG as SMALL
 
 from penstock.services.worker.gpu import layer_products
+from penstock.services.worker.gpu.compressed_layers import CompressedLayers
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
 from penstock.services.worker.gpu.layer_products import (
     HopperProducts,
@@ -26,6 +27,7 @@ from penstock.services.worker.models.decoder import DecoderWeights, allocate_wei
 
 CPU = torch.device("cpu")
 HOPPER = "penstock.kernels.gpu.rows_linear_hopper"
+HOPPER_COMPRESSED = "penstock.kernels.gpu.compressed_linear_hopper"
 HOPPER_GATED = "penstock.kernels.gpu.gated_linear_hopper"
 
 
@@ -66,6 +68,35 @@ def test_on_hopper_four_linear_layers_have_the_kernel_for_some_rows(
     assert [(linear["gated"], linear["divided"]) for linear in hopper] == [
         (False, False), (False, True), (True, False), (False, True),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["compressed", "failing"])
+def test_compressed_weights_have_their_kernel_and_plain_ones_theirs_where_it_fails(
+    fails: bool, hopper: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, calls = pytest.importorskip(HOPPER_COMPRESSED), []
+
+    class Compressed:
+        def __init__(self, *arguments: object, gated: bool = False) -> None:
+            if fails:
+                raise RuntimeError("no such layout")
+
+        def __call__(self, layer: int, rows: int, out: torch.Tensor) -> torch.Tensor:
+            calls.append((layer, rows))
+            return out
+
+    monkeypatch.setattr(module, "CompressedLinear", Compressed)
+    space = make_workspace(SMALL, 16, 4, torch.bfloat16, CPU)
+    layers = CompressedLayers([], [], [], [], cast(Any, "weight"))._replace(head=cast(Any, []))
+    choice = choose_products(weights_of(torch.bfloat16), space, 1e-6, layers)
+    assert choice.summary == "Gluon kernel for Hopper"
+    assert choice.kernels is not None
+    assert choice.kernels.compressed != fails
+    assert (choice.kernels.head is None) == fails
+    assert len(hopper) == (4 if fails else 0)
+    if not fails:
+        choice.kernels.qkv(1, 7)
+        assert calls == [(1, 7)]
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,7 @@ from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu import kernel_choice
-from penstock.services.worker.gpu.compressed_layers import compress_all
 from penstock.services.worker.gpu.executor import GpuExecutor
-from penstock.services.worker.gpu.layer_products import HopperProducts
 from penstock.services.worker.models.decoder import DecoderConfig, allocate_weights
 
 MODELS = [
@@ -109,20 +107,22 @@ def executor(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> GpuE
     return GpuExecutor(config, weights, ExecutorCapacity(64, block_size, 64, 256, 512, 512))
 
 
-def compressed(engine: GpuExecutor) -> None:
-    """The kernels for compressed weights: a model's, with three groups, and with steps of two."""
+COMPRESSED = [
+    (1024, 512, False, 2, 8), (1024, 512, True, 1, 64), (512, 9600, True, 1, 64),
+    (640, 128, False, 1, 64),
+]  # fmt: skip
+"""Layers of compressed weights: width, columns, whether they are gated, programs that share the
+width, rows. The third has three groups of warps, the last two tiles in a step."""
+
+
+def compressed() -> None:
     from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
 
-    weights, space = engine.decoder.weights, engine.decoder.space
-    for layer in weights.layers:
-        for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
-            weight.normal_()
-    weights.lm_head.normal_()
-    HopperProducts(weights, space, 1e-6, compress_all(weights))
-    for width, outs, gated in ((512, 9600, True), (640, 128, False)):
-        x, weight = space.normed[:, :1].expand(-1, width), torch.ones(outs * (1 + gated), width)
-        small = compress(weight.to(x.dtype), gated=gated)
-        CompressedLinear(x.contiguous(), [small], [None], (1, 64), gated=gated)
+    for width, outs, gated, splits, rows in COMPRESSED:
+        weight = torch.ones(outs * (1 + gated), width, dtype=torch.bfloat16)
+        small = compress(weight, gated=gated, splits=splits)
+        x = torch.zeros(64, width, dtype=torch.bfloat16)
+        CompressedLinear(x, [small], [None], (rows, rows), gated=gated)
 
 
 def sample(vocab: int, dtype: torch.dtype) -> None:
@@ -155,7 +155,7 @@ def steps(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> None:
             engine.decoder.body(rows, rows, None)
         engine.decoder.body(64, 64, None, shared=True)
         if dtype == torch.bfloat16 and not kernel_choice.not_hopper():
-            compressed(engine)
+            compressed()
 
 
 def main() -> None:

@@ -245,31 +245,28 @@ def plan_memory(
     Compressed weights are dropped where the KV memory that is asked for, or a sequence of the
     model's length, has no room beside them. Raises ``ConfigError`` where it has none anyway.
     """
-    longest = config.model.max_model_len or info.max_model_len
+
+    def planned() -> ExecutorCapacity:
+        budget = kv_budget(model, config, info, attention, compression)
+        size = block_bytes(model, config.cache.block_size)
+        capacity = plan_capacity(config, info, size, budget)
+        free = budget + EXTRA_BLOCKS * size
+        check_fits(capacity, size, free_host_bytes() if model.device.type == "cpu" else free)
+        return capacity
+
+    cache, longest = config.cache, config.model.max_model_len or info.max_model_len
+    given = cache.num_kv_blocks is not None or cache.kv_cache_memory_bytes is not None
     try:
-        capacity = _plan_memory(model, config, info, attention, compression)
-        reason = f"beside them KV memory holds {capacity.max_model_len} tokens, not {longest}"
-        if capacity.max_model_len >= longest or compression is None or not compression.drop(reason):
-            return capacity
+        capacity = planned()
     except (ConfigError, torch.OutOfMemoryError) as failure:
         if compression is None or not compression.drop(str(failure)):
             raise
-    return _plan_memory(model, config, info, attention, compression)
-
-
-def _plan_memory(
-    model: Decoder,
-    config: Config,
-    info: ModelInfo,
-    attention: PlainAttention,
-    compression: Compression | None,
-) -> ExecutorCapacity:
-    budget = kv_budget(model, config, info, attention, compression)
-    size = block_bytes(model, config.cache.block_size)
-    capacity = plan_capacity(config, info, size, budget)
-    free = budget + EXTRA_BLOCKS * size
-    check_fits(capacity, size, free_host_bytes() if model.device.type == "cpu" else free)
-    return capacity
+        again = True
+    else:
+        reason = f"beside them KV memory holds {capacity.max_model_len} tokens, not {longest}"
+        fits = given or capacity.max_model_len >= longest
+        again = not fits and compression is not None and compression.drop(reason)
+    return planned() if again else capacity
 
 
 def kv_budget(

@@ -137,9 +137,12 @@ def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(model_loading, "kv_budget", budget)
 
-    def plan(compression: Compression, blocks: int | None) -> int:
+    def plan(compression: Compression, blocks: int | None, **cache: int) -> int:
         length = None if blocks is None else blocks * 16
-        config = Config(model=msgspec.structs.replace(Config().model, max_model_len=length))
+        config = Config(
+            model=msgspec.structs.replace(Config().model, max_model_len=length),
+            cache=msgspec.structs.replace(Config().cache, **cache),
+        )
         planned = model_loading.plan_memory(model, config, info, REFERENCE, compression)
         assert isinstance(model, Decoder)
         return planned.num_blocks
@@ -164,6 +167,12 @@ def test_compressed_weights_leave_room_for_a_sequence_of_the_models_length(plann
     compression = compressed()
     assert planning(compression, None) == 40
     assert "beside them KV memory holds 160 tokens, not " in compression.summary
+
+
+def test_compressed_weights_stay_beside_a_small_kv_cache_that_was_asked_for(planning: Any) -> None:
+    compression = compressed()
+    assert planning(compression, None, num_kv_blocks=5) == 5
+    assert compression.layers is not None
 
 
 def test_a_kv_cache_that_has_no_room_without_them_either_is_an_error(planning: Any) -> None:

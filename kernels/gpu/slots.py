@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.early_launch import EARLY
+from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
 _BLOCK = 512
+_MOVED_ROWS = _MOVED_COLUMNS = 64
+"""What a program of ``bring_forward`` moves at once."""
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -66,4 +68,53 @@ def embed(table: Tensor, tokens: Tensor, rows: Tensor, last_token: Tensor, out: 
         _embed_kernel[(count,)](
             table, tokens, rows, last_token, out, width, triton.next_power_of_2(width),
             EARLY, num_warps=4, launch_pdl=EARLY,
+        )  # fmt: skip
+
+
+@triton.jit
+def _move_rows(
+    x, index, count, part, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Columns of one part, all rows: ``ROWS`` of them are read before one is written, and those
+    after them are never written before they are read."""
+    column = part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    for begin in range(0, count, ROWS):
+        row = begin + tl.arange(0, ROWS)
+        source = tl.load(index + row, mask=row < count, other=0)
+        moved = (row < count) & (source != row)
+        if tl.max(moved.to(tl.int32), 0) != 0:
+            mask = moved[:, None] & (column < WIDTH)
+            value = tl.load(x + source.to(tl.int64)[:, None] * WIDTH + column, mask=mask)
+            tl.debug_barrier()
+            tl.store(x + row.to(tl.int64)[:, None] * WIDTH + column, value, mask=mask)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _bring_forward_kernel(
+    first, second, index, count, FIRST: tl.constexpr, SECOND: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    begin_early(EARLY)
+    part = tl.program_id(0)
+    parts = tl.cdiv(FIRST, COLUMNS)
+    if part < parts:
+        _move_rows(first, index, count, part, FIRST, ROWS, COLUMNS)
+    else:
+        _move_rows(second, index, count, part - parts, SECOND, ROWS, COLUMNS)
+
+
+def bring_forward(first: Tensor, second: Tensor, index: Tensor) -> None:
+    """Row ``index[i]`` of both becomes row i, in place; the other rows stay what they are, but for
+    those that are overwritten.
+
+    first: [N, F], second: [N, S], both contiguous; index: [M] int32, ascending but for entries
+    ``index[i] == i``, and never below i.
+    """
+    count = len(index)
+    if count:
+        widths = first.shape[1], second.shape[1]
+        parts = sum(triton.cdiv(width, _MOVED_COLUMNS) for width in widths)
+        _bring_forward_kernel[(parts,)](
+            first, second, index, count, *widths, _MOVED_ROWS, _MOVED_COLUMNS, EARLY,
+            num_warps=4, launch_pdl=EARLY,
         )  # fmt: skip

@@ -46,9 +46,9 @@ PROMPT_ROWS = 64
 
 class Hidden(NamedTuple):
     residual: torch.Tensor
-    """[N, hidden]: what the layers leave of every row."""
+    """[N, hidden]: what the layers leave of some rows or all."""
     sampled: torch.Tensor | None
-    """Rows that logits are made of to draw from; ``None``: all."""
+    """Which of them logits are made of to draw from; ``None``: all."""
 
 
 class ModelExecutor(DirectExecutor):
@@ -138,11 +138,13 @@ class ModelExecutor(DirectExecutor):
             return self.row_logits(step, self.hidden(step))[: len(step.sampled)]
 
     def hidden(self, step: PlannedStep) -> Hidden:
-        """The layers, for every row of the step."""
+        """The layers; all rows' residual stream where a prompt's logprobs are asked for."""
         if not len(step.decoding) and not step.chunks:
             return Hidden(torch.empty(0), None)
         inputs = self._inputs.build(step)
-        return Hidden(self._model.hidden(inputs, self._cache), inputs.sampled)
+        if asking_chunks(step):
+            return Hidden(self._model.hidden(inputs, self._cache, None), inputs.sampled)
+        return Hidden(self._model.hidden(inputs, self._cache, inputs.sampled), None)
 
     def row_logits(self, step: PlannedStep, hidden: Hidden) -> torch.Tensor:
         """Logits [rows, vocab]: ``step.sampled`` first, then perhaps padding rows."""

@@ -153,6 +153,7 @@ def steps(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> None:
     with torch.inference_mode():
         for rows in (4, 16, 64) if config.head_dim == 128 else (4, 64):
             engine.decoder.body(rows, rows, None)
+            engine.decoder.head(rows)
         engine.decoder.body(64, 64, None, shared=True)
         if dtype == torch.bfloat16 and not kernel_choice.not_hopper():
             compressed()

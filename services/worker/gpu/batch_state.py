@@ -35,7 +35,7 @@ def _padded(count: int, unit: int = _ALIGNMENT) -> int:
 
 
 class BatchState:
-    """Device arrays, each a view of one; see the attributes. ``rows``-like lists end with -1."""
+    """Device arrays, each a view of one; see the attributes. Lists of slots end with -1."""
 
     def __init__(self, slots: SlotTable, device: torch.device) -> None:
         count, width = slots.block_table.shape
@@ -84,10 +84,14 @@ class BatchState:
         self.rows.fill_(-1)
         self.sample_slots.fill_(-1)
         self.shared_slot.fill_(-1)
-        self._lists = {
-            name: np.full(count, -1 if name != "sample_index" else 0, np.int64)
-            for name in ("rows", "sample_index", "sample_slots")
-        }
+        torch.arange(count, dtype=torch.int32, out=self.sample_index)
+        nothing = np.full(count, -1, np.int64)
+        self._padding = {
+            "rows": nothing, "sample_slots": nothing, "sample_index": np.arange(count)
+        }  # fmt: skip
+        """What follows each list: a logits row that is no one's is made from the row at its
+        place, so that nothing is moved for it."""
+        self._lists = {name: padding.copy() for name, padding in self._padding.items()}
         self._pinned = device.type == "cuda"
         self._ring = [self._host_buffer(_FIRST_CHANGES) for _ in range(RING)]
         self._device_changes = torch.empty(_FIRST_CHANGES, dtype=torch.int32, device=device)
@@ -172,8 +176,7 @@ class BatchState:
     ) -> None:
         """Make a device list ``wanted``, followed by padding; only what differs is sent."""
         current = self._lists[name]
-        padding = 0 if name == "sample_index" else -1
-        target = np.full(len(current), padding, np.int64)
+        target = self._padding[name].copy()
         target[: len(wanted)] = wanted
         differs = np.flatnonzero(target != current)
         if len(differs):

@@ -14,7 +14,7 @@ class ChunkRows:
 
     def __init__(self, max_rows: int, max_chunks: int, device: torch.device) -> None:
         self.max_tiles = max_rows // QUERY_TILE + max_chunks + 1
-        lengths = [max_rows, max_rows, max_rows, 4 * self.max_tiles]
+        lengths = [max_rows, max_rows, max_rows, 4 * self.max_tiles, 4 * self.max_tiles]
         places = np.cumsum([0, *(-(-n // 32) * 32 for n in lengths)]).tolist()
         self._places = places
         self._device = torch.zeros(places[-1], dtype=torch.int32, device=device)
@@ -25,10 +25,10 @@ class ChunkRows:
         self.tokens, self.slots, self.positions = parts[:3]
         """[T] int32: token of each row, -1: the last token of the decode row's slot; slot of each
         chunk row, -1 for others; position of each chunk row."""
-        self.tiles = parts[3].view(4, self.max_tiles)
-        """See ``prefill_attention``."""
+        self.tiles, self.last_tiles = (part.view(4, self.max_tiles) for part in parts[3:])
+        """See ``prefill_attention``; those of the last layer are for what is read of it."""
         self.num_tiles = 0
-        """Tiles that a launch covers; those past the step's own are empty."""
+        """Tiles that a launch covers; those past the step's own or the last layer's are empty."""
         self.max_rows = max_rows
 
     @staticmethod
@@ -45,17 +45,25 @@ class ChunkRows:
         self._device.zero_()
         self.slots.fill_(-1)
 
-    def send(self, step: PlannedStep, rows: int, host: torch.Tensor) -> IntArray:
+    def send(
+        self, step: PlannedStep, rows: int, host: torch.Tensor, every_row: bool = False
+    ) -> IntArray:
         """Lay out a step whose rows are padded to ``rows``; returns the row of each of its
-        sampled entries. host: from ``host_buffer``, free until the step is over."""
+        sampled entries.
+
+        host: from ``host_buffer``, free until the step is over; every_row: more of the last layer
+        is read than the sampled rows.
+        """
         packed = host.numpy()
         tokens, slots, positions = (packed[place : place + rows] for place in self._places[:3])
-        first = self._places[3]
-        tiles = packed[first : first + 4 * self.max_tiles].reshape(4, self.max_tiles)
+        tiles, last_tiles = (
+            packed[first : first + 4 * self.max_tiles].reshape(4, self.max_tiles)
+            for first in self._places[3:5]
+        )
         decoding = len(step.decoding)
         tokens[:decoding] = -1
         slots[:] = -1
-        sampled, row, tile = [], decoding, 0
+        sampled, ends, row, tile = [], [], decoding, 0
         for chunk in step.chunks:
             count = len(chunk.tokens)
             end = row + count
@@ -71,11 +79,18 @@ class ChunkRows:
             row, tile = end, last
             if chunk.sample:
                 sampled.append(row - 1)
+                ends.append((row - 1, 1, chunk.slot, chunk.start + count - 1))
         tokens[row:] = 0
         # The least work first: kernels begin with the last.
         order = np.argsort(tiles[1, :tile] + tiles[3, :tile], kind="stable")
         tiles[:, :tile] = tiles[:, order]
         tiles[1, tile:] = 0
         self.num_tiles = tile
+        if every_row:
+            last_tiles[:] = tiles
+        else:
+            last_tiles[1] = 0
+            ends.sort(key=lambda end: end[3])
+            last_tiles[:, : len(ends)] = np.array(ends, np.int32).reshape(-1, 4).T
         self._device.copy_(host, non_blocking=True)
         return np.concatenate((np.arange(decoding), np.array(sampled, np.int64)))

@@ -1,8 +1,8 @@
 """The decoder's forward pass on a CUDA device, in memory that is planned before the first step.
 
 The same layers as ``penstock.services.worker.models.decoder``, in two parts, so that each can be a
-graph of its own: the *body* writes K and V of every row and leaves the residual stream; the *head*
-makes logits of the rows that are sampled, and draws.
+graph of its own: the *body* writes K and V of every row and ends with the last layer's attention;
+the *head* does what is left of that layer, makes logits and draws, all for sampled rows only.
 
 The rows of a step: decode rows first, one a slot; then the tokens of chunks; then padding. What
 the kernels must know of them lies on the device (``BatchState``, ``ChunkRows``).
@@ -19,7 +19,7 @@ from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.draw import commit, draw
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import shared_prefix
-from penstock.kernels.gpu.slots import embed
+from penstock.kernels.gpu.slots import bring_forward, embed
 from penstock.kernels.rotary import cos_sin_table
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.gpu.attention_choice import (
@@ -96,7 +96,8 @@ class GpuDecoder:
     def body(
         self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
     ) -> None:
-        """The layers for ``rows`` rows, of which the first ``num_decode`` may be decode rows.
+        """The layers for ``rows`` rows, of which the first ``num_decode`` may be decode rows; the
+        last one up to its attention.
 
         What ``BatchState.rows`` names is decoded; its padding costs next to nothing. Their
         attention is planned before all else: what the plan reads, rows and positions, changes
@@ -111,13 +112,18 @@ class GpuDecoder:
         embed(weights.embedding, tokens, state.rows, state.last_token, self.space.residual[:rows])
         products = self._products(rows, mixed=chunks is not None)
         products.begin(rows)
+        last = len(weights.layers) - 1
         for index in range(len(weights.layers)):
             products.qkv(index, rows)
             self._attend(index, rows, num_decode, chunks, shared)
-            products.output(index, rows)
-            products.gate_up(index, rows)
-            products.down(index, rows)
-        products.end(rows)
+            if index < last:
+                self._behind_attention(products, index, rows)
+
+    @staticmethod
+    def _behind_attention(products: LayerProducts, layer: int, rows: int) -> None:
+        products.output(layer, rows)
+        products.gate_up(layer, rows)
+        products.down(layer, rows)
 
     def _products(self, rows: int, mixed: bool) -> LayerProducts:
         """Those for so many rows."""
@@ -166,30 +172,49 @@ class GpuDecoder:
 
     def _attend_chunks(self, index: int, rows: int, chunks: ChunkRows) -> None:
         layer, space, state = self.weights.layers[index], self.space, self.state
+        last = index == len(self.weights.layers) - 1
         rope_and_cache(
             space.qkv[:rows], chunks.slots[:rows], chunks.positions[:rows], state.table, self._cos,
             self._sin, layer.query_norm, layer.key_norm, space.query[:rows], self._keys[index],
             self._values[index], self.config.rms_norm_eps,
         )  # fmt: skip
         self.prefill.kernels(
-            index, space.query[:rows], chunks.tiles, chunks.num_tiles, state.table,
-            space.mixed[:rows],
+            index, space.query[:rows], chunks.last_tiles if last else chunks.tiles,
+            chunks.num_tiles, state.table, space.mixed[:rows],
         )  # fmt: skip
 
     def head(self, count: int) -> None:
-        """Logits of the ``count`` rows that ``BatchState.sample_index`` names."""
+        """Behind the body: logits of the ``count`` rows that ``BatchState.sample_index`` names."""
         space = self.space
-        sampled = space.sampled[:count]
-        torch.index_select(space.normed, 0, self.state.sample_index[:count], out=sampled)
+        index = self.state.sample_index[:count]
+        bring_forward(space.mixed.flatten(1), space.residual, index)
+        self._finish(count, mixed=False)
         hopper = self.products.kernels
         if hopper and hopper.head and count <= hopper.bounds[1]:
             hopper.head(0, count, space.logits[:count])
         else:
-            torch.mm(sampled, self.weights.lm_head.t(), out=space.logits[:count])
+            torch.mm(space.normed[:count], self.weights.lm_head.t(), out=space.logits[:count])
+
+    def head_of_all(self, rows: int, count: int) -> None:
+        """As ``head``, for a step of which ``row_logits`` asks for other rows than the sampled.
+
+        rows: those of the body.
+        """
+        space = self.space
+        self._finish(rows, mixed=True)
+        sampled = space.projected[:count]
+        torch.index_select(space.normed, 0, self.state.sample_index[:count], out=sampled)
+        torch.mm(sampled, self.weights.lm_head.t(), out=space.logits[:count])
+
+    def _finish(self, rows: int, mixed: bool) -> None:
+        """The last layer behind its attention, and the final norm, for the first ``rows`` rows."""
+        products = self._products(rows, mixed)
+        self._behind_attention(products, len(self.weights.layers) - 1, rows)
+        products.end(rows)
 
     def row_logits(self, first: int, count: int) -> Tensor:
-        """Logits [count, V] of the step's rows from ``first`` on, no more than logits rows have
-        memory; they are overwritten by the next."""
+        """Behind ``head_of_all``: logits [count, V] of the step's rows from ``first`` on, no more
+        than logits rows have memory; they are overwritten by the next."""
         logits = self.space.logits[:count]
         rows = self.space.normed[first : first + count]
         return torch.mm(rows, self.weights.lm_head.t(), out=logits)

@@ -30,6 +30,7 @@ from penstock.services.worker.grammar_rows import GrammarRows
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
 from penstock.services.worker.slots import PlannedStep, SlotTable
+from penstock.services.worker.step_logprobs import asking_chunks
 
 
 class _InFlight(msgspec.Struct):
@@ -164,9 +165,11 @@ class GpuExecutor:
         self._turn = (ring + 1) % RING
         decoding, rows = len(step.decoding), len(step.sampled)
         total = decoding + sum(len(chunk.tokens) for chunk in step.chunks)
+        asked = asking_chunks(step)
         if step.chunks:
             padded = self.graphs.mixed_rows(total, self.chunks.tiles_of(step))
-            sample_rows = self.chunks.send(step, padded, self._chunk_buffers[ring])
+            buffer = self._chunk_buffers[ring]
+            sample_rows = self.chunks.send(step, padded, buffer, every_row=bool(asked))
         else:
             sample_rows = np.arange(rows)
         self._state.update(step, sample_rows, ring)
@@ -180,10 +183,12 @@ class GpuExecutor:
             self.graphs.run_decode(decoding, self._state.is_shared)
         host = self._results[ring]
         drawn, failures, openings = self._allow(step, ring)
+        if asked:
+            self.decoder.head_of_all(padded, rows)
         if rows:
-            self._choose(step, rows, openings)
+            self._choose(step, rows, openings, has_logits=bool(asked))
             host.copy_(self.decoder.space.result, non_blocking=True)
-        logprobs = self._logprobs.begin(step)
+        logprobs = self._logprobs.begin(step, asked)
         event = self._event(timed=bool(traced))
         return _InFlight(
             plan.epoch, plan.step, rows, host, event, launched, drawn, failures, logprobs, begun
@@ -236,16 +241,23 @@ class GpuExecutor:
             self.grammars.took(slots, flight.result.numpy()[0][rows])
             flight.drawn = {}
 
-    def _choose(self, step: PlannedStep, rows: int, openings: dict[int, int]) -> None:
-        """Tokens for the step's logits rows; openings: see ``Masks``."""
-        if self.sampler.needed(step.sampled):
-            self.graphs.run_head(rows)
-            for row, token in openings.items():
-                slot = int(step.sampled[row])
-                self.sampler.open(slot, token, self.decoder.space.logits[row])
-            self._draw_all(rows)
-        else:
+    def _choose(
+        self, step: PlannedStep, rows: int, openings: dict[int, int], has_logits: bool
+    ) -> None:
+        """Tokens for the step's logits rows; openings: see ``Masks``; has_logits: they are made."""
+        plain = not self.sampler.needed(step.sampled)
+        if plain and not has_logits:
             self.graphs.run_head_and_draw(rows)
+            return
+        if not has_logits:
+            self.graphs.run_head(rows)
+        if plain:
+            self.decoder.draw(rows)
+            return
+        for row, token in openings.items():
+            slot = int(step.sampled[row])
+            self.sampler.open(slot, token, self.decoder.space.logits[row])
+        self._draw_all(rows)
 
     def _draw_all(self, rows: int) -> None:
         """Tokens for logits rows of which some ask for more than a temperature."""

@@ -70,6 +70,7 @@ class StepGraphs:
         self._bodies: dict[int, Replayable] = {}
         self._shared: dict[int, Replayable] = {}
         self._heads: dict[int, Replayable] = {}
+        self._draws: dict[int, Replayable] = {}
         self._mixed: dict[tuple[int, int], Replayable] = {}
         self._mixed_sizes: list[int] = []
         self._decode_bounds: list[int] = []
@@ -101,6 +102,7 @@ class StepGraphs:
         self._chunks.num_tiles = 1
         for bound in self._bounds(most):
             self._decoder.body(self._chunks.max_rows, bound, self._chunks)
+        self._decoder.head_of_all(self._chunks.max_rows, 1)
 
     @staticmethod
     def _shared_sizes(most: int) -> list[int]:
@@ -139,7 +141,8 @@ class StepGraphs:
         mixed = [rows for rows in MIXED_ROWS if rows <= self._chunks.max_rows]
         for size in reversed(sizes):
             self._bodies[size] = record(partial(self._decoder.body, size, size, None))
-            self._heads[size] = record(partial(self._head_and_draw, size))
+            self._heads[size] = record(partial(self._decoder.head, size))
+            self._draws[size] = record(partial(self._head_and_draw, size))
         for size in reversed(shared):
             self._shared[size] = record(partial(self._decoder.body, size, size, None, True))
         for rows in reversed(mixed):
@@ -190,11 +193,16 @@ class StepGraphs:
 
     def run_head(self, rows: int) -> None:
         """Logits alone; the rows' tokens are chosen otherwise."""
-        self._decoder.head(rows)
+        padded = _padded(self._sizes, rows)
+        graph = self._heads.get(padded)
+        if graph is not None:
+            graph.replay()
+        else:
+            self._decoder.head(padded)
 
     def run_head_and_draw(self, rows: int) -> None:
         padded = _padded(self._sizes, rows)
-        graph = self._heads.get(padded)
+        graph = self._draws.get(padded)
         if graph is not None:
             graph.replay()
         else:

@@ -186,7 +186,7 @@ class HopperProducts:
             from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
 
             self.head = CompressedLinear(
-                space.sampled, [compressed.head], [None], (1, self.bounds[1])
+                space.normed, [compressed.head], [None], (1, self.bounds[1])
             )
 
     def begin(self, rows: int) -> None:

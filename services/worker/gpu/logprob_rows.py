@@ -22,7 +22,6 @@ from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 from penstock.services.worker.step_logprobs import (
     Words,
-    asking_chunks,
     asking_rows,
     chunk_logprobs,
     pack_entries,
@@ -81,10 +80,15 @@ class GpuLogprobs:
         self._places = torch.arange(count, dtype=torch.int32, device=device)
         self._pinned = device.type == "cuda"
 
-    def begin(self, step: PlannedStep) -> AskedLogprobs | None:
-        """Launch what a step's rows ask for; comes after its tokens are committed."""
+    def begin(
+        self, step: PlannedStep, chunks: list[tuple[int, PlannedChunk]]
+    ) -> AskedLogprobs | None:
+        """Launch what a step's rows ask for; comes after its tokens are committed.
+
+        chunks: ``asking_chunks`` of the step, which ``GpuDecoder.head_of_all`` was run for if there
+        are any.
+        """
         rows = asking_rows(self._table, step.sampled)
-        chunks = asking_chunks(step)
         if not len(rows) and not chunks:
             return None
         columns = None

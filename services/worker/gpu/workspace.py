@@ -26,8 +26,6 @@ class Workspace(msgspec.Struct):
     """[T, hidden]: what is added to the residual stream next."""
     gate_up: Tensor
     activated: Tensor
-    sampled: Tensor
-    """[R, hidden]: normed rows that logits are made from."""
     logits: Tensor
     """[R, V]."""
     best: Tensor
@@ -53,7 +51,6 @@ def make_workspace(
         projected=empty(rows, hidden),
         gate_up=empty(rows, 2 * config.intermediate_size),
         activated=empty(rows, config.intermediate_size),
-        sampled=empty(logits_rows, hidden),
         logits=empty(logits_rows, config.vocab_size),
         best=empty(parts, kind=torch.float32),
         token=empty(parts, kind=torch.int32),

@@ -184,7 +184,7 @@ class Decoder:
 
     def forward(self, step: StepInputs, cache: KVCache) -> Tensor:
         """Write K and V of every row into the cache; return logits [len(step.sampled), vocab]."""
-        return self.logits(self.hidden(step, cache), step.sampled)
+        return self.logits(self.hidden(step, cache, step.sampled), None)
 
     def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
         """[len(rows), vocab]: of some rows of what ``hidden`` returned; ``None``: of all."""
@@ -194,17 +194,24 @@ class Decoder:
             hidden = hidden.index_select(0, rows)
         return self._lm_head(rms_norm(hidden, self._norm, self.config.rms_norm_eps))
 
-    def hidden(self, step: StepInputs, cache: KVCache) -> Tensor:
-        """Write K and V of every row into the cache; return the residual stream [N, hidden]."""
+    def hidden(self, step: StepInputs, cache: KVCache, rows: Tensor | None) -> Tensor:
+        """Write K and V of every row into the cache; return the residual stream
+        [len(rows), hidden] of some, ``None``: of all.
+
+        The last layer behind its attention is computed for those only.
+        """
         if self._lm_head is None:
             raise RuntimeError("Decoder.prepare comes before Decoder.hidden")
         eps = self.config.rms_norm_eps
         cos = self._cos.index_select(0, step.positions).unsqueeze(1)
         sin = self._sin.index_select(0, step.positions).unsqueeze(1)
         residual = embedding(step.tokens, self.weights.embedding)
+        last = self._layers[-1]
         for layer, kv in zip(self._layers, cache, strict=True):
             x = rms_norm(residual, layer.input_norm, eps)
             mixed = self._attention(x, layer, kv, step, cos, sin)
+            if layer is last and rows is not None:
+                residual, mixed = residual.index_select(0, rows), mixed.index_select(0, rows)
             residual = layer.output.add_to(residual, mixed)
             x = rms_norm(residual, layer.post_norm, eps)
             residual = layer.down.add_to(residual, silu_and_mul(layer.gate_up(x)))

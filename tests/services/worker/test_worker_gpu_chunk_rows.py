@@ -13,8 +13,8 @@ from penstock.services.worker.slots import PlannedChunk, PlannedStep
 NOTHING = np.empty(0, np.int32)
 
 
-def chunk(slot: int, start: int, count: int) -> PlannedChunk:
-    return PlannedChunk(slot, start, np.arange(count, dtype=np.int32), False, NOTHING)
+def chunk(slot: int, start: int, count: int, sample: bool = False) -> PlannedChunk:
+    return PlannedChunk(slot, start, np.arange(count, dtype=np.int32), sample, NOTHING)
 
 
 def test_tiles_of_all_chunks_are_sorted_by_the_positions_that_they_see() -> None:
@@ -35,6 +35,18 @@ def test_tiles_of_all_chunks_are_sorted_by_the_positions_that_they_see() -> None
     seen = [count + first for _, count, _, first in tiles]
     assert seen == sorted(seen)
     assert not rows.tiles[1, rows.num_tiles :].any()
+
+
+def test_the_last_layer_attends_for_sampled_rows_only_unless_more_of_it_is_read() -> None:
+    rows = ChunkRows(2048, 8, torch.device("cpu"))
+    chunks = [chunk(3, 500, 300, True), chunk(1, 0, 130), chunk(7, 400, 1, True)]
+    step = PlannedStep(np.array([0, 2]), chunks, np.array([0, 2, 3, 7]))
+    buffer = rows.host_buffer(pinned=False)
+    rows.send(step, 512, buffer, every_row=True)
+    assert torch.equal(rows.last_tiles, rows.tiles)
+    assert rows.send(step, 512, buffer).tolist() == [0, 1, 301, 432]
+    assert rows.last_tiles.T[:2].tolist() == [[432, 1, 7, 400], [301, 1, 3, 799]]
+    assert not rows.last_tiles[1, 2:].any()
 
 
 def test_on_a_cpu_two_pieces_of_work_run_one_after_the_other() -> None:

@@ -13,6 +13,7 @@ from plain_logprobs import check_outputs, check_prompts
 from plan_driver import GREEDY, PlanDriver
 from tiny_models import VARIANTS, generated, make_model, some_prompts
 
+from penstock.kernels.activation import silu_and_mul
 from penstock.loadtest.make_model import make_tokenizer
 from penstock.protocol.grammar import Grammar
 from penstock.protocol.grammar_compiler import make_tokenizer as make_vocabulary
@@ -27,6 +28,7 @@ from penstock.protocol.model_info import read_model_info
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.model_executor import Hidden, ModelExecutor
 from penstock.services.worker.model_loading import load_model
+from penstock.services.worker.models import decoder as decoder_module
 from penstock.services.worker.slots import PlanError, PlannedStep
 
 CPU = torch.device("cpu")
@@ -72,6 +74,26 @@ def test_block_size_and_budget_do_not_change_the_tokens(
     expected = generated("qwen3", prompts, 12)
     executor = executor_for(tiny_folder("qwen3"), block_size=block_size, budget=budget)
     assert PlanDriver(executor, 5).run(prompts, 12, preemptions=3) == expected
+
+
+def test_the_last_layer_ends_with_the_sampled_rows_unless_a_prompts_logprobs_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tiny_folder: Folder
+) -> None:
+    executor = executor_for(tiny_folder("qwen3"))
+    gated: list[int] = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        gated.append(len(x))
+        return silu_and_mul(x)
+
+    monkeypatch.setattr(decoder_module, "silu_and_mul", counted)
+    for asked in (None, 1):
+        new = NewSlot(0, bytes(4 * 200), 200, 0, list(range(25)), GREEDY, prompt_logprobs=asked)
+        executor.execute(StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, 200, True, [])]))
+        first, *_, end = gated
+        assert first >= 200
+        assert end == first if asked else end <= 16
+        gated.clear()
 
 
 class Recorder(ModelExecutor):

@@ -198,9 +198,10 @@ class SchedulerCore:
     def plan(self, now: float) -> StepPlan | None:
         """Plan the next step.
 
-        ``None`` when nothing can run or as many plans are unanswered as may be.
+        ``None`` when nothing can run, as many plans are unanswered as may be, or ``held_for`` says
+        that it is too early.
         """
-        if self._in_flight.at_limit:
+        if self._in_flight.at_limit or self._in_flight.held_for(now):
             return None
         self._expire(now)
         step = self._planner.plan(self._in_flight.last + 1)
@@ -210,7 +211,8 @@ class SchedulerCore:
             return None
         self.counters.steps += 1
         gone = self._planner.batch.take_gone()
-        full = self._in_flight.push(step)
+        expected = self._pace.prefill_seconds(step.num_prefilled)
+        full = self._in_flight.push(step, expected, now)
         return StepPlan(
             epoch=self.epoch,
             step=step.number,
@@ -220,6 +222,10 @@ class SchedulerCore:
             grown=step.grown,
             chunks=step.chunks,
         )
+
+    def held_for(self, now: float) -> float:
+        """Seconds until ``plan`` should be asked, because the step under way lasts; else 0."""
+        return self._in_flight.held_for(now)
 
     def apply(self, result: StepResult, now: float) -> Batches:
         """Take the tokens of a step; returns the rows for their owners.
@@ -239,9 +245,8 @@ class SchedulerCore:
             oldest = in_flight.steps[0].number
             return self.fail(StepFailed(self.epoch, oldest, "its result got lost"), now)
         in_flight.steps.popleft()
-        in_flight.took(result.seconds)
-        prefilled = sum(chunk.count for chunk in step.chunks)
-        self._pace.observe(step.num_decoding, prefilled, result.seconds)
+        in_flight.took(result.seconds, now)
+        self._pace.observe(step.num_decoding, step.num_prefilled, result.seconds)
         bad = frozenset(result.bad_rows)
         logprobs = {one.row: one.token for one in result.logprobs} if result.logprobs else None
         for chunk in result.prompt_logprobs:

@@ -45,10 +45,17 @@ class Step:
     """In the order of ``StepResult.tokens``; ``None`` where nobody waits for the token."""
     num_decoding: int = 0
     """Rows that decode."""
+    least_seconds: float = 0.0
+    """That it takes at least."""
     members: list[Sequence] = field(default_factory=list)
     """Prefilling sequences that compute in this step and have no row."""
     prompts: dict[int, Sequence] = field(default_factory=dict)
     """By slot: those whose chunk brings logprobs of their prompt."""
+
+    @property
+    def num_prefilled(self) -> int:
+        """Positions of prefill."""
+        return sum(chunk.count for chunk in self.chunks)
 
     def sequences(self) -> list[Sequence]:
         """All that compute in this step."""

@@ -98,6 +98,10 @@ class PrefillPace:
             most = _MOST_GROWTH * known * max(1.0, decoding / rows)
             self._decode_seconds = min(self._decode_seconds, most)
 
+    def prefill_seconds(self, tokens: int) -> float:
+        """So many tokens of prefill take so long; 0 while nothing is known."""
+        return tokens * self._token_seconds
+
     def most_tokens(self, decoding: int, waiting: int) -> int | None:
         """Prefill tokens for a step that decodes so many rows, at least one, while so many
         sequences have no token yet; ``None`` while nothing is known."""

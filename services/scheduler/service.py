@@ -158,6 +158,10 @@ class SchedulerService(LoopService):
 
     # --- steps
 
+    def patience(self, now: float) -> float:
+        held = self.core.held_for(now) if self.core is not None else 0.0
+        return held or super().patience(now)
+
     def work(self, now: float) -> None:
         """Answers in, next plans out, then the tokens: the worker never waits for us."""
         core = self.core

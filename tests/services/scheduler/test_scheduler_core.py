@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from scheduler_harness import Engine, prompt, small, token_work
 
@@ -49,6 +50,27 @@ def test_the_next_step_is_planned_before_a_result_is_back() -> None:
     assert engine.plan() is None  # two plans are unanswered
     engine.deliver()
     assert engine.plan() is not None
+
+
+def test_who_comes_while_long_prefill_runs_is_in_the_next_step() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(64), max_tokens=1)
+    engine.plan()
+    engine.answers[0] = msgspec.structs.replace(engine.answers[0], seconds=0.064)
+    engine.deliver()
+    engine.submit(2, prompt(60, start=7))
+    assert engine.plan() is not None
+    assert engine.plan() is None
+    held = engine.core.held_for(engine.now)
+    assert 0.01 < held < 0.06
+    engine.submit(3, prompt(20, start=30))
+    engine.now += held
+    step = engine.plan()
+    assert step is not None
+    assert [new.prompt_len for new in step.added] == [20]
+    assert not engine.core.held_for(engine.now)
+    engine.run()
+    engine.assert_finished(3)
 
 
 def test_a_sequence_is_not_planned_past_its_length() -> None:

@@ -7,7 +7,8 @@ Requests come as in the trace, ``SchedulerCore`` plans, and a step takes
     seconds = a + b * prefill tokens + c * decode rows      (``StepTime``)
 
 after which its tokens are there and the next plan starts, as in the real loop with two plans on
-their way. So all that differs between two rows of the table is the policy, and a run takes seconds.
+their way, the second made when the scheduler wants to. So all that differs between two rows of the
+table is the policy, and a run takes seconds.
 What the model leaves out: attention's cost grows with the context, the scheduler's own time is not
 counted, and no prompt shares a prefix with another.
 """
@@ -158,22 +159,25 @@ class Simulation:
         self._policy = policy
         self._core = SchedulerCore(limits, 1, policy, False, len(trace) + 1)
         self._worker = TimedWorker(trace, self.step_time)
+        self._planned: deque[StepPlan] = deque()
         self._next = 0
         """The request that comes next."""
 
     def run(self) -> Report:
         """Play the trace to its end. Raises ``ValueError`` for a request that does not fit."""
-        planned: deque[StepPlan] = deque()
         while True:
             self._arrivals()
-            while (plan := self._core.plan(self.now)) is not None:
-                planned.append(plan)
-            if planned:
-                self._step(planned.popleft())
+            self._plan_ahead()
+            if self._planned:
+                self._step(self._planned.popleft())
             elif self._next < len(self._trace):
                 self.now = self._trace[self._next].arrival
             else:
                 return self._report()
+
+    def _plan_ahead(self) -> None:
+        while (plan := self._core.plan(self.now)) is not None:
+            self._planned.append(plan)
 
     def _step(self, plan: StepPlan) -> None:
         result, added = self._worker.execute(plan)
@@ -183,7 +187,14 @@ class Simulation:
         if self._core.stats().waiting:
             self._crowded_seconds += result.seconds
             self._crowded_tokens += len(result.tokens) // 4
-        self.now += result.seconds
+        ends = self.now + result.seconds
+        while held := self._core.held_for(self.now):
+            if self.now + held >= ends:
+                break
+            self.now += held
+            self._arrivals()
+            self._plan_ahead()
+        self.now = ends
         self._arrivals()
         self._note(self._core.apply(result, self.now))
 

@@ -2,7 +2,8 @@
 
 The host knows which entries of block tables, rows and slots change in a step, and sends them in
 one copy; ``scatter`` writes them. Everything else (last tokens, positions, draws) is advanced by
-the kernels themselves, so that a step which changes nothing needs nothing from the host.
+the kernels themselves, so that a step which changes nothing needs nothing from the host. What
+depends on these lists alone is here, too: embedding rows, and bringing sampled rows forward.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class Sink(Protocol):
     """Where one request's events go. Called in order; never after its end."""
 
-    def on_accepted(self, prompt_tokens: int) -> None: ...
+    def on_accepted(self, prompt_tokens: int) -> None:
+        """The request waits or runs in an engine. Called once, before any text."""
 
     def on_text(
         self,
@@ -54,8 +55,11 @@ class Sink(Protocol):
         cached: int,
         details: RowDetails | None = None,
     ) -> None:
-        """One row: ``text`` may be empty; ``tokens`` counts new output tokens. ``details`` come
-        only where the request asks for any."""
+        """One row: ``text`` may be empty; ``tokens`` counts new output tokens.
+
+        ``cached`` is the number of prompt tokens found in the prefix cache, in a choice's first
+        row; ``details`` are what it brings beside text, where the request asks for more.
+        """
 
     def on_rejected(self, rejected: Rejected) -> None:
         """The whole request ends with this error, before or after ``on_accepted``."""

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from penstock.protocol.messages.requests import Rejected
 from penstock.protocol.messages.tokens import End, EndReason, RowDetails
 from penstock.protocol.metrics import Registry
+from penstock.protocol.ownership.frontend import Sink
 from penstock.services.frontend.chunks import Answer, Usage
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
-from penstock.services.frontend.interface import Gateway, Overloaded, Sink
+from penstock.services.frontend.interface import Gateway, Overloaded
 from penstock.services.frontend.parse import GenerateRequest
 
 _REASONS = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}

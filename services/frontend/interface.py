@@ -12,32 +12,7 @@ import msgspec
 
 from penstock.protocol.messages.membership import MetricsAnswer, Peer
 from penstock.protocol.messages.requests import Rejected, Work
-from penstock.protocol.messages.tokens import End, RowDetails
-
-
-class Sink(Protocol):
-    """Where one open request's results go."""
-
-    def on_accepted(self, prompt_tokens: int) -> None:
-        """The request waits or runs in an engine. Called once, before any text."""
-
-    def on_text(
-        self,
-        choice: int,
-        text: str,
-        tokens: int,
-        end: End | None,
-        cached: int,
-        details: RowDetails | None = None,
-    ) -> None:
-        """One row: ``text`` may be empty, ``tokens`` are the new output tokens.
-
-        ``cached`` is the number of prompt tokens found in the prefix cache, in a choice's first
-        row; ``details`` are what it brings beside text, where the request asks for more.
-        """
-
-    def on_rejected(self, rejected: Rejected) -> None:
-        """The whole request ends with an error; it may come after ``on_accepted`` too."""
+from penstock.protocol.ownership.frontend import Sink
 
 
 class ServedModel(msgspec.Struct, frozen=True):

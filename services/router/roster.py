@@ -32,6 +32,8 @@ TCP_SILENCE_SECONDS = 5.0
 """The same on tcp while the connection holds. Where answers to a host are lost, its system sends
 again after 0.2, 0.6, 1.4 and 3 s, and no new beat meanwhile: two lost seconds are three of silence.
 A process that ends takes its connections with it."""
+GOODBYE_SECONDS = 0.05
+"""A process says goodbye before its connection breaks, but the latter may be seen first."""
 PAUSE_SECONDS = 1.0
 """A router that did not run itself for so long judges nobody's silence by it."""
 MAX_LOST = 256
@@ -44,8 +46,9 @@ class Member:
     """One living process."""
 
     __slots__ = (
-        "address", "capacity", "connected", "demand", "heard_at", "identity", "incarnation",
-        "item_age", "item_limit", "load", "metrics", "note", "phase", "routed", "service",
+        "address", "broken_at", "capacity", "connected", "demand", "heard_at", "identity",
+        "incarnation", "item_age", "item_limit", "load", "metrics", "note", "phase", "routed",
+        "service",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
@@ -56,6 +59,8 @@ class Member:
         self.heard_at = now
         self.connected = True
         """Our connection to it has not broken since its last beat."""
+        self.broken_at: float | None = None
+        """When its connection was seen to break, which means that it has ended."""
         self.phase = Phase.STARTING
         self.note = ""
         self.capacity = Capacity()
@@ -210,13 +215,14 @@ class Roster:
             if (member.identity.pid, member.identity.host) == (pid, host):
                 self.bury(member, "its process ended")
 
-    def disconnected(self, address: str) -> None:
-        """Its connection broke. On one host (ipc) that is death; on tcp silence must follow."""
+    def disconnected(self, address: str, now: float) -> None:
+        """Its connection broke. On one host (ipc) that is death, if no goodbye is on its way; on
+        tcp silence must follow."""
         for member in list(self.members.values()):
             if member.address != address:
                 continue
             if address.startswith("ipc://"):
-                self.bury(member, "its connection broke")
+                member.broken_at = now
             else:
                 member.connected = False
 
@@ -246,7 +252,9 @@ class Roster:
             if member.incarnation == self.incarnation:
                 continue
             limit = member.silence_limit
-            if now - member.heard_at > limit:
+            if member.broken_at is not None and now - member.broken_at >= GOODBYE_SECONDS:
+                self.bury(member, "its connection broke")
+            elif now - member.heard_at > limit:
                 self.bury(member, f"no beat for {limit:.0f} s")
             elif member.item_limit and member.item_age > member.item_limit:
                 self.bury(

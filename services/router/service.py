@@ -21,9 +21,6 @@ from penstock.protocol.runtime import AsyncService
 from penstock.services.router.dispatch import Dispatcher
 from penstock.services.router.roster import Roster
 
-GOODBYE_SECONDS = 0.05
-"""A process says goodbye before its connection breaks, but the latter may be seen first."""
-
 
 class RouterService(AsyncService):
     """Members, beats, requests. It is a member of its own roster like everybody else."""
@@ -70,16 +67,12 @@ class RouterService(AsyncService):
             case _:
                 self.metrics.inc("dropped_messages_total", "unexpected")
 
-    def _disconnected(self, address: str) -> None:
-        self.roster.disconnected(address)
-        self.roster.publish()
-
     def after_messages(self, now: float) -> None:
         self.roster.publish()
 
     def on_tick(self, now: float) -> None:
         for address in self.mailbox.disconnected():
-            self.loop.call_later(GOODBYE_SECONDS, self._disconnected, address)
+            self.roster.disconnected(address, now)
         self.roster.tick(now)
         self.dispatcher.tick(now)
         self.roster.publish()

@@ -30,7 +30,7 @@ FACTOR = 1.25
 FACTOR_EACH = 0.4
 MOST_FACTOR = 4.4
 """Of 64 streams of Qwen3-8B nearly every second pause is one with prefill, 15 ms, and the others
-are 7: with 0.3 and 3.5 the median is 7.2 to 15, by the load, with these 7.05 (H200)."""
+are 7: with 0.3 and 3.5 the median is 7.2 to 7.3, close to the former, with these 7.05 (H200)."""
 PATIENCE_SECONDS = 0.1
 LEAST_TOKENS = 64
 """A chunk is never cut below this: its fixed costs would exceed it."""

@@ -159,8 +159,9 @@ class SchedulerService(LoopService):
     # --- steps
 
     def patience(self, now: float) -> float:
+        """Until a plan that is held back is due. Messages are awaited for whole milliseconds."""
         held = self.core.held_for(now) if self.core is not None else 0.0
-        return held or super().patience(now)
+        return max(held, 0.001) if held else super().patience(now)
 
     def work(self, now: float) -> None:
         """Answers in, next plans out, then the tokens: the worker never waits for us."""

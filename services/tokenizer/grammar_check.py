@@ -147,11 +147,11 @@ class GrammarCheck:
         """The verdict of the helper, which several requests for one grammar share."""
         with self._lock:
             future = self._waiting.get(key)
-            if own := future is None:
+            own = future is None
+            if future is None:
                 if len(self._waiting) >= MAX_WAITING:
                     raise GrammarsBusy(f"{MAX_WAITING} grammars wait to be compiled; try again")
                 future = self._waiting[key] = Future()
-        assert future is not None
         if not own:
             try:
                 return future.result(START_SECONDS + VERDICT_SECONDS)
@@ -247,6 +247,8 @@ class _Helper:
         self._lock = threading.Lock()
         self._open: dict[int, Future[Verdict | None]] = {}
         self._process: subprocess.Popen[bytes] | None = None
+        self._into = -1
+        """Where it listens."""
         threading.Thread(
             target=self._live, args=(command, setup), name="grammars", daemon=True
         ).start()
@@ -276,8 +278,7 @@ class _Helper:
 
     def _send(self, data: bytes) -> bool:
         """Whether all could be written in time; a helper that hangs must hold nobody."""
-        assert self._process is not None and self._process.stdin is not None
-        into = self._process.stdin.fileno()
+        into = self._into
         deadline = time.monotonic() + VERDICT_SECONDS
         view = memoryview(data)
         try:
@@ -295,10 +296,13 @@ class _Helper:
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self.pid = self._process.pid
-            assert self._process.stdin is not None and self._process.stdout is not None
-            os.set_blocking(self._process.stdin.fileno(), False)
+            into, out = self._process.stdin, self._process.stdout
+            if into is None or out is None:
+                raise RuntimeError("the helper that compiles grammars has no pipes")
+            self._into = into.fileno()
+            os.set_blocking(self._into, False)
             if self._send(frame(setup)):
-                self._listen(self._process.stdout.fileno())
+                self._listen(out.fileno())
         finally:
             self._end()
 

@@ -232,8 +232,10 @@ class RouterNode(Node):
         self.roster.publish()
 
     def report_death(self, node: Node) -> None:
-        """What the launcher's pidfd or the broken connection tells the router."""
-        self.roster.disconnected(node.address)
+        """What the launcher's pidfd tells the router."""
+        for member in list(self.roster.members.values()):
+            if member.address == node.address:
+                self.roster.bury(member, "its process ended")
         self.roster.publish()
 
 

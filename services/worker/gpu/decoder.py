@@ -202,7 +202,7 @@ class GpuDecoder:
         """
         space = self.space
         self._finish(rows, mixed=True)
-        sampled = space.projected[:count]
+        sampled = space.projected[:count]  # nothing of the layers is in it any more
         torch.index_select(space.normed, 0, self.state.sample_index[:count], out=sampled)
         torch.mm(sampled, self.weights.lm_head.t(), out=space.logits[:count])
 

@@ -214,9 +214,9 @@ class GpuExecutor:
         """Send the masks of rows with a grammar: which they are, by slot, which of them have
         failed, and which may begin with a token of their own.
 
-        The layers of this step are on the stream by now, behind the step whose tokens the grammars
-        must see first: waiting for these costs the device nothing while the masks take less time
-        than the layers.
+        The layers of this step are on the stream by now, but for the last one's end, behind the
+        step whose tokens the grammars must see first: waiting for these costs the device nothing
+        while the masks take less time than the layers.
         """
         rows = self.grammars.following(step.sampled)
         if not len(rows):
@@ -253,11 +253,14 @@ class GpuExecutor:
             self.graphs.run_head(rows)
         if plain:
             self.decoder.draw(rows)
-            return
+        else:
+            self._open(step, openings)
+            self._draw_all(rows)
+
+    def _open(self, step: PlannedStep, openings: dict[int, int]) -> None:
         for row, token in openings.items():
             slot = int(step.sampled[row])
             self.sampler.open(slot, token, self.decoder.space.logits[row])
-        self._draw_all(rows)
 
     def _draw_all(self, rows: int) -> None:
         """Tokens for logits rows of which some ask for more than a temperature."""

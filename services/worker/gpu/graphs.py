@@ -70,7 +70,8 @@ class StepGraphs:
         self._bodies: dict[int, Replayable] = {}
         self._shared: dict[int, Replayable] = {}
         self._heads: dict[int, Replayable] = {}
-        self._draws: dict[int, Replayable] = {}
+        """Logits alone."""
+        self._heads_and_draws: dict[int, Replayable] = {}
         self._mixed: dict[tuple[int, int], Replayable] = {}
         self._mixed_sizes: list[int] = []
         self._decode_bounds: list[int] = []
@@ -142,7 +143,7 @@ class StepGraphs:
         for size in reversed(sizes):
             self._bodies[size] = record(partial(self._decoder.body, size, size, None))
             self._heads[size] = record(partial(self._decoder.head, size))
-            self._draws[size] = record(partial(self._head_and_draw, size))
+            self._heads_and_draws[size] = record(partial(self._head_and_draw, size))
         for size in reversed(shared):
             self._shared[size] = record(partial(self._decoder.body, size, size, None, True))
         for rows in reversed(mixed):
@@ -202,7 +203,7 @@ class StepGraphs:
 
     def run_head_and_draw(self, rows: int) -> None:
         padded = _padded(self._sizes, rows)
-        graph = self._draws.get(padded)
+        graph = self._heads_and_draws.get(padded)
         if graph is not None:
             graph.replay()
         else:

@@ -42,7 +42,12 @@ DIVIDED = ("output", "down")
 
 class LayerProducts(Protocol):
     """What is done for the first ``rows`` rows of the workspace: ``begin``, then for each layer
-    ``qkv``, attention, ``output``, ``gate_up`` and ``down``, then ``end``."""
+    ``qkv``, attention, ``output``, ``gate_up`` and ``down``, then ``end``.
+
+    What comes behind the last attention may be done by others than what comes before, for fewer
+    rows: behind ``down`` ``residual`` is complete, and ``output`` reads nothing but it and
+    ``mixed``.
+    """
 
     def begin(self, rows: int) -> None:
         """The embedded rows are in ``residual``."""

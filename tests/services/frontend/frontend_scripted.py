@@ -17,9 +17,10 @@ from penstock.protocol.messages.membership import MetricsAnswer, ProcessMetrics
 from penstock.protocol.messages.requests import Rejected, Work
 from penstock.protocol.messages.tokens import End, EndReason
 from penstock.protocol.metrics import Registry
+from penstock.protocol.ownership.frontend import Sink
 from penstock.services.frontend.app import make_app, start
 from penstock.services.frontend.connection import Limits
-from penstock.services.frontend.interface import Overloaded, Readiness, ServedModel, Sink
+from penstock.services.frontend.interface import Overloaded, Readiness, ServedModel
 
 Script = Callable[[Work, Sink], Coroutine[Any, Any, None]]
 

@@ -16,8 +16,8 @@ from frontend_scripted import STOP, Client, forever, parse_events, run, say, wai
 
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.messages.requests import Work
+from penstock.protocol.ownership.frontend import Sink
 from penstock.services.frontend.context import CONTEXT
-from penstock.services.frontend.interface import Sink
 from penstock.services.frontend.stream import EventStream
 
 PATH = "/v1/completions"

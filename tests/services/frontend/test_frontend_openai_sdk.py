@@ -10,7 +10,7 @@ from frontend_scripted import Client, rejected, run, say
 
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.messages.requests import Work
-from penstock.services.frontend.interface import Sink
+from penstock.protocol.ownership.frontend import Sink
 
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 

@@ -13,8 +13,8 @@ from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.grammar import Grammar
 from penstock.protocol.messages.requests import Chat, Text, Tokens, Work
 from penstock.protocol.messages.tokens import End, EndReason
+from penstock.protocol.ownership.frontend import Sink
 from penstock.protocol.sampling import SamplingParams
-from penstock.services.frontend.interface import Sink
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -12,7 +12,7 @@ from frontend_scripted import LENGTH, STOP, Client, parse_events, rejected, run,
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.messages.requests import Work
 from penstock.protocol.messages.tokens import End, EndReason
-from penstock.services.frontend.interface import Sink
+from penstock.protocol.ownership.frontend import Sink
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

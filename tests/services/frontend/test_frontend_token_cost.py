@@ -11,7 +11,7 @@ import time
 from frontend_scripted import Client, run
 
 from penstock.protocol.messages.requests import Work
-from penstock.services.frontend.interface import Sink
+from penstock.protocol.ownership.frontend import Sink
 
 STREAMS = 64
 

@@ -25,6 +25,7 @@ from penstock.protocol.messages.membership import (
     WhoAreYou,
 )
 from penstock.services.router.roster import (
+    GOODBYE_SECONDS,
     MAX_LOST,
     PAUSE_SECONDS,
     SILENCE_SECONDS,
@@ -324,13 +325,13 @@ def test_between_hosts_silence_lasts_longer_while_the_connection_holds(
 
 
 def test_silence_counts_as_on_one_host_where_the_connection_broke(roster: Roster) -> None:
-    roster.disconnected(far(roster, 1))
+    roster.disconnected(far(roster, 1), 100.0)
     assert silent_until_lost(roster, 1) == SILENCE_SECONDS + 0.25
 
 
 def test_a_beat_shows_that_a_broken_connection_was_no_death(roster: Roster) -> None:
     where = far(roster, 1)
-    roster.disconnected(where)
+    roster.disconnected(where, 100.0)
     roster.beat(beat(1, address=where), 100.0)
     assert silent_until_lost(roster, 1) == TCP_SILENCE_SECONDS + 0.25
 
@@ -405,12 +406,25 @@ def test_a_death_seen_by_the_launcher_counts_at_once(roster: Roster) -> None:
 def test_a_broken_connection_is_death_on_ipc_and_not_on_tcp(roster: Roster) -> None:
     join(roster, 1)
     roster.hello(hello(2, address="tcp://10.0.0.1:5000"), 100.0)
-    roster.disconnected("tcp://10.0.0.1:5000")
-    roster.disconnected(address(77))
-    assert roster.members.keys() == {1, 2}
-    roster.disconnected(address(1))
+    for where in ("tcp://10.0.0.1:5000", address(77), address(1)):
+        roster.disconnected(where, 100.0)
+    roster.tick(100.0 + 2 * GOODBYE_SECONDS)
     assert roster.members.keys() == {2}
     assert roster.lost == [1]
+
+
+def test_a_goodbye_that_is_heard_after_the_connection_broke_counts(
+    roster: Roster, wire: Wire
+) -> None:
+    join(roster, 1, 2)
+    for incarnation in (1, 2):
+        roster.disconnected(address(incarnation), 100.0)
+    roster.tick(100.0)
+    roster.goodbye(1)
+    roster.tick(100.25)
+    assert roster.lost == [2]
+    assert not roster.members
+    assert [text.split(" (")[0] for _, text in wire.log[-2:]] == ["worker left", "worker lost"]
 
 
 def test_who_says_goodbye_is_not_lost(roster: Roster, wire: Wire) -> None:

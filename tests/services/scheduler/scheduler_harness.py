@@ -229,7 +229,10 @@ class Engine:
         """The worker is replaced; what the old one still had under way comes back late."""
         self.limits = limits or self.limits
         epoch = self.core.epoch + 1
-        self.worker = SimulatedWorker(self.limits, epoch, self.poison, self.not_a_number)
+        self.worker = SimulatedWorker(
+            self.limits, epoch, self.poison, self.not_a_number,
+            token_seconds=self.worker.token_seconds,
+        )  # fmt: skip
         self.take(self.core.restart(epoch, limits))
         self.core.check()
 

@@ -103,6 +103,8 @@ class SimulatedWorker:
     not_a_number: int = -1
     fail_steps: dict[int, str] = field(default_factory=dict)
     """Steps that raise, with the reason."""
+    token_seconds: float = 0.0
+    """What a token of prefill is said to take."""
     executed: int = 0
     slots: dict[int, Slot] = field(default_factory=dict)
     max_rows: int = 0
@@ -309,7 +311,9 @@ class SimulatedWorker:
             slot.append(token)
             slot.decoding = True
             tokens.append(token)
-        return StepResult(plan.epoch, plan.step, token_bytes(tokens), bad_rows, 0.001)
+        prefilled = sum(chunk.count for chunk in plan.chunks)
+        seconds = 0.001 + self.token_seconds * prefilled
+        return StepResult(plan.epoch, plan.step, token_bytes(tokens), bad_rows, seconds)
 
 
 class _StepRaised(Exception):

@@ -48,6 +48,7 @@ def test_nothing_waits_behind_short_prefill_decoding_or_a_result() -> None:
     steps.push(Step(2), 1.0, 10.0)
     assert not steps.held_for(10.0)  # there may be no third
     steps.clear()
+    steps.push(Step(3), 0.0, 10.0)
     assert not steps.held_for(10.0)
 
 

@@ -30,7 +30,7 @@ def random_limits(rng: random.Random) -> Limits:
         num_blocks=rng.randint(40, 120) // block_size + 2,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + rng.choice([0, 1, 5, 60]),
+        max_num_batched_tokens=max_num_seqs + rng.choice([0, 1, 5, 60, 100]),
         max_model_len=rng.choice([24, 40, 64]),
         vocab_size=50,
     )
@@ -50,6 +50,7 @@ class RandomRun:
             poison=POISON if poison else -1,
             not_a_number=NOT_A_NUMBER if not_a_number else -1,
         )
+        self.engine.worker.token_seconds = self.rng.choice([0.0, 0.001, 0.01])
         self.left = requests
         self.failures = 0
         self.next_id = 0

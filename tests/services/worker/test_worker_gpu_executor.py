@@ -98,6 +98,12 @@ def test_steps_that_are_padded_to_the_size_of_a_graph_give_the_same_tokens(
     executor = gpu_executor(tiny_folder("qwen3"))
     executor.graphs.make(lambda work: Repeated(executor.chunks, work), 8)
     assert PlanDriver(executor, 6).run(prompts, 3) == generated("qwen3", prompts, 3)
+    samplings = [GREEDY, SlotSampling(1.0, 20, 1.0, 11, 1), SlotSampling(0.9, 0, 0.8, 12, 2)]
+    wanted = PlanDriver(plain_executor(tiny_folder("qwen3")), 2).run(
+        prompts, 3, samplings=samplings
+    )
+    executor.reset()
+    assert PlanDriver(executor, 6).run(prompts, 3, samplings=samplings) == wanted
 
 
 def test_the_gpu_executor_draws_what_the_plain_one_draws(tiny_folder: Folder) -> None:

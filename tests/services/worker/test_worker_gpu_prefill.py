@@ -69,3 +69,42 @@ def test_steps_of_all_sizes_compile_nothing_and_equal_those_of_the_triton_kernel
         for logits, products in zip(ours, ("as chosen", "gated in one kernel"), strict=True):
             difference = (logits.float() - theirs.float()).norm() / theirs.float().norm()
             assert difference < 5e-2, f"after a chunk of {count}, products {products}"
+
+
+LENGTHS = [40, 300, 70, 100, 131]
+BEGUN = 3
+"""So many of them decode while the others begin."""
+
+
+def new_slot(slot: int, number: int) -> tuple[NewSlot, Chunk]:
+    """A prompt of one of ``LENGTHS``, computed in one chunk."""
+    count = LENGTHS[number]
+    tokens = (torch.arange(count, dtype=torch.int32) * 37 + 11 * number) % CONFIG.vocab_size
+    blocks = list(range(number * 20, number * 20 + 20))
+    new = NewSlot(slot, tokens.numpy().tobytes(), count, 0, blocks, GREEDY)
+    return new, Chunk(slot, 0, count, True, [])
+
+
+def logits_after(executor: GpuExecutor, *steps: list[tuple[NewSlot, Chunk]]) -> torch.Tensor:
+    """All rows' logits after each of some steps, [rows of all, vocab]."""
+    found = []
+    for number, begun in enumerate(steps):
+        added, chunks = [new for new, _ in begun], [chunk for _, chunk in begun]
+        plan = StepPlan(1, number + 1, not number, [], added, [], chunks)
+        found.append(executor.logits(plan).float().clone())
+    executor.reset()
+    return torch.cat(found)
+
+
+def test_sampled_rows_of_a_mixed_step_have_the_logits_of_each_sequence_alone() -> None:
+    executor = executor_of(sharp_weights(), 8)
+    begun, others = range(BEGUN), range(BEGUN, len(LENGTHS))
+    found = logits_after(
+        executor, [new_slot(i, i) for i in begun], [new_slot(i, i) for i in others]
+    )
+    alone = [logits_after(executor, [new_slot(0, i)], []) for i in range(len(LENGTHS))]
+    wanted = [
+        *(alone[i][0] for i in begun), *(alone[i][1] for i in begun), *(alone[i][0] for i in others)
+    ]  # fmt: skip
+    for row, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
+        assert (ours - theirs).norm() / theirs.norm() < 5e-2, f"row {row}"

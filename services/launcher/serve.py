@@ -132,19 +132,20 @@ def _supervise(supervisor: Supervisor, before_error: Callable[[], None] = lambda
 def make_children(
     config: Config, listener: socket.socket | None, inherited: Mapping[str, str]
 ) -> list[Child]:
-    """One child for each process of the server, none started yet. Without a ``listener`` there
-    are no frontends. Raises ``ConfigError``."""
+    """One child for each process of the server, in the order to start them, none started yet:
+    workers first, which take longest. Without a ``listener`` there are no frontends. Raises
+    ``ConfigError``."""
     shared = child_environment(config, inherited)
     if config.observability.log_format == "auto" and sys.stderr.isatty():
         shared["PENSTOCK_LOG_FORMAT"] = "console"  # a child writes into a pipe
     launch = config.launch
     children = [Child("router", 0, _router_environment(shared, config), only_one=True)]
-    for number in range(launch.tokenizers):
-        children.append(Child("tokenizer", number, shared))
     for number in range(launch.data_parallel_size):
         engine = {**shared, "PENSTOCK_ENGINE": str(number)}
-        children.append(Child("scheduler", number, engine))
         children.append(Child("worker", number, engine))
+        children.append(Child("scheduler", number, engine))
+    for number in range(launch.tokenizers):
+        children.append(Child("tokenizer", number, shared))
     if listener is not None:
         for number in range(launch.frontends):
             children.append(Child("frontend", number, shared, listener.fileno()))

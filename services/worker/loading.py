@@ -9,6 +9,7 @@ from penstock.protocol.config import Config
 from penstock.protocol.model_info import read_model_info
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cpu_libraries import set_up_cpu_libraries
+from penstock.services.worker.early_start import begin_early
 from penstock.services.worker.executor import Executor
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import NULL_BLOCKS, plan_capacity
@@ -27,12 +28,16 @@ def load_executor(
     ``BadModelFolder`` for a checkpoint that cannot be served and ``ConfigError`` for settings that
     do not fit it. torch is imported only for a real model.
     """
-    if config.device.device == "null":
-        executor = _load_null(config)
-    else:
-        executor = _load(config, progress, loaded)
-    gc.collect()
-    gc.freeze()
+    gc.disable()  # until there is what will stay: it would be walked through again and again
+    try:
+        if config.device.device == "null":
+            executor = _load_null(config)
+        else:
+            executor = _load(config, progress, loaded)
+        gc.collect()
+        gc.freeze()
+    finally:
+        gc.enable()
     return executor
 
 
@@ -47,6 +52,8 @@ def _load(config: Config, progress: Progress, loaded: Loaded) -> Executor:
         Checkpoint(read_model_info(config.model.model).folder)  # damage is told before torch loads
     set_up_cpu_libraries()
     progress("importing torch")
+    if config.device.device != "cpu":
+        begin_early()
     from penstock.services.worker.model_loading import load_model_executor
 
     return load_model_executor(config, progress, loaded)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
@@ -118,20 +119,26 @@ class StepGraphs:
         return sorted({min(MIXED_DECODE, most), most})
 
     def _capture(self, most: int) -> None:
+        """Record every graph. Another thread instantiates one while the next is recorded: the one
+        keeps the driver busy, the other the interpreter."""
         pool = torch.cuda.graph_pool_handle()
+        made: list[Future[None]] = []
 
         def record(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
             # Not ``torch.cuda.graph``: it collects garbage and empties the cache every time.
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=pool)
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             work()
             graph.capture_end()
+            made.append(beside.submit(graph.instantiate))
             return graph
 
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with ThreadPoolExecutor(1, "instantiate") as beside, torch.cuda.stream(stream):
             self.make(record, most)
+            for one in made:
+                one.result()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
 

@@ -28,7 +28,12 @@ MIXED_ROWS = [
 ]  # fmt: skip
 """Rows of mixed steps that graphs are made for. Launched one by one, the kernels of a step take the
 host 15 to 20 ms: longer than a small model's step of 4,096 rows takes the device. In larger ones
-than these the device is busy for longer."""
+than these the device is busy for longer, and in less large ones of large models: see ..."""
+MOST_LAYER_OPERATIONS = 800e9
+"""... as many in the products of a layer take any device a millisecond, twice what the host takes
+to launch its kernels."""
+UNGRAPHED_UNIT = 128
+"""Steps without a graph are padded to a multiple of so many rows."""
 MIXED_DECODE = 64
 """Mixed steps with up to so many decode rows have graphs of their own, that split contexts."""
 SHARED_SIZES = [LEAST_ROWS, 16, 32, 64, 128, 192, 256, 384, 512, *range(768, 1 << 16, 256)]
@@ -146,7 +151,8 @@ class StepGraphs:
         """Record the steps of every size, with up to ``most`` sequences."""
         sizes, bounds = ladder(most), self._bounds(most)
         shared = self._shared_sizes(most)
-        mixed = [rows for rows in MIXED_ROWS if rows <= self._chunks.max_rows]
+        most_rows = min(self._chunks.max_rows, MOST_LAYER_OPERATIONS / self._layer_operations())
+        mixed = [rows for rows in MIXED_ROWS if rows <= most_rows]
         for size in reversed(sizes):
             self._bodies[size] = record(partial(self._decoder.body, size, size, None))
             self._heads[size] = record(partial(self._decoder.head, size))
@@ -162,6 +168,12 @@ class StepGraphs:
         self._sizes, self._shared_steps = sizes, shared
         self._mixed_sizes, self._decode_bounds = mixed, bounds
 
+    def _layer_operations(self) -> int:
+        """Of a layer's products, for one row."""
+        layer = self._decoder.weights.layers[0]
+        products = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        return 2 * sum(weight.numel() for weight in products)
+
     def _head_and_draw(self, count: int) -> None:
         self._decoder.head(count)
         self._decoder.draw(count)
@@ -169,9 +181,9 @@ class StepGraphs:
     def mixed_rows(self, rows: int, num_tiles: int) -> int:
         """The number of rows that a mixed step of ``rows`` rows is computed with."""
         at = bisect_left(self._mixed_sizes, rows)
-        if at == len(self._mixed_sizes) or num_tiles > self._most_tiles(self._mixed_sizes[at]):
-            return rows
-        return self._mixed_sizes[at]
+        if at < len(self._mixed_sizes) and num_tiles <= self._most_tiles(self._mixed_sizes[at]):
+            return self._mixed_sizes[at]
+        return min(-(-rows // UNGRAPHED_UNIT) * UNGRAPHED_UNIT, self._chunks.max_rows)
 
     def run_mixed(self, rows: int, num_decode: int) -> None:
         """rows: from ``mixed_rows``."""

@@ -8,6 +8,8 @@ from scheduler_harness import Engine, prompt, small, token_work
 
 from penstock.protocol.messages.requests import ChoiceState
 from penstock.protocol.messages.tokens import EndReason
+from penstock.protocol.runtime import TICK_SECONDS
+from penstock.services.scheduler.service import SchedulerService
 
 
 def test_a_request_gets_the_tokens_of_a_run_alone_and_ends_by_length() -> None:
@@ -71,6 +73,23 @@ def test_who_comes_while_long_prefill_runs_is_in_the_next_step() -> None:
     assert not engine.core.held_for(engine.now)
     engine.run()
     engine.assert_finished(3)
+
+
+def test_the_loop_wakes_when_a_plan_that_is_held_back_is_due() -> None:
+    engine = Engine()
+    service = object.__new__(SchedulerService)  # its loop alone: no sockets
+    service.core = engine.core
+    assert service.patience(engine.now) == TICK_SECONDS
+    engine.submit(1, prompt(64), max_tokens=1)
+    engine.plan()
+    engine.answers[0] = msgspec.structs.replace(engine.answers[0], seconds=0.064)
+    engine.deliver()
+    engine.submit(2, prompt(60, start=7))
+    assert engine.plan() is not None
+    held = engine.core.held_for(engine.now)
+    assert service.patience(engine.now) == held < TICK_SECONDS
+    assert service.patience(engine.now + held - 1e-5) == 0.001
+    assert service.patience(engine.now + held) == TICK_SECONDS
 
 
 def test_a_sequence_is_not_planned_past_its_length() -> None:

@@ -34,6 +34,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from penstock.kernels.gpu import compressed_weights
 from penstock.kernels.gpu.compressed_weights import TILE, CompressedWeight
 from penstock.kernels.gpu.rows_linear_hopper import tiles_for, write_columns
+from penstock.kernels.gpu.side_by_side import side_by_side
 
 CAPACITY = gl.constexpr(compressed_weights.CAPACITY)
 END = gl.constexpr(compressed_weights.END)
@@ -337,7 +338,7 @@ class CompressedLinear:
         if splits > 1:
             count = splits * bounds[1] * self._outs
             self._parts = torch.empty(count, dtype=torch.float32, device=x.device)
-        self._ready = [self._prepare(x, tile) for tile in tiles_for(bounds)]
+        self._ready = side_by_side(lambda tile: self._prepare(x, tile), tiles_for(bounds))
 
     def _prepare(self, x: Tensor, tile: int) -> _Ready:
         (rows, width), part = x.shape, 64 // self._halves

@@ -22,6 +22,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from penstock.kernels.gpu.decode_plan import FIELDS, PROGRAMS_EACH, plan_kernel
 from penstock.kernels.gpu.decode_stretches_hopper import hopper_decode_kernel
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
+from penstock.kernels.gpu.side_by_side import side_by_side
 
 MOST_ROWS = 4096
 """Rows of a step that one program of the plan can hold."""
@@ -149,7 +150,8 @@ class HopperDecodeAttention:
         self.arrived = torch.zeros(max_rows * self._kv_heads, dtype=torch.int32, device=device)
         """Programs that have left their part of each (row, KV head); zero between launches."""
         self._plans = self._prepare_plans(max_rows)
-        self._ready = {shape: self._prepare(shape, norm) for shape in shapes}
+        ready = side_by_side(lambda shape: self._prepare(shape, norm), shapes)
+        self._ready = dict(zip(shapes, ready, strict=True))
 
     def _prepare_plans(self, max_rows: int) -> dict[int, Any]:
         """Compiled for up to so many rows, a power of two."""

@@ -35,6 +35,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from penstock.kernels.gpu.side_by_side import side_by_side
+
 _SLAB = 64
 """Columns of the width in a tile: 128 bytes, the widest swizzle of shared memory."""
 DTYPES = (torch.bfloat16, torch.float16)
@@ -285,7 +287,7 @@ class HopperLinear:
         if most_parts > 1:
             count = most_parts * bounds[1] * self._outs
             self._parts = torch.empty(count, dtype=torch.float32, device=x.device)
-        self._ready = [self._prepare(x, tile, shape) for tile, shape in shapes.items()]
+        self._ready = side_by_side(lambda tile: self._prepare(x, tile, shapes[tile]), shapes)
 
     def _prepare(self, x: Tensor, tile: int, shape: Shape) -> _Ready:
         layout = gl.NVMMASharedLayout(_SLAB * 2, 16, 2)

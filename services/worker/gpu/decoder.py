@@ -10,6 +10,7 @@ the kernels must know of them lies on the device (``BatchState``, ``ChunkRows``)
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -76,18 +77,22 @@ class GpuDecoder:
             slots, config.num_heads, config.num_kv_heads, config.head_dim, device
         )
         self._triton = TritonDecodeAttention(self._keys, self._values, split, eps, shared)
-        self.decode = choose_decode_attention(
-            self._keys, self._values, config.num_heads, slots, config.qk_norm, eps,
-            self._triton, shared,
-        )  # fmt: skip
-        self.prefix = choose_prefix_attention(
-            self._keys, self._values, config.num_heads, config.qk_norm, eps, shared
-        )
-        self.prefill = choose_prefill_attention(self._keys, self._values, self.space.query)
-        self.gated = choose_gated(weights, self.space)
+        caches = self._keys, self._values
+        with ThreadPoolExecutor(5, "compile") as threads:  # as in kernels/gpu/side_by_side.py
+            products = threads.submit(choose_products, weights, self.space, eps, compressed)
+            decode = threads.submit(
+                choose_decode_attention, *caches, config.num_heads, slots, config.qk_norm, eps,
+                self._triton, shared,
+            )  # fmt: skip
+            prefix = threads.submit(
+                choose_prefix_attention, *caches, config.num_heads, config.qk_norm, eps, shared
+            )
+            prefill = threads.submit(choose_prefill_attention, *caches, self.space.query)
+            gated = threads.submit(choose_gated, weights, self.space)
+        self.decode, self.prefix, self.prefill = decode.result(), prefix.result(), prefill.result()
+        self.products, self.gated = products.result(), gated.result()
         self._library = LibraryProducts(weights, self.space, eps, self.gated.kernels)
         self._fused = FusedProducts(weights, self.space, eps)
-        self.products = choose_products(weights, self.space, eps, compressed)
         self._least_rows = 1 if self.products.kernels else self.decode.kernels.least_rows
         """From so many decode rows on the chosen attention, below the Triton kernel."""
         self._side = SideStream(device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
@@ -153,11 +154,21 @@ class GpuExecutor:
 
     def warm_up(self) -> None:
         """Compile every kernel that a step may need, and capture the graphs."""
-        with torch.inference_mode():
-            for rows in (1, self.capacity.max_num_seqs):
-                self._draw_all(rows)
-                self._logprobs.of_rows(rows)
-            self.graphs.warm_up(self.capacity.max_num_seqs)
+        most = self.capacity.max_num_seqs
+        with torch.inference_mode(), ThreadPoolExecutor(1, "compile") as beside:
+            # Both threads draw: two first calls of a kernel at once would lose what one compiles.
+            self.decoder.draw(1)
+            choices = beside.submit(self._run_choices, most)
+            self.graphs.run_padding(most)
+            choices.result()
+            self.graphs.capture(most)
+
+    @torch.inference_mode()
+    def _run_choices(self, most: int) -> None:
+        """Run once the kernels of rows that ask for more than a temperature."""
+        for rows in (1, most):
+            self._draw_all(rows)
+            self._logprobs.of_rows(rows)
 
     def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> _InFlight:
         traced = time.monotonic_ns() if TRACE.on else 0

@@ -82,14 +82,8 @@ class StepGraphs:
         self._mixed_sizes: list[int] = []
         self._decode_bounds: list[int] = []
 
-    def warm_up(self, most: int) -> None:
-        """Run every kernel once and capture graphs, for up to ``most`` decode rows."""
-        self.run_padding(most)
-        torch.cuda.synchronize()
-        self._capture(most)
-
     def run_padding(self, most: int) -> None:
-        """Run every kernel once, on padding alone.
+        """Run every kernel once, on padding alone, for up to ``most`` decode rows.
 
         Padding rows read slot 0 at most and write nothing that a slot owns.
         """
@@ -123,9 +117,13 @@ class StepGraphs:
         """Decode rows that graphs of mixed steps have room for."""
         return sorted({min(MIXED_DECODE, most), most})
 
-    def _capture(self, most: int) -> None:
-        """Record every graph. Another thread instantiates one while the next is recorded: the one
-        keeps the driver busy, the other the interpreter."""
+    def capture(self, most: int) -> None:
+        """Record every graph, for up to ``most`` decode rows; all kernels must have run once.
+
+        Another thread instantiates one while the next is recorded: the one keeps the driver busy,
+        the other the interpreter.
+        """
+        torch.cuda.synchronize()
         pool = torch.cuda.graph_pool_handle()
         made: list[Future[None]] = []
 

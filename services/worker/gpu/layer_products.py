@@ -17,6 +17,7 @@ from penstock.kernels.gpu.activation import silu_and_mul
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW, few_rows_linear
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
+from penstock.kernels.gpu.side_by_side import side_by_side
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose
 from penstock.services.worker.gpu.workspace import Workspace
@@ -229,13 +230,15 @@ def _plain_linears(
     """QKV, output, gate and up, down."""
     from penstock.kernels.gpu.rows_linear_hopper import HopperLinear
 
-    return [
-        HopperLinear(
-            x, [getattr(layer, name) for layer in layers], _biases(layers, name), bounds,
+    inputs = _inputs(space)
+
+    def linear(name: str) -> HopperLinear:
+        return HopperLinear(
+            inputs[name], [getattr(layer, name) for layer in layers], _biases(layers, name), bounds,
             gated=name == "gate_up", divided=name in DIVIDED,
-        )
-        for name, x in _inputs(space).items()
-    ]  # fmt: skip
+        )  # fmt: skip
+
+    return [*side_by_side(linear, inputs)]
 
 
 def _compressed_linears(
@@ -247,12 +250,15 @@ def _compressed_linears(
     """As ``_plain_linears``."""
     from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
 
-    return [
-        CompressedLinear(
-            x, getattr(compressed, name), _biases(layers, name), bounds, gated=name == "gate_up",
-        )
-        for name, x in _inputs(space).items()
-    ]  # fmt: skip
+    inputs = _inputs(space)
+
+    def linear(name: str) -> CompressedLinear:
+        return CompressedLinear(
+            inputs[name], getattr(compressed, name), _biases(layers, name), bounds,
+            gated=name == "gate_up",
+        )  # fmt: skip
+
+    return [*side_by_side(linear, inputs)]
 
 
 def _inputs(space: Workspace) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Several kernels compiled at a time.
+"""Several versions of a kernel compiled at a time.
 
 For three quarters of a compilation Triton needs no interpreter's lock (its passes, LLVM, ptxas).
 """
@@ -18,7 +18,9 @@ def side_by_side(make: Callable[[Item], Made], items: Iterable[Item]) -> list[Ma
     """``make`` of each item, in their order, in threads. Raises what the first that fails raises.
 
     ``make`` must only compile, load and allocate: whether a thread is in inference mode is its own
-    matter, and these are in none.
+    matter, and these are in none. All of them should compile versions of one kernel, or of kernels
+    that call no function in common: the hash by which Triton finds a kernel again in its cache
+    depends on whether such a function was hashed before (Triton 3.6).
     """
     with ThreadPoolExecutor(_MOST_THREADS, "compile") as threads:
         return list(threads.map(make, items))

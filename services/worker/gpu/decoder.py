@@ -78,18 +78,18 @@ class GpuDecoder:
         )
         self._triton = TritonDecodeAttention(self._keys, self._values, split, eps, shared)
         caches = self._keys, self._values
-        with ThreadPoolExecutor(5, "compile") as threads:  # as in kernels/gpu/side_by_side.py
-            products = threads.submit(choose_products, weights, self.space, eps, compressed)
-            decode = threads.submit(
-                choose_decode_attention, *caches, config.num_heads, slots, config.qk_norm, eps,
-                self._triton, shared,
-            )  # fmt: skip
-            prefix = threads.submit(
-                choose_prefix_attention, *caches, config.num_heads, config.qk_norm, eps, shared
+        # Side by side goes what shares no function: the hash by which Triton finds a kernel again
+        # depends on whether a function that it calls was hashed before.
+        with ThreadPoolExecutor(2, "compile") as beside:
+            products = beside.submit(choose_products, weights, self.space, eps, compressed)
+            gated = beside.submit(choose_gated, weights, self.space)
+            self.decode = choose_decode_attention(
+                *caches, config.num_heads, slots, config.qk_norm, eps, self._triton, shared
             )
-            prefill = threads.submit(choose_prefill_attention, *caches, self.space.query)
-            gated = threads.submit(choose_gated, weights, self.space)
-        self.decode, self.prefix, self.prefill = decode.result(), prefix.result(), prefill.result()
+            self.prefix = choose_prefix_attention(
+                *caches, config.num_heads, config.qk_norm, eps, shared
+            )
+            self.prefill = choose_prefill_attention(*caches, self.space.query)
         self.products, self.gated = products.result(), gated.result()
         self._library = LibraryProducts(weights, self.space, eps, self.gated.kernels)
         self._fused = FusedProducts(weights, self.space, eps)

@@ -156,7 +156,8 @@ class GpuExecutor:
         """Compile every kernel that a step may need, and capture the graphs."""
         most = self.capacity.max_num_seqs
         with torch.inference_mode(), ThreadPoolExecutor(1, "compile") as beside:
-            # Both threads draw: two first calls of a kernel at once would lose what one compiles.
+            # Both threads draw. Two first calls of a kernel at once would lose what one compiles,
+            # and leave to chance which functions are hashed first (``side_by_side``).
             self.decoder.draw(1)
             choices = beside.submit(self._run_choices, most)
             self.graphs.run_padding(most)

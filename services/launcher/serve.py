@@ -133,7 +133,7 @@ def make_children(
     config: Config, listener: socket.socket | None, inherited: Mapping[str, str]
 ) -> list[Child]:
     """One child for each process of the server, in the order to start them, none started yet:
-    workers first, which take longest. Without a ``listener`` there are no frontends. Raises
+    behind the router each engine's worker, which takes longest. Without a ``listener`` there are no frontends. Raises
     ``ConfigError``."""
     shared = child_environment(config, inherited)
     if config.observability.log_format == "auto" and sys.stderr.isatty():

@@ -30,8 +30,8 @@ MIXED_ROWS = [
 host 15 to 20 ms: longer than a small model's step of 4,096 rows takes the device. In larger ones
 than these the device is busy for longer, and in less large ones of large models: see ..."""
 MOST_LAYER_OPERATIONS = 800e9
-"""... as many in the products of a layer take any device a millisecond, twice what the host takes
-to launch its kernels."""
+"""... as many in the products of a layer take an H200 a millisecond, at 800 TFLOP/s, and others
+longer: twice what the host takes to launch its kernels."""
 UNGRAPHED_UNIT = 128
 """Steps without a graph are padded to a multiple of so many rows."""
 MIXED_DECODE = 64

@@ -132,9 +132,11 @@ def _supervise(supervisor: Supervisor, before_error: Callable[[], None] = lambda
 def make_children(
     config: Config, listener: socket.socket | None, inherited: Mapping[str, str]
 ) -> list[Child]:
-    """One child for each process of the server, in the order to start them, none started yet:
-    behind the router each engine's worker, which takes longest. Without a ``listener`` there are no frontends. Raises
-    ``ConfigError``."""
+    """One child for each process of the server, none started yet, in the order to start them:
+    behind the router each engine's worker, which takes longest.
+
+    Without a ``listener`` there are no frontends. Raises ``ConfigError``.
+    """
     shared = child_environment(config, inherited)
     if config.observability.log_format == "auto" and sys.stderr.isatty():
         shared["PENSTOCK_LOG_FORMAT"] = "console"  # a child writes into a pipe

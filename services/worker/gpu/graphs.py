@@ -33,7 +33,8 @@ MOST_LAYER_OPERATIONS = 800e9
 """... as many in the products of a layer take an H200 a millisecond, at 800 TFLOP/s, and others
 longer: twice what the host takes to launch its kernels."""
 UNGRAPHED_UNIT = 128
-"""Steps without a graph are padded to a multiple of so many rows."""
+"""Steps without a graph are padded to a multiple of so many rows, a tile of the products: of less
+than that nothing is saved."""
 MIXED_DECODE = 64
 """Mixed steps with up to so many decode rows have graphs of their own, that split contexts."""
 SHARED_SIZES = [LEAST_ROWS, 16, 32, 64, 128, 192, 256, 384, 512, *range(768, 1 << 16, 256)]

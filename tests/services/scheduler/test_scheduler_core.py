@@ -54,14 +54,19 @@ def test_the_next_step_is_planned_before_a_result_is_back() -> None:
     assert engine.plan() is not None
 
 
-def test_who_comes_while_long_prefill_runs_is_in_the_next_step() -> None:
-    engine = Engine()
+def run_long_prefill(engine: Engine) -> None:
+    """A step that computes a prompt for some 60 ms is under way."""
     engine.submit(1, prompt(64), max_tokens=1)
     engine.plan()
     engine.answers[0] = msgspec.structs.replace(engine.answers[0], seconds=0.064)
     engine.deliver()
     engine.submit(2, prompt(60, start=7))
     assert engine.plan() is not None
+
+
+def test_who_comes_while_long_prefill_runs_is_in_the_next_step() -> None:
+    engine = Engine()
+    run_long_prefill(engine)
     assert engine.plan() is None
     held = engine.core.held_for(engine.now)
     assert 0.01 < held < 0.06
@@ -80,12 +85,7 @@ def test_the_loop_wakes_when_a_plan_that_is_held_back_is_due() -> None:
     service = object.__new__(SchedulerService)  # its loop alone: no sockets
     service.core = engine.core
     assert service.patience(engine.now) == TICK_SECONDS
-    engine.submit(1, prompt(64), max_tokens=1)
-    engine.plan()
-    engine.answers[0] = msgspec.structs.replace(engine.answers[0], seconds=0.064)
-    engine.deliver()
-    engine.submit(2, prompt(60, start=7))
-    assert engine.plan() is not None
+    run_long_prefill(engine)
     held = engine.core.held_for(engine.now)
     assert service.patience(engine.now) == held < TICK_SECONDS
     assert service.patience(engine.now + held - 1e-5) == 0.001

@@ -1,0 +1,79 @@
+"""Which steps have graphs, and with how many rows the others are computed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import torch
+
+from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.decoder import GpuDecoder
+from penstock.services.worker.gpu.graphs import Replayable, StepGraphs
+
+SLOTS = 256
+
+
+class Decoder:
+    """Weights of a shape, and which mixed steps were launched kernel by kernel."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        def empty(*shape: int) -> torch.Tensor:
+            return torch.empty(*shape, device="meta")
+
+        layer = SimpleNamespace(
+            qkv=empty(6144 * hidden // 4096, hidden),
+            output=empty(hidden, hidden),
+            gate_up=empty(2 * inner, hidden),
+            down=empty(hidden, inner),
+        )
+        self.weights = SimpleNamespace(layers=[layer])
+        self.launched: list[tuple[int, int]] = []
+
+    def body(self, rows: int, num_decode: int, chunks: ChunkRows) -> None:
+        self.launched.append((rows, num_decode))
+
+    def head(self, count: int) -> None: ...
+
+
+class Graph:
+    replayed = 0
+
+    def replay(self) -> None:
+        Graph.replayed += 1
+
+
+def graphs_of(decoder: Decoder, max_rows: int) -> tuple[StepGraphs, ChunkRows]:
+    chunks = ChunkRows(max_rows, SLOTS, torch.device("cpu"))
+    graphs = StepGraphs(cast(GpuDecoder, decoder), chunks)
+    graphs.make(lambda work: cast(Replayable, Graph()), SLOTS)
+    return graphs, chunks
+
+
+def test_mixed_steps_have_graphs_until_a_layer_keeps_the_device_busy() -> None:
+    for decoder, rows in ((Decoder(4096, 12288), 2048), (Decoder(1024, 3072), 8192)):
+        graphs, chunks = graphs_of(decoder, 8192)
+        chunks.num_tiles, Graph.replayed = 1, 0
+        graphs.run_mixed(graphs.mixed_rows(rows, 1), 3)
+        assert (Graph.replayed, decoder.launched) == (1, [])
+    graphs, chunks = graphs_of(large := Decoder(4096, 12288), 8192)
+    chunks.num_tiles = 1
+    graphs.run_mixed(graphs.mixed_rows(2049, 1), 3)
+    assert large.launched == [(2176, 3)]
+
+
+def test_steps_without_a_graph_are_padded_within_the_largest_step() -> None:
+    graphs, _ = graphs_of(Decoder(4096, 12288), 5000)
+    for rows in range(2049, 5001):
+        padded = graphs.mixed_rows(rows, 1)
+        assert rows <= padded <= min(rows + 127, 5000)
+        assert padded % 128 == 0 or padded == 5000
+
+
+def test_a_step_of_more_tiles_than_its_graph_covers_is_launched() -> None:
+    graphs, chunks = graphs_of(decoder := Decoder(1024, 3072), 8192)
+    chunks.num_tiles, Graph.replayed = chunks.max_tiles, 0
+    padded = graphs.mixed_rows(20, chunks.num_tiles)
+    graphs.run_mixed(padded, 2)
+    assert Graph.replayed == 0
+    assert decoder.launched == [(padded, 2)] and padded == 128

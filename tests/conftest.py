@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 if not Path("/dev/nvidiactl").exists():
     # Without a GPU, Triton's kernels run in its interpreter. Triton reads this when it is imported,
     # which torch and transformers may do at any moment, and whenever a kernel is declared.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_finish() -> None:
+    """One thread for torch: two in each of two test processes wait for each other, and what takes
+    16 seconds alone then takes 90."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)

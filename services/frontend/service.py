@@ -25,7 +25,7 @@ from penstock.services.frontend.open_files import connection_limit
 JOIN_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.1
 LINGER_SECONDS = 1.0
-"""A draining frontend still answers on connections that are open, with ``Connection: close``."""
+"""So long a draining frontend answers on connections that stay open, with ``Connection: close``."""
 
 
 class FrontendService(AsyncService):
@@ -121,8 +121,12 @@ class FrontendService(AsyncService):
                     await self.loop.connect_accepted_socket(runner.server, connection)
 
     def drained(self) -> bool:
-        lingered = time.monotonic() - self._drain_began > LINGER_SECONDS
-        return lingered and not self.gateway.ledger.open
+        if self.gateway.ledger.open:
+            return False
+        if self._runner is None or time.monotonic() - self._drain_began > LINGER_SECONDS:
+            return True
+        connected = self._runner.server is not None and self._runner.server.connections
+        return self._closing.done() and not connected
 
 
 def _bind(host: str, port: int, *, share: bool) -> socket.socket:

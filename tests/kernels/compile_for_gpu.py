@@ -3,9 +3,9 @@
     CAPABILITY=90 SHARED_BYTES=232448 python compile_for_gpu.py [MODELS]
 
 Runs the executor's steps on the CPU with launches replaced by compilations for that compute
-capability, and prints each kernel once; of the first ``MODELS`` shapes of models, or of all. It has
-a process of its own, because Triton decides between its compiler and its interpreter when a kernel
-is declared.
+capability, and prints each kernel once; of the first ``MODELS`` shapes of models, with one
+vocabulary and fewer numbers of rows, or of all. It has a process of its own, because Triton decides
+between its compiler and its interpreter when a kernel is declared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction, MockTensor
 
-from penstock.kernels.gpu import prefill_attention
+from penstock.kernels.gpu import prefill_attention, rows_linear_hopper
 from penstock.kernels.gpu.adjust_logits import adjust_logits
 from penstock.kernels.gpu.compressed_weights import compress
 from penstock.kernels.gpu.draw import draw
@@ -162,7 +162,10 @@ def steps(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> None:
 def main() -> None:
     JITFunction.run = compile_instead
     prefill_attention.shared_bytes = lambda: pretended_gpu.SHARED_BYTES
-    most = int(sys.argv[1]) if len(sys.argv) > 1 else len(MODELS)
+    most, vocabularies = len(MODELS), VOCABULARIES
+    if len(sys.argv) > 1:
+        most, vocabularies = int(sys.argv[1]), VOCABULARIES[:1]
+        rows_linear_hopper.TILES = (16, 64, 128)
     for heads, kv_heads, dim, block_size, norm, dtype in MODELS[:most]:
         if prefill_attention.shape_for(dim, dtype.itemsize, pretended_gpu.SHARED_BYTES) is None:
             continue
@@ -175,7 +178,7 @@ def main() -> None:
             # With the kernels of other GPUs, too.
             with patch.object(kernel_choice, "HOPPER", (0, 0)):
                 steps(config, block_size, dtype)
-        for vocab in VOCABULARIES:
+        for vocab in vocabularies:
             sample(vocab, dtype)
 
 

@@ -111,8 +111,10 @@ def check_floors_of(
     return np.array(check_floors(batch, logits, every))[rows]
 
 
-@pytest.mark.parametrize("candidates", [256, 4096])
-@pytest.mark.parametrize("scale", [0.0, 0.02, 1.0, 6.0])
+@pytest.mark.parametrize(
+    ("scale", "candidates"),
+    [(0.0, 256), (0.02, 256), (0.02, 4096), (1.0, 256), (1.0, 4096), (6.0, 4096)],
+)
 def test_floors_are_exact_whatever_the_shape_of_the_distribution(
     scale: float, candidates: int
 ) -> None:
@@ -167,7 +169,7 @@ def test_tokens_do_not_depend_on_how_rows_are_cut(
 ) -> None:
     """Steep and flat rows; greedy ones; a temperature of next to nothing, where values are huge;
     rounded logits, so that many tie."""
-    vocab, count = 9001, 16
+    vocab, count = 9001, 10
     rng = np.random.default_rng(11)
     requests = [random_request(rng, vocab) if row % 2 else Request() for row in range(count)]
     requests[0], requests[4] = Request(temperature=0.0), Request(temperature=2e-5)

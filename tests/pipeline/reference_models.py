@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
-    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -80,23 +79,16 @@ def ids_of(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"⟨(\d+)⟩", text)]
 
 
-def greedy(
-    folder: Path, architecture: str, prompts: list[list[int]], tokens: int
+def transformers_choices(
+    folder: Path, architecture: str, prompts: list[list[int]], outputs: list[list[int]]
 ) -> list[list[int]]:
-    """What transformers' `generate` makes of each prompt alone, in float32."""
+    """The likeliest token after each prompt and after each token of its output but the last, by
+    transformers in float32: the outputs themselves if and only if they are its greedy ones."""
     kind = {"qwen3": Qwen3ForCausalLM, "qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}
     model = kind[architecture].from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None  # else it fills the None below
-    torch.set_num_threads(1)  # two stall each other for milliseconds on a busy machine
-    settings = GenerationConfig(
-        do_sample=False, max_new_tokens=tokens, eos_token_id=None, pad_token_id=0
-    )
-    outputs = []
+    choices = []
     with torch.inference_mode():
-        for prompt in prompts:
-            ids = torch.tensor([prompt])
-            full = model.generate(
-                ids, attention_mask=torch.ones_like(ids), generation_config=settings
-            )
-            outputs.append(full[0, len(prompt) :].tolist())
-    return outputs
+        for prompt, output in zip(prompts, outputs, strict=True):
+            logits = model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
+            choices.append(logits.argmax(-1).tolist())
+    return choices

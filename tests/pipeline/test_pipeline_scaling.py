@@ -8,6 +8,7 @@ import http.client
 import json
 import signal
 import subprocess
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +17,8 @@ import psutil
 from clients import Answer, ask
 from reference_models import write_model
 from served import Served, served, start_service
+
+from penstock.services.frontend.service import LINGER_SECONDS
 
 
 class Load:
@@ -97,6 +100,25 @@ def test_a_frontend_that_goes_serves_who_is_connected() -> None:
         answer = idle.getresponse()
         assert answer.status == 200, answer.read()
         assert json.load(answer)["usage"]["completion_tokens"] == 4
+
+
+def test_a_frontend_waits_at_its_end_only_for_those_who_are_connected() -> None:
+    def seconds_to_end(server: Served) -> float:
+        (frontend,) = (p for p in server.processes().values() if server.role_of(p) == "frontend")
+        began = time.monotonic()
+        frontend.send_signal(signal.SIGTERM)
+        frontend.wait(30)
+        return time.monotonic() - began
+
+    with served("--device", "null") as server:
+        alone = seconds_to_end(server)
+    with served("--device", "null") as server:
+        target = urlsplit(server.url)
+        idle = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
+        idle.request("GET", "/ready")
+        assert idle.getresponse().read()
+        connected = seconds_to_end(server)
+    assert alone < LINGER_SECONDS < connected
 
 
 def test_what_outlasts_the_drain_ends_with_an_error_event_and_the_server_with_success() -> None:

@@ -71,7 +71,7 @@ def plain_executor(folder: Path) -> ModelExecutor:
 def test_the_gpu_executor_gives_the_tokens_of_transformers(
     variant: str, block_size: int, tiny_folder: Folder
 ) -> None:
-    prompts = some_prompts([1, 35, 70] if ON_GPU else [1, 35])
+    prompts = some_prompts([1, 35, 70] if ON_GPU else [1, 35 if block_size < 64 else 20])
     executor = gpu_executor(tiny_folder(variant), block_size)
     driver = PlanDriver(executor, 1)
     assert driver.run(prompts, 4, preemptions=1) == generated(variant, prompts, 4)
@@ -108,7 +108,7 @@ def test_steps_that_are_padded_to_the_size_of_a_graph_give_the_same_tokens(
 
 def test_the_gpu_executor_draws_what_the_plain_one_draws(tiny_folder: Folder) -> None:
     """Greedy, plain, top-k and top-p rows in one batch."""
-    prompts = some_prompts([3, 12, 7, 5, 9])
+    prompts = some_prompts([3, 9, 2, 5, 4])
     samplings = [
         GREEDY,
         SlotSampling(0.8, 0, 1.0, 7, 0),
@@ -262,12 +262,12 @@ def test_rows_that_share_a_prefix_give_the_tokens_of_rows_that_do_not(
 
 def test_logprobs_are_those_of_transformers(tiny_folder: Folder) -> None:
     folder = tiny_folder("qwen3")
-    check_outputs(PlanDriver(gpu_executor(folder), 2), folder, some_prompts([14, 5, 21, 9]), 3)
+    check_outputs(PlanDriver(gpu_executor(folder), 2), folder, some_prompts([9, 5, 17, 2]), 3)
 
 
 def test_logprobs_of_prompts_in_chunks_are_those_of_transformers(tiny_folder: Folder) -> None:
     folder = tiny_folder("qwen3")
-    check_prompts(PlanDriver(gpu_executor(folder), 3), folder, some_prompts([14, 5, 21, 9]))
+    check_prompts(PlanDriver(gpu_executor(folder), 3), folder, some_prompts([9, 5, 17, 2]))
 
 
 GRAMMARS = [

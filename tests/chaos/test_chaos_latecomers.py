@@ -75,7 +75,12 @@ def replaced(cluster: ByHand) -> bool:
 @in_every_state
 @pytest.mark.parametrize(
     "roles",
-    [("tokenizer",), ("scheduler",), ("worker",), pytest.param(ENGINE, marks=pytest.mark.chaos)],
+    [
+        ("tokenizer",),
+        pytest.param(("scheduler",), marks=pytest.mark.chaos),
+        ("worker",),
+        pytest.param(ENGINE, marks=pytest.mark.chaos),
+    ],
     ids="-".join,
 )
 def test_processes_that_come_back_late_change_nothing(

@@ -30,11 +30,12 @@ VICTIMS = {
 }
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 FAST = {
-    ("router", "streaming"),
-    ("tokenizer", "streaming"),
-    ("scheduler", "prefill"),
-    ("worker", "streaming"),
-    ("router and engine", "decode"),
+    ("router", "streaming", signal.SIGKILL),
+    ("tokenizer", "streaming", signal.SIGKILL),
+    ("scheduler", "prefill", signal.SIGSTOP),
+    ("worker", "streaming", signal.SIGKILL),
+    ("worker", "streaming", signal.SIGSTOP),
+    ("router and engine", "decode", signal.SIGKILL),
 }
 
 
@@ -50,13 +51,19 @@ def server(
         yield running
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: signal.Signals(number).name)
 @pytest.mark.parametrize(
-    ("roles", "state"),
+    ("roles", "state", "number"),
     [
-        pytest.param(roles, state, marks=() if (roles, state) in FAST else pytest.mark.chaos)
+        pytest.param(
+            roles,
+            state,
+            number,
+            marks=() if (roles, state, number) in FAST else pytest.mark.chaos,
+            id=f"{roles}-{state}-{number.name}",
+        )
         for roles in VICTIMS
         for state in STATES
+        for number in SIGNALS
     ],
 )
 def test_every_stream_ends_as_if_nothing_had_happened(

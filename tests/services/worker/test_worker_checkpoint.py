@@ -78,7 +78,7 @@ def test_every_tensor_lands_in_its_place(variant: str, tiny_folder: Folder) -> N
 
 def test_shards_load_like_a_single_file(sharded: Path, tiny_folder: Folder) -> None:
     first, second = load(sharded).weights, load(tiny_folder("qwen2")).weights
-    assert torch.equal(first.layers[2].qkv, second.layers[2].qkv)
+    assert torch.equal(first.layers[1].qkv, second.layers[1].qkv)
     assert torch.equal(first.lm_head, second.lm_head)
 
 
@@ -263,10 +263,7 @@ def add_again(folder: Path, name: str) -> None:
 
 BAD_INDEX: dict[str, tuple[Callable[[Path], object], str]] = {
     "a missing shard": (
-        lambda f: (
-            (f / "model-00002-of-00005.safetensors").unlink(missing_ok=True)
-            or sorted(f.glob("*.safetensors"))[1].unlink(missing_ok=True)
-        ),
+        lambda f: sorted(f.glob("*.safetensors"))[1].unlink(),
         r"no such file beside it: 'model-00002-of-0000\d.safetensors'; 1 of \d shards",
     ),
     "several missing shards": (

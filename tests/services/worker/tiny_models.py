@@ -16,7 +16,7 @@ SHARED: dict[str, Any] = {
     "vocab_size": 307,
     "hidden_size": 64,
     "intermediate_size": 112,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,

@@ -25,7 +25,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from penstock.kernels.gpu.query_tile_hopper import OUT, attend_tiles, fetch_tile
+from penstock.kernels.gpu.query_tile_hopper import (
+    OUT,
+    attend_tiles,
+    cache_boxes,
+    fetch_tile,
+    rings,
+)
 
 DTYPES = (torch.bfloat16, torch.float16)
 _LOG2_E = 1.4426950408889634
@@ -204,22 +210,12 @@ def _hopper_prefill_kernel(
     dtype: gl.constexpr = out.dtype.element_ty
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     queries = gl.allocate_shared_memory(dtype, [4 * HALVES, 64, 64], shared)
-    keys = gl.allocate_shared_memory(dtype, [STAGES * HALVES, KEYS, 64], shared)
-    values = gl.allocate_shared_memory(dtype, [STAGES * HALVES, KEYS, 64], shared)
     query_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     query_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    key_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    key_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    value_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    value_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for buffer in gl.static_range(2):
         mbarrier.init(query_ready.index(buffer), count=1)
         mbarrier.init(query_free.index(buffer), count=2)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(key_ready.index(stage), count=1)
-        mbarrier.init(value_ready.index(stage), count=1)
-        mbarrier.init(key_free.index(stage), count=2)
-        mbarrier.init(value_free.index(stage), count=2)
+    keys, values, key_ready, key_free, value_ready, value_free = rings(dtype, KEYS, HALVES, STAGES)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -270,13 +266,7 @@ class HopperPrefillAttention:
         self._box = TensorDescriptor.from_tensor(queries.flatten(1), [64, 64], layout)
         properties = torch.cuda.get_device_properties(keys.device)
         self._multiprocessors = properties.multi_processor_count
-        self._caches = [
-            [
-                TensorDescriptor.from_tensor(cache.view(-1, dim), [block_size, 64], layout)
-                for cache in caches
-            ]
-            for caches in zip(keys, values, strict=True)
-        ]
+        self._caches = cache_boxes(keys, values)
         self._scale = dim**-0.5 * _LOG2_E
         self._constants = (
             heads, kv_heads, dim, block_size, _KEYS, _STAGES, _GROUP_REGISTERS, _FETCH_REGISTERS,

@@ -10,6 +10,7 @@ Heads of 128 are two halves of 64 in shared memory, and two accumulators.
 
 from __future__ import annotations
 
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -19,9 +20,45 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 OUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 """Where the weighted sums of 64 queries lie, 64 columns each."""
+
+
+def cache_boxes(keys: Tensor, values: Tensor) -> list[list[TensorDescriptor]]:
+    """Of each layer what ``fetch_tile`` brings keys and values by: descriptors of half a block.
+
+    keys, values: [L, num_blocks, Hkv, block_size, D], contiguous.
+    """
+    *_, block_size, dim = keys.shape
+    layout = gl.NVMMASharedLayout(128, 16, 2)
+    return [
+        [
+            TensorDescriptor.from_tensor(cache.view(-1, dim), [block_size, 64], layout)
+            for cache in caches
+        ]
+        for caches in zip(keys, values, strict=True)
+    ]
+
+
+@gluon.jit
+def rings(dtype: gl.constexpr, KEYS: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr):
+    """Empty rings of keys and of values for two groups, and barriers of their tiles: ready and free
+    of keys, then of values. The caller fences."""
+    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    keys = gl.allocate_shared_memory(dtype, [STAGES * HALVES, KEYS, 64], shared)
+    values = gl.allocate_shared_memory(dtype, [STAGES * HALVES, KEYS, 64], shared)
+    key_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    key_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    value_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    value_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(key_ready.index(stage), count=1)
+        mbarrier.init(value_ready.index(stage), count=1)
+        mbarrier.init(key_free.index(stage), count=2)
+        mbarrier.init(value_free.index(stage), count=2)
+    return keys, values, key_ready, key_free, value_ready, value_free
 
 
 @gluon.jit

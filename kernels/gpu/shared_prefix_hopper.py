@@ -23,10 +23,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from penstock.kernels.gpu.query_tile_hopper import OUT, attend_tiles, fetch_tile
+from penstock.kernels.gpu.query_tile_hopper import (
+    OUT,
+    attend_tiles,
+    cache_boxes,
+    fetch_tile,
+    rings,
+)
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 
 _LOG2_E = 1.4426950408889634
@@ -173,17 +178,7 @@ def _hopper_prefix_kernel(
     kind: gl.constexpr = qkv.dtype.element_ty
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     queries = gl.allocate_shared_memory(kind, [4, 64, 64], shared)
-    keys = gl.allocate_shared_memory(kind, [STAGES * 2, KEYS, 64], shared)
-    values = gl.allocate_shared_memory(kind, [STAGES * 2, KEYS, 64], shared)
-    key_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    key_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    value_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    value_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(key_ready.index(stage), count=1)
-        mbarrier.init(value_ready.index(stage), count=1)
-        mbarrier.init(key_free.index(stage), count=2)
-        mbarrier.init(value_free.index(stage), count=2)
+    keys, values, key_ready, key_free, value_ready, value_free = rings(kind, KEYS, 2, STAGES)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -232,17 +227,10 @@ class HopperPrefixAttention:
         Raises what Triton raises where it cannot compile or load the kernel.
         """
         _, _, kv_heads, block_size, dim = keys.shape
-        layout = gl.NVMMASharedLayout(128, 16, 2)
         self._heads, self._kv_heads, self._prefix = heads, kv_heads, prefix
         self._scale, self._eps = dim**-0.5 * _LOG2_E, eps
         self._padded = triton.next_power_of_2(heads // kv_heads)
-        self._caches = [
-            [
-                TensorDescriptor.from_tensor(cache.view(-1, dim), [block_size, 64], layout)
-                for cache in caches
-            ]
-            for caches in zip(keys, values, strict=True)
-        ]
+        self._caches = cache_boxes(keys, values)
         self._constants = (
             heads, kv_heads, self._padded, block_size, _QUERIES, _KEYS, _STAGES, norm,
             _GROUP_REGISTERS, _FETCH_REGISTERS,

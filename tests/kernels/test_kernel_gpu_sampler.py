@@ -163,7 +163,7 @@ def test_rows_that_ask_for_nothing_draw_the_same_bits_beside_rows_that_ask() -> 
         assert torch.equal(mine.view(count, -1)[plain], theirs.view(count, -1)[plain])
 
 
-@pytest.mark.parametrize("programs", [pytest.param(1, marks=pytest.mark.slow), 40])
+@pytest.mark.parametrize("programs", [pytest.param(1, marks=pytest.mark.slow), 20])
 def test_tokens_do_not_depend_on_how_rows_are_cut(
     programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import structlog
+from penstock.protocol.plain_structlog import Logger, structlog
 
 MAX_QUEUED_LINES = 4096
 _MAX_TEXT = 2000
@@ -94,7 +94,7 @@ def _bounded(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.ty
     return event
 
 
-def set_up(service: str, level: str, style: str) -> structlog.typing.FilteringBoundLogger:
+def set_up(service: str, level: str, style: str) -> Logger:
     """Configure structlog for this process and return its logger.
 
     ``style``: ``json`` (one object a line), ``console``, or ``auto``.
@@ -126,9 +126,7 @@ def set_up(service: str, level: str, style: str) -> structlog.typing.FilteringBo
     )
     # Libraries' own warnings (aiohttp, asyncio) take the same road.
     logging.basicConfig(handlers=[_Handler()], level=logging.WARNING, force=True)
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(
-        service=service, pid=os.getpid()
-    )
+    logger: Logger = structlog.get_logger(service=service, pid=os.getpid())
     return logger
 
 

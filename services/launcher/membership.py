@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 
-import structlog
-
 from penstock.protocol.config import ClusterConfig
 from penstock.protocol.messages.membership import Died, Identity, Peer, Phase
 from penstock.protocol.participant import (
@@ -15,6 +13,7 @@ from penstock.protocol.participant import (
     Ended,
     Participant,
 )
+from penstock.protocol.plain_structlog import Logger
 from penstock.protocol.runtime import open_mailbox
 
 HOST = socket.gethostname()
@@ -25,7 +24,7 @@ REJOIN_SECONDS = 3.0
 class Membership:
     """Who is there, as the router says."""
 
-    def __init__(self, cluster: ClusterConfig, log: structlog.typing.FilteringBoundLogger) -> None:
+    def __init__(self, cluster: ClusterConfig, log: Logger) -> None:
         self.generation = 0
         """Counts the times that this process joined anew; each brings another ``fd``."""
         self.router_hangs = False

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
-import structlog
 
 import penstock
 from penstock.protocol import logs
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.plain_structlog import Logger
 from penstock.services.launcher.environment import child_environment
 from penstock.services.launcher.listening import answers_ready, check_router_is_free, listen, url
 from penstock.services.launcher.membership import Membership
@@ -99,7 +99,7 @@ def _of_folder(config: Config) -> Config:
 @contextlib.contextmanager
 def _cluster(
     config: Config,
-) -> Iterator[tuple[Config, structlog.typing.FilteringBoundLogger, Membership]]:
+) -> Iterator[tuple[Config, Logger, Membership]]:
     """A place for the sockets, the log, and a seat among the members, until the end.
 
     Yields the configuration with the router's address. Raises ``AddressError``, ``SecurityError``.

@@ -16,9 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-import structlog
-
 from penstock.protocol.messages.membership import Peer, Phase
+from penstock.protocol.plain_structlog import Logger
 from penstock.services.launcher.processes import Child, describe, exit_code
 
 STARTUP_TIMED_OUT = 6
@@ -80,7 +79,7 @@ class Supervisor:
         self,
         children: Sequence[Child],
         members: Members,
-        log: structlog.typing.FilteringBoundLogger,
+        log: Logger,
         *,
         drain_timeout_s: float,
         startup_timeout_s: float,

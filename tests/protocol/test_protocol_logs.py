@@ -216,3 +216,16 @@ def test_a_closed_log_costs_nothing_else() -> None:
                 timeout=20,
             )
         assert done.stdout == b"done\n"
+
+
+@pytest.mark.parametrize("service", ["router", "scheduler", "tokenizer", "frontend", "worker"])
+def test_no_process_imports_rich_because_it_is_installed(service: str) -> None:
+    pytest.importorskip("rich")
+    code = f"import penstock.services.{service}.service, sys; assert 'rich' not in sys.modules; "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "import rich; rich.print('there')"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "there\n", done.stderr

@@ -19,8 +19,9 @@ from penstock.protocol.codec import Message
 from penstock.protocol.security import CurveKeys, handshake_complaint
 
 OUTBOX_BYTES = 64 * 1024 * 1024
-RETRY_SECONDS = (0.002, 0.05)
-"""How soon an outbox that ZeroMQ did not take is tried again: at first, and in the long run."""
+RETRY_SECONDS = (0.002, 0.25)
+"""How soon an outbox that ZeroMQ did not take is tried again: at first, and in the long run;
+between them after a sixteenth of the time that it has waited."""
 _SEND_HIGH_WATER = 1000
 _BIG_FRAME_BYTES = 16 * 1024
 """ZeroMQ's high-water mark counts frames, not bytes: frames from this size on are counted here."""
@@ -198,7 +199,7 @@ class Sender:
         soon, late = RETRY_SECONDS
         now = time.monotonic()
         stalled = min((now - outbox.stalled_at for outbox in self._blocked.values()), default=0.0)
-        return min(max(soon, stalled / 4), late)
+        return min(max(soon, stalled / 16), late)
 
     def outbox_bytes(self, address: str | None = None) -> int:
         """Bytes that wait for one peer, or for all."""

@@ -47,8 +47,10 @@ class Shape(NamedTuple):
 #   1 x 512                   5.2,  6.8    9.0, 10.5
 #   1 x 4,096                13.1, 19.9   14.5, 16.7
 #   256 rows of 100 to 2,000  272,  274    314,  315
-# Behind a shared prefix, with some 96 positions of their own, 256 rows with 32 heads take 63 µs,
-# prefix included; four other shapes take 4 to 15 % more.
+# Behind a shared prefix of 2,048 positions, with some 96 of their own and between two products, 256
+# rows take 63 µs with 32 heads and 55 with 16, prefix included (2026-11-23); ten other shapes take
+# 3 to 110 % more, because a multiprocessor that has ended its share of the prefix takes as many of
+# these programs as it has room for, and so no fewer than fill all should there be.
 MANY_ROWS = 8
 _MANY = Shape(1, 2, 792)
 _FEW = Shape(1, 3, 528)
@@ -147,6 +149,10 @@ class HopperDecodeAttention:
         self._plan = torch.empty(programs * FIELDS, dtype=torch.int32, device=device)
         self._partial = torch.empty(parts * self._dim, dtype=torch.float32, device=device)
         self._sums = torch.empty(parts * 2, dtype=torch.float32, device=device)
+        own = max_rows * heads if prefix else 0
+        self.own = torch.empty(own * self._dim, dtype=torch.float32, device=device)
+        """Behind a prefix: the part of each (row, head) from the positions that it has alone."""
+        self._own_sums = torch.empty(own * 2, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(max_rows * self._kv_heads, dtype=torch.int32, device=device)
         """Programs that have left their part of each (row, KV head); zero between launches."""
         self._plans = self._prepare_plans(max_rows)
@@ -175,13 +181,12 @@ class HopperDecodeAttention:
 
         boxes = [(described(keys), described(values)) for keys, values in self._caches]
         parts, combine = _combine_layout(self._shared, self._dim, shape.warps)
-        _, combine_halves = _combine_layout(self._shared, self._dim // 2, shape.warps)
         constants = (
             self._heads, self._kv_heads, self._dim // 2, block_size, _KEYS, shape.stages,
-            parts, combine, combine_halves, norm,
+            parts, combine, norm,
         )  # fmt: skip
         int32, fp32, weight = torch.int32, torch.float32, dtype if norm else None
-        of_prefix = (int32, fp32, fp32, 1) if shape == _PREFIXED else (None,) * 4
+        of_prefix = (int32, fp32, fp32, 1, fp32, fp32) if shape == _PREFIXED else (None,) * 6
         kernel = hopper_decode_kernel.warmup(
             dtype, int32, int32, int32, int32, *boxes[0], dtype, dtype, fp32, fp32, weight, weight,
             dtype, fp32, fp32, int32, *of_prefix, self._scale, self._eps, 1, *constants,
@@ -233,6 +238,7 @@ class HopperDecodeAttention:
     def _of_prefix(self, rows: int, prefixed: bool) -> tuple[Any, ...]:
         """The kernel's arguments about the prefix; ``None`` where it has none."""
         if not prefixed or self._prefix is None:
-            return (None,) * 4
+            return (None,) * 6
         _, lengths, partial, sums = self._prefix
-        return lengths, partial, sums, parts_for(rows, self._heads, self._kv_heads)
+        parts = parts_for(rows, self._heads, self._kv_heads)
+        return lengths, partial, sums, parts, self.own, self._own_sums

@@ -11,12 +11,58 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
+def _added(
+    partial, sums, at, there, top, total, mixed, column,
+    DIM: gl.constexpr, COMBINE: gl.constexpr,
+):  # fmt: skip
+    """Some parts, those at ``at`` [part, query] that are there, added to ``mixed``."""
+    tops = gl.load(sums + 2 * at, mask=there, other=float("-inf"), cache_modifier=".cg")
+    totals = gl.load(sums + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg")
+    parts = gl.load(
+        partial + at.expand_dims(2) * DIM + column[None, None, :],
+        mask=there.expand_dims(2), other=0.0, cache_modifier=".cg",
+    )  # fmt: skip
+    highest = gl.maximum(top, gl.max(tops, 0))
+    share = gl.exp2(tops - highest[None, :])
+    decay = gl.exp2(top - highest)
+    total = total * decay + gl.sum(totals * share, 0)
+    decay = gl.convert_layout(decay, gl.SliceLayout(1, gl.SliceLayout(0, COMBINE)))
+    mixed = mixed * decay[:, None] + gl.sum(parts * share.expand_dims(2), 0)
+    return highest, total, mixed
+
+
+@gluon.jit
+def _leave(
+    top, total, mixed, out, own, own_sums, pair,
+    SHARED: gl.constexpr, DIM: gl.constexpr, COMBINE: gl.constexpr,
+):  # fmt: skip
+    """Write what the queries of a pair, row and KV head, were given [query, column]: as a part to
+    ``own``, or where that is ``None`` divided by the total to ``out``."""
+    QUERIES: gl.constexpr = 1 << (SHARED - 1).bit_length()
+    of_sums: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, COMBINE))
+    row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, COMBINE))
+    query = gl.arange(0, QUERIES, row)
+    column = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(0, COMBINE)))
+    place = (pair * SHARED + query[:, None]) * DIM + column[None, :]
+    wanted = (query < SHARED)[:, None]
+    if own is not None:
+        gl.store(own + place, mixed, mask=wanted)
+        query = gl.arange(0, QUERIES, of_sums)
+        its_sums = own_sums + 2 * (pair * SHARED + query)
+        gl.store(its_sums, top, mask=query < SHARED)
+        gl.store(its_sums + 1, total, mask=query < SHARED)
+    else:
+        total = gl.where(query < SHARED, gl.convert_layout(total, row), 1.0)
+        gl.store(out + place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=wanted)
+
+
+@gluon.jit
 def add_parts(
-    partial, sums, target, begin, end, second,
+    partial, sums, out, own, own_sums, pair, begin, end, second,
     SHARED: gl.constexpr, DIM: gl.constexpr, PARTS: gl.constexpr, COMBINE: gl.constexpr,
 ):  # fmt: skip
-    """Add up the parts that the programs ``begin`` to ``end`` have left; ``second``: whether the
-    first of them holds its part in its second place."""
+    """Add up the parts of a pair that the programs ``begin`` to ``end`` have left, for ``_leave``;
+    ``second``: whether the first of them holds its part in its second place."""
     QUERIES: gl.constexpr = 1 << (SHARED - 1).bit_length()
     per_query: gl.constexpr = gl.SliceLayout(2, COMBINE)
     query = gl.arange(0, QUERIES, gl.SliceLayout(0, per_query))
@@ -29,91 +75,54 @@ def add_parts(
         place = program * 2 + gl.where(program == begin, second, 0)
         there = (program <= end)[:, None] & (query < SHARED)[None, :]
         at = place[:, None] * SHARED + query[None, :]
-        tops = gl.load(sums + 2 * at, mask=there, other=float("-inf"), cache_modifier=".cg")
-        totals = gl.load(sums + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg")
-        parts = gl.load(
-            partial + at.expand_dims(2) * DIM + column[None, None, :],
-            mask=there.expand_dims(2), other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        highest = gl.maximum(top, gl.max(tops, 0))
-        share = gl.exp2(tops - highest[None, :])
-        decay = gl.exp2(top - highest)
-        total = total * decay + gl.sum(totals * share, 0)
-        decay = gl.convert_layout(decay, gl.SliceLayout(1, gl.SliceLayout(0, COMBINE)))
-        mixed = mixed * decay[:, None] + gl.sum(parts * share.expand_dims(2), 0)
-        top = highest
-    row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, COMBINE))
-    total = gl.convert_layout(total, row)
-    query = gl.arange(0, QUERIES, row)
-    column = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(0, COMBINE)))
-    total = gl.where(query < SHARED, total, 1.0)
-    gl.store(
-        target + query[:, None] * DIM + column[None, :],
-        (mixed / total[:, None]).to(target.dtype.element_ty), mask=(query < SHARED)[:, None],
-    )  # fmt: skip
+        top, total, mixed = _added(
+            partial, sums, at, there, top, total, mixed, column, DIM, COMBINE
+        )
+    _leave(top, total, mixed, out, own, own_sums, pair, SHARED, DIM, COMBINE)
 
 
 @gluon.jit
-def with_prefix(
-    partial, sums, count, first, top, total, low, high,
-    SHARED: gl.constexpr, HALF: gl.constexpr, PARTS: gl.constexpr, COMBINE: gl.constexpr,
-    mma: gl.constexpr,
+def finish_rows(
+    own, own_sums, partial, sums, count, rows, shared_lengths, begin, end, out,
+    KV_HEADS: gl.constexpr, SHARED: gl.constexpr, DIM: gl.constexpr, PARTS: gl.constexpr,
+    COMBINE: gl.constexpr,
 ):  # fmt: skip
-    """Add the ``count`` parts of the shared prefix, from ``first`` on, to what the first warp has.
-
-    partial: [part, query, column]; read once, by nobody else.
-    """
-    WARPS: gl.constexpr = gl.num_warps()
+    """Add the ``count`` parts of the shared prefix to the own part of each pair from ``begin`` to
+    before ``end``, where its slot shares it; results go to ``out`` [row, head, column]."""
     QUERIES: gl.constexpr = 1 << (SHARED - 1).bit_length()
     per_query: gl.constexpr = gl.SliceLayout(2, COMBINE)
-    mixed_row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, COMBINE))
     query = gl.arange(0, QUERIES, gl.SliceLayout(0, per_query))
-    column = gl.arange(0, HALF, gl.SliceLayout(0, gl.SliceLayout(1, COMBINE)))
-    its_top = gl.full([QUERIES], -1e30, gl.float32, gl.SliceLayout(0, per_query))
-    its_total = gl.zeros([QUERIES], gl.float32, gl.SliceLayout(0, per_query))
-    its_low = gl.zeros([QUERIES, HALF], gl.float32, gl.SliceLayout(0, COMBINE))
-    its_high = gl.zeros([QUERIES, HALF], gl.float32, gl.SliceLayout(0, COMBINE))
-    for start in range(0, count, PARTS):
-        part = start + gl.arange(0, PARTS, gl.SliceLayout(1, per_query))
-        there = (part < count)[:, None] & (query < SHARED)[None, :]
-        at = (first + part)[:, None] * SHARED + query[None, :]
-        tops = gl.load(sums + 2 * at, mask=there, other=float("-inf"), cache_modifier=".cg")
-        totals = gl.load(sums + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg")
-        place = partial + at.expand_dims(2) * (2 * HALF) + column[None, None, :]
-        inside = there.expand_dims(2)
-        lows = gl.load(place, mask=inside, other=0.0, cache_modifier=".cg")
-        highs = gl.load(place + HALF, mask=inside, other=0.0, cache_modifier=".cg")
-        highest = gl.maximum(its_top, gl.max(tops, 0))
-        share = gl.exp2(tops - highest[None, :])
-        decay = gl.exp2(its_top - highest)
-        its_total = its_total * decay + gl.sum(totals * share, 0)
-        decay = gl.convert_layout(decay, mixed_row)[:, None]
-        share = share.expand_dims(2)
-        its_low = its_low * decay + gl.sum(lows * share, 0)
-        its_high = its_high * decay + gl.sum(highs * share, 0)
-        its_top = highest
-    query_axis: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, mma))
-    of_one: gl.constexpr = gl.SliceLayout(0, mma)
-    here = (gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, mma))) == 0)[:, None]
-    # Queries past the last may be anything: they repeat the others.
-    LONG: gl.constexpr = [16 // QUERIES, QUERIES, HALF]
-    its_top = _repeated(its_top, LONG[:2], per_query)
-    its_total = _repeated(its_total, LONG[:2], per_query)
-    its_top = gl.convert_layout(its_top, query_axis)[None, :]
-    its_total = gl.convert_layout(its_total, query_axis)[None, :]
-    its_low = gl.convert_layout(_repeated(its_low, LONG, COMBINE), of_one).expand_dims(0)
-    its_high = gl.convert_layout(_repeated(its_high, LONG, COMBINE), of_one).expand_dims(0)
-    highest = gl.where(here, gl.maximum(top, its_top), top)
-    decay = gl.exp2(top - highest)
-    share = gl.where(here, gl.exp2(its_top - highest), 0.0)
-    total = total * decay + its_total * share
-    low = low * decay[:, :, None] + its_low * share[:, :, None]
-    high = high * decay[:, :, None] + its_high * share[:, :, None]
-    return highest, total, low, high
+    column = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(1, COMBINE)))
+    wanted = query < SHARED
+    row = gl.arange(0, QUERIES, gl.SliceLayout(1, gl.SliceLayout(0, COMBINE)))[:, None]
+    place = row * DIM + gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(0, COMBINE)))[None, :]
+    for pair in range(begin, end):
+        first = pair * SHARED
+        its_sums = own_sums + 2 * (first + query)
+        top = gl.load(its_sums, mask=wanted, other=-1e30, cache_modifier=".cg")
+        total = gl.load(its_sums + 1, mask=wanted, other=0.0, cache_modifier=".cg")
+        mixed = gl.load(
+            own + first * DIM + place, mask=row < SHARED, other=0.0, cache_modifier=".cg"
+        )
+        passed = gl.load(shared_lengths + gl.load(rows + pair // KV_HEADS))
+        for start in range(0, gl.where(passed > 0, count, 0), PARTS):
+            part = start + gl.arange(0, PARTS, gl.SliceLayout(1, per_query))
+            there = (part < count)[:, None] & wanted[None, :]
+            at = (pair * count + part)[:, None] * SHARED + query[None, :]
+            top, total, mixed = _added(
+                partial, sums, at, there, top, total, mixed, column, DIM, COMBINE
+            )
+        _leave(top, total, mixed, out, None, None, pair, SHARED, DIM, COMBINE)
 
 
 @gluon.jit
-def _repeated(x, LONG: gl.constexpr, layout: gl.constexpr):
-    """``x`` as often as ``LONG`` says first, one behind the other along its first axis."""
-    x, _ = gl.broadcast(x.expand_dims(0), gl.zeros(LONG, gl.float32, layout))
-    return x.reshape([LONG[0] * LONG[1]] + LONG[2:])  # noqa: RUF005 - Gluon has no other
+def store_part(
+    low, high, top, total, parts, sums, index, place, wanted, query,
+    SHARED: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    """Write the part ``index``: halves of columns, at ``place`` in it."""
+    place += index * (SHARED * 2 * HALF)
+    gl.store(parts + place, low, mask=wanted)
+    gl.store(parts + place + HALF, high, mask=wanted)
+    gl.store(sums + (index * SHARED + query) * 2, top, mask=query < SHARED)
+    gl.store(sums + (index * SHARED + query) * 2 + 1, total, mask=query < SHARED)

@@ -8,13 +8,13 @@ its own online softmax; they meet at the end of a row or stretch. A (row, KV hea
 stretch is written at once; the parts of others are added up, in the order of positions, by the
 program that ends last: the same bits in every run.
 
-Where rows share a prefix, their tiles begin behind it. What they get from it, the parts that
-``shared_prefix`` has left, comes in with a row's first tile. It begins at a multiple of the block
-size, which need not be one of the tile's.
+Where rows share a prefix, their tiles begin behind it, which need not be at a multiple of a tile. A
+program leaves each row that it has completed as a part, and adds those that ``shared_prefix`` has
+left when it has done all its tiles: until then it need not wait for that kernel.
 
 A program reads the plan, the block tables and its first tiles of the cache before it waits for the
-kernel ahead of it, which with a shared prefix is the one that leaves those parts: they are read
-behind the wait alone. That is right because
+kernel ahead of it; behind a shared prefix QKV, too, and it writes K and V, because the kernel that
+attends to the prefix lets this one start only when the QKV product is over. That is right because
 
 - rows, positions, lengths of a shared prefix and block tables change between steps only, and the
   plan, the first kernel of a step, is launched without early start: all that wrote them is over,
@@ -23,8 +23,8 @@ behind the wait alone. That is right because
   behind them, chunks write other slots';
 - the kernel behind the plan lets its successor start only after it has itself waited
   (``slots.embed``), so that the plan is written when a program reads it;
-- each program of the prefix's kernel waits before it ends, with those of its warps that read QKV,
-  also one that has nothing to do, so that behind the wait for it the QKV product is over, too.
+- each program waits for the kernel ahead before it ends, also one that has nothing to do, so that
+  behind this kernel all that came before it is over, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from penstock.kernels.gpu.decode_parts_hopper import add_parts, with_prefix
+from penstock.kernels.gpu.decode_parts_hopper import add_parts, finish_rows, store_part
 
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # triton 3.6
 
@@ -186,10 +186,10 @@ def _attend_tile(
 def hopper_decode_kernel(
     qkv, plan, rows, last_position, table, key_box, value_box, key_cache, value_cache, cos, sin,
     query_weight, key_weight, out, partial, sums, arrived, shared_lengths, prefix_partial,
-    prefix_sums, prefix_parts, scale, eps, table_stride,
+    prefix_sums, prefix_parts, own_parts, own_sums, scale, eps, table_stride,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HALF: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, COMBINE: gl.constexpr,
-    COMBINE_HALVES: gl.constexpr, NORM: gl.constexpr,
+    NORM: gl.constexpr,
 ):  # fmt: skip
     tl.extra.cuda.gdc_launch_dependents()
     WARPS: gl.constexpr = gl.num_warps()
@@ -238,7 +238,8 @@ def hopper_decode_kernel(
                 rows, last_position, shared_lengths, next_row, next_head, next_tile, next_slot,
                 next_passed, next_cached, next_tiles, early + 1 < count, KV_HEADS, KEYS,
             )  # fmt: skip
-    tl.extra.cuda.gdc_wait()
+    if shared_lengths is None:
+        tl.extra.cuda.gdc_wait()
 
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
@@ -254,11 +255,14 @@ def hopper_decode_kernel(
     place = out_query[:, None] * DIM + gl.arange(0, HALF, gl.SliceLayout(0, of_one))[None, :]
     wanted = (out_query < SHARED)[:, None]
 
+    # Behind a prefix: pairs that this program has completed, and finishes at the end.
+    completed_from = row * KV_HEADS + head
+    completed_to = completed_from
     done = count * 0
     while done < count:
+        pair = row * KV_HEADS + head
         stop = gl.minimum(tiles, tile + count - done)
         source = qkv + row.to(gl.int64) * (HEADS + 2 * KV_HEADS) * DIM
-        target = out + (row.to(gl.int64) * HEADS + head * SHARED) * DIM
         # Queries; the new key and value, wanted with the first tile.
         angle = cached.to(gl.int64) * HALF + half
         c = gl.load(cos + angle)
@@ -290,11 +294,11 @@ def hopper_decode_kernel(
             )
             turned_first = new_first.to(kind)
             turned_second = new_second.to(kind)
-            at = ((block.to(gl.int64) * KV_HEADS + head) * BLOCK_SIZE + cached % BLOCK_SIZE) * DIM
-            gl.store(key_cache + at + half, turned_first)
-            gl.store(key_cache + at + HALF + half, turned_second)
-            gl.store(value_cache + at + column, low_value)
-            gl.store(value_cache + at + HALF + column, high_value)
+            line = (block.to(gl.int64) * KV_HEADS + head) * BLOCK_SIZE + cached % BLOCK_SIZE
+            gl.store(key_cache + line * DIM + half, turned_first)
+            gl.store(key_cache + line * DIM + HALF + half, turned_second)
+            gl.store(value_cache + line * DIM + column, low_value)
+            gl.store(value_cache + line * DIM + HALF + column, high_value)
             product = first.to(gl.float32) * turned_first.to(gl.float32)[None, :]
             product += second.to(gl.float32) * turned_second.to(gl.float32)[None, :]
             own = gl.convert_layout(gl.sum(product, 1) * scale, query_axis)
@@ -305,13 +309,6 @@ def hopper_decode_kernel(
             here = here.expand_dims(2)
             low = gl.where(here, low_value.to(gl.float32)[None, None, :], low)
             high = gl.where(here, high_value.to(gl.float32)[None, None, :], high)
-            if shared_lengths is not None:  # noqa: SIM102 - known when compiled, the other is not
-                if passed > 0:
-                    top, total, low, high = with_prefix(
-                        prefix_partial, prefix_sums, prefix_parts,
-                        (row * KV_HEADS + head) * prefix_parts, top, total, low, high,
-                        SHARED, HALF, PARTS, COMBINE_HALVES, mma,
-                    )  # fmt: skip
 
         first = gl.convert_layout(first, gl.SliceLayout(0, left)).expand_dims(0)
         second = gl.convert_layout(second, gl.SliceLayout(0, left)).expand_dims(0)
@@ -319,16 +316,16 @@ def hopper_decode_kernel(
             first, _ = gl.broadcast(first, gl.zeros([WARPS, 16, HALF], kind, left))
             second, _ = gl.broadcast(second, gl.zeros([WARPS, 16, HALF], kind, left))
         for turn in range(tile, stop):
-            item = done + turn - tile
-            stage = item % STAGES
-            mbarrier.wait(ready.index(stage), (item // STAGES) & 1)
+            at = done + turn - tile
+            stage = at % STAGES
+            mbarrier.wait(ready.index(stage), (at // STAGES) & 1)
             top, total, low, high = _attend_tile(
                 keys, values, stage, passed + turn * KEYS, cached, first, second, top, total, low,
                 high, scale, KEYS, HALF, mma,
             )  # fmt: skip
             if WARPS > 1:
                 _barrier()
-            if item + STAGES < count:
+            if at + STAGES < count:
                 _fetch(
                     key_box, value_box, keys, values, ready, stage, table, table_stride,
                     next_slot, next_passed, next_cached, next_head, next_tile, KV_HEADS,
@@ -339,7 +336,7 @@ def hopper_decode_kernel(
                     next_tiles,
                 ) = _advance(
                     rows, last_position, shared_lengths, next_row, next_head, next_tile, next_slot,
-                    next_passed, next_cached, next_tiles, item + STAGES + 1 < count, KV_HEADS, KEYS,
+                    next_passed, next_cached, next_tiles, at + STAGES + 1 < count, KV_HEADS, KEYS,
                 )  # fmt: skip
 
         # The warps' parts become one.
@@ -348,31 +345,42 @@ def hopper_decode_kernel(
         whole = gl.sum(total * share, 0)
         low_sum = gl.sum(low * share[:, :, None], 0)
         high_sum = gl.sum(high * share[:, :, None], 0)
-        if stop - tile == tiles:
-            divisor = gl.convert_layout(whole, gl.SliceLayout(1, of_one))[:, None]
-            gl.store(target + place, (low_sum / divisor).to(kind), mask=wanted)
-            gl.store(target + place + HALF, (high_sum / divisor).to(kind), mask=wanted)
+        whole_row = stop - tile == tiles
+        queries = gl.arange(0, 16, query_axis)
+        if whole_row:
+            if own_parts is not None:
+                store_part(
+                    low_sum, high_sum, highest, whole, own_parts, own_sums, pair, place, wanted,
+                    queries, SHARED, HALF,
+                )  # fmt: skip
+            else:
+                divisor = gl.convert_layout(whole, gl.SliceLayout(1, of_one))[:, None]
+                target = out + pair * (SHARED * DIM) + place
+                gl.store(target, (low_sum / divisor).to(kind), mask=wanted)
+                gl.store(target + HALF, (high_sum / divisor).to(kind), mask=wanted)
         else:
             start = own_begin + done - tile
             mine = program * 2 + (done > 0).to(gl.int32)
-            place_part = partial + mine.to(gl.int64) * (SHARED * DIM) + place
-            gl.store(place_part, low_sum, mask=wanted)
-            gl.store(place_part + HALF, high_sum, mask=wanted)
-            queries = gl.arange(0, 16, query_axis)
-            gl.store(sums + (mine * SHARED + queries) * 2, highest, mask=queries < SHARED)
-            gl.store(sums + (mine * SHARED + queries) * 2 + 1, whole, mask=queries < SHARED)
+            store_part(
+                low_sum, high_sum, highest, whole, partial, sums, mine, place, wanted, queries,
+                SHARED, HALF,
+            )  # fmt: skip
             begin_program = _owner(start, each, longer)
             end_program = _owner(start + tiles - 1, each, longer)
-            counter = arrived + row * KV_HEADS + head
             _barrier()
-            ticket = gl.atomic_add(counter, 1, sem="acq_rel")
-            if ticket == end_program - begin_program:
-                gl.store(counter, 0)
+            ticket = gl.atomic_add(arrived + pair, 1, sem="acq_rel")
+            whole_row = ticket == end_program - begin_program
+            if whole_row:
+                gl.store(arrived + pair, 0)
                 first_begin = begin_program * each + gl.minimum(begin_program, longer)
                 add_parts(
-                    partial, sums, target, begin_program, end_program,
+                    partial, sums, out, own_parts, own_sums, pair, begin_program, end_program,
                     (first_begin != start).to(gl.int32), SHARED, DIM, PARTS, COMBINE,
                 )  # fmt: skip
+            elif done == 0:
+                completed_from = pair + 1
+        if whole_row:
+            completed_to = pair + 1
 
         done += stop - tile
         tile = tile * 0
@@ -384,3 +392,12 @@ def hopper_decode_kernel(
                 slot, passed, cached, tiles = _slot_of(
                     rows, last_position, shared_lengths, row, done < count, KEYS
                 )
+
+    if own_parts is not None:
+        # Until here the kernel ahead, which attends to the prefix, may have been at work.
+        tl.extra.cuda.gdc_wait()
+        _barrier()
+        finish_rows(
+            own_parts, own_sums, prefix_partial, prefix_sums, prefix_parts, rows, shared_lengths,
+            completed_from, completed_to, out, KV_HEADS, SHARED, DIM, PARTS, COMBINE,
+        )  # fmt: skip

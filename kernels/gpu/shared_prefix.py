@@ -10,7 +10,8 @@ Hopper GPUs have a kernel of their own for it (``shared_prefix_hopper``).
 The positions are cut into a few stretches so that few rows fill the GPU too. The grid depends on
 the number of rows alone; which rows take part, and up to where, lies on the device. It changes
 between steps only, and a step's first kernels let nothing start before they have waited
-(``slots.embed``), and so a program reads it before it waits for the kernel ahead.
+(``slots.embed``), and so a program reads it before it waits for the kernel ahead. The kernel behind
+starts when all programs have done so: it may read QKV at once.
 """
 
 from __future__ import annotations
@@ -123,8 +124,6 @@ def _prefix_kernel(
     QUERIES: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
     leader = tl.load(shared_slot)
     length = tl.load(shared_lengths + leader, mask=leader >= 0, other=0)
     kv_head = tl.program_id(1)
@@ -142,6 +141,7 @@ def _prefix_kernel(
     active = tl.max(takes_part.to(tl.int32), 0)
     if EARLY:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     # Not earlier: the kernel behind waits for this one alone.
     if (length == 0) | (active == 0):
         return

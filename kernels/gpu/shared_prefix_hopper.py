@@ -8,7 +8,7 @@ Block tables, lengths and what earlier steps wrote are read before the program w
 ahead of it, K and V by the fetching warp, which never waits. That is right as in
 ``decode_stretches_hopper``; also without a plan ahead, where the Triton kernel of decode attention
 follows: a step's first kernel (``slots.embed``) lets nothing start before it has waited, and each
-behind it waits for the one ahead.
+behind it waits for the one ahead. The kernel behind this one starts as ``shared_prefix`` says.
 
 Written in Gluon, Triton's language of explicit layouts, which is experimental: with a Triton that
 lacks it or has changed it, importing this module or making a ``HopperPrefixAttention`` fails.
@@ -89,6 +89,7 @@ def _attend(
     source = (row.to(gl.int64) * (HEADS + 2 * KV_HEADS) + kv_head * SHARED + head) * 128
     source = qkv + source[:, None] + half
     tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
     first = gl.load(source, mask=inside, other=0.0).to(gl.float32)
     second = gl.load(source + 64, mask=inside, other=0.0).to(gl.float32)
     if NORM:
@@ -160,7 +161,6 @@ def _hopper_prefix_kernel(
     QUERIES: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, NORM: gl.constexpr,
     GROUP_REGISTERS: gl.constexpr, FETCH_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    tl.extra.cuda.gdc_launch_dependents()
     leader = gl.load(shared_slot)
     length = gl.load(shared_lengths + leader, mask=leader >= 0, other=0)
     query = gl.arange(0, QUERIES, gl.BlockedLayout([1], [32], [4], [0]))

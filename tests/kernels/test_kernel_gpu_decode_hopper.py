@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import triton
+import triton.language as tl
 from paged_sequences import EPS, MAX_POSITIONS, Case, Paged
 from torch import Tensor
 from triton_device import DEVICE, ON_GPU, error, tolerance
 
+from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for, shared_prefix
 from penstock.services.worker.gpu.attention_choice import PrefixAttention, TritonPrefixAttention
 
@@ -108,10 +113,13 @@ class Rows:
         self.out.fill_(float("nan"))
         self.prefix.partial.fill_(float("nan"))
         self.prefix.sums.fill_(float("nan"))
+        self.attention.own.fill_(float("nan"))
 
-    def attend(self) -> None:
+    def attend(self, ahead: Callable[[], object] = lambda: None) -> None:
+        """ahead: starts what is between the plan and the first kernel that reads QKV."""
         paged = self.paged
         self.attention.plan(self.rows, self.position, self.prefixed)
+        ahead()
         if self.prefixed:
             self.attend_prefix(
                 1,
@@ -259,6 +267,42 @@ def test_every_run_gives_the_same_bits(lengths: list[int]) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_run_behind_a_prefix_gives_the_same_bits(kernel: str) -> None:
     assert_same_bits(Rows(PREFIXED[1], 13 * PREFIXED[1].block_size, kernel))
+
+
+@triton.jit
+def _late_copy(source, target, size, EARLY: tl.constexpr):
+    """Lets its successor start, is busy for some 50 µs, and leaves most of the GPU free."""
+    begin_early(EARLY)
+    number = tl.program_id(0)
+    for _ in range(20_000):
+        number = number * 1_664_525 + 1_013_904_223
+    for start in range(tl.program_id(0) * 1024, size, tl.num_programs(0) * 1024):
+        place = start + tl.arange(0, 1024)
+        there = (place < size) & (place + (number & 1) >= 0)
+        tl.store(target + place, tl.load(source + place, mask=there), mask=there)
+
+
+@pytest.mark.parametrize("kernel", [None, *KERNELS])
+def test_a_kernel_ahead_that_writes_qkv_late_is_awaited(kernel: str | None) -> None:
+    case = PREFIXED[1]
+    rows = Rows(case, 13 * case.block_size if kernel else None, kernel or "Gluon")
+    source = rows.qkv.clone()
+
+    def write_late() -> None:
+        source.mul_(1.0)  # starts when the plan is over, and lets nothing start before it ends
+        _late_copy[(4,)](source, rows.qkv, source.numel(), EARLY, launch_pdl=EARLY)
+
+    rows.attend(write_late)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rows.attend(write_late)
+    for _ in range(5):
+        source.normal_()
+        rows.reset()
+        rows.qkv.fill_(float("nan"))
+        graph.replay()
+        rows.check()
 
 
 def assert_same_bits(rows: Rows) -> None:

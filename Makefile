@@ -10,8 +10,9 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 TORCH ?= torch==2.13.0 triton==3.7.1
 MODEL ?=
 ARGS ?=
-# Files of tests that run at the same time. ARGS="-n 0 …" for a debugger.
-JOBS ?= 2
+# Files of tests that run at the same time: on two cores a third one works while two wait.
+# ARGS="-n 0 …" for a debugger.
+JOBS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-slow test-gpu chaos lint format format-check types imports \

@@ -32,6 +32,10 @@ TCP_SILENCE_SECONDS = 5.0
 """The same on tcp while the connection holds. Where answers to a host are lost, its system sends
 again after 0.2, 0.6, 1.4 and 3 s, and no new beat meanwhile: two lost seconds are three of silence.
 A process that ends takes its connections with it."""
+LOADING_SILENCE_SECONDS = 60.0
+"""The same before a process was ever ready, while its connection holds: nothing is lost with it,
+and one import may keep its threads from running for long (torch's libraries come from a cold disk,
+or the machine is crowded)."""
 GOODBYE_SECONDS = 0.05
 """A process says goodbye before its connection breaks, but the latter may be seen first."""
 PAUSE_SECONDS = 1.0
@@ -48,7 +52,7 @@ class Member:
     __slots__ = (
         "address", "broken_at", "capacity", "connected", "demand", "heard_at", "identity",
         "incarnation", "item_age", "item_limit", "load", "metrics", "note", "phase", "routed",
-        "service",
+        "service", "was_ready",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
@@ -62,6 +66,7 @@ class Member:
         self.broken_at: float | None = None
         """When its connection was seen to break, which means that it has ended."""
         self.phase = Phase.STARTING
+        self.was_ready = False
         self.note = ""
         self.capacity = Capacity()
         self.demand = Demand()
@@ -75,8 +80,11 @@ class Member:
     @property
     def silence_limit(self) -> float:
         """Seconds without a beat, after which it is lost."""
-        holds = self.connected and self.address.startswith("tcp://")
-        return TCP_SILENCE_SECONDS if holds else SILENCE_SECONDS
+        if not self.connected:
+            return SILENCE_SECONDS
+        if not self.was_ready:
+            return LOADING_SILENCE_SECONDS
+        return TCP_SILENCE_SECONDS if self.address.startswith("tcp://") else SILENCE_SECONDS
 
     def peer(self) -> Peer:
         return Peer(
@@ -185,6 +193,7 @@ class Roster:
         member.metrics = beat.metrics
         if (member.phase, member.note, member.capacity) != (beat.phase, beat.note, beat.capacity):
             member.phase, member.note, member.capacity = beat.phase, beat.note, beat.capacity
+            member.was_ready |= beat.phase == Phase.READY
             self._changed = True
         elif beat.membership_version < self.version:
             self._send(member.address, self._snapshot())

@@ -151,6 +151,19 @@ class Server:
         shutil.rmtree(self.runtime, ignore_errors=True)
 
 
+SLOW_TORCH = """
+import ctypes, pathlib, sys, time
+
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            time.sleep(1)  # the process has joined by then
+            ctypes.PyDLL(None).sleep(5)  # and holds the interpreter's lock
+            pathlib.Path(__file__).with_name("was-slow").touch()
+
+sys.meta_path.insert(0, Slow())
+"""
 Start = Callable[..., Server]
 NULL = ("--device", "null", "--port", "0")
 
@@ -232,6 +245,22 @@ def test_launcher_uses_almost_no_cpu_when_idle(shared: Server) -> None:
     before = sum(launcher.cpu_times()[:2])
     time.sleep(2.0)
     assert sum(launcher.cpu_times()[:2]) - before <= 0.04
+
+
+def test_launcher_waits_for_an_import_that_stops_all_threads_of_a_process(
+    start: Start, tmp_path: Path
+) -> None:
+    """As torch's does from a cold disk: no beat comes for longer than a serving process may be
+    silent."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_TORCH)
+    server = start("--device", "cpu", "--port", "0", "--threads", "1", PYTHONPATH=str(tmp_path))
+    first = server.child("worker 0").pid
+    server.ready()
+    assert (tmp_path / "was-slow").exists()
+    assert "declared lost" not in server.text
+    assert server.child("worker 0").pid == first
+    assert server.complete()["usage"]["completion_tokens"] == 4
+    assert server.stop() == 0, server.text
 
 
 def test_launcher_two_servers_of_one_user_do_not_disturb_each_other(start: Start) -> None:

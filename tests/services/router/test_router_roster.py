@@ -26,6 +26,7 @@ from penstock.protocol.messages.membership import (
 )
 from penstock.services.router.roster import (
     GOODBYE_SECONDS,
+    LOADING_SILENCE_SECONDS,
     MAX_LOST,
     PAUSE_SECONDS,
     SILENCE_SECONDS,
@@ -299,17 +300,17 @@ def test_a_silent_member_is_lost_and_fenced(roster: Roster, wire: Wire) -> None:
     assert "pid 1" in text
 
 
-def far(roster: Roster, number: int) -> str:
+def far(roster: Roster, number: int, phase: str = Phase.READY) -> str:
     """Let a member on another host join. Returns its address."""
     where = f"tcp://10.0.0.{number}:5000"
     roster.hello(hello(number, address=where), 100.0)
-    roster.beat(beat(number, address=where), 100.0)
+    roster.beat(beat(number, phase, address=where), 100.0)
     return where
 
 
 def silent_until_lost(roster: Roster, number: int) -> float:
     """Seconds without a beat, after which the member is lost, to a quarter."""
-    for quarters in range(1, 100):
+    for quarters in range(1, 1000):
         roster.tick(100.0 + quarters / 4)
         if number not in roster.members:
             return quarters / 4
@@ -326,6 +327,27 @@ def test_between_hosts_silence_lasts_longer_while_the_connection_holds(
 
 def test_silence_counts_as_on_one_host_where_the_connection_broke(roster: Roster) -> None:
     roster.disconnected(far(roster, 1), 100.0)
+    assert silent_until_lost(roster, 1) == SILENCE_SECONDS + 0.25
+
+
+def test_a_member_that_still_loads_may_be_silent_for_long(roster: Roster, wire: Wire) -> None:
+    """Importing torch from a cold disk lets none of its threads run."""
+    roster.hello(hello(1), 100.0)
+    roster.beat(beat(1, Phase.LOADING), 100.0)
+    assert silent_until_lost(roster, 1) == LOADING_SILENCE_SECONDS + 0.25
+    assert "no beat for 60 s" in wire.log[-1][1]
+
+
+def test_a_member_that_was_ready_once_is_judged_as_one_that_serves(roster: Roster) -> None:
+    join(roster, 1)
+    roster.beat(beat(1, Phase.LOADING), 100.0)
+    assert silent_until_lost(roster, 1) == SILENCE_SECONDS + 0.25
+
+
+def test_a_member_that_loads_on_another_host_is_lost_soon_if_its_connection_breaks(
+    roster: Roster,
+) -> None:
+    roster.disconnected(far(roster, 1, Phase.LOADING), 100.0)
     assert silent_until_lost(roster, 1) == SILENCE_SECONDS + 0.25
 
 

@@ -74,7 +74,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_
     ) = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="How many choices to generate.")] = 1
     max_tokens: (
-        Annotated[int, Meta(ge=1, le=MAX_TOKENS, description="Generate at most this many tokens.")]
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=MAX_TOKENS,
+                description="Generate at most this many tokens; 0: nothing but the prompt's part.",
+            ),
+        ]
         | None
     ) = None
     stop: Annotated[

@@ -117,7 +117,7 @@ def make_request(
         tenant=work.tenant,
         deadline=deadline,
         time_left=work.time_left,
-        stop_ids=frozenset(work.stop_ids),
+        stop_ids=frozenset(work.stop_ids if max_output else ()),
         root=chain_root(work.cache_salt.encode()),
         prompt_len=prompt_len,
         max_output=max_output,

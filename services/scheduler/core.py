@@ -357,6 +357,11 @@ class SchedulerCore:
             self._outbox.token(sequence, token, EndReason.STOP, token, logprobs)
             self._finish(sequence)
         elif known >= sequence.max_len:
+            if known > sequence.max_len:  # only its prompt was wanted
+                tokens.pop()
+                self._outbox.end_of_prompt(sequence)
+                self._close(sequence)
+                return
             self._outbox.token(sequence, token, EndReason.LENGTH, None, logprobs)
             self._finish(sequence)
         else:
@@ -412,7 +417,7 @@ class SchedulerCore:
     def _refit(self, sequence: Sequence) -> None:
         """Hold an open, waiting sequence to new limits."""
         sequence.max_len = min(sequence.max_len, self.limits.max_sequence_len)
-        if len(sequence.tokens) >= sequence.max_len:
+        if len(sequence.tokens) >= self.limits.max_sequence_len:
             self._end(sequence, fits_no_longer(sequence, self.limits.max_sequence_len))
 
     def _expire(self, now: float) -> None:

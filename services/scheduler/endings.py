@@ -35,10 +35,13 @@ def grammar_failed(failure: RowFailure) -> Ending:
 
 
 def by_output(sequence: Sequence) -> Ending | None:
-    """How the known output ends a sequence, if it does."""
+    """How the known output ends a sequence, if it does. One that may generate nothing has ended,
+    unless logprobs of its prompt are to be computed."""
     if sequence.num_output and sequence.tokens[-1] in sequence.request.stop_ids:
         return Ending(EndReason.STOP, sequence.tokens[-1])
-    return LENGTH if len(sequence.tokens) >= sequence.max_len else None
+    if len(sequence.tokens) < sequence.max_len or sequence.wants_prompt:
+        return None
+    return LENGTH
 
 
 def struck_out(sequence: Sequence, reason: str) -> Ending:

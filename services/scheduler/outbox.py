@@ -73,6 +73,14 @@ class Outbox:
         if reason is not None:
             columns.ends.append(End(len(columns.ids) - 1, reason, stop))
 
+    def end_of_prompt(self, sequence: Sequence) -> None:
+        """Add a row that ends a sequence with what its computed prompt brings, and no token."""
+        columns = self._row(sequence, 0, 0)
+        row = len(columns.ids) - 1
+        if (prompt := sequence.prompt_logprobs.packed()) is not None:
+            columns.logprobs.append(RowLogprobs(row, None, prompt))
+        columns.ends.append(End(row, EndReason.LENGTH))
+
     def end(
         self,
         sequence: Sequence,

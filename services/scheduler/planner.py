@@ -219,15 +219,10 @@ class Planner:
         The block of the last known token is left out: its K and V may be there, but the logits
         that the next token is drawn from are not.
         """
-        if not self._caching or self._wants_prompt(sequence):
+        if not self._caching or sequence.wants_prompt:
             return []
         count = (len(sequence.tokens) - 1) // self.limits.block_size
         return self.blocks.match(self._hasher.extend(sequence, count)[:count])
-
-    @staticmethod
-    def _wants_prompt(sequence: Sequence) -> bool:
-        """Logprobs of the prompt are owed with the first token: all of it must be computed."""
-        return sequence.prompt_logprobs.most is not None and not sequence.num_output
 
     def _owed(self, sequence: Sequence) -> int:
         """Blocks that a running sequence will ask for soon: its known tokens and one more."""
@@ -266,9 +261,7 @@ class Planner:
                 num_computed=sequence.num_computed,
                 blocks=hits,
                 sampling=sequence.sampling,
-                prompt_logprobs=(
-                    sequence.prompt_logprobs.most if self._wants_prompt(sequence) else None
-                ),
+                prompt_logprobs=(sequence.prompt_logprobs.most if sequence.wants_prompt else None),
             )
         )
         self._add_chunk(step, sampled, sequence)
@@ -289,7 +282,7 @@ class Planner:
         sequence.num_computed = end
         step.budget -= end - start
         step.chunks.append(Chunk(sequence.slot, start, end - start, end == known, blocks))
-        if self._wants_prompt(sequence):
+        if sequence.wants_prompt:
             step.prompts[sequence.slot] = sequence
         if self._caching:
             self._cache_prefill(step.number, sequence, start, end)

@@ -52,7 +52,8 @@ class Request:
     """Start of the hash chain of its blocks: requests share blocks only under the same root."""
     prompt_len: int
     max_output: int
-    """Tokens that one choice may generate: max_tokens, or what the engine's limits leave."""
+    """Tokens that one choice may generate: max_tokens, or what the engine's limits leave; with 0 it
+    ends when its prompt is computed, and the token drawn then is dropped."""
     streamed: bool
     """Somebody reads along and feels each pause."""
     num_cached: int = 0
@@ -152,6 +153,11 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Logprobs of the prompt are owed with the first row: all of it must be computed."""
+        return self.prompt_logprobs.most is not None and not self.num_output
 
     @property
     def running(self) -> bool:

@@ -73,11 +73,17 @@ def _check_prompt(ids: bytes, vocab_size: int, max_model_len: int, param: str) -
     return length
 
 
-def _max_tokens(asked: int | None, prompt: Prompt, length: int, max_model_len: int) -> int:
+def _max_tokens(params: SamplingParams, prompt: Prompt, length: int, max_model_len: int) -> int:
     """How many tokens to generate at most. Raises ``PromptError`` if they do not fit."""
-    room = max_model_len - length
+    room, asked = max_model_len - length, params.max_tokens
     if asked is None:
         return room if isinstance(prompt, Chat) else min(COMPLETION_MAX_TOKENS, room)
+    if asked == 0 and not params.echo and params.prompt_logprobs is None:
+        raise PromptError(
+            "max_tokens is 0, which leaves nothing to answer: ask for at least 1, or for echo or "
+            "prompt_logprobs too",
+            "max_tokens",
+        )
     if asked > room:
         raise PromptError(
             f"the prompt has {length} tokens and max_tokens is {asked}, together "
@@ -195,7 +201,7 @@ def prepare(
     param = "messages" if isinstance(work.prompt, Chat) else "prompt"
     length = _check_prompt(prompt, info.vocab_size, max_model_len, param)
     params = resolve(work.params, info.defaults, seed)
-    limit = _max_tokens(params.max_tokens, work.prompt, length, max_model_len)
+    limit = _max_tokens(params, work.prompt, length, max_model_len)
     if params.min_tokens > limit:
         raise PromptError(
             f"min_tokens is {params.min_tokens}, but at most {limit} tokens are generated after "

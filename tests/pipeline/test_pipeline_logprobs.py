@@ -174,6 +174,35 @@ def test_tokens_of_a_stop_string_have_logprobs_and_later_ones_do_not(server: Ser
         assert columns["tokens"] == plain.logprobs[choice]["tokens"][: lengths[choice]]
 
 
+def test_a_prompt_is_scored_without_an_answer(server: Served, folder: Path) -> None:
+    scored = {"prompt": [PROMPT, "two"], "max_tokens": 0, "echo": True, "logprobs": 2}
+    body = scored | {"max_tokens": 1, "n": 2, "temperature": 0}
+    whole, streamed, longer = asked(server, scored | {"n": 2}, scored | {"stream": True}, body)
+    assert whole.text == {0: PROMPT, 1: PROMPT, 2: "two", 3: "two"}
+    assert streamed.text == {0: PROMPT, 1: "two"}
+    assert set(whole.finish.values()) == {"length"} == set(streamed.finish.values())
+    assert whole.usage is not None and longer.usage is not None
+    assert whole.usage["completion_tokens"] == 0
+    assert whole.usage["prompt_tokens"] == longer.usage["prompt_tokens"]
+    for choice, columns in whole.logprobs.items():
+        for name, column in columns.items():
+            assert column == longer.logprobs[choice][name][:-1], name
+    assert streamed.logprobs == {0: whole.logprobs[0], 1: whole.logprobs[2]}
+    (chat,) = asked(
+        server,
+        {"messages": [{"role": "user", "content": "x"}], "max_tokens": 0, "prompt_logprobs": 0},
+        path=CHAT,
+    )
+    assert (chat.text, chat.finish) == ({0: ""}, {0: "length"})
+    with penstock.LLM(str(folder), dtype="float32") as llm:
+        settings = penstock.SamplingParams(max_tokens=0, prompt_logprobs=2)
+        (result,) = llm.generate([PROMPT], settings)
+        with pytest.raises(ValueError, match=r"max_tokens is 0.* echo or prompt_logprobs"):
+            llm.generate([PROMPT], penstock.SamplingParams(max_tokens=0))
+    assert result.outputs[0].token_ids == [] and result.outputs[0].text == ""
+    check_places(result, by_transformers(folder, result.prompt_token_ids))
+
+
 def test_an_echo_is_the_prompt_before_the_answer(server: Served) -> None:
     body = {"prompt": [PROMPT, "two"], "max_tokens": 5, "temperature": 0, "n": 2}
     plain, echoed = asked(server, body, body | {"echo": True})

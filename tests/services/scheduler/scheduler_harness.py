@@ -59,13 +59,20 @@ def token_work(
     accepted: bool = False,
     stalls: int = 0,
     streamed: bool = True,
+    prompt_logprobs: int | None = None,
 ) -> TokenWork:
     """A request as the tokenizer sends it; ``outputs`` by choice for a continuation."""
     states = outputs if outputs is not None else {choice: [] for choice in range(n)}
     return TokenWork(
         prompt=token_bytes(prompt),
         params=SamplingParams(
-            temperature=1.0, top_p=1.0, top_k=-1, seed=seed, max_tokens=max_tokens, n=n
+            temperature=1.0,
+            top_p=1.0,
+            top_k=-1,
+            seed=seed,
+            max_tokens=max_tokens,
+            n=n,
+            prompt_logprobs=prompt_logprobs,
         ),
         choices=[ChoiceState(choice, token_bytes(output)) for choice, output in states.items()],
         stop_ids=stop_ids or [],
@@ -152,10 +159,11 @@ class Engine:
         accepted: bool = False,
         stalls: int = 0,
         streamed: bool = True,
+        prompt_logprobs: int | None = None,
     ) -> Rejected | None:
         work = token_work(
             prompt, max_tokens, outputs, n, stop_ids, seed, time_left, age,
-            tenant, priority, cache_salt, accepted, stalls, streamed,
+            tenant, priority, cache_salt, accepted, stalls, streamed, prompt_logprobs,
         )  # fmt: skip
         rejected = self.core.add(request_id, attempt, owner, work, self.now)
         self.core.check()

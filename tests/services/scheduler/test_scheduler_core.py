@@ -103,6 +103,25 @@ def test_a_sequence_is_not_planned_past_its_length() -> None:
     assert len(engine.plans) == 2
 
 
+def test_a_prompt_whose_logprobs_alone_are_wanted_is_computed_once_and_brings_no_token() -> None:
+    engine = Engine(small(max_num_batched_tokens=8))
+    everything = list(range(engine.limits.vocab_size))
+    engine.submit(1, prompt(20), max_tokens=0, prompt_logprobs=2, stop_ids=everything)
+    engine.run()
+    engine.assert_finished(1)
+    assert engine.end(1).reason is EndReason.LENGTH
+    assert [chunk.count for plan in engine.plans for chunk in plan.chunks] == [8, 8, 4]
+    engine.assert_idle()
+
+
+def test_where_nothing_is_to_be_computed_a_request_ends_without_a_step() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(20), max_tokens=0)
+    engine.expire()
+    engine.assert_finished(1)
+    assert engine.plan() is None
+
+
 def test_a_decode_step_that_changes_nothing_is_empty() -> None:
     engine = Engine()
     engine.submit(1, prompt(9), max_tokens=8)

@@ -240,6 +240,16 @@ def test_a_new_epoch_begins_with_an_empty_cache_and_loses_no_request() -> None:
     engine.assert_idle()
 
 
+def test_a_prompt_that_is_only_to_be_scored_outlives_its_worker() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(17), max_tokens=0, prompt_logprobs=1)
+    engine.plan()
+    engine.restart()
+    engine.run()
+    engine.assert_finished(1)
+    engine.assert_idle()
+
+
 def test_a_smaller_worker_after_a_restart_gets_only_what_it_can_hold() -> None:
     engine = Engine(small())
     engine.submit(1, prompt(30), max_tokens=5)

@@ -112,7 +112,7 @@ class RandomRun:
         self.engine.submit(
             self.next_id,
             self.random_prompt(),
-            max_tokens=self.rng.choice([1, 2, 7, 20, None]),
+            max_tokens=self.rng.choice([0, 1, 2, 7, 20, None]),
             n=self.rng.choice([1, 1, 1, 2, 5]),
             stop_ids=self.stop_ids,
             seed=self.rng.randrange(3),
@@ -122,6 +122,7 @@ class RandomRun:
             tenant=self.rng.choice(["", "ann", "bob"]),
             time_left=self.rng.choice([None, None, None, 5.0]),
             age=self.rng.random(),
+            prompt_logprobs=self.rng.choice([None, None, None, 1]),
         )
 
     def some_id(self) -> int:

@@ -121,6 +121,12 @@ def test_a_continuation_keeps_output_and_limit(model: TextModel, info: ModelInfo
         (work(Chat(b"[]")), "messages", "at least one message"),
         (work(tokens(5), max_tokens=100), "max_tokens", "1 tokens .* 100, together 101.*most 99"),
         (work(tokens(5), max_tokens=2**31 - 1), "max_tokens", "at most 99"),
+        (
+            work(tokens(5), max_tokens=0),
+            "max_tokens",
+            "is 0.* at least 1.* echo or prompt_logprobs",
+        ),
+        (work(tokens(5), max_tokens=0, logprobs=1), "max_tokens", "echo or prompt_logprobs"),
         (work(tokens(5), stop_token_ids=[3, 512]), "stop_token_ids", "token id 512 "),
         (work(tokens(5), stop_token_ids=[2**31 - 1]), "stop_token_ids", "token id 2147483647 "),
     ],

@@ -112,6 +112,11 @@ class Server:
         except (urllib.error.HTTPError, OSError):
             return False
 
+    def members(self) -> list[str]:
+        """The services of all processes that the router knows."""
+        with urllib.request.urlopen(self.url + "/playground/status", timeout=PATIENCE) as answer:
+            return [one["service"] for one in msgspec.json.decode(answer.read())["processes"]]
+
     def complete(self, **fields: Any) -> Any:
         body = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True, **fields}
         request = urllib.request.Request(
@@ -444,7 +449,7 @@ def test_launcher_replaces_a_router_that_hangs(start: Start) -> None:
 def test_launcher_that_was_stopped_itself_joins_again(start: Start) -> None:
     server = start(*NULL).ready()
     server.process.send_signal(signal.SIGSTOP)
-    time.sleep(4.0)  # after 3 s of silence the router declares it lost
+    wait_for(lambda: "launcher" not in server.members())
     server.process.send_signal(signal.SIGCONT)
     wait_for(lambda: "joining again" in server.text)
     killed = server.child("tokenizer 0")

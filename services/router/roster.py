@@ -33,9 +33,10 @@ TCP_SILENCE_SECONDS = 5.0
 again after 0.2, 0.6, 1.4 and 3 s, and no new beat meanwhile: two lost seconds are three of silence.
 A process that ends takes its connections with it."""
 LOADING_SILENCE_SECONDS = 60.0
-"""The same before a process was ever ready, while its connection holds: nothing is lost with it,
-and one import may keep its threads from running for long (torch's libraries come from a cold disk,
-or the machine is crowded)."""
+"""The same of a process of ``LOADERS`` that was never ready, while its connection holds: nothing is
+lost with it, and one import may keep its threads from running for long (torch's libraries come from
+a cold disk, or the machine is crowded)."""
+LOADERS = frozenset({"worker", "tokenizer"})
 GOODBYE_SECONDS = 0.05
 """A process says goodbye before its connection breaks, but the latter may be seen first."""
 PAUSE_SECONDS = 1.0
@@ -82,7 +83,7 @@ class Member:
         """Seconds without a beat, after which it is lost."""
         if not self.connected:
             return SILENCE_SECONDS
-        if not self.was_ready:
+        if self.service in LOADERS and not self.was_ready:
             return LOADING_SILENCE_SECONDS
         return TCP_SILENCE_SECONDS if self.address.startswith("tcp://") else SILENCE_SECONDS
 

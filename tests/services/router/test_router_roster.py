@@ -338,6 +338,11 @@ def test_a_member_that_still_loads_may_be_silent_for_long(roster: Roster, wire: 
     assert "no beat for 60 s" in wire.log[-1][1]
 
 
+def test_a_member_that_has_nothing_to_load_is_judged_at_once(roster: Roster) -> None:
+    roster.hello(hello(1, "launcher"), 100.0)
+    assert silent_until_lost(roster, 1) == SILENCE_SECONDS + 0.25
+
+
 def test_a_member_that_was_ready_once_is_judged_as_one_that_serves(roster: Roster) -> None:
     join(roster, 1)
     roster.beat(beat(1, Phase.LOADING), 100.0)

@@ -220,7 +220,7 @@ class AsyncService(Service):
         self.loop = asyncio.get_running_loop()
         self._finished = asyncio.Event()
         self._draining_since: float | None = None
-        self._flush_planned = False
+        self._planned_flush: asyncio.TimerHandle | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self._on_signal)
         self.loop.add_reader(self.mailbox.fd, self._drain)
@@ -279,12 +279,18 @@ class AsyncService(Service):
 
     def flush(self) -> None:
         """Send what waits in the outboxes, now or in a moment."""
-        if not self.mailbox.flush() and not self._flush_planned:
-            self._flush_planned = True
-            self.loop.call_later(self.mailbox.retry_s(), self._flush_later)
+        if self.mailbox.flush():
+            return
+        due = self.loop.time() + self.mailbox.retry_s()
+        planned = self._planned_flush
+        if planned is not None:
+            if planned.when() <= due:
+                return
+            planned.cancel()  # one that waits since long must not delay a new one
+        self._planned_flush = self.loop.call_at(due, self._flush_later)
 
     def _flush_later(self) -> None:
-        self._flush_planned = False
+        self._planned_flush = None
         self.flush()
 
     def _on_timer(self) -> None:

@@ -225,8 +225,9 @@ class HopperDecodeAttention:
         prefixed: bool = False,
     ) -> None:
         """As ``decode_attention`` over the caches of ``layer``; all aligned to 16 bytes, and
-        ``plan`` called for the same rows. prefixed: go on from what ``prefix_attention`` has left
-        just before, for these rows."""
+        ``plan`` called for the same rows. prefixed: add what ``prefix_attention`` leaves for these
+        rows; its kernel must be the one directly ahead on the stream, because this one does not
+        wait for QKV itself."""
         ready = self._ready[shape_for(len(rows), prefixed)]
         ready.kernel[ready.shape.programs, 1, 1](
             qkv, self._plan, rows, last_position, table, *ready.boxes[layer], *self._caches[layer],

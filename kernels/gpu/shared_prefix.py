@@ -11,7 +11,7 @@ The positions are cut into a few stretches so that few rows fill the GPU too. Th
 the number of rows alone; which rows take part, and up to where, lies on the device. It changes
 between steps only, and a step's first kernels let nothing start before they have waited
 (``slots.embed``), and so a program reads it before it waits for the kernel ahead. The kernel behind
-starts when all programs have done so: it may read QKV at once.
+starts when all programs have waited for the kernel ahead: it may read QKV at once.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def _prefix_kernel(
     active = tl.max(takes_part.to(tl.int32), 0)
     if EARLY:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    # Not earlier: the kernel behind waits for this one alone.
+        tl.extra.cuda.gdc_launch_dependents()  # not before: it reads QKV without a wait
+    # Not earlier either: the end of the kernel ahead must be behind that of this one.
     if (length == 0) | (active == 0):
         return
     first_head = row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + kv_head * SHARED + head

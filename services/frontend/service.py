@@ -33,7 +33,6 @@ class FrontendService(AsyncService):
 
     name = "frontend"
     _listener: socket.socket
-    _closing: asyncio.Task[None]
 
     def __init__(self, config: Config, listen_fd: int | None = None) -> None:
         self._inherited: socket.socket | None = None
@@ -43,6 +42,7 @@ class FrontendService(AsyncService):
         self.metrics = Registry()
         self.gateway = PipelineGateway(self.mailbox, self.participant, self.config.admission)
         self._runner: web.AppRunner | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._drain_began = 0.0
 
     def _http_address(self) -> str:
@@ -126,7 +126,8 @@ class FrontendService(AsyncService):
         if self._runner is None or time.monotonic() - self._drain_began > LINGER_SECONDS:
             return True
         connected = self._runner.server is not None and self._runner.server.connections
-        return self._closing.done() and not connected
+        closed = self._closing is None or self._closing.done()
+        return closed and not connected
 
 
 def _bind(host: str, port: int, *, share: bool) -> socket.socket:

@@ -265,8 +265,7 @@ class SchedulerCore:
                 self._end(sequence, grammar_failed(failures[row]))
                 continue
             found = logprobs.get(row) if logprobs else None
-            self._append(sequence, tokens[row], step.number, found)
-            generated += 1
+            generated += self._append(sequence, tokens[row], step.number, found)
         self.counters.generated_tokens += generated
         return self._outbox.drain()
 
@@ -344,8 +343,9 @@ class SchedulerCore:
 
     def _append(
         self, sequence: Sequence, token: int, step: int, logprobs: PackedLogprobs | None
-    ) -> None:
-        """Take one sampled token; the body of the loop over a result's rows."""
+    ) -> bool:
+        """Take one sampled token; the body of the loop over a result's rows. Returns whether it
+        belongs to the answer."""
         tokens = sequence.tokens
         tokens.append(token)
         known = len(tokens)
@@ -361,11 +361,12 @@ class SchedulerCore:
                 tokens.pop()
                 self._outbox.end_of_prompt(sequence)
                 self._close(sequence)
-                return
+                return False
             self._outbox.token(sequence, token, EndReason.LENGTH, None, logprobs)
             self._finish(sequence)
         else:
             self._outbox.token(sequence, token, None, None, logprobs)
+        return True
 
     def _finish(self, sequence: Sequence) -> None:
         self._policy.on_finished(sequence)

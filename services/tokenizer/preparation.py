@@ -74,7 +74,8 @@ def _check_prompt(ids: bytes, vocab_size: int, max_model_len: int, param: str) -
 
 
 def _max_tokens(params: SamplingParams, prompt: Prompt, length: int, max_model_len: int) -> int:
-    """How many tokens to generate at most. Raises ``PromptError`` if they do not fit."""
+    """How many tokens to generate at most. Raises ``PromptError`` if they do not fit, or if none
+    and nothing of the prompt are asked for."""
     room, asked = max_model_len - length, params.max_tokens
     if asked is None:
         return room if isinstance(prompt, Chat) else min(COMPLETION_MAX_TOKENS, room)

@@ -111,6 +111,7 @@ def test_a_prompt_whose_logprobs_alone_are_wanted_is_computed_once_and_brings_no
     engine.assert_finished(1)
     assert engine.end(1).reason is EndReason.LENGTH
     assert [chunk.count for plan in engine.plans for chunk in plan.chunks] == [8, 8, 4]
+    assert engine.core.stats().counters.generated_tokens == 0
     engine.assert_idle()
 
 

@@ -192,9 +192,9 @@ class Roster:
         member.item_age = beat.item_age
         member.item_limit = beat.item_limit
         member.metrics = beat.metrics
+        member.was_ready |= beat.phase in (Phase.READY, Phase.DRAINING)
         if (member.phase, member.note, member.capacity) != (beat.phase, beat.note, beat.capacity):
             member.phase, member.note, member.capacity = beat.phase, beat.note, beat.capacity
-            member.was_ready |= beat.phase == Phase.READY
             self._changed = True
         elif beat.membership_version < self.version:
             self._send(member.address, self._snapshot())

@@ -223,6 +223,10 @@ class SchedulerCore:
             chunks=step.chunks,
         )
 
+    def drain(self) -> Batches:
+        """Rows of ends that came about without a step, as some do where a request is added."""
+        return self._outbox.drain()
+
     def held_for(self, now: float) -> float:
         """Seconds until ``plan`` should be asked, because the step under way lasts; else 0."""
         return self._in_flight.held_for(now)

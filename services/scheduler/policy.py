@@ -77,7 +77,8 @@ class SchedulingPolicy(Protocol):
         return
 
     def on_finished(self, sequence: Sequence) -> None:
-        """A sequence found its stop token or its limit; its output is complete."""
+        """A sequence found its stop token or its limit; its output is complete. Not called
+        where none was to be generated."""
         return
 
 

@@ -198,6 +198,8 @@ class SchedulerService(LoopService):
             if not self._sent:
                 self._sent_at = now
             self._sent.append(plan)
+        if ended := core.drain():
+            batches.append(ended)
         for batch in batches:
             began = time.monotonic_ns() if TRACE.on else 0
             self._hand_out(batch)

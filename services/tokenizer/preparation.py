@@ -80,9 +80,10 @@ def _max_tokens(params: SamplingParams, prompt: Prompt, length: int, max_model_l
     if asked is None:
         return room if isinstance(prompt, Chat) else min(COMPLETION_MAX_TOKENS, room)
     if asked == 0 and not params.echo and params.prompt_logprobs is None:
+        wanted = "prompt_logprobs" if isinstance(prompt, Chat) else "echo or prompt_logprobs"
         raise PromptError(
-            "max_tokens is 0, which leaves nothing to answer: ask for at least 1, or for echo or "
-            "prompt_logprobs too",
+            f"max_tokens is 0, which leaves nothing to answer: ask for at least 1, or for {wanted} "
+            "too",
             "max_tokens",
         )
     if asked > room:

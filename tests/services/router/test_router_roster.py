@@ -349,6 +349,12 @@ def test_a_member_that_was_ready_once_is_judged_as_one_that_serves(roster: Roste
     assert silent_until_lost(roster, 1) == SILENCE_SECONDS + 0.25
 
 
+def test_a_member_that_drains_is_judged_as_one_that_serves(roster: Roster) -> None:
+    roster.hello(hello(1), 100.0)
+    roster.beat(beat(1, Phase.DRAINING), 100.0)
+    assert silent_until_lost(roster, 1) == SILENCE_SECONDS + 0.25
+
+
 def test_a_member_that_loads_on_another_host_is_lost_soon_if_its_connection_breaks(
     roster: Roster,
 ) -> None:

@@ -118,7 +118,7 @@ def test_a_prompt_whose_logprobs_alone_are_wanted_is_computed_once_and_brings_no
 def test_where_nothing_is_to_be_computed_a_request_ends_without_a_step() -> None:
     engine = Engine()
     engine.submit(1, prompt(20), max_tokens=0)
-    engine.expire()
+    engine.take(engine.core.drain())
     engine.assert_finished(1)
     assert engine.plan() is None
 

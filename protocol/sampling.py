@@ -48,21 +48,33 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_
     temperature: (
         Annotated[
             float,
-            Meta(ge=0.0, le=100.0, description="Divides the logits; 0 takes the likeliest token."),
+            Meta(
+                ge=0.0,
+                le=100.0,
+                description="The logits are divided by it; 0 takes the likeliest token.",
+            ),
         ]
         | None
     ) = None
     top_p: (
         Annotated[
             float,
-            Meta(ge=0.0, le=1.0, description="Keep the likeliest tokens up to this probability."),
+            Meta(
+                ge=0.0,
+                le=1.0,
+                description="Keep the likeliest tokens whose probabilities add up to this.",
+            ),
         ]
         | None
     ) = None
     top_k: (
         Annotated[
             int,
-            Meta(ge=-1, le=MAX_TOKENS, description="Keep this many likeliest tokens; 0, -1: all."),
+            Meta(
+                ge=-1,
+                le=MAX_TOKENS,
+                description="Keep only so many of the likeliest tokens; 0 or -1 keeps all.",
+            ),
         ]
         | None
     ) = None
@@ -79,7 +91,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_
             Meta(
                 ge=0,
                 le=MAX_TOKENS,
-                description="Generate at most this many tokens; 0: nothing but the prompt's part.",
+                description="Generate at most this many tokens; 0 only scores the prompt.",
             ),
         ]
         | None
@@ -90,38 +102,61 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_
     ] = []
     stop_token_ids: Annotated[
         list[TokenId],
-        Meta(max_length=MAX_STOP_TOKENS, description="Stop at any of these tokens."),
+        Meta(max_length=MAX_STOP_TOKENS, description="Stop after any of these tokens."),
     ] = []
     ignore_eos: Annotated[
-        bool, Meta(description="Go on after the model's end token; for measurements.")
+        bool, Meta(description="Go on after the model's end token; meant for benchmarks.")
     ] = False
     min_p: (
         Annotated[
             float,
-            Meta(ge=0.0, le=1.0, description="Keep tokens of this share of the highest chance."),
+            Meta(
+                ge=0.0,
+                le=1.0,
+                description="Keep tokens at least this fraction as probable as the likeliest.",
+            ),
         ]
         | None
     ) = None
     presence_penalty: Annotated[
-        float, Meta(ge=-2.0, le=2.0, description="Off the logits of tokens in the output.")
+        float,
+        Meta(
+            ge=-2.0,
+            le=2.0,
+            description="Subtracted from the logit of each token that is in the output.",
+        ),
     ] = 0.0
     frequency_penalty: Annotated[
-        float, Meta(ge=-2.0, le=2.0, description="The same, for each time that a token occurs.")
+        float,
+        Meta(
+            ge=-2.0,
+            le=2.0,
+            description="Subtracted once for each time that the token is in the output.",
+        ),
     ] = 0.0
     repetition_penalty: (
         Annotated[
             float,
-            Meta(gt=0.0, le=10.0, description="Divides logits of tokens in prompt or output."),
+            Meta(
+                gt=0.0,
+                le=10.0,
+                description="Lowers logits of tokens in prompt or output; 1 changes nothing.",
+            ),
         ]
         | None
     ) = None
     min_tokens: Annotated[
         int,
-        Meta(ge=0, le=MAX_TOKENS, description="Do not stop before so many tokens."),
+        Meta(
+            ge=0, le=MAX_TOKENS, description="The answer does not end before it has so many tokens."
+        ),
     ] = 0
     logit_bias: Annotated[
         dict[TokenId, Bias],
-        Meta(max_length=MAX_BIASES, description="Added to the logits of tokens, by token id."),
+        Meta(
+            max_length=MAX_BIASES,
+            description="Numbers to add to the logits of tokens, by token id.",
+        ),
     ] = {}
     allowed_token_ids: (
         Annotated[
@@ -129,27 +164,32 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_
             Meta(
                 min_length=1,
                 max_length=MAX_ALLOWED_TOKENS,
-                description="Nothing but these tokens may come.",
+                description="Only these tokens may be generated.",
             ),
         ]
         | None
     ) = None
     bad_words: Annotated[
         list[BadWord],
-        Meta(max_length=MAX_BAD_WORDS, description="These words may not come."),
+        Meta(max_length=MAX_BAD_WORDS, description="These words are never generated."),
     ] = []
     include_stop_str_in_output: Annotated[
-        bool, Meta(description="The answer's text ends with the stop string that was found.")
+        bool, Meta(description="Keep the stop string that was found at the end of the text.")
     ] = False
     skip_special_tokens: Annotated[
         bool, Meta(description="Leave special tokens out of the answer's text.")
     ] = True
     spaces_between_special_tokens: Annotated[
-        bool, Meta(description="No effect: the tokenizers served here put none.")
+        bool, Meta(description="Has no effect: the tokenizers served here add no such spaces.")
     ] = True
     truncate_prompt_tokens: (
         Annotated[
-            int, Meta(ge=1, le=MAX_TOKENS, description="Keep this many last tokens of the prompt.")
+            int,
+            Meta(
+                ge=1,
+                le=MAX_TOKENS,
+                description="Keep only so many tokens from the end of the prompt.",
+            ),
         ]
         | None
     ) = None
@@ -159,24 +199,27 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_
             Meta(
                 ge=0,
                 le=MAX_LOGPROBS,
-                description="Logprobs of the tokens, each beside those of so many likeliest ones.",
+                description="Return each token's logprob and those of so many likeliest ones.",
             ),
         ]
         | None
     ) = None
     prompt_logprobs: (
         Annotated[
-            int, Meta(ge=0, le=MAX_LOGPROBS, description="The same for the tokens of the prompt.")
+            int,
+            Meta(
+                ge=0, le=MAX_LOGPROBS, description="Return the same for the tokens of the prompt."
+            ),
         ]
         | None
     ) = None
     echo: Annotated[
-        bool, Meta(description="The text begins with the prompt's; completions only.")
+        bool, Meta(description="Begin the text with the prompt; only for completions.")
     ] = False
     structured_outputs: (
         Annotated[
             Grammar,
-            Meta(description="What the answer looks like: json, regex, choice or grammar."),
+            Meta(description="Constrain the answer: json, json_object, regex, choice, grammar."),
         ]
         | None
     ) = None

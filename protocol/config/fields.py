@@ -18,7 +18,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="Folder of a Hugging Face checkpoint. Empty: the built-in model.")
     ] = ""
     served_model_name: Annotated[
-        list[str], Meta(description="Names in the API; default: the folder's name.")
+        list[str], Meta(description="Model names in the API; by default the folder's name.")
     ] = []
     max_model_len: Annotated[
         Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
@@ -26,10 +26,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(description="Type of weights and activations; auto: what the checkpoint says."),
+        Meta(description="Type of weights and activations; auto is the checkpoint's own."),
     ] = "auto"
     seed: Annotated[
-        int, Meta(ge=0, le=2**63 - 1, description="Seeds what the server itself draws.")
+        int,
+        Meta(ge=0, le=2**63 - 1, description="Seed of the seeds that requests without one get."),
     ] = 0
 
 
@@ -39,27 +40,36 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 16
     num_kv_blocks: Annotated[
         Annotated[int, Meta(ge=2, le=2**31 - 1)] | None,
-        Meta(description="KV blocks; default: what fits into the memory left for them."),
+        Meta(description="Number of KV blocks; by default as many as fit."),
     ] = None
     kv_cache_memory_bytes: Annotated[
         Annotated[int, Meta(ge=1, le=2**50)] | None,
-        Meta(description="Bytes of KV memory; default: on the CPU a quarter of what is free."),
+        Meta(description="Bytes of KV memory; by default, on a CPU, a quarter of what is free."),
     ] = None
     gpu_memory_utilization: Annotated[
         float,
-        Meta(gt=0.0, le=1.0, description="Share of a GPU's memory for weights, KV and all else."),
+        Meta(
+            gt=0.0,
+            le=1.0,
+            description="Share of a GPU's memory that may be used for everything together.",
+        ),
     ] = 0.9
     enable_prefix_caching: Annotated[
-        bool, Meta(description="Reuse the KV blocks of prompts with a common beginning.")
+        bool, Meta(description="Reuse KV blocks of prompts that begin alike.")
     ] = True
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: Annotated[
-        int, Meta(ge=1, le=8192, description="Sequences that run at the same time.")
+        int, Meta(ge=1, le=8192, description="Most sequences that run at the same time.")
     ] = 64
     max_num_batched_tokens: Annotated[
-        int, Meta(ge=1, le=2**20, description="Tokens computed in one step, prefill and decode.")
+        int,
+        Meta(
+            ge=1,
+            le=2**20,
+            description="Most tokens computed in one step, prefill and decode together.",
+        ),
     ] = 2048
     scheduling_policy: Annotated[
         str, Meta(description="fcfs, priority, sjf, fair, or an entry point's name.")
@@ -68,30 +78,46 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_requests: Annotated[
-        int, Meta(ge=1, le=10_000_000, description="More than this many waiting: 503 at once.")
+        int,
+        Meta(
+            ge=1, le=10_000_000, description="Refuse new requests (503) while so many wait already."
+        ),
     ] = 4096
     max_waiting_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=2**40)] | None,
-        Meta(description="More prompt tokens waiting: 503; default: 8 times KV memory, or 2**20."),
+        Meta(
+            description="Refuse new requests (503) while so many prompt tokens wait; by "
+            "default 8 times the KV memory, at least 1,048,576."
+        ),
     ] = None
     max_wait_s: Annotated[
         float,
-        Meta(gt=0.0, le=86_400.0, description="A new request that would wait longer: 503 at once."),
+        Meta(
+            gt=0.0,
+            le=86_400.0,
+            description="Refuse a new request (503) that would wait for longer.",
+        ),
     ] = 600.0
     max_tenant_share: Annotated[
         float,
-        Meta(gt=0.0, le=1.0, description="Of the queue, for one tenant while others come: 429."),
+        Meta(
+            gt=0.0,
+            le=1.0,
+            description="Share of the queue that one tenant may fill while others wait too (429).",
+        ),
     ] = 0.5
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Annotated[
         Literal["auto", "cpu", "cuda", "null"],
-        Meta(description="null answers at once with seeded tokens and loads no model."),
+        Meta(
+            description="Where the model runs; null loads no model and answers with random tokens."
+        ),
     ] = "auto"
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
-        Meta(description="CPU threads of a worker; default: measured at start."),
+        Meta(description="CPU threads of a worker; by default what measures best."),
     ] = None
     null_step_ms: Annotated[
         float, Meta(ge=0.0, le=60_000.0, description="Time of one step of the null device.")
@@ -101,39 +127,46 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
 class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Annotated[
         Literal["auto", "dummy"],
-        Meta(description="dummy: random weights, for measurements; only config.json is read."),
+        Meta(description="dummy reads only config.json and makes random weights, for benchmarks."),
     ] = "auto"
     compress_weights: Annotated[
         Literal["auto", "never"],
         Meta(
-            description="auto: a Hopper GPU with room keeps them a second time, losslessly smaller."
+            description="auto keeps a second, losslessly compressed copy of bf16 weights on a "
+            "Hopper GPU that has room, which small batches read faster."
         ),
     ] = "auto"
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    host: Annotated[str, Meta(description="Address that HTTP listens on.")] = "127.0.0.1"
+    host: Annotated[str, Meta(description="Address that the HTTP server listens on.")] = "127.0.0.1"
     port: Annotated[
-        int, Meta(ge=0, le=65535, description="HTTP port; 0: any free one, printed at start.")
+        int, Meta(ge=0, le=65535, description="HTTP port; 0 takes a free one and prints it.")
     ] = 8000
     api_key: Annotated[
-        list[str], Meta(description="Keys that clients may use; none: no key is asked for.")
+        list[str], Meta(description="A key that clients may use; without any, no key is needed.")
     ] = []
     insecure: Annotated[
-        bool, Meta(description="Let everybody who reaches --host use it without an API key.")
+        bool, Meta(description="Serve without an API key on an address that other hosts reach.")
     ] = False
     allowed_origins: Annotated[
         list[str],
-        Meta(description="https://HOST[:PORT] of web pages that may call, beside the own page."),
+        Meta(description="Origins (https://HOST[:PORT]) whose web pages may call the API."),
     ] = []
     max_body_bytes: Annotated[
-        int, Meta(ge=1024, le=2**31 - 1, description="Larger request bodies get 413.")
+        int, Meta(ge=1024, le=2**31 - 1, description="Largest request body; a larger one gets 413.")
     ] = 8 * 1024 * 1024
     request_timeout_s: Annotated[
-        float, Meta(gt=0.0, le=86_400.0, description="A request that takes longer ends.")
+        float,
+        Meta(gt=0.0, le=86_400.0, description="Most time for a request, until its last token."),
     ] = 3600.0
     keep_alive_comment_s: Annotated[
-        float, Meta(gt=0.0, le=3600.0, description="A silent SSE stream gets a comment this often.")
+        float,
+        Meta(
+            gt=0.0,
+            le=3600.0,
+            description="Send a comment this often on a stream that has nothing to say.",
+        ),
     ] = 10.0
 
 
@@ -142,19 +175,28 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="Address of the router, ipc://… or tcp://host:port.")
     ] = ""
     runtime_dir: Annotated[
-        str, Meta(description="Folder for ipc sockets; only its owner may enter it.")
+        str, Meta(description="Folder for the processes' sockets; only its owner may have access.")
     ] = ""
     bind: Annotated[
-        str, Meta(description="tcp://host for the own inbox; default: ipc as the router is.")
+        str,
+        Meta(
+            description="Interface (tcp://HOST) that this process listens on; by default a "
+            "local socket where the router has one."
+        ),
     ] = ""
     advertise: Annotated[
-        str, Meta(description="Host that others reach the own inbox at; default: found out.")
+        str,
+        Meta(
+            description="Host name or address at which other processes reach this one; by "
+            "default it is found out."
+        ),
     ] = ""
     port_range: Annotated[
-        str, Meta(description="FIRST-LAST port of the own inbox on tcp; default: any.")
+        str, Meta(description="Ports (FIRST-LAST) that this process may listen on; by default any.")
     ] = ""
     secret: Annotated[
-        str, Meta(description="Shared secret: encrypts and admits on tcp. A file with file:PATH.")
+        str,
+        Meta(description="Secret shared by all processes, needed on tcp; file:PATH reads a file."),
     ] = ""
     engine: Annotated[
         str, Meta(description="Name of the engine that a scheduler and its workers form.")
@@ -176,20 +218,28 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
     drain_timeout_s: Annotated[
         float,
-        Meta(ge=0.0, le=3600.0, description="SIGTERM: running requests may take this long."),
+        Meta(
+            ge=0.0, le=3600.0, description="Most time for running requests to finish after SIGTERM."
+        ),
     ] = 30.0
     startup_timeout_s: Annotated[
-        float, Meta(gt=0.0, le=86_400.0, description="Not ready by then: serve gives up.")
+        float,
+        Meta(
+            gt=0.0,
+            le=86_400.0,
+            description="Give up the start when the server is not ready by then.",
+        ),
     ] = 1800.0
 
 
 class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="Least level logged.")
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least severe level that is logged."),
     ] = "info"
     log_format: Annotated[
         Literal["auto", "console", "json"],
-        Meta(description="auto: console on a terminal, else JSON lines."),
+        Meta(description="auto writes readable lines on a terminal and JSON lines elsewhere."),
     ] = "auto"
 
 
@@ -200,7 +250,7 @@ class TestConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     fault: Annotated[
         list[str],
-        Meta(description="Faults to play, see penstock.protocol.faults; for tests only."),
+        Meta(description="Faults to inject (penstock.protocol.faults); for tests only."),
     ] = []
 
 

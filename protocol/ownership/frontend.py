@@ -6,6 +6,7 @@ number of characters that the client has seen.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Protocol
 
 import msgspec
@@ -38,10 +39,14 @@ UNTAKEN_SECONDS = 30.0
 QUICK_RETRIES = 4
 """A request that draining peers hand back is sent on at once so often, then once a second."""
 _encode = msgspec.msgpack.Encoder().encode
+_log = logging.getLogger("penstock.ownership")
 
 
 class Sink(Protocol):
-    """Where one request's events go. Called in order; never after its end."""
+    """Where one request's events go. Called in order; never after its end.
+
+    What a sink raises ends its own request with a 500 and concerns no other.
+    """
 
     def on_accepted(self, prompt_tokens: int) -> None:
         """The request waits or runs in an engine. Called once, before any text."""
@@ -197,12 +202,23 @@ class FrontendLedger:
         self._submit(request, now)
 
     def _reject(self, request: OpenRequest, status: int, kind: str, message: str) -> None:
-        del self.open[request.id]
         attempt = first_attempt(request.submission)
         again = 1.0 if status == 503 else None
-        request.sink.on_rejected(
-            Rejected(request.id, attempt, status, kind, message, retry_after=again)
-        )
+        self._end(request, Rejected(request.id, attempt, status, kind, message, retry_after=again))
+
+    def _end(self, request: OpenRequest, rejected: Rejected) -> None:
+        """Forget the request and tell its sink why."""
+        self.open.pop(request.id, None)
+        try:
+            request.sink.on_rejected(rejected)
+        except Exception:
+            _log.exception("the sink of request %d failed on its error", request.id)
+
+    def _sink_failed(self, request: OpenRequest) -> None:
+        """The sink of this request raised: its request ends with an error, and only that one."""
+        _log.exception("the sink of request %d failed", request.id)
+        self._cancel_downstream(request)
+        self._reject(request, 500, "server_error", "the frontend failed on this request's answer")
 
     def handle(self, sender: int, message: Message, now: float) -> bool:
         """Take a message of a request; ``False`` when it is none."""
@@ -217,7 +233,10 @@ class FrontendLedger:
                     request.accepted = True
                     request.prompt = message.prompt
                     request.max_tokens = message.max_tokens
-                    request.sink.on_accepted(len(message.prompt) // 4)
+                    try:
+                        request.sink.on_accepted(len(message.prompt) // 4)
+                    except Exception:
+                        self._sink_failed(request)
             case Rejected():
                 self._on_rejected(sender, message, now)
             case Unknown():
@@ -259,8 +278,7 @@ class FrontendLedger:
             if request.submission <= QUICK_RETRIES:
                 self._submit(request, now)
             return
-        del self.open[request.id]
-        request.sink.on_rejected(message)
+        self._end(request, message)
 
     def _on_text(self, sender: int, batch: TextBatch, now: float) -> None:
         tokens = memoryview(batch.tokens)
@@ -311,7 +329,10 @@ class FrontendLedger:
                 if request.open_choices == 0:
                     del self.open[request_id]
             more = details.get(row) if details is not None else None
-            request.sink.on_text(number, text, count, end, cached, more)
+            try:
+                request.sink.on_text(number, text, count, end, cached, more)
+            except Exception:
+                self._sink_failed(request)
         if stale_ids:
             self._disown(sender, stale_ids, stale_attempts)
 

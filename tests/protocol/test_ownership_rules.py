@@ -172,6 +172,78 @@ def test_the_client_gets_exactly_the_next_index(frontend: Any) -> None:
     assert ledger.open == {}
 
 
+class Deaf(Ear):
+    """A sink that fails at the events that are named."""
+
+    def __init__(self, *fails_at: str) -> None:
+        super().__init__()
+        self.fails_at = fails_at
+
+    def _fail(self, event: str) -> None:
+        if event in self.fails_at:
+            raise RuntimeError(f"fails at {event}")
+
+    def on_accepted(self, prompt_tokens: int) -> None:
+        self._fail("accepted")
+        super().on_accepted(prompt_tokens)
+
+    def on_text(self, *row: Any) -> None:
+        self._fail("text")
+        super().on_text(*row)
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        super().on_rejected(rejected)
+        self._fail("rejected")
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_a_sink_that_fails_on_a_row_ends_its_own_request_and_no_other(
+    frontend: Any, caplog: pytest.LogCaptureFixture, end: bool
+) -> None:
+    ledger, sent, ear, number = frontend
+    deaf = Deaf("text", "rejected")
+    failing = ledger.submit(WORK, deaf, 0.0)
+    ids = [failing, number]
+    for one in ids:
+        ledger.handle(TOKENIZER, Taken(one, ONE), 0.1)
+    sent.take()
+    ends = [End(0, EndReason.LENGTH)] if end else []
+    tokens = array("i", [7, 8]).tobytes()
+    batch = TextBatch(
+        ids, [0, 0], [ONE, ONE], [0, 0], [1, 1], tokens, ["a", "b"], [1, 1], ends, [0, 0]
+    )
+    ledger.handle(TOKENIZER, batch, 0.2)
+    assert (deaf.heard, ear.heard) == ([500], [("b", 1, False)])
+    assert sent.take() == [(address(TOKENIZER), Cancel([failing], [first_attempt(2) - 1], [-1]))]
+    assert list(ledger.open) == [number]
+    assert f"request {failing} failed" in caplog.text
+
+
+def test_a_sink_that_fails_when_its_request_is_accepted_gets_an_error(frontend: Any) -> None:
+    ledger, sent, _, _ = frontend
+    deaf = Deaf("accepted")
+    failing = ledger.submit(WORK, deaf, 0.0)
+    ledger.handle(TOKENIZER, Taken(failing, ONE), 0.1)
+    sent.take()
+    ledger.handle(TOKENIZER, Accepted(failing, ONE, PROMPT, 5), 0.2)
+    assert deaf.heard == [500]
+    assert [m.ids for _, m in sent.take(Cancel)] == [[failing]]
+    assert failing not in ledger.open
+
+
+def test_a_sink_that_fails_at_its_end_leaves_the_others_their_own(frontend: Any) -> None:
+    ledger, _, ear, number = frontend
+    deaf = [ledger.submit(WORK, Deaf("rejected"), 0.0) for _ in range(2)]
+    ledger.handle(TOKENIZER, Taken(deaf[0], ONE), 0.1)
+    ledger.handle(TOKENIZER, Rejected(deaf[0], ONE, 400, "invalid_request_error", "no"), 0.2)
+    assert list(ledger.open) == [number, deaf[1]]
+    late = Ear()
+    ledger.submit(WORK, late, 0.0)
+    ledger.end_all("going down")
+    assert (ear.heard, late.heard) == ([503], [503])
+    assert ledger.open == {}
+
+
 def test_continuations_without_a_new_token_come_to_an_end(frontend: Any) -> None:
     ledger, _, ear, number = frontend
 

@@ -251,6 +251,8 @@ def _shared_prefix(maker: Maker, batch: int, common: int, block_size: int) -> Ca
     choice = choose_prefix_attention(
         paged.keys[None], paged.values[None], heads, config.qk_norm, config.rms_norm_eps, prefix
     )
+    if choice.kernels is None:
+        raise ValueError(f"no kernel reads shared prefixes: {choice.reason}")
     call = partial(
         choice.kernels, 0, qkv, rows, position, paged.table, paged.cos, paged.sin, paged.norm
     )

@@ -47,6 +47,8 @@ SHAPE = Shape(64, 64, 4, 2, 264)
 """On an H200, 256 rows of Qwen3-8B behind 2,048 positions take 33 µs a layer; of ten others one was
 faster, 29 µs, by 128 queries with eight warps and five stages, more than other GPUs have memory
 for."""
+MOST_SHARED = SHAPE.queries
+"""Query heads of a KV head: those of a row stand in one program."""
 
 
 class SharedPrefix(NamedTuple):
@@ -179,6 +181,13 @@ def _prefix_kernel(
     tl.store(partial_sums + 2 * to + 1, total, mask=takes_part)
 
 
+def why_not(shared: int) -> str:
+    """Why no kernel can attend over a shared prefix; empty if one can. shared: Hq / Hkv."""
+    if shared > MOST_SHARED:
+        return f"takes up to {MOST_SHARED} heads for a KV head, not {shared}"
+    return ""
+
+
 def parts_for(rows: int, heads: int, kv_heads: int) -> int:
     """Into how many stretches the prefix is cut: a power of two."""
     programs = _row_tiles(rows, heads // kv_heads) * kv_heads
@@ -215,11 +224,16 @@ def prefix_attention(
     value_cache: Tensor,
     eps: float,
 ) -> None:
-    """The part of each row that shares the prefix; arguments as ``decode_attention``'s."""
+    """The part of each row that shares the prefix; arguments as ``decode_attention``'s.
+
+    Raises ``ValueError`` for more heads than a program has room for (``why_not``).
+    """
     count, all_heads, dim = qkv.shape
     _, kv_heads, block_size, _ = key_cache.shape
     heads = all_heads - 2 * kv_heads
     shared = heads // kv_heads
+    if reason := why_not(shared):
+        raise ValueError(f"attention over a shared prefix {reason}")
     parts = parts_for(count, heads, kv_heads)
     tile = SHAPE.tile // 2 if dim * qkv.element_size() > 256 else SHAPE.tile
     _prefix_kernel[(_row_tiles(count, shared), kv_heads, parts)](

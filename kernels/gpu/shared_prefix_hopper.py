@@ -33,11 +33,11 @@ from penstock.kernels.gpu.query_tile_hopper import (
     rings,
 )
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
+from penstock.kernels.gpu.shared_prefix import why_not as why_no_kernel
 
 _LOG2_E = 1.4426950408889634
 _QUERIES = 128
 """Of a program; two groups of 64 are what the kernel is written for."""
-_MOST_SHARED = 64
 # Keys in a tile, tiles under way: on an H200, 256 rows of Qwen3-8B behind 2,048 positions take 21
 # µs a layer, with decode attention behind it 63; two tiles of 128: 21 and 70; eight of 32: 27, 68.
 _KEYS = 64
@@ -207,9 +207,7 @@ def why_not(dtype: torch.dtype, dim: int, block_size: int, shared: int) -> str:
         return f"takes heads of 128, not {dim}"
     if block_size % 8 or _KEYS % block_size:
         return f"takes blocks of 8 to {_KEYS} in powers of two, not {block_size}"
-    if shared > _MOST_SHARED:
-        return f"takes up to {_MOST_SHARED} heads for a KV head, not {shared}"
-    return ""
+    return why_no_kernel(shared)
 
 
 class HopperPrefixAttention:

@@ -59,6 +59,7 @@ def test_decode_attention_equals_the_plain_computation(case: Case, dtype: torch.
 SHARING = [
     (Case(4, 2, 64, 16, True, [96, 97, 200, 64, 131, 5]), 64),
     (Case(14, 2, 32, 32, False, [40, 32, 33]), 32),
+    (Case(64, 1, 32, 16, False, [40, 33]), 32),
 ]
 SHARING_ON_GPU = [
     (Case(16, 8, 128, 16, True, [2064 + i for i in range(70)]), 2048),
@@ -105,6 +106,21 @@ def test_a_shared_prefix_is_attended_as_if_each_row_had_it_alone(
         wanted = paged.attend(query[index : index + 1], index, length)
         assert error(out[index : index + 1], wanted) < tolerance(dtype), f"{length} cached"
     assert out[count].isnan().all(), "padding is left alone"
+
+
+def test_a_shared_prefix_of_more_heads_than_a_program_has_room_for_is_refused() -> None:
+    case = Case(65, 1, 32, 16, False, [40, 41])
+    paged = Paged(case, torch.float32, room=1)
+    qkv = paged.rand(2, 67, case.dim)
+    rows = torch.arange(2, dtype=torch.int32, device=DEVICE)
+    lengths = torch.full((2,), 32, dtype=torch.int32, device=DEVICE)
+    position = torch.tensor(case.lengths, dtype=torch.int32, device=DEVICE)
+    prefix = shared_prefix(rows[:1], lengths, 2, 65, 1, case.dim)
+    with pytest.raises(ValueError, match="up to 64 heads for a KV head, not 65"):
+        prefix_attention(
+            qkv, rows, position, prefix, paged.table, paged.cos, paged.sin, None,
+            paged.keys, paged.values, EPS,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.gpu.decode_attention import DecodeWorkspace, decode_attention
 from penstock.kernels.gpu.prefill_attention import prefill_attention
-from penstock.kernels.gpu.shared_prefix import SharedPrefix, prefix_attention
+from penstock.kernels.gpu.shared_prefix import SharedPrefix, prefix_attention, why_not
 from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose
 
 
@@ -190,15 +190,19 @@ def choose_decode_attention(
 
 def choose_prefix_attention(
     keys: Tensor, values: Tensor, heads: int, norm: bool, eps: float, prefix: SharedPrefix
-) -> KernelChoice[PrefixAttention]:
-    """As ``choose_decode_attention``, for what rows have in common."""
+) -> KernelChoice[PrefixAttention | None]:
+    """As ``choose_decode_attention``, for what rows have in common; ``None`` where no kernel can,
+    and each row reads all of its own context."""
 
-    def fastest() -> PrefixAttention | str:
+    _, _, kv_heads, block_size, dim = keys.shape
+    if reason := why_not(heads // kv_heads):
+        return KernelChoice(None, "decode attention of each row", f"the kernel {reason}")
+
+    def fastest() -> PrefixAttention | str | None:
         from penstock.kernels.gpu import shared_prefix_hopper as hopper
 
-        _, _, kv_heads, block_size, dim = keys.shape
-        why_not = hopper.why_not(keys.dtype, dim, block_size, heads // kv_heads)
-        return why_not or hopper.HopperPrefixAttention(keys, values, heads, norm, eps, prefix)
+        reason = hopper.why_not(keys.dtype, dim, block_size, heads // kv_heads)
+        return reason or hopper.HopperPrefixAttention(keys, values, heads, norm, eps, prefix)
 
     otherwise = TritonPrefixAttention(keys, values, eps, prefix)
     return choose(fastest, otherwise, "Triton kernel")

@@ -79,6 +79,8 @@ class BatchState:
         """Slot that each logits row's token belongs to."""
         self.shared_slot, self.shared_length = view("shared_slot"), view("shared_length")
         """See ``penstock.kernels.gpu.shared_prefix.SharedPrefix``."""
+        self.finds_shared = True
+        """Whether it looks for a prefix that rows share: only where a kernel can read it once."""
         self.is_shared = False
         """Whether the last step's rows share a prefix that is worth a pass of its own."""
         self.rows.fill_(-1)
@@ -137,7 +139,7 @@ class BatchState:
             self._sampled = step.sampled
             self._change_list("sample_slots", step.sampled, places, values)
             self._change_list("sample_index", sample_rows, places, values)
-        if step.decoding is not self._compared and not step.chunks:
+        if self.finds_shared and step.decoding is not self._compared and not step.chunks:
             self._compared = step.decoding
             self._change_shared(shared_rows(self._slots, step.decoding), places, values)
         if places:

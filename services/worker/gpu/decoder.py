@@ -98,6 +98,11 @@ class GpuDecoder:
         self._side = SideStream(device)
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a kernel can read a prefix once for all rows that share it."""
+        return self.prefix.kernels is not None
+
     def body(
         self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
     ) -> None:
@@ -108,7 +113,7 @@ class GpuDecoder:
         attention is planned before all else: what the plan reads, rows and positions, changes
         between steps only, and so no layer's attention waits to read it. chunks: the step's chunk
         rows; ``None`` when all are decode rows. shared: read the prefix that the state
-        names as shared once.
+        names as shared once; only where it ``shares_prefixes``.
         """
         state, weights = self.state, self.weights
         if num_decode >= self._least_rows:
@@ -158,6 +163,8 @@ class GpuDecoder:
     def _attend_decode(self, index: int, num_decode: int, shared: bool) -> None:
         layer, space, state = self.weights.layers[index], self.space, self.state
         if shared:
+            if self.prefix.kernels is None:
+                raise ValueError(f"no kernel reads shared prefixes: {self.prefix.reason}")
             self.prefix.kernels(
                 index,
                 space.qkv[:num_decode],

@@ -79,6 +79,7 @@ class GpuExecutor:
                 config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
                 capacity.max_model_len, max_rows, compression.layers,
             )  # fmt: skip
+            state.finds_shared = self.decoder.shares_prefixes
             kernels = self.decoder.products.kernels
             if kernels is None or not kernels.compressed:
                 compression.drop("no kernel for Hopper can read them here")

@@ -106,10 +106,9 @@ class StepGraphs:
             self._decoder.body(self._chunks.max_rows, bound, self._chunks)
         self._decoder.head_of_all(self._chunks.max_rows, 1)
 
-    @staticmethod
-    def _shared_sizes(most: int) -> list[int]:
+    def _shared_sizes(self, most: int) -> list[int]:
         """Sizes of decode steps whose rows share a prefix, up to one for ``most`` rows."""
-        if most < LEAST_ROWS:
+        if most < LEAST_ROWS or not self._decoder.shares_prefixes:
             return []
         return [*(size for size in SHARED_SIZES if size < most), most]
 

@@ -55,7 +55,7 @@ def decode_choice(
 
 def prefix_choice(
     dtype: torch.dtype = torch.bfloat16, dim: int = 128, block_size: int = 16, heads: int = 4
-) -> KernelChoice[PrefixAttention]:
+) -> KernelChoice[PrefixAttention | None]:
     keys, values = torch.zeros(2, 2, 3, 2, block_size, dim, dtype=dtype)
     slot, lengths = torch.zeros(1, dtype=torch.int32), torch.zeros(5, dtype=torch.int32)
     prefix = shared_prefix(slot, lengths, 5, heads, 2, dim)
@@ -240,11 +240,21 @@ def test_the_kernel_of_shared_prefixes_is_taken_where_it_can_read_the_cache(
         ({"dtype": torch.float32}, "takes bfloat16 and float16, not float32"),
         ({"dim": 64}, "heads of 128, not 64"),
         ({"block_size": 128}, "blocks of 8 to 64 in powers of two, not 128"),
-        ({"heads": 130}, "up to 64 heads for a KV head, not 65"),
     ):
         chosen = prefix_choice(**changes)
         assert isinstance(chosen.kernels, TritonPrefixAttention)
         assert words in chosen.reason
+
+
+@pytest.mark.usefixtures("capability")
+def test_no_kernel_of_shared_prefixes_is_taken_for_more_heads_than_one_has_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for on_gpu in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=on_gpu: answer)
+        chosen = prefix_choice(heads=130)
+        assert chosen.kernels is None
+        assert "up to 64 heads for a KV head, not 65" in chosen.summary
 
 
 @pytest.mark.usefixtures("capability")

@@ -244,6 +244,19 @@ def tokens_of(packed: bytes) -> list[int]:
     return torch.frombuffer(bytearray(packed), dtype=torch.int32).tolist()
 
 
+def test_rows_of_more_heads_than_the_kernel_of_shared_prefixes_takes_do_without_it(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "LEAST_ROWS", 2)
+    monkeypatch.setattr(rows_module, "LEAST_SAVED", 16)
+    prefix, *own = some_prompts([16, 3, 1])
+    wanted = generated("llama-many-heads", [prefix + tail for tail in own], 2)
+    executor = gpu_executor(tiny_folder("llama-many-heads"))
+    assert "up to 64 heads for a KV head, not 66" in executor.summary
+    assert decoding_after(executor, prefix, own, 2) == wanted
+    assert not executor.shares_a_prefix
+
+
 @pytest.mark.slow
 def test_rows_that_share_a_prefix_give_the_tokens_of_rows_that_do_not(
     tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,8 @@ SLOTS = 256
 class Decoder:
     """Weights of a shape, and which mixed steps were launched kernel by kernel."""
 
+    shares_prefixes = True
+
     def __init__(self, hidden: int, inner: int) -> None:
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(*shape, device="meta")

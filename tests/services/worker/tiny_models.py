@@ -50,6 +50,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 128, "intermediate_size": 256, "rope_parameters": LLAMA3},
     ),
     "llama-80": ("Llama", {"tie_word_embeddings": False, "head_dim": 80}),
+    "llama-many-heads": (
+        "Llama",
+        {
+            "hidden_size": 132,
+            "num_attention_heads": 66,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "tie_word_embeddings": False,
+        },
+    ),
     "llama-linear": ("Llama", {"rope_parameters": LINEAR}),
 }
 

@@ -67,6 +67,7 @@ _DECLARED = (
     Metric("generation_tokens_total", "counter", "Tokens generated."),
     Metric("steps_total", "counter", "Steps executed."),
     Metric("step_seconds", "histogram", "Time of one step in the worker.", (), _STEP_SECONDS),
+    Metric("engine_info", "gauge", "1 for each worker with a model.", ("device", "dtype")),
     Metric("failed_steps_total", "counter", "Steps that raised or never came back."),
     # Requests, as the client sees them (frontend).
     Metric(

@@ -164,6 +164,13 @@ def _living(answer: MetricsAnswer) -> dict[int, MetricsReport]:
     return {one.incarnation: one.report for one in answer.processes if one.incarnation}
 
 
+def _engine_facts(report: MetricsReport) -> dict[str, list[str]]:
+    """The devices and dtypes of the living workers, each once."""
+    known = [sample.labels for sample in report.samples if sample.name == "engine_info"]
+    devices, dtypes = ({labels[place] for labels in known} - {""} for place in (0, 1))
+    return {"devices": sorted(devices), "dtypes": sorted(dtypes)}
+
+
 def _load(peer: Peer, report: MetricsReport | None) -> int:
     """Requests in the process. From its counters: the membership tells of a load only when
     something else changes."""
@@ -202,6 +209,7 @@ def pipeline_status(answer: MetricsAnswer, members: list[Peer]) -> dict[str, Any
     living = _living(answer)
     now = merge(living.values())
     return {
+        **_engine_facts(now),
         "running": _sum(now, "num_requests_running"),
         "waiting": sum(_sum(now, "queue_depth", hop) for hop in _WAITING_HOPS),
         "queue_depth": {hop: _sum(now, "queue_depth", hop) for hop in PIPELINE[:-1]},
@@ -230,6 +238,7 @@ async def status(request: web.Request) -> web.Response:
         {
             "version": __version__,
             "ready": readiness.ready,
+            "draining": gateway.draining(),
             "parts": readiness.parts,
             "models": [
                 {"name": model.name, "max_model_len": model.max_model_len}

@@ -28,6 +28,7 @@ from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
 from penstock.services.worker.grammar_rows import GrammarRows, Masks, only
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import Decoder, KVCache
+from penstock.services.worker.placement import placement
 from penstock.services.worker.plain_attention import REFERENCE, PlainAttention
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 from penstock.services.worker.step_inputs import InputBuilder, RowPadding
@@ -68,6 +69,7 @@ class ModelExecutor(DirectExecutor):
         padding rows write to, and one that is never written and stands for "no block"."""
         super().__init__()
         self.capacity = capacity
+        self.device, self.dtype = placement(model.device, model.dtype)
         self.summary = ""
         self._model = model
         config = model.config

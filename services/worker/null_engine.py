@@ -35,7 +35,7 @@ class NullExecutor(DirectExecutor):
         """``end_tokens`` are never produced, unless nothing else is left."""
         super().__init__()
         self.capacity = capacity
-        self.summary = ""
+        self.device, self.dtype, self.summary = "null", "", ""
         self._slots = SlotTable(capacity)
         self._step_seconds = step_seconds
         skipped = sorted({token for token in end_tokens if 0 <= token < capacity.vocab_size})

@@ -115,6 +115,7 @@ class WorkerService(LoopService):
             limits.num_blocks,
             limits.vocab_size,
         )
+        self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
         self.set_phase(Phase.READY, str(self._load_report) if self._load_report else "")
         self._idle_since = time.monotonic()

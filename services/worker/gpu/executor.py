@@ -30,6 +30,7 @@ from penstock.services.worker.gpu.step_times import StepTimes
 from penstock.services.worker.grammar_rows import GrammarRows
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
+from penstock.services.worker.placement import placement
 from penstock.services.worker.slots import PlannedStep, SlotTable
 from penstock.services.worker.step_logprobs import asking_chunks
 
@@ -89,6 +90,7 @@ class GpuExecutor:
             self._masks: dict[int, torch.Tensor] = {}
             self._results = [self._host(2, capacity.max_num_seqs) for _ in range(RING)]
             self._chunk_buffers = [self.chunks.host_buffer(self._on_gpu) for _ in range(RING)]
+        self.device, self.dtype = placement(self._device, weights.embedding.dtype)
         self.summary = (
             f"prefill attention by the {self.decoder.prefill.summary}; "
             f"decode attention by the {self.decoder.decode.summary}; "

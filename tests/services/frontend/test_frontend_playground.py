@@ -186,6 +186,9 @@ def test_the_status_sums_the_living_and_counts_the_dead_ones_tokens() -> None:
         registry.counter("prefix_cache_query_tokens_total").value = 40
         registry.counter("prefix_cache_hit_tokens_total").value = 16
     dead.set("num_requests_running", 50)
+    dead.set("engine_info", 1, "cpu", "float32")
+    first.set("engine_info", 1, "NVIDIA H200", "bfloat16")
+    second.set("engine_info", 1, "NVIDIA H200", "bfloat16")
     dead.counter("generation_tokens_total").value = 7
     tokenizer = Registry()
     tokenizer.set("queue_depth", 3, "tokenizer")
@@ -212,6 +215,7 @@ def test_the_status_sums_the_living_and_counts_the_dead_ones_tokens() -> None:
         assert status["waiting"] == 5 + 3
         assert (status["kv_blocks_used"], status["kv_blocks_total"]) == (14, 200)
         assert status["generation_tokens"] == 2007
+        assert (status["devices"], status["dtypes"]) == (["NVIDIA H200"], ["bfloat16"])
         assert status["prefix_cache_query_tokens"] == 80
         assert status["prefix_cache_hit_tokens"] == 32
         assert status["models"] == [{"name": "org/model", "max_model_len": 64}]
@@ -235,6 +239,7 @@ def test_the_status_says_what_is_missing_while_the_server_is_not_ready() -> None
     gateway = ShownGateway()
     gateway.readiness = Readiness(False, {"router": "ready", "engine": "absent"})
     gateway.served = []
+    gateway.is_draining = True
 
     async def check(client: Client) -> None:
         code, status, _ = await client.get("/playground/status")
@@ -242,6 +247,8 @@ def test_the_status_says_what_is_missing_while_the_server_is_not_ready() -> None
         assert status["ready"] is False
         assert status["parts"] == {"router": "ready", "engine": "absent"}
         assert status["models"] == []
+        assert (status["devices"], status["dtypes"]) == ([], [])
         assert status["running"] == 0
+        assert status["draining"] is True
 
     use(check, gateway)

@@ -104,6 +104,7 @@ def test_a_model_is_loaded_and_serves_plans(dtype: str, tiny_folder: Folder) -> 
     assert executor.capacity.num_blocks == 64
     assert executor.capacity.vocab_size == 307
     assert executor.capacity.max_model_len == 1024
+    assert (executor.device, executor.dtype) == ("cpu", dtype)
     assert any("reading weights" in note for note in notes)
     outputs = PlanDriver(executor).run([[1, 2, 3], [4] * 70], 5)
     assert [len(output) for output in outputs] == [5, 5]
@@ -145,6 +146,7 @@ def test_the_null_engine_follows_the_config_of_the_folder(tiny_folder: Folder) -
     )
     assert executor.capacity.vocab_size == read_model_info(folder).vocab_size
     assert executor.capacity.num_blocks == 2 * 1024 // 16
+    assert (executor.device, executor.dtype) == ("null", "")
     outputs = PlanDriver(executor).run([[1]], 400)
     assert 306 not in outputs[0]
 

@@ -24,7 +24,7 @@ WORKDIR /src
 COPY pyproject.toml ./
 
 FROM tools AS wheel
-COPY README.md ./
+COPY README.md LICENSE ./
 COPY penstock ./penstock
 COPY protocol ./protocol
 COPY services ./services

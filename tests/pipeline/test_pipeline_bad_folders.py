@@ -2,7 +2,7 @@
 
 All cases run in this process through what the tokenizer and the worker load; a few, and all of
 them in the slow run, through `penstock serve` as a user starts it. The slow run prints the table
-of docs/operations.md with `-s`.
+of docs/troubleshooting.md with `-s`.
 """
 
 from __future__ import annotations

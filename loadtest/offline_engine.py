@@ -18,8 +18,9 @@ from penstock.loadtest.environment import date, environment
 from penstock.loadtest.progress import CLEAR
 from penstock.protocol.config import Config
 from penstock.protocol.config.derive import derive
+from penstock.protocol.config.flags import build_parser
 from penstock.protocol.config.machine import read_machine
-from penstock.protocol.config.resolve import build_parser, fields, resolve, show
+from penstock.protocol.config.resolve import fields, resolve, show
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.services.launcher.builtin_model import builtin_model
 from penstock.services.library.outputs import RequestError

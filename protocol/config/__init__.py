@@ -14,7 +14,8 @@ from penstock.protocol.config.fields import (
     ServerConfig,
     TestConfig,
 )
-from penstock.protocol.config.resolve import build_parser, resolve
+from penstock.protocol.config.flags import build_parser
+from penstock.protocol.config.resolve import resolve
 from penstock.protocol.config.sources import ConfigError, Provenance
 
 __all__ = [

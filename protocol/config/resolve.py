@@ -6,6 +6,7 @@ Every value remembers where it came from (``Provenance``), so that ``--show-conf
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,7 +60,7 @@ class Field(msgspec.Struct, frozen=True):
         Raises ``msgspec.ValidationError`` with the bound that was missed, or the choices.
         """
         if self.is_list and isinstance(value, str):
-            value = [part for part in value.split(",") if part]
+            value = _parts(value)
         choices = self.choices
         if isinstance(value, str) and choices:
             if any(isinstance(choice, int) for choice in choices) and value.isdecimal():
@@ -68,6 +69,37 @@ class Field(msgspec.Struct, frozen=True):
                 known = ", ".join(map(str, choices))
                 raise msgspec.ValidationError(f"Expected one of {known}")
         return msgspec.convert(value, self.type, strict=False)
+
+    def text(self, value: Any) -> str:
+        """The value as an environment variable holds it; ``convert`` reads it back."""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, list):
+            joined = ",".join(value)
+            return joined if _parts_or_none(joined) == value else json.dumps(value)
+        return str(value)
+
+
+def _parts(text: str) -> list[str]:
+    """A list in one text: separated by commas, or a JSON array where a value holds a comma.
+
+    Raises ``msgspec.ValidationError``.
+    """
+    if not text.startswith("["):
+        return [part for part in text.split(",") if part]
+    try:
+        return msgspec.json.decode(text, type=list[str])
+    except msgspec.DecodeError:
+        raise msgspec.ValidationError(
+            "Expected values separated by commas, or a JSON array of strings"
+        ) from None
+
+
+def _parts_or_none(text: str) -> list[str] | None:
+    try:
+        return _parts(text)
+    except msgspec.ValidationError:
+        return None
 
 
 def _bare(hint: Any) -> Any:
@@ -97,44 +129,6 @@ def fields(groups: Sequence[str] | None = None) -> dict[str, Field]:
             hint = hints[info.name]
             found[info.name] = Field(group, info.name, hint, default, _help(hint))
     return found
-
-
-def build_parser(
-    program: str, description: str, groups: Sequence[str], positional_model: bool = False
-) -> argparse.ArgumentParser:
-    """A parser with the flags of ``groups``; values stay text until ``resolve``."""
-    parser = argparse.ArgumentParser(program, description=description, allow_abbrev=False)
-    if positional_model:
-        parser.add_argument("MODEL", nargs="?", help="the same as --model")
-    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file with the same keys")
-    parser.add_argument(
-        "--show-config", action="store_true", help="print each value and its source"
-    )
-    for group in groups:
-        section = parser.add_argument_group(group)
-        for field in fields([group]).values():
-            text = f"{field.help} [{_show(field.default)}] ({field.variable})".replace("%", "%%")
-            if field.is_bool:
-                section.add_argument(
-                    field.flag, action=argparse.BooleanOptionalAction, default=None, help=text
-                )
-            elif field.is_list:
-                section.add_argument(
-                    field.flag, nargs="+", default=None, metavar="VALUE", help=text
-                )
-            else:
-                choices = "{" + ",".join(map(str, field.choices)) + "}"
-                metavar = choices if field.choices else "VALUE"
-                section.add_argument(field.flag, default=None, metavar=metavar, help=text)
-    return parser
-
-
-def _show(value: Any) -> str:
-    if value is None:
-        return "derived"
-    if value == "" or value == []:
-        return "none"
-    return str(value)
 
 
 def read_file(path: str) -> dict[str, Any]:

@@ -6,10 +6,9 @@ Secrets and keys never stand in a command line, where every user of the machine 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from penstock.protocol.config import Config, ConfigError
-from penstock.protocol.config.resolve import ENVIRONMENT_PREFIX, Field, fields
+from penstock.protocol.config import Config
+from penstock.protocol.config.resolve import ENVIRONMENT_PREFIX, fields
 
 _LAUNCHERS_OWN = frozenset({"frontends", "tokenizers", "data_parallel_size", "startup_timeout_s"})
 """How many of what are started is nothing that a child should judge."""
@@ -18,8 +17,6 @@ _LAUNCHERS_OWN = frozenset({"frontends", "tokenizers", "data_parallel_size", "st
 def child_environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of every child: what is inherited, without ``PENSTOCK_*``, plus each value
     of ``config`` that differs from its default.
-
-    Raises ``ConfigError`` when a list holds a value with a comma, which separates its values.
     """
     environment = {
         name: value for name, value in inherited.items() if not name.startswith(ENVIRONMENT_PREFIX)
@@ -29,15 +26,5 @@ def child_environment(config: Config, inherited: Mapping[str, str]) -> dict[str,
             continue
         value = getattr(getattr(config, field.group), field.name)
         if value != field.default and value is not None:
-            environment[field.variable] = _text(field, value)
+            environment[field.variable] = field.text(value)
     return environment
-
-
-def _text(field: Field, value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        if any("," in part for part in value):
-            raise ConfigError(f"{field.flag}: a comma separates values, none may hold one")
-        return ",".join(value)
-    return str(value)

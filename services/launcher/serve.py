@@ -135,7 +135,7 @@ def make_children(
     """One child for each process of the server, none started yet, in the order to start them:
     behind the router each engine's worker, which takes longest.
 
-    Without a ``listener`` there are no frontends. Raises ``ConfigError``.
+    Without a ``listener`` there are no frontends.
     """
     shared = child_environment(config, inherited)
     if config.observability.log_format == "auto" and sys.stderr.isatty():

@@ -50,9 +50,9 @@ def arguments_for(settings: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             arguments.append(flag if value else "--no-" + flag.removeprefix("--"))
         elif isinstance(value, list | tuple):
-            arguments += [flag, *map(str, value)] if value else []
+            arguments += [f"{flag}={each}" for each in value]
         else:
-            arguments += [flag, str(value)]
+            arguments.append(f"{flag}={value}")
     return arguments
 
 

@@ -12,7 +12,7 @@ from served import Served, served
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     # Texts of two requests are the same bit for bit only in float32.
-    with served("--dtype", "float32", "--api-key", "one-key", "another-key") as server:
+    with served("--dtype", "float32", "--api-key", "one-key", "--api-key", "another-key") as server:
         yield server
 
 

@@ -84,7 +84,7 @@ def as_flags(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [flag if value else flag.replace("--", "--no-", 1)]
     if isinstance(value, list):
-        return [flag, *value]
+        return [argument for each in value for argument in (flag, each)]
     return [flag, str(value)]
 
 
@@ -286,11 +286,48 @@ def test_a_truth_value_of_another_spelling_is_an_error(text: str) -> None:
     assert fault.startswith(f"PENSTOCK_ENABLE_PREFIX_CACHING {text!r}: ")
 
 
-def test_a_list_is_separated_by_commas_in_the_environment_and_by_spaces_in_flags() -> None:
+def test_a_flag_takes_one_value_and_leaves_the_model_alone() -> None:
+    for flag in ("--served-model-name", "--api-key", "--allowed-origins", "--fault"):
+        parsed = command(flag, "https://one.example", "/models/a", flag, "https://two.example")
+        assert parsed.MODEL == "/models/a"
+        name = flag.removeprefix("--").replace("-", "_")
+        assert getattr(parsed, name) == ["https://one.example", "https://two.example"]
+
+
+def test_a_second_value_behind_a_flag_is_told_to_repeat_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        command("/models/a", "--api-key", "one", "two")
+    text = capsys.readouterr().err
+    assert "'two'" in text
+    assert "/models/a" in text
+    assert "repeat" in text
+
+
+def test_a_list_is_separated_by_commas_in_the_environment_and_its_flag_is_repeated() -> None:
     config, _ = resolve(GROUPS, command(), {"PENSTOCK_SERVED_MODEL_NAME": "a,b,,c"})
     assert config.model.served_model_name == ["a", "b", "c"]
-    config, _ = resolve(GROUPS, command("--served-model-name", "a", "b,c"), {})
+    config, _ = resolve(GROUPS, command(*as_flags("served_model_name", ["a", "b,c"])), {})
     assert config.model.served_model_name == ["a", "b,c"]
+
+
+@pytest.mark.parametrize(
+    "keys", [["a,b", "c"], ["a"], ["[a"], ['["a"]', "b"], ["a", "b"], ["ä\\", 'q"'], [""]]
+)
+def test_a_json_array_in_the_environment_may_hold_values_with_commas(keys: list[str]) -> None:
+    environment = {"PENSTOCK_API_KEY": json.dumps(keys)}
+    if "" not in keys:
+        assert resolve(["server"], {}, environment)[0].server.api_key == keys
+    text = FIELDS["api_key"].text(keys)
+    assert FIELDS["api_key"].convert(text) == keys, "what children are told is read back"
+
+
+@pytest.mark.parametrize("text", ["[a,b", "[1]", '["a"'])
+def test_what_begins_like_a_json_array_and_is_none_is_an_error(text: str) -> None:
+    fault = fault_of(environment={"PENSTOCK_SERVED_MODEL_NAME": text})
+    assert fault.startswith(f"PENSTOCK_SERVED_MODEL_NAME {text!r}: ")
+    assert "JSON array" in fault
 
 
 NUMBERS = [n for n, f in FIELDS.items() if isinstance(bare_type(f), inspect.IntType)]
@@ -423,7 +460,9 @@ def test_show_config_says_each_value_and_its_source(tmp_path: Path) -> None:
 
 
 def test_secrets_are_neither_shown_nor_in_errors(tmp_path: Path) -> None:
-    arguments = command("--secret", "hush-hush-hush-hush", "--api-key", "sk-1234", "sk-5678")
+    arguments = command(
+        "--secret", "hush-hush-hush-hush", *as_flags("api_key", ["sk-1234", "sk-5678"])
+    )
     text = show(*resolve(GROUPS, arguments, {}), GROUPS)
     assert "hush" not in text
     assert "sk-" not in text

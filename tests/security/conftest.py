@@ -38,7 +38,8 @@ def attack(server: Served, peace: str) -> Iterator[Attacker]:
 @pytest.fixture(scope="module", params=WAYS, ids=lambda way: "without_asserts" if way else "plain")
 def locked_server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
     environment = {"PYTHONOPTIMIZE": request.param}
-    with served(str(folder), *FLAGS, "--api-key", *KEYS, environment=environment) as running:
+    keys = [f"--api-key={key}" for key in KEYS]
+    with served(str(folder), *FLAGS, *keys, environment=environment) as running:
         yield running
 
 

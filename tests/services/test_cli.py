@@ -177,3 +177,11 @@ def test_cli_a_reader_that_closes_its_pipe_gets_no_traceback() -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("flag", ["--api-key", "--served-model-name", "--allowed-origins"])
+def test_cli_the_model_behind_a_repeatable_flag_is_the_model(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", flag, "https://a.example", "/models/x", "--show-config"]) == 0
+    assert "/models/x" in capsys.readouterr().out

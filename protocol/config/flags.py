@@ -1,0 +1,69 @@
+"""The flags of a command, made from the declared fields."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from penstock.protocol.config.resolve import Field, fields
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Values stay text until ``resolve``. A flag takes one value; a list's flag may be repeated."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, extra = self.parse_known_args(args, namespace)
+        if extra:
+            self._refuse(parsed, extra)
+        return parsed
+
+    def _refuse(self, parsed: argparse.Namespace, extra: Sequence[str]) -> NoReturn:
+        """Ends with code 2 and says what ``extra``, which belongs to no flag, might be."""
+        flags = [argument for argument in extra if argument.startswith("-")]
+        model = getattr(parsed, "MODEL", None)
+        if flags or model is None:
+            # What stands behind an unknown flag is probably its value.
+            self.error(f"unrecognized arguments: {' '.join(extra)}")
+        self.error(
+            f"unexpected argument {extra[0]!r}: MODEL is {model!r} already. A flag takes one "
+            "value; repeat the flag to give it another"
+        )
+
+
+def build_parser(
+    program: str, description: str, groups: Sequence[str], positional_model: bool = False
+) -> FlagParser:
+    """A parser with the flags of ``groups``."""
+    parser = FlagParser(program, description=description, allow_abbrev=False)
+    if positional_model:
+        parser.add_argument("MODEL", nargs="?", help="the same as --model")
+    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file with the same keys")
+    parser.add_argument(
+        "--show-config", action="store_true", help="print each value and its source"
+    )
+    for group in groups:
+        section = parser.add_argument_group(group)
+        for field in fields([group]).values():
+            section.add_argument(field.flag, default=None, help=_help(field), **_form(field))
+    return parser
+
+
+def _form(field: Field) -> dict[str, Any]:
+    """How a flag of this field takes its value."""
+    if field.is_bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if field.is_list:
+        return {"action": "append", "metavar": "VALUE"}
+    choices = "{" + ",".join(map(str, field.choices)) + "}"
+    return {"metavar": choices if field.choices else "VALUE"}
+
+
+def _help(field: Field) -> str:
+    again = " May be repeated." if field.is_list else ""
+    default = {None: "derived", "": "none"}.get(_scalar(field.default), str(field.default))
+    return f"{field.help}{again} [{default}] ({field.variable})".replace("%", "%%")
+
+
+def _scalar(value: Any) -> Any:
+    return "" if value == [] else value

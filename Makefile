@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
-# TORCH="torch==2.11.0" or TORCH="torch --index-url …" installs another build.
+# On a public package index torch 2.13.0 for x86-64 Linux is a CUDA build of some gigabytes; with
+# TORCH="torch==2.13.0 --index-url …" (pytorch.org names the index) it is the CPU build.
 TORCH ?= torch==2.13.0 triton==3.7.1
 MODEL ?=
 ARGS ?=

@@ -1,7 +1,7 @@
-"""What the processes say to each other, and the rules they keep while saying it.
+"""Everything that two services share: messages, and the rules by which they are exchanged.
 
 ``messages`` holds every message, one file a boundary; ``codec`` turns them into frames;
-``mailbox`` moves frames; ``membership`` knows who is alive; ``ownership`` decides who owns a
-request at every moment; ``config`` and ``sampling`` are declared here because several services
-read them.
+``mailbox`` and ``outbox`` move frames; ``participant`` is a process's membership with the router;
+``runtime`` runs a service's loop; ``ownership`` decides who owns a request at every moment;
+``config``, ``sampling`` and ``grammar`` are declared here because several services read them.
 """

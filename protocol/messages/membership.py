@@ -62,8 +62,9 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Name of the engine that a scheduler or worker belongs to."""
     rank: int = 0
     model: str = ""
-    """Served model name; the first of ``aliases``."""
+    """The first served name of a scheduler's model; of a tokenizer or worker its folder's name."""
     aliases: list[str] = []
+    """Further names under which a scheduler serves the model."""
     http: str = ""
     """``host:port`` where a frontend listens."""
     fingerprint: str = ""

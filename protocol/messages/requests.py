@@ -109,7 +109,8 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt: bytes
     """int32 token ids, little endian."""
     params: SamplingParams
-    """Every field resolved by the tokenizer: none is ``None``."""
+    """The sampling fields are resolved by the tokenizer: temperature, top_p, top_k, min_p,
+    repetition_penalty, seed and max_tokens are not ``None``."""
     choices: list[ChoiceState]
     stop_ids: list[int]
     """``stop_token_ids`` and, unless ``ignore_eos``, the model's end tokens."""
@@ -135,7 +136,7 @@ class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
     attempt: int
     reply_to: str
     tokens: int
-    """Prompt and output tokens over all choices: what the router weighs."""
+    """Prompt and output tokens over all choices."""
     affinity: bytes
     """Room for prefix hashes; empty today."""
     work: bytes

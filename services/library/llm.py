@@ -42,8 +42,9 @@ Message = dict[str, Any]
 class LLM:
     """A model behind the pipeline's processes, without HTTP.
 
-    ``LLM(model, max_num_seqs=128, …)`` takes every setting of ``penstock serve`` by its name (the
-    environment's ``PENSTOCK_*`` counts too) and returns when the engine is ready. All processes
+    ``LLM(model, max_num_seqs=128, …)`` takes the settings of ``penstock serve`` by their names, but
+    for those of HTTP and admission (the environment's ``PENSTOCK_*`` counts too), and returns when
+    the engine is ready. All processes
     end with this object, with the interpreter, or when this process is killed. Several threads
     may call; one call runs at a time.
 

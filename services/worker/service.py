@@ -47,11 +47,11 @@ class WorkerService(LoopService):
         self.epoch = 0
         self.scheduler = ""
         self._expected = 0
+        """Number of the next plan; 0 while only a full plan is accepted."""
         self._tidied_at = 0
         """The step that was due when a pause began, and …"""
         self._idle_since = 0.0
         """… when that was; 0: it was used already."""
-        """Number of the next plan; 0 while only a full plan is accepted."""
         self._limits = StepLimits()
         self._answers: deque[StepResult] = deque(maxlen=KEPT_ANSWERS)
         self._failure: BaseException | None = None

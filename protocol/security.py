@@ -17,6 +17,8 @@ import zmq
 import zmq.utils.z85
 from zmq.auth.thread import ThreadAuthenticator
 
+from penstock.protocol.private_file import PrivateFileError, read_private_text
+
 MIN_SECRET_LENGTH = 16
 OLDEST_LIBZMQ = (4, 3, 3)
 """Older ones have overflows in the parser that anybody reaches before the handshake
@@ -94,16 +96,10 @@ class CurveKeys:
 def _read_secret(secret: str) -> str:
     if not secret.startswith("file:"):
         return secret
-    path = Path(secret.removeprefix("file:"))
     try:
-        mode = path.stat().st_mode
-        if mode & (stat.S_IRGRP | stat.S_IROTH) and os.stat(path).st_uid == os.getuid():
-            raise SecurityError(f"--secret {secret}: others can read {path}; chmod 600 {path}")
-        return path.read_text().strip()
-    except OSError as error:
-        raise SecurityError(f"--secret {secret}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise SecurityError(f"--secret {secret}: not text (openssl rand -hex 32)") from None
+        return read_private_text(Path(secret.removeprefix("file:"))).strip()
+    except PrivateFileError as error:
+        raise SecurityError(f"--secret {secret}: {error}") from None
 
 
 def handshake_complaint(address: str, keys: CurveKeys | None) -> str:

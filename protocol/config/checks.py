@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 from penstock.protocol.addresses import is_loopback
+from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.fields import Config
 from penstock.protocol.config.machine import Machine
-from penstock.protocol.config.sources import Provenance
+from penstock.protocol.config.sources import ConfigError, Provenance
 from penstock.protocol.model_info import ModelInfo
 
 _ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
@@ -139,12 +140,16 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
     names = config.model.served_model_name
     if len(set(names)) < len(names):
         yield f"--served-model-name {' '.join(names)}: a name stands there twice"
-    if "" in server.api_key:
-        yield "--api-key: a key is empty"
-    if not (is_loopback(server.host) or server.api_key or server.insecure):
+    try:
+        read_api_keys(server.api_key)
+    except ConfigError as error:
+        yield str(error)
+    reached = server.published_host or server.host
+    if not (is_loopback(reached) or server.api_key or server.insecure):
         yield (
-            f"--host {server.host} is open to other hosts, but there is no --api-key, so anybody "
-            "could use the server; --insecure allows that"
+            f"--{'published-' if server.published_host else ''}host {reached} is open to other "
+            "hosts, but there is no --api-key, so anybody could use the server; --insecure allows "
+            "that"
         )
     for origin in server.allowed_origins:
         if not _ORIGIN.fullmatch(origin):

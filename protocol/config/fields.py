@@ -144,11 +144,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, le=65535, description="HTTP port; 0 takes a free one and prints it.")
     ] = 8000
     api_key: Annotated[
-        list[str], Meta(description="A key that clients may use; without any, no key is needed.")
+        list[str],
+        Meta(
+            description="A key that clients may use, or file:PATH for a file with one key a line."
+        ),
     ] = []
     insecure: Annotated[
         bool, Meta(description="Serve without an API key on an address that other hosts reach.")
     ] = False
+    published_host: Annotated[
+        str,
+        Meta(description="Address at which a proxy publishes a port that nothing else reaches."),
+    ] = ""
     allowed_origins: Annotated[
         list[str],
         Meta(description="Origins (https://HOST[:PORT]) whose web pages may call the API."),

@@ -27,7 +27,7 @@ class ApiKeys:
     """The keys that clients may use. Only their hashes are kept."""
 
     def __init__(self, keys: list[str]) -> None:
-        self._hashes = [hashlib.sha256(key.encode()).digest() for key in keys if key]
+        self._hashes = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def tenant(self, request: web.Request) -> str:
         """A short name for the caller's key; empty where no keys are configured.

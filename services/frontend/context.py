@@ -6,6 +6,7 @@ import time
 
 from aiohttp import web
 
+from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.metrics import Registry
 from penstock.services.frontend.access import ApiKeys
@@ -27,7 +28,7 @@ class Context:
         self.gateway = gateway
         self.registry = registry
         self.meters = Meters(registry)
-        self.keys = ApiKeys(config.api_key)
+        self.keys = ApiKeys(read_api_keys(config.api_key))
         self.browsers = Browsers(config)
         self.bodies = BodyBudget(max(BODY_BYTES, config.max_body_bytes))
         self.clock = StreamClock(config.keep_alive_comment_s, stall_s=stall_s)

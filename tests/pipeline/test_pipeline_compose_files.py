@@ -24,6 +24,9 @@ from compose_file import (
     read_dockerfile,
 )
 
+from penstock.protocol.config import Config, ConfigError, resolve
+from penstock.services.cli import COMMANDS
+
 ROLES = ("router", "worker", "scheduler", "tokenizer", "frontend")
 
 
@@ -207,3 +210,30 @@ def test_a_role_that_is_not_installed_is_refused_with_the_remedy(tmp_path: Path)
         (line,) = done.stderr.splitlines()
         assert "pip install" in line
         assert role in line
+
+
+def frontend_settings(variables: dict[str, str]) -> Config:
+    """What a frontend of the compose file makes of these variables of the shell or of ``.env``."""
+    service = read_compose(variables)["frontend"]
+    return resolve(COMMANDS["frontend"].groups, {}, service.environment)[0]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::"])
+def test_no_frontend_starts_without_a_key_where_the_port_is_published_to_others(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"published-host {host} .*no --api-key"):
+        frontend_settings({"PENSTOCK_HOST": host})
+    with pytest.raises(ConfigError, match=f"published-host {host} .*no --api-key"):
+        frontend_settings({"PENSTOCK_HOST": host, "PENSTOCK_API_KEY": ""})
+    with_keys = frontend_settings({"PENSTOCK_HOST": host, "PENSTOCK_API_KEY": "one,two"})
+    assert with_keys.server.api_key == ["one", "two"]
+    assert not frontend_settings(
+        {"PENSTOCK_HOST": host, "PENSTOCK_INSECURE": "true"}
+    ).server.api_key
+
+
+@pytest.mark.parametrize("variables", [{}, {"PENSTOCK_HOST": "127.0.0.1"}])
+def test_a_frontend_whose_port_is_published_on_loopback_needs_no_key(
+    variables: dict[str, str],
+) -> None:
+    assert frontend_settings(variables).server.host == "0.0.0.0"  # within its own network
+    assert frontend_settings({**variables, "PENSTOCK_API_KEY": "k"}).server.api_key == ["k"]

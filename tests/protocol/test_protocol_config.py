@@ -72,6 +72,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "max_num_batched_tokens": {"max_num_seqs": 1},
     "null_step_ms": {"device": "null"},
     "host": {"insecure": True},
+    "published_host": {"insecure": True},
 }
 
 

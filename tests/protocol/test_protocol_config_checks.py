@@ -57,6 +57,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"served_model_name": ["a", "a"]}, ("--served-model-name a a", "twice")),
     ({"host": "0.0.0.0"}, ("--host 0.0.0.0", "--api-key", "--insecure")),
     ({"host": "gpu.example.org"}, ("--host gpu.example.org", "--insecure")),
+    ({"published_host": "0.0.0.0"}, ("--published-host 0.0.0.0", "--api-key", "--insecure")),
     ({"allowed_origins": ["*"]}, ("--allowed-origins *", "http(s)://HOST[:PORT]")),
     ({"allowed_origins": ["https://a.b/c"]}, ("--allowed-origins https://a.b/c", "HOST")),
     ({"keep_alive_comment_s": 60, "request_timeout_s": 30},
@@ -104,6 +105,7 @@ def test_all_contradictions_are_reported_together() -> None:
     [
         {"host": "0.0.0.0", "api_key": ["k"]},
         {"host": "0.0.0.0", "insecure": True},
+        {"host": "0.0.0.0", "published_host": "127.0.0.1"},
         {"host": "localhost"},
         {"host": "::1"},
         {"host": "127.8.9.1"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -278,3 +279,19 @@ def test_whatever_a_client_expects_it_is_answered() -> None:
                 assert (b"HTTP/1.1 200 OK" in answer) == (path == TEXT)
 
     run(use, say("yes"))
+
+
+def test_the_keys_of_a_file_open_and_one_with_a_comma_does_too(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# who may call\nof,ann\nof-bob # until May\n")
+    path.chmod(0o600)
+    config = ServerConfig(api_key=[f"file:{path}", "of,carl"])
+
+    async def use(client: Client) -> None:
+        for key, status in (
+            ("of,ann", 200), ("of-bob", 200), ("of,carl", 200), ("of", 401), (f"file:{path}", 401),
+        ):  # fmt: skip
+            got, _, _ = await client.get("/v1/models", headers={"x-api-key": key})
+            assert got == status, key
+
+    run(use, config=config)

@@ -8,6 +8,9 @@ Management for Large Language Model Serving with PagedAttention" (2023).
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -21,9 +24,27 @@ def allocate_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Keys or values of all layers: zeros [layers, Hkv, num_blocks, block_size, D]."""
+    """Keys or values of all layers: zeros [layers, Hkv, num_blocks, block_size, D].
+
+    On the CPU the zeros are the system's own: a page takes memory when it is first written to.
+    Raises ``MemoryError`` where the system does not promise so much.
+    """
     shape = (num_layers, num_kv_heads, num_blocks, block_size, head_dim)
-    return torch.zeros(shape, dtype=dtype, device=device)
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return _unwritten_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+
+def _unwritten_zeros(count: int) -> Tensor:
+    """[count] uint8 in a mapping of its own, which is given back with the tensor.
+
+    Not ``torch.empty``: its allocator may hand out pages that were written to before.
+    """
+    try:
+        pages = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as failure:
+        raise MemoryError(f"the system refuses {count} bytes: {failure.strerror}") from failure
+    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def clear_blocks(cache: Tensor, blocks: Tensor) -> None:

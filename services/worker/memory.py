@@ -79,7 +79,11 @@ def plan_capacity(
 
 
 def check_fits(capacity: ExecutorCapacity, block_bytes: int, free_bytes: int) -> None:
-    """Raises ``ConfigError`` when the KV memory that was asked for is not free."""
+    """Raises ``ConfigError`` when the KV memory that was asked for is not free.
+
+    On the CPU blocks take memory when they are first used: what other programs take meanwhile is
+    then missing, and no check at the start can know of it.
+    """
     needed = (capacity.num_blocks + EXTRA_BLOCKS) * block_bytes
     if needed > free_bytes:
         raise ConfigError(

@@ -76,7 +76,13 @@ def load_model_executor(
     progress("measuring a step")
     capacity = plan_memory(model, config, info, attention, compression)
     progress(f"taking KV memory for {capacity.num_blocks} blocks")
-    executor = make_executor(model, capacity, attention, compression)
+    try:
+        executor = make_executor(model, capacity, attention, compression)
+    except MemoryError as failure:
+        raise ConfigError(
+            f"KV memory for {capacity.num_blocks} blocks: {failure}; lower --num-kv-blocks or "
+            "--kv-cache-memory-bytes, or let the system promise more (vm.overcommit_memory)"
+        ) from failure
     executor.grammars.serve(tokenizer_loader(info))
     if isinstance(executor, ModelExecutor) and device.type == "cpu":
         progress("measuring how many threads are fastest")

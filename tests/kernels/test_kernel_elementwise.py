@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import psutil
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -19,7 +20,16 @@ from penstock.kernels.rotary import (
     inverse_frequencies,
 )
 
+MIB = 1 << 20
 CPU = torch.device("cpu")
+
+
+def private_bytes() -> int:
+    """Memory that this process has written to and holds for itself."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
+
+
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
@@ -145,6 +155,21 @@ def test_kv_rows_land_in_their_slots_and_nowhere_else(dtype: torch.dtype) -> Non
         assert torch.equal(keys[:, block, offset], key[row])
         assert torch.equal(values[:, block, offset], value[row])
     assert int((keys.abs().sum((0, 3)) > 0).sum()) == 3
+
+
+def test_the_cpus_kv_memory_is_taken_when_it_is_written_to() -> None:
+    before = private_bytes()
+    cache = allocate_kv_cache(4, 2, 4096, 64, 128, torch.float32, CPU)
+    assert cache.numel() * 4 == 1 << 30
+    assert private_bytes() - before < 64 * MIB
+    clear_blocks(cache, torch.arange(256))
+    assert private_bytes() - before < 192 * MIB
+    assert not cache[:, :, ::512].any()
+
+
+def test_kv_memory_that_the_system_does_not_promise_is_an_error_with_its_size() -> None:
+    with pytest.raises(MemoryError, match=f"refuses {1 << 48} bytes"):
+        allocate_kv_cache(1 << 10, 1 << 10, 1 << 12, 1 << 6, 1 << 8, torch.float32, CPU)
 
 
 def test_clearing_blocks_leaves_the_others() -> None:

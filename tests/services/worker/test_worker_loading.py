@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from plan_driver import PlanDriver
@@ -26,6 +27,14 @@ from penstock.services.worker.memory import check_fits, free_host_bytes, plan_ca
 from penstock.services.worker.model_loading import choose_device, choose_dtype
 
 Folder = Callable[[str], Path]
+KV_BLOCK_BYTES = 16 * 2 * 2 * 2 * 32 * 4
+"""Of the tiny model: positions, K and V, layers, heads, their width, fp32."""
+
+
+def private_bytes() -> int:
+    """Memory that this process has written to and holds for itself."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
 
 
 def config_for(folder: Path | str = "", **parts: Any) -> Config:
@@ -108,6 +117,30 @@ def test_a_model_is_loaded_and_serves_plans(dtype: str, tiny_folder: Folder) -> 
     assert any("reading weights" in note for note in notes)
     outputs = PlanDriver(executor).run([[1, 2, 3], [4] * 70], 5)
     assert [len(output) for output in outputs] == [5, 5]
+
+
+def test_kv_memory_takes_nothing_of_the_machine_before_it_is_used(tiny_folder: Folder) -> None:
+    config = config_for(
+        tiny_folder("qwen3"), kv_cache_memory_bytes=1 << 30, max_num_seqs=2048, threads=1
+    )
+    before = private_bytes()
+    executor = load_executor(config, lambda note: None)
+    assert executor.capacity.num_blocks * KV_BLOCK_BYTES > 0.99 * (1 << 30)
+    assert private_bytes() - before < 1 << 28
+
+
+def test_kv_memory_that_the_system_refuses_is_an_error_that_names_the_flags(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> torch.Tensor:
+        raise MemoryError("the system refuses 4096 bytes: Cannot allocate memory")
+
+    blocks = config_for(tiny_folder("qwen3"), num_kv_blocks=77, threads=1)
+    from_here = "penstock.services.worker.model_executor.allocate_kv_cache"
+    monkeypatch.setattr("penstock.services.worker.model_loading.kv_budget", lambda *_: 1 << 30)
+    monkeypatch.setattr(from_here, refuse)
+    with pytest.raises(ConfigError, match=r"77 blocks: .*4096 bytes.*lower --num-kv-blocks"):
+        load_executor(blocks, lambda note: None)
 
 
 def test_auto_dtype_is_the_checkpoints_and_never_float16_on_the_cpu() -> None:

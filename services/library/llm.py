@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.protocol.grammar import from_structured_outputs
 from penstock.protocol.logprobs import TokenLogprobs, unpack
-from penstock.protocol.messages.requests import Chat, ChoiceState, Prompt, Text, Tokens, Work
+from penstock.protocol.messages.requests import Chat, ChoiceState, Prompt, Work
 from penstock.protocol.messages.tokens import EndReason, RowDetails
 from penstock.protocol.sampling import SamplingParams
 from penstock.services.library.client import Collector, PipelineClient
@@ -26,6 +26,7 @@ from penstock.services.library.outputs import (
     RequestOutput,
 )
 from penstock.services.library.progress import ProgressLine
+from penstock.services.library.prompts import PromptLike, list_of_prompts, messages_of
 from penstock.services.library.server_process import ServerFailed, ServerProcess
 
 MAX_OPEN = 1000
@@ -35,7 +36,6 @@ _OVERLOADED = 503
 _TOKEN_BYTES = 4
 _PUMP_SECONDS = 0.05
 
-PromptLike = str | Sequence[int]
 Message = dict[str, Any]
 
 
@@ -77,8 +77,9 @@ class LLM:
         Raises ``ValueError`` for a prompt or parameter that is wrong and ``RequestError`` for one
         that the server gave up; the other prompts are then cancelled.
         """
-        listed = _list_of_prompts(prompts)
-        return self._run(listed, map(_prompt, listed), sampling_params, progress, max_concurrency)
+        listed = list_of_prompts(prompts)
+        works = messages_of(listed)
+        return self._run(listed, works, sampling_params, progress, max_concurrency)
 
     def chat(
         self,
@@ -178,24 +179,6 @@ class LLM:
     def __del__(self) -> None:
         if hasattr(self, "_closed"):
             self.close()
-
-
-def _list_of_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
-    """One prompt alone is text, or a sequence of integers."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if len(prompts) and all(isinstance(item, int) for item in prompts):
-        return [[item for item in prompts if isinstance(item, int)]]
-    return [item for item in prompts if not isinstance(item, int)]
-
-
-def _prompt(prompt: PromptLike) -> Prompt:
-    if isinstance(prompt, str):
-        return Text(prompt)
-    try:
-        return Tokens(array("i", prompt).tobytes())
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"a prompt is text or a list of token ids: {error}") from None
 
 
 def _spread(

@@ -81,6 +81,38 @@ def test_a_wrong_prompt_or_parameter_is_a_value_error_that_names_it(llm: LLM) ->
     assert llm.generate("still alive", SamplingParams(max_tokens=1))
 
 
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        (["hello", 5, "x"], r"prompts\[1\] is 5, of type int"),
+        ([5, "x"], r"prompts\[0\] is 5, of type int"),
+        ([[5], 6], r"prompts\[1\] is 6, of type int"),
+        (["x", None], r"prompts\[1\] is of type NoneType"),
+        (["x", {"prompt": "y"}], r"prompts\[1\] is of type dict"),
+        ([[5], b"\0\0\0\0"], r"prompts\[1\] is of type bytes"),
+        ([2.5], r"prompts\[0\] is of type float"),
+        (["x", [5, "y"]], r"prompts\[1\]: a prompt is text or a list of token ids: .*'str'"),
+        (["x", [2**40]], r"prompts\[1\]: a prompt is text or a list of token ids"),
+        (7, "prompts is of type int"),
+        ({"prompt": "y"}, "prompts is of type dict"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_its_position_and_type(
+    llm: LLM, prompts: Any, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        llm.generate(prompts, SamplingParams(max_tokens=1))
+
+
+def test_token_ids_of_one_prompt_may_be_any_kind_of_integers(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=1)
+    alone: Any
+    for alone in ([5, 6], (5, 6), np.array([5, 6]), list(np.array([5, 6]))):
+        (output,) = llm.generate(alone, params)
+        assert output.prompt_token_ids == [5, 6]
+    assert llm.generate([], params) == []
+
+
 def test_a_prompt_that_is_found_wrong_after_others_were_sent_cancels_these(llm: LLM) -> None:
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     broken: Any = [[5]] * 20 + [["x"]]

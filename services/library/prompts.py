@@ -1,0 +1,59 @@
+"""What ``LLM.generate`` takes as prompts, and what it says of anything else."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
+from typing import Any
+
+from penstock.protocol.messages.requests import Prompt, Text, Tokens
+
+PromptLike = str | Sequence[int]
+_NO_PROMPTS = (bytes, bytearray, memoryview, dict, set, frozenset)
+"""Iterable, but no row of token ids: it would be read as something else."""
+
+
+def list_of_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """The prompts of one call. One alone is text, or a sequence of integers.
+
+    Raises ``ValueError`` for an item that is neither; it names the position and the type.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, _NO_PROMPTS) or not isinstance(prompts, Iterable):
+        raise _wrong("prompts", prompts)
+    listed: list[Any] = list(prompts)
+    if listed and all(isinstance(item, Integral) for item in listed):
+        return [listed]
+    for position, item in enumerate(listed):
+        if isinstance(item, Integral):
+            raise ValueError(
+                f"prompts[{position}] is {item!r}, of type {type(item).__name__}, among prompts of "
+                "another kind; a list holds prompts (text or lists of token ids), or is itself the "
+                "token ids of one prompt"
+            )
+        if not isinstance(item, str | Iterable) or isinstance(item, _NO_PROMPTS):
+            raise _wrong(f"prompts[{position}]", item)
+    return listed
+
+
+def messages_of(prompts: Iterable[PromptLike]) -> Iterator[Prompt]:
+    """Each prompt as the pipeline takes it, one after another. Raises ``ValueError``."""
+    for position, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            yield Text(prompt)
+            continue
+        try:
+            packed = array("i", prompt)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(
+                f"prompts[{position}]: a prompt is text or a list of token ids: {error}"
+            ) from None
+        yield Tokens(packed.tobytes())
+
+
+def _wrong(where: str, value: Any) -> ValueError:
+    return ValueError(
+        f"{where} is of type {type(value).__name__}; a prompt is text or a list of token ids"
+    )

@@ -50,6 +50,10 @@ Message = (
 _PREFIX = struct.Struct("<Q")
 PREFIX_BYTES = _PREFIX.size
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_WORK_BYTES = MAX_FRAME_BYTES - 64 * 1024
+"""An encoded ``Work``; the rest of its frame names the request and where to answer."""
+MAX_PROMPT_BYTES = MAX_WORK_BYTES - 4 * 1024 * 1024
+"""A prompt within a ``Work``. The sampling parameters have the rest: a grammar, lists of tokens."""
 
 
 class MalformedFrame(ValueError):

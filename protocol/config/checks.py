@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from penstock.protocol.addresses import is_loopback
+from penstock.protocol.codec import MAX_PROMPT_BYTES
 from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.fields import Config
 from penstock.protocol.config.machine import Machine
@@ -150,6 +151,11 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
             f"--{'published-' if server.published_host else ''}host {reached} is open to other "
             "hosts, but there is no --api-key, so anybody could use the server; --insecure allows "
             "that"
+        )
+    if server.max_body_bytes > MAX_PROMPT_BYTES:
+        yield (
+            f"--max-body-bytes {server.max_body_bytes} is more than {MAX_PROMPT_BYTES}, the "
+            "longest prompt that a message to the tokenizer can carry beside its parameters"
         )
     for origin in server.allowed_origins:
         if not _ORIGIN.fullmatch(origin):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.protocol.codec import Message
+from penstock.protocol.codec import MAX_WORK_BYTES, Message
 from penstock.protocol.messages.membership import Peer
 from penstock.protocol.messages.requests import (
     Accepted,
@@ -136,7 +136,10 @@ class FrontendLedger:
         self._reconcile_at = 0.0
 
     def submit(self, work: Work, sink: Sink, now: float) -> int:
-        """Send a new request on its way. ``work.params.seed`` must be set. Returns its id."""
+        """Send a new request on its way. ``work.params.seed`` must be set. Returns its id.
+
+        One that no message can carry has been rejected when this returns.
+        """
         self._next_id += 1
         request = OpenRequest(self._next_id, work, sink, now)
         self.open[request.id] = request
@@ -176,6 +179,14 @@ class FrontendLedger:
             changes["prompt"] = Tokens(request.prompt)
             changes["params"] = msgspec.structs.replace(work.params, max_tokens=request.max_tokens)
         body = _encode(msgspec.structs.replace(work, **changes))
+        if len(body) > MAX_WORK_BYTES:
+            message = (
+                f"the request takes {len(body)} bytes on its way to the tokenizer, with what its "
+                f"answer has so far; a message may carry {MAX_WORK_BYTES}: shorten the prompt, or "
+                "ask for fewer choices at a time"
+            )
+            self._reject(request, 413, "invalid_request_error", message)
+            return
         request.resend_at = now + RESEND_SECONDS
         self._send(
             self._members.router_address,

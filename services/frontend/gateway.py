@@ -84,7 +84,8 @@ class PipelineGateway:
         began = time.monotonic_ns() if TRACE.on else 0
         waiting = _Waiting(self, sink)
         request_id = waiting.request_id = self.ledger.submit(work, waiting, now)
-        self.door.entered(request_id, work.tenant, tokens)
+        if request_id in self.ledger.open:  # else it was refused at once
+            self.door.entered(request_id, work.tenant, tokens)
         if began:
             TRACE.add(ACCEPT, began, request_id)
         return request_id

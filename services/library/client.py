@@ -105,7 +105,7 @@ class PipelineClient:
             params = msgspec.structs.replace(work.params, seed=secrets.randbits(63))
             work = msgspec.structs.replace(work, params=params)
         request_id = self.ledger.submit(work, collector, time.monotonic())
-        collector.request = self.ledger.open[request_id]
+        collector.request = self.ledger.open.get(request_id)  # else it was refused at once
         return request_id
 
     def pump(self, seconds: float) -> None:

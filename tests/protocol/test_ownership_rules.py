@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.protocol.codec import Message
+from penstock.protocol.codec import MAX_PROMPT_BYTES, MAX_WORK_BYTES, Message
+from penstock.protocol.grammar import MAX_SOURCE_BYTES, Grammar
 from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.protocol.messages.requests import (
     Accepted,
@@ -20,6 +21,7 @@ from penstock.protocol.messages.requests import (
     Rejected,
     Submit,
     Taken,
+    Text,
     Tokens,
     TokenWork,
     Unknown,
@@ -37,7 +39,17 @@ from penstock.protocol.ownership.tombstones import (
     RESEND_SECONDS,
     TOMBSTONE_SECONDS,
 )
-from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.sampling import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    MAX_TOKENS,
+    SamplingParams,
+)
 
 FRONTEND, TOKENIZER, OTHER, SCHEDULER = 1, 2, 3, 4
 ROUTER = "ipc:///router"
@@ -242,6 +254,37 @@ def test_a_sink_that_fails_at_its_end_leaves_the_others_their_own(frontend: Any)
     ledger.end_all("going down")
     assert (ear.heard, late.heard) == ([503], [503])
     assert ledger.open == {}
+
+
+def test_what_no_message_can_carry_is_refused_and_not_sent(frontend: Any) -> None:
+    ledger, sent, _, number = frontend
+    sent.take()
+    too_long, nearly = Ear(), Ear()
+    ids = bytes(MAX_WORK_BYTES)
+    ledger.submit(msgspec.structs.replace(WORK, prompt=Tokens(ids)), too_long, 0.0)
+    assert (too_long.heard, sent.take(Submit)) == ([413], [])
+    work = msgspec.structs.replace(WORK, prompt=Tokens(ids[:-1000]))
+    growing = ledger.submit(work, nearly, 0.0)
+    assert len(sent.take(Submit)) == 1
+    ledger.handle(TOKENIZER, text_row(growing, 1, 0, "a" * 300), 0.1)
+    ledger.handle(TOKENIZER, Unknown([growing], [ONE]), 0.2)  # with its output it is too long
+    assert nearly.heard[1:] == [413]
+    assert [type(message) for _, message in sent.take()] == [Cancel]
+    assert list(ledger.open) == [number]
+
+
+def test_the_longest_prompt_of_a_body_and_all_parameters_fit_into_one_message() -> None:
+    params = SamplingParams(
+        stop=["\U0001f600" * MAX_STOP_LENGTH] * MAX_STOP_STRINGS,
+        stop_token_ids=[MAX_TOKENS] * MAX_STOP_TOKENS,
+        logit_bias={MAX_TOKENS - n: -99.9 for n in range(MAX_BIASES)},
+        allowed_token_ids=[MAX_TOKENS] * MAX_ALLOWED_TOKENS,
+        bad_words=["\U0001f600" * MAX_BAD_WORD_LENGTH] * MAX_BAD_WORDS,
+        structured_outputs=Grammar("grammar", "\U0001f600" * MAX_SOURCE_BYTES),
+    )
+    choices = [ChoiceState(n) for n in range(128)]
+    work = Work(Text("x" * MAX_PROMPT_BYTES), params, choices, "t" * 128, 1.0, 0.0)
+    assert len(msgspec.msgpack.encode(work)) <= MAX_WORK_BYTES
 
 
 def test_continuations_without_a_new_token_come_to_an_end(frontend: Any) -> None:

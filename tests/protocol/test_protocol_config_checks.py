@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.loadtest.make_model import make_model
+from penstock.protocol.codec import MAX_PROMPT_BYTES
 from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.derive import derive
@@ -58,6 +59,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"host": "0.0.0.0"}, ("--host 0.0.0.0", "--api-key", "--insecure")),
     ({"host": "gpu.example.org"}, ("--host gpu.example.org", "--insecure")),
     ({"published_host": "0.0.0.0"}, ("--published-host 0.0.0.0", "--api-key", "--insecure")),
+    ({"max_body_bytes": 2**26}, ("--max-body-bytes 67108864", str(MAX_PROMPT_BYTES))),
+    ({"max_body_bytes": MAX_PROMPT_BYTES + 1}, ("--max-body-bytes", str(MAX_PROMPT_BYTES))),
     ({"allowed_origins": ["*"]}, ("--allowed-origins *", "http(s)://HOST[:PORT]")),
     ({"allowed_origins": ["https://a.b/c"]}, ("--allowed-origins https://a.b/c", "HOST")),
     ({"keep_alive_comment_s": 60, "request_timeout_s": 30},

@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
 from penstock.protocol.grammar import Grammar, from_structured_outputs
 
 MAX_CHOICES = 128
@@ -39,7 +40,25 @@ Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+class _NamesParameters(msgspec.StructMeta):
+    """A constructor that says how to go on from a parameter that does not exist."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        unknown = [name for name in kwargs if name not in cls.__struct_fields__]
+        if unknown:
+            advice = FOREIGN_PARAMETERS.advice(unknown[0], cls.__struct_fields__)
+            raise TypeError(f"{cls.__name__}() has no parameter {unknown[0]}{advice}")
+        return super().__call__(*args, **kwargs)
+
+
+class SamplingParams(
+    msgspec.Struct,
+    frozen=True,
+    array_like=True,
+    gc=False,
+    kw_only=True,
+    metaclass=_NamesParameters,
+):
     """How the next token is chosen and when to stop.
 
     Append new fields at the end only: the order is the wire layout.

@@ -26,6 +26,7 @@ from penstock.protocol.config.derive import derive
 from penstock.protocol.config.machine import read_machine
 from penstock.protocol.config.resolve import show
 from penstock.protocol.config.sources import Provenance, Source
+from penstock.protocol.suggestions import closest
 
 INTERNAL_ERROR, BAD_SETTINGS, BAD_MODEL, BAD_ADDRESS = 1, 2, 3, 4
 INTERRUPTED = 130
@@ -205,15 +206,25 @@ def _no_service(arguments: Sequence[str]) -> int:
     version = f"penstock {penstock.__version__}"
     parser.add_argument("--version", action="version", version=version)
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
-    parsed, _ = parser.parse_known_args(arguments[:1])
+    parsed, unread = parser.parse_known_args(arguments[:1])
     if parsed.command == "version":
         print(version)
         return 0
     if parsed.command is not None:
-        known = ", ".join([*COMMANDS, *TOOLS])
-        parser.error(f"there is no command {parsed.command!r}; there are {known}")
+        parser.error(f"there is no command {parsed.command!r}: {_meant(parsed.command)}")
+    if unread:
+        parser.error(f"a command comes before {unread[0]}, as in `penstock serve {unread[0]}`")
     parser.print_help(sys.stderr)
     return BAD_SETTINGS
+
+
+def _meant(word: str) -> str:
+    """What somebody probably wants who gives ``word`` for a command."""
+    known = [*COMMANDS, *TOOLS]
+    if "/" in word:
+        return f"`penstock serve {word}` serves a model"
+    likely = closest(word, known)
+    return (f"did you mean {likely}? " if likely else "") + f"there are {', '.join(known)}"
 
 
 class Internal(msgspec.Struct, frozen=True):

@@ -6,11 +6,23 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from penstock.protocol.config.resolve import Field, fields
+from penstock.protocol.config.foreign import FOREIGN_SETTINGS
+from penstock.protocol.config.resolve import Field, fields, flag_of
+
+WRONG_FLAGS = 2
+"""Exit code."""
+_REWORDED = {
+    "expected one argument": "expected a value behind it",
+    "ignored explicit argument": "expected no value, got",
+}
+"""What argparse says of a flag's value, and what is said for it."""
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Values stay text until ``resolve``. A flag takes one value; a list's flag may be repeated."""
+    """Values stay text until ``resolve``. A flag takes one value; a list's flag may be repeated.
+
+    An error is told in a few lines, not behind the whole list of flags.
+    """
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, extra = self.parse_known_args(args, namespace)
@@ -20,22 +32,39 @@ class FlagParser(argparse.ArgumentParser):
 
     def _refuse(self, parsed: argparse.Namespace, extra: Sequence[str]) -> NoReturn:
         """Ends with code 2 and says what ``extra``, which belongs to no flag, might be."""
-        flags = [argument for argument in extra if argument.startswith("-")]
+        # What stands behind an unknown flag is probably its value.
+        if flags := [argument for argument in extra if argument.startswith("-")]:
+            self.error("\n".join(self._unknown(flag.partition("=")[0]) for flag in flags))
         model = getattr(parsed, "MODEL", None)
-        if flags or model is None:
-            # What stands behind an unknown flag is probably its value.
-            self.error(f"unrecognized arguments: {' '.join(extra)}")
+        if model is None:
+            self.error(f"unexpected argument {extra[0]!r}: there are only flags here")
         self.error(
             f"unexpected argument {extra[0]!r}: MODEL is {model!r} already. A flag takes one "
             "value; repeat the flag to give it another"
         )
+
+    def _unknown(self, flag: str) -> str:
+        name = flag.lstrip("-").replace("-", "_")
+        here = [one.lstrip("-").replace("-", "_") for one in self._option_string_actions]
+        if name not in here and name.removeprefix("no_") in fields():
+            return f"unknown flag {flag}: {self.prog} does not read it, `penstock serve` does"
+        return f"unknown flag {flag}" + FOREIGN_SETTINGS.advice(name, here, flag_of)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with code 2. ``message``: one or more lines, each an error."""
+        for theirs, ours in _REWORDED.items():
+            message = message.replace(theirs, ours)
+        lines = "".join(f"{self.prog}: error: {line}\n" for line in message.splitlines())
+        usage = f"{self.format_usage()}{lines}`{self.prog} --help` lists the flags\n"
+        self.exit(WRONG_FLAGS, usage)
 
 
 def build_parser(
     program: str, description: str, groups: Sequence[str], positional_model: bool = False
 ) -> FlagParser:
     """A parser with the flags of ``groups``."""
-    parser = FlagParser(program, description=description, allow_abbrev=False)
+    usage = f"{program} {'[MODEL] ' if positional_model else ''}[flags]"
+    parser = FlagParser(program, usage=usage, description=description, allow_abbrev=False)
     if positional_model:
         parser.add_argument("MODEL", nargs="?", help="the same as --model")
     parser.add_argument("--config", metavar="FILE", help="TOML or YAML file with the same keys")

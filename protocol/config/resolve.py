@@ -16,11 +16,23 @@ import msgspec
 
 from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.fields import Config
+from penstock.protocol.config.foreign import FOREIGN_SETTINGS
 from penstock.protocol.config.sources import ConfigError, Provenance, Source
+from penstock.protocol.config.spelled_numbers import spelled_number
+from penstock.protocol.plain_errors import plain_error
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 _SECRET = frozenset({"secret", "api_key"})
 _HIDDEN = "<hidden>"
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field, whether there is one of that name or not."""
+    return "--" + name.replace("_", "-")
+
+
+def _variable_of(name: str) -> str:
+    return ENVIRONMENT_PREFIX + name.upper()
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -34,11 +46,11 @@ class Field(msgspec.Struct, frozen=True):
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
 
     @property
     def variable(self) -> str:
-        return ENVIRONMENT_PREFIX + self.name.upper()
+        return _variable_of(self.name)
 
     @property
     def is_list(self) -> bool:
@@ -47,6 +59,12 @@ class Field(msgspec.Struct, frozen=True):
     @property
     def is_bool(self) -> bool:
         return _bare(self.type) is bool
+
+    @property
+    def is_whole(self) -> bool:
+        """A whole number, which may be left out."""
+        bare = _bare(self.type)
+        return int in (bare, *map(_bare, get_args(bare))) and get_origin(bare) is not Literal
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -68,6 +86,8 @@ class Field(msgspec.Struct, frozen=True):
             if value not in choices:
                 known = ", ".join(map(str, choices))
                 raise msgspec.ValidationError(f"Expected one of {known}")
+        if isinstance(value, str) and self.is_whole:
+            value = spelled_number(value)
         return msgspec.convert(value, self.type, strict=False)
 
     def text(self, value: Any) -> str:
@@ -173,14 +193,16 @@ class _Gathering:
             self.sources[field.name] = source
         except msgspec.ValidationError as error:
             shown = _HIDDEN if field.name in _SECRET else repr(raw)
-            self.faults.append(f"{label} {shown}: {error}")
+            self.faults.append(f"{label} {shown}: {plain_error(error)}")
             self.unread.add(field.flag)
 
     def file(self, path: str) -> None:
         """Raises ``ConfigError`` for a file that cannot be read."""
         for key, raw in read_file(path).items():
             if key not in self.everything:
-                self.faults.append(f"--config {path}: unknown key {key!r}")
+                known = [*self.everything, *get_type_hints(Config)]
+                advice = FOREIGN_SETTINGS.advice(key, known)
+                self.faults.append(f"--config {path}: unknown key {key!r}{advice}")
             elif key in self.declared:
                 self._take(self.declared[key], raw, Source("file", path), f"--config {path}: {key}")
 
@@ -192,7 +214,8 @@ class _Gathering:
             if name == "config":
                 continue
             if name not in self.everything:
-                self.faults.append(f"environment variable {variable}: there is no such setting")
+                advice = FOREIGN_SETTINGS.advice(name, self.everything, _variable_of)
+                self.faults.append(f"unknown environment variable {variable}{advice}")
             elif name in self.declared:
                 self._take(self.declared[name], text, Source("environment", variable), variable)
 

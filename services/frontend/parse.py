@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.protocol.messages.requests import ChoiceState, Prompt, Work
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.suggestions import closest
 from penstock.services.frontend import parameters
 from penstock.services.frontend.body import decode_object
 from penstock.services.frontend.errors import ApiError, bad_request, retry_after, show
@@ -82,10 +83,13 @@ def find_model(name: object, models: list[ServedModel]) -> tuple[ServedModel, st
     for model in models:
         if name == model.name or name in model.aliases:
             return model, name
-    served = ", ".join(show(one) for model in models for one in (model.name, *model.aliases)[:8])
+    names = [one for model in models for one in (model.name, *model.aliases)[:8]]
+    likely = closest(name, names)
+    meant = f"; did you mean {show(likely)}?" if likely and len(names) > 1 else ""
+    served = ", ".join(map(show, names))
     raise ApiError(
         404,
-        f"The model {show(name)} does not exist; served here: {served}",
+        f"The model {show(name)} does not exist; served here: {served}{meant}",
         param="model",
         code="model_not_found",
     )

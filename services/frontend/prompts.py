@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.messages.requests import Chat, Prompt, Text, Tokens
+from penstock.protocol.plain_errors import plain_error
+from penstock.protocol.suggestions import closest
 from penstock.services.frontend.errors import ApiError, bad_request, show
 from penstock.services.frontend.interface import ServedModel
 from penstock.services.frontend.parameters import invalid
@@ -74,7 +76,7 @@ def _tokens(ids: list[Any], where: str, model: ServedModel, keep: int | None) ->
     try:
         checked = msgspec.convert(ids, list[int])
     except (msgspec.ValidationError, OverflowError) as error:
-        raise bad_request(f"{where}: {str(error)[:200]}", param="prompt") from None
+        raise bad_request(f"{where}: {plain_error(error)[:200]}", param="prompt") from None
     for worst in (min(checked), max(checked)):
         if not 0 <= worst < model.vocab_size:
             raise bad_request(
@@ -143,7 +145,9 @@ def _message(message: Any, where: str) -> dict[str, str]:
                 raise _message_error(f"{where}.{name}", "Expected a string", value)
             found["reasoning_content"] = value
         elif name not in _MESSAGE_UNSUPPORTED:
-            raise bad_request(f"{where}: unknown field {show(name)}", param="messages")
+            likely = closest(name, {"role", "content", *_MESSAGE_NAMES})
+            meant = f"; did you mean {likely}?" if likely else ""
+            raise bad_request(f"{where}: unknown field {show(name)}{meant}", param="messages")
         elif value not in ([], {}, ""):
             raise bad_request(f"{where}.{name}: not supported yet", param="messages")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import reprlib
 import sys
 import time
 from array import array
@@ -17,7 +18,8 @@ from penstock.protocol.grammar import from_structured_outputs
 from penstock.protocol.logprobs import TokenLogprobs, unpack
 from penstock.protocol.messages.requests import Chat, ChoiceState, Prompt, Work
 from penstock.protocol.messages.tokens import EndReason, RowDetails
-from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.plain_errors import plain_error
+from penstock.protocol.sampling import PARAMETERS, SamplingParams
 from penstock.services.library.client import Collector, PipelineClient
 from penstock.services.library.outputs import (
     CompletionOutput,
@@ -203,11 +205,21 @@ def _work(prompt: Prompt, params: SamplingParams) -> Work:
     try:
         # Constructing a Struct checks nothing; decoding does.
         checked = msgspec.convert(msgspec.to_builtins(params), SamplingParams)
-    except msgspec.ValidationError as error:
-        names = SamplingParams.__struct_fields__
-        raise ValueError(f"sampling_params ({', '.join(names)}): {error}") from None
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise ValueError(_first_fault(params) or plain_error(error)) from None
     choices = [ChoiceState(number) for number in range(checked.n)]
     return Work(prompt, checked, choices, "", None, 0.0, streamed=False)
+
+
+def _first_fault(params: SamplingParams) -> str:
+    """The first parameter that is out of its range, with its value and the range."""
+    for name, parameter in PARAMETERS.items():
+        value = getattr(params, name)
+        try:
+            msgspec.convert(msgspec.to_builtins(value), parameter.type)
+        except (msgspec.ValidationError, OverflowError) as error:
+            return f"sampling_params: {name}={reprlib.repr(value)}: {plain_error(error)}"
+    return ""
 
 
 def _wants_retry(collector: Collector) -> bool:

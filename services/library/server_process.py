@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from penstock.protocol.config import ConfigError, resolve
+from penstock.protocol.config.foreign import FOREIGN_SETTINGS
 from penstock.protocol.config.resolve import fields
 
 READY_WORD = "penstock-ready"
@@ -36,11 +37,10 @@ def arguments_for(settings: Mapping[str, Any]) -> list[str]:
     Raises ``TypeError`` for a name that is no setting and ``ConfigError`` for a wrong value.
     """
     known = fields(GROUPS)
-    unknown = sorted(set(settings) - set(known))
+    unknown = [name for name in settings if name not in known]
     if unknown:
-        raise TypeError(
-            f"LLM() has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}"
-        )
+        told = "; ".join(name + FOREIGN_SETTINGS.advice(name, known) for name in unknown)
+        raise TypeError(f"LLM() has no setting {told}")
     resolve(GROUPS, dict(settings), {})
     arguments = []
     for name, value in settings.items():

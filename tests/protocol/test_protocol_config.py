@@ -359,7 +359,99 @@ def test_what_is_no_choice_is_an_error_that_names_it() -> None:
             assert "'12345'" in fault_of(field.flag, "12345"), name
 
 
+@pytest.mark.parametrize(("text", "number"), [("32k", 32_000), ("32K", 32_768), ("1m", 10**6)])
+def test_a_length_may_be_written_short_by_every_road(
+    text: str, number: int, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "c.toml", {"max_model_len": text})
+    for arguments, environment in (
+        (["--max-model-len", text], {}),
+        ([], {"PENSTOCK_MAX_MODEL_LEN": text}),
+        (["--config", path], {}),
+    ):
+        config, _ = resolve(GROUPS, command(*arguments), environment)
+        assert config.model.max_model_len == number
+    assert resolve(GROUPS, {"max_model_len": text}, {})[0].model.max_model_len == number
+
+
+def test_no_error_speaks_of_types_of_python() -> None:
+    for name in NUMBERS + REALS:
+        fault = fault_of(f"{FIELDS[name].flag}=x")
+        assert "number" in fault, fault
+        assert not re.search(r"`|\bnull\b|\bint\b|\bfloat\b", fault.partition(": ")[2]), fault
+
+
 # --- errors
+
+
+def flag_error(capsys: pytest.CaptureFixture[str], *arguments: str, **options: Any) -> str:
+    with pytest.raises(SystemExit) as ended:
+        command(*arguments, **options)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_wrong_flag_is_told_in_three_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--foo", "1", "/models/a"], ["--port"], ["--enable-prefix-caching=1"]):
+        lines = flag_error(capsys, *arguments).splitlines()
+        assert len(lines) == 3
+        assert lines[0] == "usage: penstock [MODEL] [flags]"
+        assert arguments[0].partition("=")[0] in lines[1]
+        assert "--help" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--prot", "did you mean --port?"),
+        ("--no-enable-prefix-cachin", "did you mean --no-enable-prefix-caching?"),
+        ("--max_model_len", "did you mean --max-model-len?"),
+        ("--max-seq-len", "use --max-model-len"),
+        ("--context-length", "use --max-model-len"),
+        ("--mem-fraction-static", "use --gpu-memory-utilization"),
+        ("--dp", "use --data-parallel-size"),
+        ("--tensor-parallel-size", "not supported yet"),
+        ("-tp", "not supported yet"),
+        ("--tp", "not supported yet"),
+        ("--quantization", "not supported yet"),
+        ("--chat-template", "not supported yet"),
+        ("--trust-remote-code", "leave it out"),
+    ],
+)
+def test_a_flag_of_another_server_or_with_a_slip_is_told_the_way_out(
+    flag: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in ([flag, "2"], [f"{flag}=2"], ["/models/a", flag, "2"]):
+        (line,) = flag_error(capsys, *arguments).splitlines()[1:-1]
+        assert f"unknown flag {flag}: {words}" in line
+
+
+def test_each_unknown_flag_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    text = flag_error(capsys, "--tp", "2", "--prot", "80", "--xyzzy")
+    assert [line.rpartition("unknown flag ")[2].split(":")[0] for line in text.splitlines()] == [
+        text.splitlines()[0].split(":")[0], "--tp", "--prot", "--xyzzy", text.splitlines()[-1],
+    ]  # fmt: skip
+
+
+def test_a_flag_of_another_command_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    text = flag_error(capsys, "--max-num-seqs", "3", groups=["cluster"])
+    assert "`penstock serve` does" in text
+
+
+def test_an_unknown_key_or_variable_is_told_the_way_out(tmp_path: Path) -> None:
+    path = written(tmp_path / "c.toml", {"prot": 1, "max-seq-len": 2, "tensor_parallel_size": 2})
+    lines = fault_of("--config", path).splitlines()
+    assert [line.partition("key ")[2] for line in lines[:2]] == [
+        "'prot': did you mean port?",
+        "'max_seq_len': use max_model_len",
+    ]
+    assert "not supported yet" in lines[2]
+    (tmp_path / "d.toml").write_text("[modle]\nport = 1\n")
+    assert "'modle': did you mean model?" in fault_of("--config", str(tmp_path / "d.toml"))
+    environment = {"PENSTOCK_PROT": "1", "PENSTOCK_MAX_SEQ_LEN": "1"}
+    lines = fault_of(environment=environment).splitlines()
+    assert lines[0].endswith("PENSTOCK_PROT: did you mean PENSTOCK_PORT?")
+    assert lines[1].endswith("PENSTOCK_MAX_SEQ_LEN: use PENSTOCK_MAX_MODEL_LEN")
 
 
 def test_all_faults_are_reported_together(tmp_path: Path) -> None:

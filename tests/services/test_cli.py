@@ -185,3 +185,20 @@ def test_cli_the_model_behind_a_repeatable_flag_is_the_model(
 ) -> None:
     assert cli.main(["serve", flag, "https://a.example", "/models/x", "--show-config"]) == 0
     assert "/models/x" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sevre"], "did you mean serve?"),
+        (["/models/x"], "`penstock serve /models/x`"),
+        (["--port", "80"], "`penstock serve --port`"),
+    ],
+)
+def test_cli_what_is_no_command_is_told_what_is_probably_meant(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    text = capsys.readouterr().err
+    assert words in text
+    assert len(text.splitlines()) == 2

@@ -26,7 +26,7 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     # body without the prompt, param, words in the message
     ({"temperature": -1}, "temperature", "0.0 -1"),
     ({"temperature": 100.5}, "temperature", "100.0 100.5"),
-    ({"temperature": "1"}, "temperature", "float '1'"),
+    ({"temperature": "1"}, "temperature", "number '1'"),
     ({"temperature": True}, "temperature", "number true"),
     ({"temperature": HUGE}, "temperature", "digits"),
     ({"temperature": [1]}, "temperature", "array"),
@@ -34,14 +34,14 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"top_p": 1.01}, "top_p", "1.0 1.01"),
     ({"top_p": -0.1}, "top_p", "0.0 -0.1"),
     ({"top_k": -2}, "top_k", "-1 -2"),
-    ({"top_k": 1.5}, "top_k", "int 1.5"),
+    ({"top_k": 1.5}, "top_k", "whole 1.5"),
     ({"top_k": 2**31}, "top_k", "2147483647 2147483648"),
     ({"top_k": HUGE}, "top_k", "2147483647 digits"),
     ({"seed": 2**63}, "seed", str(2**63 - 1)),
-    ({"seed": "x"}, "seed", "int"),
+    ({"seed": "x"}, "seed", "whole"),
     ({"n": 0}, "n", ">= 1 0"),
     ({"n": 129}, "n", "128 129"),
-    ({"n": 1e6}, "n", "int"),
+    ({"n": 1e6}, "n", "whole"),
     ({"max_tokens": -5}, "max_tokens", ">= 0 -5"),
     ({"max_tokens": 2**31}, "max_tokens", "2147483647"),
     ({"max_completion_tokens": -1}, "max_completion_tokens", ">= 0 -1"),
@@ -58,12 +58,12 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": [""]}, "stop", "length"),
     ({"stop": ["x"] * 17}, "stop", "16 17"),
     ({"stop": "x" * 513}, "stop", "512"),
-    ({"stop": [None]}, "stop", "str"),
+    ({"stop": [None]}, "stop", "string"),
     ({"stop_token_ids": [-1]}, "stop_token_ids", "0"),
     ({"stop_token_ids": [1000]}, "stop_token_ids", "1000"),
-    ({"stop_token_ids": [True]}, "stop_token_ids", "bool"),
+    ({"stop_token_ids": [True]}, "stop_token_ids", "true false"),
     ({"stop_token_ids": list(range(65))}, "stop_token_ids", "64 65"),
-    ({"ignore_eos": 1}, "ignore_eos", "bool 1"),
+    ({"ignore_eos": 1}, "ignore_eos", "true false 1"),
     ({"min_p": 1.5}, "min_p", "1.0 1.5"),
     ({"presence_penalty": 2.5}, "presence_penalty", "2.0 2.5"),
     ({"presence_penalty": False}, "presence_penalty", "number false"),
@@ -73,7 +73,7 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"min_tokens": -1}, "min_tokens", "0 -1"),
     ({"max_tokens": 5, "min_tokens": 6}, "min_tokens", "max_tokens 5 6"),
     ({"logit_bias": {"5": 101}}, "logit_bias", "100.0"),
-    ({"logit_bias": {"x": 1}}, "logit_bias", "int key"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "whole key"),
     ({"logit_bias": {"1000": 1}}, "logit_bias", "vocabulary 1000"),
     ({"logit_bias": [5]}, "logit_bias", "object array"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "1024"),
@@ -83,9 +83,9 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"bad_words": ["x"] * 129}, "bad_words", "128"),
     ({"bad_words": [""]}, "bad_words", "length"),
     ({"bad_words": "x"}, "bad_words", "array"),
-    ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "bool 1"),
-    ({"skip_special_tokens": "no"}, "skip_special_tokens", "bool 'no'"),
-    ({"spaces_between_special_tokens": 0}, "spaces_between_special_tokens", "bool 0"),
+    ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "true false 1"),
+    ({"skip_special_tokens": "no"}, "skip_special_tokens", "true false 'no'"),
+    ({"spaces_between_special_tokens": 0}, "spaces_between_special_tokens", "true false 0"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "1 0"),
     ({"prompt_logprobs": -1}, "prompt_logprobs", "0 -1"),
     ({"prompt_logprobs": 21}, "prompt_logprobs", "20 21"),
@@ -106,9 +106,9 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"user": 5}, "user", "string"),
     ({"priority": 2**31}, "priority", "2147483647 2147483648"),
     ({"priority": -(2**31) - 1}, "priority", "-2147483648 -2147483649"),
-    ({"priority": 0.5}, "priority", "int 0.5"),
-    ({"priority": "1"}, "priority", "int '1'"),
-    ({"priority": True}, "priority", "int true"),
+    ({"priority": 0.5}, "priority", "whole 0.5"),
+    ({"priority": "1"}, "priority", "whole '1'"),
+    ({"priority": True}, "priority", "whole true"),
     ({"priority": HUGE}, "priority", "digits"),
     ({"cache_salt": "x" * 129}, "cache_salt", "128"),
     ({"cache_salt": "a\nb"}, "cache_salt", "printable"),
@@ -162,10 +162,10 @@ PROMPTS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a", ""]}, "prompt[1] empty"),
     ({"prompt": 5}, "string 5"),
     ({"prompt": {"a": 1}}, "object"),
-    ({"prompt": [1, "a"]}, "int"),
+    ({"prompt": [1, "a"]}, "whole"),
     ({"prompt": ["a", 1]}, "prompt[1]"),
-    ({"prompt": [1, True]}, "bool"),
-    ({"prompt": [1.5]}, "int float"),
+    ({"prompt": [1, True]}, "true false"),
+    ({"prompt": [1.5]}, "whole number"),
     ({"prompt": [-1]}, "at least 0"),
     ({"prompt": [1, 1000]}, "1000 position 1"),
     ({"prompt": [2**31]}, "2147483648"),
@@ -263,7 +263,7 @@ def test_logprobs_are_asked_for_as_the_endpoint_has_it() -> None:
         ({**ONE, "logprobs": 21}, "logprobs", "20 21"),
         ({**ONE, "logprobs": True}, "logprobs", "number true"),
         ({**ONE, "top_logprobs": 2}, "top_logprobs", "supported top_logprobs"),
-        ({**ONE, "echo": 1}, "echo", "bool 1"),
+        ({**ONE, "echo": 1}, "echo", "true false 1"),
     ]
     check(TEXT, cases, ServerConfig())
     cases = [
@@ -278,6 +278,37 @@ def test_logprobs_are_asked_for_as_the_endpoint_has_it() -> None:
 def test_parameters_that_are_not_supported_yet_are_refused_by_name() -> None:
     cases = [({**ONE, **f}, next(iter(f)), f"supported {next(iter(f))}") for f in UNSUPPORTED]
     check(TEXT, list(cases), ServerConfig())
+
+
+FOREIGN: list[tuple[dict[str, Any], str]] = [
+    ({"temprature": 1}, "did you mean temperature?"),
+    ({"max_new_tokens": 5}, "use max_tokens"),
+    ({"stop_sequences": ["x"]}, "use stop"),
+    ({"guided_json": {"type": "object"}}, 'use structured_outputs: {"json"'),
+    ({"guided_regex": "a"}, 'use structured_outputs: {"regex"'),
+    ({"guided_choice": ["a"]}, 'use structured_outputs: {"choice"'),
+    ({"guided_grammar": "a"}, 'use structured_outputs: {"grammar"'),
+    ({"reasoning_effort": "low"}, "use chat_template_kwargs"),
+    ({"mirostat": 1}, "not supported yet"),
+    ({"stream": True, "stream_options": {"include_usge": True}}, "did you mean include_usage?"),
+]
+
+
+def test_names_of_other_servers_and_slips_are_told_the_way_out() -> None:
+    check(TEXT, [({**ONE, **body}, None, words) for body, words in FOREIGN], ServerConfig())
+    check(TEXT, [({**ONE, **HI}, "messages", "use /v1/chat/completions")], ServerConfig())
+    check(CHAT, [({**HI, **ONE}, "prompt", "use /v1/completions")], ServerConfig())
+    wrong = {"messages": [{"role": "user", "contnet": "hi", "content": "x"}]}
+    check(CHAT, [(wrong, "messages", "did you mean content?")], ServerConfig())
+
+
+def test_a_model_with_a_slip_is_told_the_one_that_is_meant() -> None:
+    async def use(client: Client) -> None:
+        status, answer, _ = await client.post(TEXT, {**ONE, "model": "Org/modle"})
+        assert status == 404
+        assert "did you mean" in answer["error"]["message"]
+
+    run(use)
 
 
 def test_all_unknown_and_unsupported_parameters_are_named_at_once() -> None:

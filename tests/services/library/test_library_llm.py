@@ -68,8 +68,9 @@ def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
 def test_a_wrong_prompt_or_parameter_is_a_value_error_that_names_it(llm: LLM) -> None:
     with pytest.raises(ValueError, match=r"prompt 1: .*99999"):
         llm.generate([[5], [99999]])
-    with pytest.raises(ValueError, match="100"):
+    with pytest.raises(ValueError, match=r"temperature=1000.0: Expected a number <= 100") as caught:
         llm.generate("x", SamplingParams(temperature=1000.0))
+    assert "top_p" not in str(caught.value)
     form: Any = {"regexp": "a"}
     with pytest.raises(ValueError, match="'regexp'"):
         llm.generate("x", SamplingParams(structured_outputs=form))
@@ -177,12 +178,30 @@ def test_an_idle_library_stays_a_member(llm: LLM) -> None:
 
 
 def test_wrong_settings_are_refused_before_anything_starts() -> None:
-    with pytest.raises(TypeError, match="no setting max_seqs"):
+    with pytest.raises(TypeError, match="no setting max_seqs: did you mean max_num_seqs") as caught:
         LLM(max_seqs=3)
+    assert len(str(caught.value)) < 80, "the others are not named"
+    with pytest.raises(
+        TypeError, match="max_seq_len: use max_model_len; tensor_parallel_size: not"
+    ):
+        LLM(max_seq_len=3, tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="max-num-seqs"):
         LLM(max_num_seqs=0)
     with pytest.raises(ServerFailed, match="/no/such/folder"):
         LLM("/no/such/folder")
+
+
+def test_a_parameter_that_does_not_exist_is_told_the_way_out() -> None:
+    slips: dict[str, str] = {
+        "temprature": "did you mean temperature",
+        "max_new_tokens": "use max_tokens",
+        "guided_decoding": "use structured_outputs",
+    }
+    for name, words in slips.items():
+        wrong: Any = {name: 1}
+        with pytest.raises(TypeError, match=f"no parameter {name}: {words}"):
+            SamplingParams(**wrong)
+    assert SamplingParams(temperature=0.5).temperature == 0.5
 
 
 SCRIPT = """

@@ -1,0 +1,150 @@
+"""Settings of vLLM, SGLang, llama.cpp and TGI that are called otherwise here, or are not there."""
+
+from __future__ import annotations
+
+from penstock.protocol.suggestions import ForeignNames
+
+_RENAMED = {
+    "api_server_count": "frontends",
+    "batch_size": "max_num_seqs",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "context_length": "max_model_len",
+    "cors_allow_origins": "allowed_origins",
+    "ctx_size": "max_model_len",
+    "data_type": "dtype",
+    "dp": "data_parallel_size",
+    "dp_size": "data_parallel_size",
+    "max_context_len": "max_model_len",
+    "max_prefill_tokens": "max_num_batched_tokens",
+    "max_queued_requests": "max_waiting_requests",
+    "max_running_requests": "max_num_seqs",
+    "max_seq_len": "max_model_len",
+    "max_seq_len_to_capture": "max_model_len",
+    "mem_fraction_static": "gpu_memory_utilization",
+    "model_id": "model",
+    "model_name_or_path": "model",
+    "model_path": "model",
+    "n_ctx": "max_model_len",
+    "num_gpu_blocks_override": "num_kv_blocks",
+    "num_threads": "threads",
+    "page_size": "block_size",
+    "random_seed": "seed",
+    "schedule_policy": "scheduling_policy",
+    "tokenizer_worker_num": "tokenizers",
+    "uvicorn_log_level": "log_level",
+}
+
+_NO_PARALLEL = (
+    "not supported yet: an engine runs on one device; --data-parallel-size N starts N engines"
+)
+_NO_QUANTIZATION = (
+    "not supported yet: weights are float32, bfloat16 or float16, as --dtype says; on Hopper GPUs "
+    "--compress-weights stores bfloat16 without loss in less memory"
+)
+_NO_LORA = "not supported yet: LoRA adapters; merge the adapter into the checkpoint"
+_NO_SPECULATION = "not supported yet: speculative decoding"
+_NO_TOOLS = "not supported yet: tool calls"
+_NO_REASONING = "not supported yet: reasoning is a part of the text"
+_NO_KV_DTYPE = "not supported yet: KV memory has the model's dtype"
+_NO_OFFLOAD = "not supported yet: weights and KV memory stay on the device"
+_NO_TLS = "there is no TLS in the server: put a proxy in front of it"
+_NO_MULTIMODAL = "not supported yet: models take text alone"
+_BY_HAND = "on several hosts each process is started by itself: docs/deployment.md"
+_TEMPLATE = "not supported yet: the chat template is the one in the model's folder"
+_NO_CODE = "leave it out: nothing in a model's folder is ever executed"
+_FOLDER = "leave it out: it is read from the model's folder"
+_ALWAYS = "leave it out: it is always on"
+_CHOSEN = "leave it out: the kernels are chosen by measurement, and the log names them"
+_GRAPHS = "leave it out: CUDA graphs are used wherever they are faster"
+_GRAMMARS = "leave it out: there is one engine for structured outputs, and it is always on"
+_FEWER_LOGS = "use --log-level warning for fewer lines"
+_REVISION = "download it with `hf download NAME --revision R`, and give the folder as MODEL"
+
+_EXPLAINED = {
+    "allowed_headers": "use --allowed-origins, which is all that there is to say",
+    "allowed_local_media_path": _NO_MULTIMODAL,
+    "allowed_methods": "use --allowed-origins, which is all that there is to say",
+    "async_scheduling": _ALWAYS,
+    "attention_backend": _CHOSEN,
+    "base_gpu_id": "choose devices with CUDA_VISIBLE_DEVICES",
+    "chat_template": _TEMPLATE,
+    "chat_template_content_format": _TEMPLATE,
+    "code_revision": _REVISION,
+    "compilation_config": _GRAPHS,
+    "cpu_offload_gb": _NO_OFFLOAD,
+    "cuda_graph_max_bs": _GRAPHS,
+    "cuda_graph_sizes": _GRAPHS,
+    "disable_cuda_graph": _GRAPHS,
+    "disable_log_requests": _FEWER_LOGS,
+    "disable_log_stats": _FEWER_LOGS,
+    "disable_radix_cache": "use --no-enable-prefix-caching",
+    "dist_init_addr": _BY_HAND,
+    "distributed_executor_backend": _NO_PARALLEL,
+    "download_dir": "set the environment variable HF_HUB_CACHE",
+    "enable_auto_tool_choice": _NO_TOOLS,
+    "enable_chunked_prefill": _ALWAYS,
+    "enable_expert_parallel": _NO_PARALLEL,
+    "enable_lora": _NO_LORA,
+    "enable_metrics": "leave it out: /metrics is always there",
+    "enable_reasoning": _NO_REASONING,
+    "enforce_eager": _GRAPHS,
+    "ep_size": _NO_PARALLEL,
+    "generation_config": _FOLDER,
+    "grammar_backend": _GRAMMARS,
+    "guided_decoding_backend": _GRAMMARS,
+    "hf_overrides": "edit config.json in a copy of the model's folder",
+    "hf_token": "set the environment variable HF_TOKEN",
+    "kv_cache_dtype": _NO_KV_DTYPE,
+    "kv_transfer_config": "not supported yet: moving KV memory between engines",
+    "limit_mm_per_prompt": _NO_MULTIMODAL,
+    "log_requests": "use --log-level debug for more lines",
+    "lora_modules": _NO_LORA,
+    "lora_paths": _NO_LORA,
+    "max_input_length": "use --max-model-len, which bounds prompt and output together",
+    "max_logprobs": "leave it out: 20 may be asked for",
+    "max_lora_rank": _NO_LORA,
+    "max_loras": _NO_LORA,
+    "max_total_tokens": "use --num-kv-blocks, which counts blocks of --block-size tokens",
+    "model_impl": _CHOSEN,
+    "n_gpu_layers": "leave it out: a GPU holds the whole model; --device says where it runs",
+    "ngl": "leave it out: a GPU holds the whole model; --device says where it runs",
+    "nnodes": _BY_HAND,
+    "node_rank": _BY_HAND,
+    "num_scheduler_steps": _ALWAYS,
+    "num_speculative_tokens": _NO_SPECULATION,
+    "otlp_traces_endpoint": "not supported yet: OpenTelemetry; `penstock trace` records a timeline",
+    "override_generation_config": "edit generation_config.json in a copy of the model's folder",
+    "pipeline_parallel_size": _NO_PARALLEL,
+    "pp": _NO_PARALLEL,
+    "pp_size": _NO_PARALLEL,
+    "q": _NO_QUANTIZATION,
+    "quantization": _NO_QUANTIZATION,
+    "quantize": _NO_QUANTIZATION,
+    "reasoning_parser": _NO_REASONING,
+    "revision": _REVISION,
+    "root_path": "not supported yet: a proxy in front must take its prefix off the path",
+    "runner": "leave it out: models generate text, and there is no other task yet",
+    "sampling_backend": _CHOSEN,
+    "served_model_names": "use --served-model-name, once for each name",
+    "speculative_algorithm": _NO_SPECULATION,
+    "speculative_config": _NO_SPECULATION,
+    "speculative_model": _NO_SPECULATION,
+    "ssl_certfile": _NO_TLS,
+    "ssl_keyfile": _NO_TLS,
+    "structured_outputs_config": _GRAMMARS,
+    "swap_space": _NO_OFFLOAD,
+    "task": "leave it out: models generate text, and there is no other task yet",
+    "tensor_parallel_size": _NO_PARALLEL,
+    "tokenizer": _FOLDER,
+    "tokenizer_mode": _FOLDER,
+    "tokenizer_path": _FOLDER,
+    "tokenizer_revision": _REVISION,
+    "tool_call_parser": _NO_TOOLS,
+    "torchao_config": _NO_QUANTIZATION,
+    "tp": _NO_PARALLEL,
+    "tp_size": _NO_PARALLEL,
+    "trust_remote_code": _NO_CODE,
+    "watchdog_timeout": "leave it out: a process that hangs is always found and replaced",
+}
+
+FOREIGN_SETTINGS = ForeignNames(_RENAMED, _EXPLAINED)

@@ -1,0 +1,94 @@
+"""Parameters of a request that OpenAI, vLLM, SGLang, TGI, llama.cpp, Ollama or transformers call
+otherwise, or that are not there."""
+
+from __future__ import annotations
+
+from penstock.protocol.suggestions import ForeignNames
+
+_RENAMED = {
+    "eos_token_id": "stop_token_ids",
+    "max_gen_len": "max_tokens",
+    "max_length": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "max_prompt_tokens": "truncate_prompt_tokens",
+    "min_length": "min_tokens",
+    "min_new_tokens": "min_tokens",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "num_return_sequences": "n",
+    "random_seed": "seed",
+    "repeat_penalty": "repetition_penalty",
+    "sampling_seed": "seed",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "temp": "temperature",
+    "top_n_tokens": "logprobs",
+    "truncate": "truncate_prompt_tokens",
+}
+
+_NO_TOOLS = "not supported yet: tool calls"
+_NO_MULTIMODAL = "not supported yet: models take text alone"
+_NO_LORA = "not supported yet: LoRA adapters"
+_NO_BEAMS = "not supported yet: beam search; n draws several answers"
+_NO_SAMPLER = "not supported yet: this way of sampling; there are temperature, top_p, top_k, min_p"
+_WHITESPACE = "use structured_outputs.disable_any_whitespace"
+_THINKING = "use chat_template_kwargs"
+
+_EXPLAINED = {
+    "add_special_tokens": "not supported yet: completions begin with the special tokens of the "
+    "model's tokenizer, chats with those of its chat template",
+    "adapter": _NO_LORA,
+    "audio": _NO_MULTIMODAL,
+    "best_of": "not supported yet: choosing among more answers than n",
+    "do_sample": "use temperature: 0 for the likeliest tokens",
+    "documents": "not supported yet: put them into a message",
+    "early_stopping": _NO_BEAMS,
+    "ebnf": 'use structured_outputs: {"grammar": …}',
+    "enable_thinking": f'{_THINKING}: {{"enable_thinking": …}}',
+    "format": 'use structured_outputs: {"json": schema}',
+    "function_call": _NO_TOOLS,
+    "functions": _NO_TOOLS,
+    "grammar": 'use structured_outputs: {"grammar": …}',
+    "guided_choice": 'use structured_outputs: {"choice": […]}',
+    "guided_decoding": 'use structured_outputs: {"json": schema}, or regex, choice, grammar',
+    "guided_decoding_backend": "leave it out: there is one engine for structured outputs",
+    "guided_grammar": 'use structured_outputs: {"grammar": …}',
+    "guided_json": 'use structured_outputs: {"json": schema}',
+    "guided_regex": 'use structured_outputs: {"regex": …}',
+    "guided_whitespace_pattern": _WHITESPACE,
+    "images": _NO_MULTIMODAL,
+    "input": "use messages with /v1/chat/completions, or prompt with /v1/completions",
+    "inputs": "use prompt with /v1/completions",
+    "json_schema": 'use structured_outputs: {"json": schema}, or response_format',
+    "length_penalty": _NO_BEAMS,
+    "logits_processors": "not supported: code of a client's is never run; logit_bias, bad_words "
+    "and allowed_token_ids change logits",
+    "lora": _NO_LORA,
+    "lora_path": _NO_LORA,
+    "messages": "use /v1/chat/completions",
+    "mirostat": _NO_SAMPLER,
+    "modalities": _NO_MULTIMODAL,
+    "num_beams": _NO_BEAMS,
+    "num_ctx": "the server's --max-model-len sets the length of the context",
+    "options": "give what it holds beside the other parameters",
+    "parameters": "give what it holds beside the other parameters",
+    "prompt": "use /v1/completions",
+    "prompt_embeds": _NO_MULTIMODAL,
+    "reasoning_effort": f'{_THINKING}: {{"reasoning_effort": …}}, where the model\'s chat template '
+    "knows it",
+    "regex": 'use structured_outputs: {"regex": …}',
+    "sampling_params": "give what it holds beside the other parameters",
+    "structural_tag": "not supported yet: structural tags; structured_outputs has json, regex, "
+    "choice and grammar",
+    "suffix": "not supported yet: text that comes after the answer",
+    "system": 'use a message with "role": "system"',
+    "thinking": f'{_THINKING}: {{"thinking": …}}',
+    "tool_choice": _NO_TOOLS,
+    "tools": _NO_TOOLS,
+    "top_a": _NO_SAMPLER,
+    "typical_p": _NO_SAMPLER,
+    "use_beam_search": _NO_BEAMS,
+}
+
+FOREIGN_PARAMETERS = ForeignNames(_RENAMED, _EXPLAINED)

@@ -35,9 +35,17 @@ CACHES = ("cold", "warm")
 ANSWER_S = 120.0
 """The first token may take so long."""
 _PROMPT = Prompt(msgspec.Raw(b"[72,101,108,108,111]"), 1)
-_LINE = re.compile(r"\s*[\d.]+ s  ((?:router|tokenizer|scheduler|worker|frontend)(?: \d+)?):? (.+)")
+_PROCESS = re.compile(r"(?:router|tokenizer|scheduler|worker|frontend)(?: \d+)?")
 _MEASURES = re.compile(r"( for)? \d.*$|\s*\(.*\)$")
 """What differs from start to start, at the end of a phase's name."""
+
+
+class _Line(msgspec.Struct):
+    """What matters here of a log line of the launcher."""
+
+    event: str
+    service: str = ""
+    process: str = ""
 
 
 class Phase(msgspec.Struct):
@@ -73,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     shown = not parsed.quiet and sys.stderr.isatty()
 
     def measure() -> dict[str, Any]:
-        flags = arguments_for({"log_level": "warning", **engine.settings})
+        flags = arguments_for({"log_level": "info", **engine.settings})
         starts: dict[str, list[Start]] = {cache: [] for cache in CACHES}
         with tempfile.TemporaryDirectory(prefix="penstock-startup-") as place:
             for cache in CACHES:
@@ -110,10 +118,13 @@ def start_once(flags: Sequence[str], cache: str, folder: str) -> Start:
 
 def add_phase(phases: list[Phase], line: str, now: float) -> None:
     """Take a line of the server's output; what names no new phase of a process is left out."""
-    found = _LINE.fullmatch(line.rstrip())
-    if found is None:
+    try:
+        record = msgspec.json.decode(line, type=_Line)
+    except msgspec.DecodeError:
         return
-    process, name = found[1], _MEASURES.sub("", found[2])
+    if record.service != "launcher" or not _PROCESS.fullmatch(record.process):
+        return
+    process, name = record.process, _MEASURES.sub("", record.event)
     last = next((phase for phase in reversed(phases) if phase.process == process), None)
     if last is not None and last.name == name:
         return

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from penstock.services.library.server_process import ServerFailed
 
 END_S = 30.0
-_URL = re.compile(r"(https?://\S+?)/v1")
+_URL = re.compile(r'"api": "(https?://\S+?)/v1"')
 
 
 @contextlib.contextmanager
@@ -28,6 +28,7 @@ def own_server(
     until it is ready.
     """
     command = [sys.executable, "-m", "penstock.services", "serve", *arguments, "--port", "0"]
+    command += ["--log-format", "json"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         env=environment,

@@ -11,11 +11,11 @@ import logging
 import os
 import queue
 import select
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from penstock.protocol.console import is_terminal, record_line, style_of
 from penstock.protocol.plain_structlog import Logger, structlog
 
 MAX_QUEUED_LINES = 4096
@@ -33,9 +33,9 @@ class _Writer(threading.Thread):
         self._lines: queue.Queue[str] = queue.Queue(MAX_QUEUED_LINES)
         self._dropped = 0
 
-    def put(self, line: str) -> None:
+    def put(self, line: str, end: str = "\n") -> None:
         try:
-            self._lines.put_nowait(line)
+            self._lines.put_nowait(line + end)
         except queue.Full:
             self._dropped += 1
 
@@ -46,7 +46,7 @@ class _Writer(threading.Thread):
             if dropped:
                 line = f"{self.tell_dropped(dropped)}\n{line}"
             try:
-                self._write((line + "\n").encode("utf-8", "backslashreplace"))
+                self._write(line.encode("utf-8", "backslashreplace"))
             except OSError:
                 self._dropped += dropped + 1
             self._lines.task_done()
@@ -94,20 +94,29 @@ def _bounded(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.ty
     return event
 
 
-def set_up(service: str, level: str, style: str) -> Logger:
+def for_people(form: str) -> bool:
+    """Whether ``--log-format`` means lines for people: ``auto`` does on a terminal."""
+    return form == "console" or (form == "auto" and is_terminal(2))
+
+
+def set_up(service: str, level: str, form: str) -> Logger:
     """Configure structlog for this process and return its logger.
 
-    ``style``: ``json`` (one object a line), ``console``, or ``auto``.
+    ``form``: ``json`` (one object a line), ``console``, or ``auto``.
     """
     global _writer
     if _writer is None:
         _writer = _Writer(2)
         _writer.start()
-    console = style == "console" or (style == "auto" and sys.stderr.isatty())
-    if console:
-        renderer: Any = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    if for_people(form):
+        style = style_of(2)
+
+        def renderer(_: Any, __: str, event: structlog.typing.EventDict) -> str:
+            return record_line(event, style)
+
+        _writer.tell_dropped = "({} log lines dropped)".format
     else:
-        renderer = structlog.processors.JSONRenderer()
+        renderer = structlog.processors.JSONRenderer()  # type: ignore[assignment]
         _writer.tell_dropped = (
             '{{"event": "log lines dropped", "level": "warning", "lines": {}}}'.format
         )
@@ -138,6 +147,12 @@ class _Handler(logging.Handler):
             logger.log(level, record.getMessage(), exc_info=record.exc_info)
         except Exception:  # a library's malformed record must not end its caller
             structlog.get_logger(library=record.name).error("unreadable log record")
+
+
+def draw(text: str) -> None:
+    """Put text between the log lines as it is, without a newline: a line that is drawn again."""
+    if _writer is not None:
+        _writer.put(text, end="")
 
 
 def flush() -> None:

@@ -186,7 +186,10 @@ class Service:
     def on_tick(self, now: float) -> None: ...
 
     def on_drain(self) -> None:
-        """SIGTERM: take no new work; ``drained`` says when the old work is done."""
+        """SIGTERM: take no new work; ``drained`` says when the old work is done.
+
+        Load and note that it sets are what the others hear first of the draining.
+        """
 
     def drained(self) -> bool:
         return True
@@ -310,8 +313,9 @@ class AsyncService(Service):
             self._finished.set()
             return
         self._draining_since = time.monotonic()
-        self.set_phase(Phase.DRAINING)
+        self.status.note = ""
         self.on_drain()
+        self.set_phase(Phase.DRAINING, self.status.note)
         if self.drained():
             self._finished.set()
 
@@ -396,8 +400,9 @@ class LoopService(Service):
     def _begin_drain(self, now: float) -> None:
         self._draining_since = now
         self._next_tick = now
-        self.set_phase(Phase.DRAINING)
+        self.status.note = ""
         self.on_drain()
+        self.set_phase(Phase.DRAINING, self.status.note)
 
     def _on_signal(self, *_: object) -> None:
         """Runs between any two instructions of the main thread: it leaves the draining to it."""

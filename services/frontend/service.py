@@ -86,6 +86,8 @@ class FrontendService(AsyncService):
 
     async def stop(self) -> None:
         """What is still open ends with an error that says why, not with a cut connection."""
+        if left := len(self.gateway.ledger.open):
+            self.log.warning("requests ended unfinished: the server goes down", requests=left)
         self.gateway.ledger.end_all("the server is shutting down; try again")
         if self._runner is not None:
             await asyncio.sleep(LAST_WORDS_SECONDS)
@@ -102,9 +104,17 @@ class FrontendService(AsyncService):
         self.gateway.tick(now)
         self.metrics.set("queue_depth", len(self.gateway.ledger.open), "frontend")
         self.report(self.metrics)
+        if self.gateway.is_draining:
+            self._tell_open()
+
+    def _tell_open(self) -> None:
+        """How many requests a draining frontend waits for: the launcher tells its user."""
+        self.status.load = len(self.gateway.ledger.open)
+        self.status.note = f"{self.status.load} requests open"
 
     def on_drain(self) -> None:
         self.gateway.is_draining = True
+        self._tell_open()
         self._drain_began = time.monotonic()
         if self._runner is not None:
             self._closing = self.loop.create_task(self._close_port(self._runner))

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from penstock.services.launcher.stderr_relay import StderrRelay
 
@@ -31,7 +31,9 @@ class Child:
         listen_fd: int | None = None,
         *,
         only_one: bool = False,
+        render: Callable[[bytes, str], bytes] | None = None,
     ) -> None:
+        """``render``: see ``StderrRelay``."""
         self.service = service
         self.label = service if only_one else f"{service} {number}"
         self.pidfd = -1
@@ -45,6 +47,7 @@ class Child:
         """Whether it has been sent SIGKILL since its start."""
         self.started_at = 0.0
         self._environment = dict(environment)
+        self._render = render
         self._listen_fds = () if listen_fd is None else (listen_fd,)
         self._arguments = _command(service, number, listen_fd)
         self._process: subprocess.Popen[bytes] | None = None
@@ -82,7 +85,7 @@ class Child:
         finally:
             os.close(write)
         self.pidfd = os.pidfd_open(self._process.pid)
-        self._stderr = StderrRelay(self.label, read)
+        self._stderr = StderrRelay(self.label, read, self._render)
         self._stderr.start()
 
     def signal(self, number: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,13 +16,20 @@ import msgspec
 import penstock
 from penstock.protocol import logs
 from penstock.protocol.config import Config
+from penstock.protocol.console import is_terminal, rendered, style_of
+from penstock.protocol.messages.membership import Peer
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.plain_structlog import Logger
 from penstock.services.launcher.environment import child_environment
 from penstock.services.launcher.listening import answers_ready, check_router_is_free, listen, url
 from penstock.services.launcher.membership import Membership
 from penstock.services.launcher.processes import Child
-from penstock.services.launcher.progress import StartupLines, has_chat_template
+from penstock.services.launcher.progress import (
+    Announcement,
+    StartupLines,
+    announce,
+    has_chat_template,
+)
 from penstock.services.launcher.runtime_folder import server_folder
 from penstock.services.launcher.supervisor import StartFailed, Supervisor
 
@@ -33,15 +41,21 @@ def run(config: Config, *, builtin: bool = False, began: float | None = None) ->
     the monotonic time at which the command was started. Raises ``BadModelFolder``,
     ``AddressError``, ``SecurityError`` and ``ConfigError`` before any process is started.
     """
-    lines = StartupLines(time.monotonic() if began is None else began)
+    began = time.monotonic() if began is None else began
     config = _of_folder(config)
-    folder = Path(config.model.model)
-    name = (config.model.served_model_name or [folder.resolve().name])[0]
+    people = _for_people(config)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config.server.host, config.server.port))
         config, log, members = stack.enter_context(_cluster(config))
         children = make_children(config, listener, os.environ)
-        lines.say(f"penstock {penstock.__version__} starts {len(children)} processes for {folder}")
+        style = style_of(2)
+        lines = StartupLines(
+            log, style if style.cursor and logs.for_people(_form(config)) else None
+        )
+        lines.say(
+            f"penstock {penstock.__version__} starts {len(children)} processes for "
+            f"{config.model.model}"
+        )
         if builtin:
             lines.say("this built-in model is small: `penstock eval` says what it can do")
         supervisor = Supervisor(
@@ -52,16 +66,46 @@ def run(config: Config, *, builtin: bool = False, began: float | None = None) ->
             startup_timeout_s=config.launch.startup_timeout_s,
             on_phase=lines.phase,
             is_ready=lambda: answers_ready(listener),
-            on_ready=lambda: lines.serving(
-                name,
-                url(listener),
-                chat=has_chat_template(folder),
-                keys=bool(config.server.api_key),
-                router=config.cluster.router,
+            on_ready=lambda: announce(
+                _announcement(config, url(listener), members.own().values(), began),
+                people=people,
+                style=style_of(1),
             ),
             on_stop=listener.close,  # only the draining frontends hold the port then
         )
         return _supervise(supervisor, before_error=lines.clear)
+
+
+def _form(config: Config) -> str:
+    return config.observability.log_format
+
+
+def _for_people(config: Config) -> bool:
+    """Whether the announcement is for people: unless JSON was asked for, or nobody watches."""
+    auto = _form(config) == "auto" and is_terminal(1)
+    return auto or logs.for_people(_form(config))
+
+
+def _announcement(
+    config: Config, address: str, peers: Iterable[Peer], began: float
+) -> Announcement:
+    """``peers``: this server's processes, whose engines know what they hold."""
+    engines = [peer for peer in peers if peer.service == "scheduler"]
+    folder = Path(config.model.model)
+    return Announcement(
+        url=address,
+        model=(config.model.served_model_name or [folder.resolve().name])[0],
+        folder=str(folder),
+        device=config.device.device,
+        dtype=config.model.dtype,
+        max_model_len=min((peer.capacity.max_model_len for peer in engines), default=0),
+        kv_tokens=sum(peer.capacity.num_blocks * peer.capacity.block_size for peer in engines),
+        router=config.cluster.router,
+        seconds=round(time.monotonic() - began, 2),
+        drain_timeout_s=config.launch.drain_timeout_s,
+        chat=has_chat_template(folder),
+        keys=bool(config.server.api_key),
+    )
 
 
 def run_headless(config: Config) -> int:
@@ -138,19 +182,22 @@ def make_children(
     Without a ``listener`` there are no frontends.
     """
     shared = child_environment(config, inherited)
-    if config.observability.log_format == "auto" and sys.stderr.isatty():
-        shared["PENSTOCK_LOG_FORMAT"] = "console"  # a child writes into a pipe
+    shared["PENSTOCK_LOG_FORMAT"] = "json"  # for people the launcher renders all lines alike
+    people = logs.for_people(_form(config))
+    render = functools.partial(rendered, style=style_of(2)) if people else None
     launch = config.launch
-    children = [Child("router", 0, _router_environment(shared, config), only_one=True)]
+    children = [
+        Child("router", 0, _router_environment(shared, config), only_one=True, render=render)
+    ]
     for number in range(launch.data_parallel_size):
         engine = {**shared, "PENSTOCK_ENGINE": str(number)}
-        children.append(Child("worker", number, engine))
-        children.append(Child("scheduler", number, engine))
+        children.append(Child("worker", number, engine, render=render))
+        children.append(Child("scheduler", number, engine, render=render))
     for number in range(launch.tokenizers):
-        children.append(Child("tokenizer", number, shared))
+        children.append(Child("tokenizer", number, shared, render=render))
     if listener is not None:
         for number in range(launch.frontends):
-            children.append(Child("frontend", number, shared, listener.fileno()))
+            children.append(Child("frontend", number, shared, listener.fileno(), render=render))
     return children
 
 

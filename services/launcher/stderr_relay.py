@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -26,8 +27,13 @@ class StderrRelay(threading.Thread):
     same words twice.
     """
 
-    def __init__(self, label: str, pipe: int) -> None:
+    def __init__(
+        self, label: str, pipe: int, render: Callable[[bytes, str], bytes] | None = None
+    ) -> None:
+        """``render``: what is shown of a line and its process; ``None``: the line as it is."""
         super().__init__(name=f"stderr of {label}", daemon=True)
+        self._label = label
+        self._render = render
         self._pipe = pipe
         self._lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
         self._farewell: list[bytes] = []
@@ -53,6 +59,8 @@ class StderrRelay(threading.Thread):
                 said += [*self._farewell, line]
                 self._farewell.clear()
         self._lines.extend(line for line in lines.splitlines() if line.strip())
+        if self._render is not None:
+            said = [self._render(line, self._label) for line in said if line.strip()]
         self._write(b"".join(said))
 
     def _write(self, lines: bytes) -> None:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from penstock.protocol.messages.membership import Peer, Phase
 from penstock.protocol.plain_structlog import Logger
+from penstock.services.launcher.draining import Draining
 from penstock.services.launcher.processes import Child, describe, exit_code
 
 STARTUP_TIMED_OUT = 6
@@ -36,6 +37,7 @@ ABSENT_SECONDS = 3.0
 one that is still absent after so much more is stopped or stuck."""
 ECHO_SECONDS = 0.3
 """``make`` and ``timeout`` pass on a signal that this process got already: no second one."""
+LOOK_SECONDS = 1.0
 STOP_ORDER = ("frontend", "tokenizer", "scheduler", "worker", "router")
 _IDLE_SECONDS = 0.5  # less than the pause after which a Participant trusts its silence no more
 _STARTING_SECONDS = 0.25
@@ -279,17 +281,23 @@ class Supervisor:
         ready there is nothing to drain: ``_kill_all`` follows."""
         first = self._signals.popleft()
         self._on_stop()
-        self._log.info(f"{signal.Signals(first).name}: draining")
+        draining = Draining(self._members, self._log, self._drain_timeout)
+        draining.begin(first)
         patience = self._drain_timeout + STOP_SECONDS
         for service in STOP_ORDER if self._ready else ():
-            self._stop_service(service, patience)
+            self._stop_service(service, patience, draining.look)
             patience = STOP_SECONDS
         if self._signals:
+            self._log.warning("ends at once, as told")
             return 128 + self._signals[0]
+        draining.over()
         return 0
 
-    def _stop_service(self, service: str, patience: float) -> None:
-        """End the processes of a service within ``patience`` seconds; the others go on."""
+    def _stop_service(self, service: str, patience: float, look: Callable[[], None]) -> None:
+        """End the processes of a service within ``patience`` seconds; the others go on.
+
+        ``look`` is called meanwhile, at least once a second.
+        """
         self._stopping.add(service)
         mine = [child for child in self.children if child.service == service]
         for child in mine:
@@ -302,7 +310,8 @@ class Supervisor:
                 names = ", ".join(child.label for child in mine if child.alive)
                 self._log.warning(f"killing {names}: not ended {patience:g} s after SIGTERM")
                 break
-            self._turn(left)
+            look()
+            self._turn(min(left, LOOK_SECONDS))
         for child in mine:
             child.kill()
 

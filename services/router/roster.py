@@ -161,7 +161,7 @@ class Roster:
             self._refuse(hello, reason, "start all processes with the same MODEL")
             return
         self.members[hello.incarnation] = Member(hello, identity, now)
-        self._log("info", f"{hello.service} joined (pid {identity.pid} on {identity.host})")
+        self._log("debug", f"{hello.service} joined (pid {identity.pid} on {identity.host})")
         self._changed = True
 
     def _with_another_model(self, identity: Identity) -> Member | None:
@@ -216,7 +216,7 @@ class Roster:
     def goodbye(self, incarnation: int) -> None:
         member = self.members.get(incarnation)
         if member is not None:
-            self._log("info", f"{member.service} left (pid {member.identity.pid})")
+            self._log("debug", f"{member.service} left (pid {member.identity.pid})")
             self._remove(member)
 
     def died(self, pid: int, host: str) -> None:

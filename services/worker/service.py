@@ -106,7 +106,7 @@ class WorkerService(LoopService):
         self.executor = self._loaded
         self._loader = None
         if self.executor.summary:
-            self.log.info("executor", summary=self.executor.summary)
+            self.log.debug("executor", summary=self.executor.summary)
         limits = self.executor.capacity
         self.status.capacity = Capacity(
             limits.max_model_len,

@@ -10,21 +10,25 @@ from typing import Any
 
 from penstock.loadtest.bench_startup import Phase, add_phase
 
-LINES = """\
-  0.30 s  penstock 0.1.0 starts 5 processes for /m
-  1.95 s  router ready
-  2.25 s  worker 0: importing torch
-{"service": "router", "event": "worker joined", "level": "info"}
-  4.00 s  worker 0: reading weights 3%: 2.1 GB/s
-  5.00 s  worker 0: reading weights 40%: 2.2 GB/s
-  6.00 s  worker 0: taking KV memory for 8192 blocks
-  7.00 s  worker 0 ready (17.8 MB of weights in 0.1 s, 353.1 MB/s)
-"""
+SAID = (
+    ("launcher", "penstock 0.1.0 starts 5 processes for /m"),
+    ("router", "ready"),
+    ("worker 0", "importing torch"),
+    ("", "something else"),
+    ("worker 0", "reading weights 3%: 2.1 GB/s"),
+    ("worker 0", "reading weights 40%: 2.2 GB/s"),
+    ("worker 0", "taking KV memory for 8192 blocks"),
+    ("worker 0", "ready (17.8 MB of weights in 0.1 s, 353.1 MB/s)"),
+)
+LINES = [
+    json.dumps({"event": event, "service": "launcher", "process": process}) + "\n"
+    for process, event in SAID
+]
 
 
 def test_a_phase_lasts_until_its_process_begins_the_next_one() -> None:
     phases: list[Phase] = []
-    for now, line in enumerate(LINES.splitlines(keepends=True)):
+    for now, line in enumerate(LINES):
         add_phase(phases, line, float(now))
     assert phases == [
         Phase("router", "start", 0.0, 1.0),

@@ -35,7 +35,7 @@ class Served:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = self._find(r"(http://[\d.]+:\d+)/v1")
-        self.router = self._find(r"--router (ipc://\S+)")
+        self.router = self._find(r'"router": "(ipc://[^"]+)"')
         self.ready_after = time.monotonic() - self._began
 
     def _read(self) -> None:

@@ -146,7 +146,10 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         try:
             for name in ROLES:
                 count = SCALE.get(name, 1)
-                deployment.containers[name] = [deployment.launch(name) for _ in range(count)]
+                level = "debug" if name == "router" else "info"  # it tells who joins
+                deployment.containers[name] = [
+                    deployment.launch(name, PENSTOCK_LOG_LEVEL=level) for _ in range(count)
+                ]
                 hosts.announce(name)
             assert until(deployment.is_up, START_SECONDS), deployment.output()
             yield deployment

@@ -166,7 +166,7 @@ def test_a_router_whose_host_vanishes_is_replaced_by_one_at_another_address(
         long = thread.submit(ask, by_hand, frontend, 200)  # four seconds
         time.sleep(0.5)
         hosts.unplug(router.host)
-        successor = by_hand.start("router", *anywhere)
+        successor = by_hand.start("router", *anywhere, "--log-level", "debug")
         assert successor.host.address != router.host.address
         assert long.result(20) == 200
     services = ("router", "frontend", "tokenizer", "scheduler", "worker")

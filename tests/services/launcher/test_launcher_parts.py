@@ -10,14 +10,15 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 import penstock
+from penstock.protocol import logs
 from penstock.protocol.config import Config, resolve
+from penstock.protocol.console import Style
 from penstock.protocol.mailbox import AddressError, Mailbox
 from penstock.protocol.messages.membership import Phase
 from penstock.protocol.model_info import BadModelFolder, read_model_info
@@ -27,7 +28,13 @@ from penstock.services.launcher.builtin_model import builtin_model
 from penstock.services.launcher.environment import child_environment
 from penstock.services.launcher.listening import check_router_is_free, listen, url
 from penstock.services.launcher.processes import describe, exit_code
-from penstock.services.launcher.progress import StartupLines, curl, has_chat_template
+from penstock.services.launcher.progress import (
+    Announcement,
+    StartupLines,
+    block,
+    curl,
+    has_chat_template,
+)
 from penstock.services.launcher.runtime_folder import (
     default_router,
     make_default_folder,
@@ -204,9 +211,9 @@ def test_launcher_says_what_to_do_when_the_built_in_model_is_missing(
 
 
 def test_launcher_says_each_phase_once_and_repeats_no_percentages(
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    lines = StartupLines(time.monotonic())
+    lines = StartupLines(logs.set_up("launcher", "info", "console"))
     for phase, note in [
         (Phase.STARTING, ""),
         (Phase.LOADING, "reading weights 10 %"),
@@ -216,21 +223,37 @@ def test_launcher_says_each_phase_once_and_repeats_no_percentages(
         (Phase.READY, ""),
     ]:
         lines.phase("worker 0", phase, note)
-    said = [line.split(" s  ")[1] for line in capsys.readouterr().out.splitlines()]
-    assert said == [
-        "worker 0: reading weights 10 %",
-        "worker 0: taking memory",
-        "worker 0 ready",
+    logs.flush()
+    said = [line.split("  ", 3)[2:] for line in capfd.readouterr().err.splitlines()]
+    assert [[process.strip(), text.strip()] for process, text in said] == [
+        ["worker 0", "reading weights 10 %"],
+        ["worker 0", "taking memory"],
+        ["worker 0", "ready"],
     ]
 
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_launcher_prints_a_curl_line_that_a_shell_reads_back(chat: bool) -> None:
-    line = curl("it's a model", "http://127.0.0.1:8000", chat=chat, keys=True)
+    server = Announcement(
+        url="http://127.0.0.1:8000",
+        model="it's a model",
+        folder="/m",
+        device="cpu",
+        dtype="bfloat16",
+        max_model_len=2048,
+        kv_tokens=4096,
+        router="ipc:///r",
+        seconds=1.0,
+        drain_timeout_s=30.0,
+        chat=chat,
+        keys=True,
+    )
+    line = curl(server)
+    assert line in block(server, Style())
     words = shlex.split(line)
     assert words[1].startswith("http://127.0.0.1:8000/v1/")
     assert words[1].endswith("chat/completions") == chat
-    assert "Authorization: Bearer $API_KEY" in words
+    assert "Authorization: Bearer $PENSTOCK_API_KEY" in words
     body = msgspec.json.decode(words[-1])
     assert body["model"] == "it's a model"
     assert ("messages" in body) == chat

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import shutil
 import signal
 import socket
@@ -69,7 +67,7 @@ class Server:
         return "".join(self.output)
 
     def ready(self) -> Server:
-        wait_for(lambda: "Ctrl-C stops" in self.text or self.process.poll() is not None)
+        wait_for(lambda: self.announcement or self.process.poll() is not None)
         assert self.process.poll() is None, self.text
         self.remember()
         return self
@@ -96,10 +94,14 @@ class Server:
         return found
 
     @property
+    def announcement(self) -> dict[str, Any]:
+        """What the server says when it is ready; empty before."""
+        lines = (line for line in list(self.output) if '"event": "serving"' in line)
+        return next(map(msgspec.json.decode, lines), {})
+
+    @property
     def url(self) -> str:
-        found = re.search(r"at (http://\S+)/v1 after", self.text)
-        assert found, self.text
-        return found[1]
+        return str(self.announcement["url"])
 
     @property
     def port(self) -> int:
@@ -205,26 +207,28 @@ def start(cache: str) -> Iterator[Start]:
 # --- starting
 
 
-def test_launcher_prints_a_line_with_its_time_for_each_phase(shared: Server) -> None:
-    for label in ("router", "tokenizer 0", "tokenizer 1", "scheduler 0", "worker 0", "frontend 0"):
-        assert re.search(rf"^ *\d+\.\d\d s  {label} ready$", shared.text, re.M), shared.text
+def test_launcher_logs_a_json_line_for_each_phase_where_there_is_no_terminal(
+    shared: Server,
+) -> None:
+    said = [msgspec.json.decode(line) for line in shared.output]
+    ready = {line["process"] for line in said if line["event"] == "ready"}
+    assert ready == {
+        *("router", "tokenizer 0", "tokenizer 1", "scheduler 0", "worker 0", "frontend 0")
+    }
+    assert all(line["timestamp"].endswith("Z") and line["level"] for line in said)
     assert "this built-in model is small" in shared.text
-    assert re.search(r"Penstock serves penstock-demo at http://127.0.0.1:\d+/v1 after", shared.text)
+    assert "joined" not in shared.text
 
 
-def test_launcher_prints_a_curl_line_that_works(shared: Server) -> None:
-    line = next(line for line in shared.output if line.strip().startswith("curl "))
-    assert "s3cret" not in line
-    words = shlex.split(line)
-    headers = [words[i + 1] for i, word in enumerate(words) if word == "-H"]
-    request = urllib.request.Request(words[1], words[words.index("-d") + 1].encode())
-    for header in headers:
-        name, _, value = header.partition(": ")
-        request.add_header(name, value.replace("$API_KEY", "s3cret-key"))
-    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-        body = msgspec.json.decode(answer.read())
-    assert body["model"] == "penstock-demo"
-    assert body["choices"][0]["message"]["role"] == "assistant"
+def test_launcher_announces_what_a_program_needs_to_know_of_it(shared: Server) -> None:
+    told = shared.announcement
+    assert told["model"] == "penstock-demo"
+    assert told["api"] == f"{shared.url}/v1"
+    assert told["device"] == "null"
+    assert told["max_model_len"] == 2048
+    assert told["kv_tokens"] >= 2048
+    assert told["router"].startswith("ipc://")
+    assert "s3cret" not in shared.text
 
 
 def test_launcher_starts_separate_processes_that_ps_can_tell_apart(shared: Server) -> None:
@@ -284,10 +288,9 @@ def test_launcher_two_servers_of_one_user_do_not_disturb_each_other(start: Start
 
 
 def test_launcher_a_process_started_by_hand_joins_and_leaves(start: Start, cache: str) -> None:
-    server = start(*NULL).ready()
-    router = re.search(r"--router (\S+)", server.text)
-    assert router
-    environment = {**os.environ, "XDG_CACHE_HOME": cache, "PENSTOCK_ROUTER": router[1]}
+    server = start(*NULL, "--log-level", "debug").ready()
+    router = server.announcement["router"]
+    environment = {**os.environ, "XDG_CACHE_HOME": cache, "PENSTOCK_ROUTER": router}
     command = [sys.executable, "-m", "penstock.services", "tokenizer"]
     joined = server.text.count("tokenizer joined")
     tokenizer = subprocess.Popen(command, env=environment)
@@ -344,6 +347,8 @@ def test_launcher_lets_running_requests_finish(start: Start) -> None:
     assert server.stop() == 0, server.text
     asking.join(PATIENCE)
     assert answers[0]["usage"]["completion_tokens"] == 15
+    assert "running requests have 30 s to finish (--drain-timeout-s)" in server.text
+    assert "1 request runs; " in server.text
     server.nothing_is_left()
 
 
@@ -434,7 +439,7 @@ def test_launcher_replaces_a_process_that_no_router_ever_heard_of(start: Start) 
 
 @pytest.mark.slow
 def test_launcher_replaces_a_router_that_hangs(start: Start) -> None:
-    server = start(*NULL).ready()
+    server = start(*NULL, "--log-level", "debug").ready()
     hung = server.child("router 0")
     hung.suspend()
     server.wait_for_text("the router hangs; killing it")

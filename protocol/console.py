@@ -66,11 +66,10 @@ def record_line(record: Mapping[str, Any], style: Style, process: str = "") -> s
 
     ``process``: who wrote it, where the record does not say it well enough.
     """
-    who = process or str(record.get("process") or record.get("service") or "")
-    if record.get("library"):
-        who = who or str(record["library"])
+    named = record.get("process") or record.get("service") or record.get("library") or ""
+    who = process or _printable(str(named))
     pairs = [
-        f"{style.dim(key + '=')}{_shown(value)}"
+        f"{style.dim(_printable(key) + '=')}{_shown(value)}"
         for key, value in record.items()
         if key not in _NOT_FIELDS
     ]
@@ -85,7 +84,7 @@ def record_line(record: Mapping[str, Any], style: Style, process: str = "") -> s
 
 def head(level: str, process: str, style: Style, clock: str = "") -> str:
     """What every line begins with. ``clock``: the time of day; empty for now."""
-    name, colour = _LEVELS.get(level, (level, ""))
+    name, colour = _LEVELS.get(level, (_printable(level)[:5], ""))
     shown_level = style.paint(colour, name) + " " * (5 - len(name))
     shown_process = style.paint(_PROCESS_COLOUR, process) + " " * (_PROCESS_WIDTH - len(process))
     return f"{style.dim(clock or _clock(None))}  {shown_level}  {shown_process}  "
@@ -113,8 +112,8 @@ def _clock(timestamp: Any) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, str):
-        text = _printable(value)
-        return text if text and not any(char in text for char in " \"'=") else repr(text)
+        plain = value and value.isprintable() and not any(char in value for char in " \"'=")
+        return value if plain else repr(value)
     return _printable(str(value))
 
 

@@ -7,18 +7,17 @@ launcher renders those as it does its own.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
+from penstock.protocol.config.terminal import Style
+
 ERASE_REST = "\x1b[K"
-_RESET, _BOLD, _DIM = "\x1b[0m", "\x1b[1m", "\x1b[2m"
 _LEVELS = {
-    "debug": ("debug", _DIM),
+    "debug": ("debug", "\x1b[2m"),
     "info": ("info", "\x1b[32m"),
     "warning": ("warn", "\x1b[1;33m"),
     "error": ("error", "\x1b[1;31m"),
@@ -27,38 +26,6 @@ _LEVELS = {
 _PROCESS_COLOUR = "\x1b[36m"
 _PROCESS_WIDTH = 11
 _NOT_FIELDS = frozenset({"timestamp", "level", "event", "service", "process", "pid", "exception"})
-
-
-class Style(msgspec.Struct, frozen=True):
-    """What a descriptor can show."""
-
-    colour: bool = False
-    cursor: bool = False
-    """It obeys escape sequences that move the cursor and erase: a line can be drawn again."""
-
-    def paint(self, code: str, text: str) -> str:
-        return f"{code}{text}{_RESET}" if self.colour and text else text
-
-    def bold(self, text: str) -> str:
-        return self.paint(_BOLD, text)
-
-    def dim(self, text: str) -> str:
-        return self.paint(_DIM, text)
-
-
-def style_of(descriptor: int, environment: Mapping[str, str] | None = None) -> Style:
-    """Plain unless ``descriptor`` is a terminal that is not dumb; without colour where NO_COLOR
-    is set (https://no-color.org)."""
-    found = os.environ if environment is None else environment
-    cursor = is_terminal(descriptor) and found.get("TERM", "dumb") != "dumb"
-    return Style(colour=cursor and not found.get("NO_COLOR"), cursor=cursor)
-
-
-def is_terminal(descriptor: int) -> bool:
-    try:
-        return os.isatty(descriptor)
-    except OSError:
-        return False
 
 
 def record_line(record: Mapping[str, Any], style: Style, process: str = "") -> str:
@@ -106,7 +73,7 @@ def _clock(timestamp: Any) -> str:
     try:
         when = datetime.fromisoformat(timestamp).astimezone()
     except (TypeError, ValueError):
-        when = datetime.fromtimestamp(time.time())
+        when = datetime.now()
     return f"{when:%H:%M:%S}.{when.microsecond // 1000:03}"
 
 

@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from penstock.protocol.console import is_terminal, record_line, style_of
+from penstock.protocol.config.terminal import is_terminal, style_of
+from penstock.protocol.console import record_line
 from penstock.protocol.plain_structlog import Logger, structlog
 
 MAX_QUEUED_LINES = 4096

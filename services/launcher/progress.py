@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.protocol import logs
-from penstock.protocol.console import ERASE_REST, Style, head
+from penstock.protocol.config.terminal import Style
+from penstock.protocol.console import ERASE_REST, head
 from penstock.protocol.messages.membership import Phase
 from penstock.protocol.plain_structlog import Logger
 

@@ -16,7 +16,8 @@ import msgspec
 import penstock
 from penstock.protocol import logs
 from penstock.protocol.config import Config
-from penstock.protocol.console import is_terminal, rendered, style_of
+from penstock.protocol.config.terminal import is_terminal, style_of
+from penstock.protocol.console import rendered
 from penstock.protocol.messages.membership import Peer
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.plain_structlog import Logger

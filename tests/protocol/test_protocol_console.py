@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.protocol.console import Style, record_line, rendered, style_of
+from penstock.protocol.config.terminal import Style, style_of
+from penstock.protocol.console import record_line, rendered
 
 PLAIN, COLOUR = Style(), Style(colour=True, cursor=True)
 RECORD = {

@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock.protocol import logs
 from penstock.protocol.config import Config, resolve
-from penstock.protocol.console import Style
+from penstock.protocol.config.terminal import Style
 from penstock.protocol.mailbox import AddressError, Mailbox
 from penstock.protocol.messages.membership import Phase
 from penstock.protocol.model_info import BadModelFolder, read_model_info

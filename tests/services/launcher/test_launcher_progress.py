@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from penstock.protocol import logs
-from penstock.protocol.console import Style, record_line
+from penstock.protocol.config.terminal import Style
+from penstock.protocol.console import record_line
 from penstock.protocol.messages.membership import Phase
 from penstock.services.launcher import progress
 from penstock.services.launcher.progress import StartupLines

@@ -15,11 +15,9 @@ import msgspec
 
 from penstock.protocol.model_info import BadModelFolder, read_json
 from penstock.services.tokenizer.prompt_error import PromptError
-from penstock.services.tokenizer.template_sandbox import (
-    MAX_SECONDS,
-    TemplateLimitExceeded,
-    TemplateSandbox,
-)
+from penstock.services.tokenizer.template_limits import TemplateLimitExceeded
+from penstock.services.tokenizer.template_sandbox import MAX_SECONDS, TemplateSandbox
+from penstock.services.tokenizer.template_text import written
 
 SPECIAL_TOKEN_NAMES = (
     "bos_token",
@@ -38,6 +36,8 @@ RESERVED_VARIABLES = frozenset(
 )
 """What ``template_kwargs`` may not set."""
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
+"""Names that count as the template's own: some build a control token around them."""
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _MAX_REASON = 300
 
@@ -181,7 +181,7 @@ class ChatTemplate:
         """Compile. Raises ``BadModelFolder`` that names ``path`` and the line."""
         self.source = source
         self._sandbox = TemplateSandbox(max_seconds)
-        self._special_tokens = special_tokens
+        self._special_tokens = {name: written(text) for name, text in special_tokens.items()}
         try:
             self._template = self._sandbox.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -192,12 +192,19 @@ class ChatTemplate:
             raise BadModelFolder(f"{path}: the chat template is nested too deeply") from None
 
     def render(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
-        """The prompt's text. Takes at most ``max_seconds`` and ``MAX_CHARACTERS``.
+        """The prompt's text. See ``render_traced``."""
+        return self.render_traced(messages, variables)[0]
+
+    def render_traced(
+        self, messages: list[dict[str, Any]], variables: dict[str, Any]
+    ) -> tuple[str, bytes]:
+        """The prompt's text, and one byte for each of its characters: 1 where the template wrote
+        it. Takes at most ``max_seconds`` and ``MAX_CHARACTERS``.
 
         Raises ``PromptError`` with the template's own words where it refuses the messages.
         """
         everything = {
-            "messages": messages,
+            "messages": list(map(_with_known_role, messages)),
             "tools": None,
             "documents": None,
             "add_generation_prompt": True,
@@ -218,6 +225,13 @@ class ChatTemplate:
                 f"{_reason(error)}",
                 "messages",
             ) from None
+
+
+def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    if isinstance(role, str) and role in _ROLES:
+        return {**message, "role": written(role)}
+    return message
 
 
 def _reason(error: Exception) -> str:

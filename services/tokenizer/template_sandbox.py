@@ -5,9 +5,12 @@ Python's internals; what it does not bound is bounded here:
 
 - time: every loop item, call and operator looks at a deadline, so that nested loops and macro
   recursion end. A single C call works on at most ``MAX_CHARACTERS``.
-- text: what the template puts out, and each value it makes on the way, where an operator, filter
-  or method could multiply its input (``'a' * 10**9``, ``|center(10**9)``, doubling in a loop).
+- text: what the template puts out, each value it makes on the way, where an operator, filter or
+  method could multiply its input (``'a' * 10**9``, ``|center(10**9)``, doubling in a loop), what
+  ``{% set %}`` blocks, macros and calls collect, and all that one rendering makes together.
 - ``range()``: Jinja's own limit, 100 000 items.
+
+Text that the template itself wrote is known as such to the end (``template_text``).
 
 The features are those of transformers' environment (trim and strip blocks, loop controls,
 ``tojson`` without HTML escapes, ``raise_exception``, ``strftime_now``, ``{% generation %}``), so
@@ -33,118 +36,30 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MAX_CHARACTERS = 8 * 1024 * 1024
-"""Longest rendered text and longest value made on the way."""
-MAX_GROWTH = 16 * MAX_CHARACTERS
-"""Bound on (input size * width), a coarse bound on what padding and formatting may make."""
+from penstock.services.tokenizer.template_limits import (
+    MAX_CHARACTERS,
+    MAX_GROWTH,
+    NEW_ITEM_BYTES,
+    REFERENCE_BYTES,
+    TemplateLimitExceeded,
+    bound_growth,
+    bound_joined,
+    bound_operator,
+    pieces,
+    require,
+    size,
+)
+from penstock.services.tokenizer.template_text import (
+    TemplateText,
+    TracingFormatter,
+    joined,
+    own_mask,
+    plain,
+    written,
+)
+
 MAX_SECONDS = 5.0
 """A rendering that takes longer is given up."""
-_MAX_BITS = 4096
-
-_WIDENING = {
-    "batch", "center", "expandtabs", "format", "format_map", "indent", "ljust", "rjust", "slice",
-    "to_bytes", "tojson", "translate", "urlize", "wordwrap", "xmlattr", "zfill",
-}  # fmt: skip
-"""Filters and methods whose result can be as large as (value * sum of arguments)."""
-_STRUCTURAL = {
-    "attr", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length",
-    "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "unique",
-}  # fmt: skip
-"""Filters that never turn a container into text: measuring it at each use would be quadratic."""
-
-
-class TemplateLimitExceeded(jinja2.TemplateRuntimeError):
-    """The template asked for more time or memory than a rendering may take."""
-
-
-def _size(value: Any) -> int:
-    """Characters in a value and what it contains, an item counting as 8 (a reference's bytes).
-
-    Stops counting past the limit.
-    """
-    if isinstance(value, str | bytes):
-        return len(value)
-    if not isinstance(value, list | tuple | dict | set):
-        return 0
-    total = 0
-    pending: list[Any] = [value]
-    while pending and total <= MAX_GROWTH:
-        item = pending.pop()
-        if isinstance(item, str | bytes):
-            total += len(item)
-        elif isinstance(item, list | tuple | set):
-            total += 8 * len(item)
-            pending.extend(item)
-        elif isinstance(item, dict):
-            total += 8 * len(item)
-            pending.extend(item)
-            pending.extend(item.values())
-    return total
-
-
-def _require(size: int, limit: int = MAX_CHARACTERS) -> None:
-    if size > limit:
-        raise TemplateLimitExceeded(f"it makes a value larger than {MAX_CHARACTERS} characters")
-
-
-def _width(arguments: Iterable[Any]) -> int:
-    """How much each character of a value may be widened by these arguments."""
-    total = 1
-    for argument in arguments:
-        total += abs(argument) if isinstance(argument, int) else _size(argument)
-    return total
-
-
-def _bound_growth(name: str, value: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Refuse a filter or method call whose result could be too large."""
-    if name in _STRUCTURAL:
-        return
-    _require(_size(value))
-    every = (*arguments, *named.values())
-    if name == "replace" and isinstance(value, str) and len(arguments) >= 2:
-        old, new = str(arguments[0]), str(arguments[1])
-        _require(len(value) + value.count(old) * len(new))
-    elif name in _WIDENING:
-        _require(max(1, _size(value)) * _width(every), MAX_GROWTH)
-        if isinstance(value, str) and name in ("format", "format_map"):
-            _bound_format(value)
-
-
-def _bound_format(text: str) -> None:
-    """A width of five digits or more in a format string pads; no chat template needs that."""
-    digits = 0
-    for character in text:
-        digits = digits + 1 if character.isdigit() else 0
-        if digits >= 5 or character == "*":
-            raise TemplateLimitExceeded("it formats with a width that is too large")
-
-
-def _bound_joined(separator: str, items: list[Any]) -> None:
-    _require(_size(items) + len(separator) * len(items))
-
-
-def _bound_operator(operator: str, left: Any, right: Any) -> None:
-    if operator == "+":
-        if not isinstance(left, int | float):
-            _require(_size(left) + _size(right))
-    elif operator == "*":
-        if isinstance(left, int) and isinstance(right, int):
-            _require_bits(left.bit_length() + right.bit_length())
-        elif isinstance(left, int):
-            _require(_size(right) * max(left, 0))
-        elif isinstance(right, int):
-            _require(_size(left) * max(right, 0))
-    elif operator == "**":
-        if isinstance(left, int) and isinstance(right, int):
-            _require_bits(left.bit_length() * max(right, 0))
-    elif operator == "%" and isinstance(left, str):
-        _bound_format(left)
-        _require(len(left) + left.count("%") * _size((right,)))
-
-
-def _require_bits(bits: int) -> None:
-    if bits > _MAX_BITS:
-        raise TemplateLimitExceeded(f"it makes a number of more than {_MAX_BITS} bits")
 
 
 class _WatchLoops(NodeTransformer):
@@ -156,8 +71,29 @@ class _WatchLoops(NodeTransformer):
         return node
 
 
-class _BoundedConcat(CodeGenerator):
-    """``~`` goes through the environment, as the other operators do."""
+class _TracedCode(CodeGenerator):
+    """Text of the template is marked as such; ``~`` and slices go through the environment, as the
+    other operators do."""
+
+    def _output_const_repr(self, group: Iterable[Any]) -> str:
+        return _written_code("".join(map(str, group)))
+
+    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:  # noqa: N802  # as above
+        if isinstance(node.value, str):
+            self.write(_written_code(node.value))
+        else:
+            super().visit_Const(node, frame)
+
+    def visit_TemplateData(self, node: nodes.TemplateData, frame: Frame) -> None:  # noqa: N802
+        self.write(_written_code(node.data))
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802  # as above
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
+            return
+        self.write("environment.counted(")
+        super().visit_Getitem(node, frame)
+        self.write(")")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802  # as above
         self.write("environment.join_text((")
@@ -165,6 +101,10 @@ class _BoundedConcat(CodeGenerator):
             self.visit(part, frame)
             self.write(", ")
         self.write("))")
+
+
+def _written_code(text: str) -> str:
+    return f"environment.written({plain(text)!r})"
 
 
 class _Generation(Extension):
@@ -178,7 +118,7 @@ class _Generation(Extension):
 
 
 def _raise_exception(message: Any) -> None:
-    raise jinja2.TemplateError(str(message))
+    raise jinja2.TemplateError(plain(str(message)))
 
 
 def _strftime_now(format: str) -> str:
@@ -201,10 +141,15 @@ def _tojson(
     )
 
 
+def _traced(value: Any) -> Any:
+    """A user's text, made to keep what an operation puts into it of the template's."""
+    return TemplateText(value) if type(value) is str else value
+
+
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Compiles and renders chat templates. Safe to use from several threads."""
 
-    code_generator_class = _BoundedConcat
+    code_generator_class = _TracedCode
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def __init__(self, max_seconds: float = MAX_SECONDS) -> None:
@@ -218,6 +163,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         )
         self._max_seconds = max_seconds
         self._running = threading.local()
+        self._written: dict[str, TemplateText] = {}
         self.filters = {
             name: self._bounded_filter(name, filter) for name, filter in self.filters.items()
         }
@@ -227,21 +173,60 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
-    def render(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
-        """Render within the limits.
+    def render(self, template: jinja2.Template, variables: dict[str, Any]) -> tuple[str, bytes]:
+        """Render within the limits. Returns the text, and one byte for each of its characters: 1
+        where the template wrote it.
 
         Raises ``TemplateLimitExceeded``, other ``jinja2.TemplateError``s, and whatever else the
         template's operations raise (``TypeError``, ``ValueError``, ``RecursionError``, …).
         """
         self._running.deadline = time.monotonic() + self._max_seconds
-        pieces = []
+        self._running.made = 0
+        out = []
         length = 0
         for piece in template.generate(variables):
             length += len(piece)
             if length > MAX_CHARACTERS:
                 raise TemplateLimitExceeded(f"its text is longer than {MAX_CHARACTERS} characters")
-            pieces.append(piece)
-        return "".join(pieces)
+            out.append(piece)
+        return "".join(out), b"".join(map(own_mask, out))
+
+    def written(self, text: str) -> TemplateText:
+        """A text that stands in the template; called by compiled templates alone."""
+        found = self._written.get(text)
+        if found is None:
+            found = self._written[text] = written(text)
+        return found
+
+    def concat(self, parts: Iterable[str]) -> str:
+        """What a block, macro or call has collected."""
+        collected, length = [], 0
+        for piece in parts:
+            length += len(piece)
+            require(length)
+            collected.append(piece)
+        self._count(length)
+        return joined(collected)
+
+    def counted(self, value: Any) -> Any:
+        """A value that was just made. All that a rendering makes has a limit, since whatever it
+        makes it may keep."""
+        if isinstance(value, str | bytes):
+            made = len(value)
+        elif isinstance(value, list | tuple | dict | set):
+            made = REFERENCE_BYTES * len(value)
+        else:
+            return value
+        self._count(made)
+        return value
+
+    def _count(self, made: int) -> None:
+        total = getattr(self._running, "made", 0) + made
+        if total > MAX_GROWTH:
+            raise TemplateLimitExceeded(
+                f"it makes more than {MAX_GROWTH} characters in all, on the way to its text"
+            )
+        self._running.made = total
 
     def _check_time(self) -> None:
         if time.monotonic() > getattr(self._running, "deadline", float("inf")):
@@ -254,7 +239,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def _finalized(self, value: Any) -> Any:
         if not isinstance(value, str):
-            _require(_size(value))
+            amount = size(value)
+            require(amount)
+            self._count(amount)
         return value
 
     def _bounded_filter(self, name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
@@ -264,13 +251,21 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         def bounded(*arguments: Any, **named: Any) -> Any:
             self._check_time()
             first, *rest = arguments[1:] if passes_environment else arguments
+            self._count(NEW_ITEM_BYTES * pieces(name, first, tuple(rest)))
             if name == "join":
                 items = list(first)
-                _bound_joined(str((*rest, *named.values(), "")[0]), items)
-                head = arguments[:1] if passes_environment else ()
-                return filter(*head, items, *rest, **named)
-            _bound_growth(name, first, tuple(rest), named)
-            return filter(*arguments, **named)
+                bound_joined(str((*rest, *named.values(), "")[0]), items)
+                rest = list(map(_traced, rest))
+                named = {"d": "", **named} if not rest else named
+                named = {key: _traced(value) for key, value in named.items()}
+                first = items
+            else:
+                bound_growth(name, first, tuple(rest), named)
+                if name == "replace":
+                    first = _traced(first)
+            head = arguments[:1] if passes_environment else ()
+            result = filter(*head, first, *rest, **named)
+            return result if result is first else self.counted(result)
 
         return bounded
 
@@ -281,22 +276,47 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def join_text(self, parts: tuple[Any, ...]) -> str:
         """The ``~`` operator."""
         self._check_time()
-        _require(_size(parts))
-        return "".join(map(str, parts))
+        require(size(parts))
+        text: str = self.counted(joined(map(str, parts)))
+        return text
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         self._check_time()
-        _bound_operator(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        bound_operator(operator, left, right)
+        return self.counted(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, function: Any, /, *arguments: Any, **named: Any) -> Any:
         self._check_time()
         method = getattr(function, "__wrapped__", function)
         owner = getattr(method, "__self__", None)
         name = getattr(method, "__name__", "")
+        if not isinstance(owner, str | bytes | int):
+            return self.counted(super().call(context, function, *arguments, **named))
         if isinstance(owner, str) and name == "join" and len(arguments) == 1:
+            self._count(NEW_ITEM_BYTES * pieces(name, arguments[0], ()))
             arguments = (list(arguments[0]),)
-            _bound_joined(owner, arguments[0])
-        elif isinstance(owner, str | bytes | int):
-            _bound_growth(name, owner, arguments, named)
+            bound_joined(owner, arguments[0])
+        else:
+            self._count(NEW_ITEM_BYTES * pieces(name, owner, arguments))
+            bound_growth(name, owner, arguments, named)
+        if isinstance(owner, str):
+            result = self._call_of_text(context, function, owner, name, arguments, named)
+        else:
+            result = super().call(context, function, *arguments, **named)
+        return result if result is owner else self.counted(result)
+
+    def _call_of_text(
+        self,
+        context: Context,
+        function: Any,
+        owner: str,
+        name: str,
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> Any:
+        """A method of a text, also of a user's that takes text of the template into itself."""
+        if name == "format" and type(owner) is TemplateText:
+            return TracingFormatter(self).trace(owner, arguments, named)
+        if name in ("join", "replace") and type(owner) is str:
+            function = getattr(_traced(owner), name)
         return super().call(context, function, *arguments, **named)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
@@ -282,9 +281,8 @@ class TextModel:
                 f"{self._name} has no chat template; send a prompt to /v1/completions instead",
                 "messages",
             )
-        values: list[Any] = [read_messages(messages), read_variables(template_kwargs)]
-        (chat, variables), marks = self._control.mark(values)
-        return self._control.read(self._template.render(chat, variables), marks)
+        chat, variables = read_messages(messages), read_variables(template_kwargs)
+        return self._control.read(*self._template.render_traced(chat, variables))
 
     def _plain_encoder(self) -> _PlainEncoder:
         """Made at first need: it doubles the tokenizer's memory, and few requests want it."""

@@ -136,6 +136,27 @@ BOMBS = [
     "{% endfor %}",
     "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}"
     "{% set ns.x = [ns.x, ns.x]|sum(start=[]) %}{% endfor %}",
+    "{% set x %}{% for i in range(48) %}{{ 'a' * 1000000 }}{% endfor %}{% endset %}{{ x|length }}",
+    "{% set x %}{{ 'a' * 8000000 }}{{ 'a' * 8000000 }}{% endset %}{{ x|length }}",
+    "{% macro f() %}{% for i in range(48) %}{{ 'a' * 1000000 }}{% endfor %}{% endmacro %}"
+    "{{ f()|length }}",
+    "{% macro f() %}{{ caller()|length }}{% endmacro %}"
+    "{% call f() %}{% for i in range(48) %}{{ 'a' * 1000000 }}{% endfor %}{% endcall %}",
+    "{% filter length %}{% for i in range(48) %}{{ 'a' * 1000000 }}{% endfor %}{% endfilter %}",
+    "{% block x %}{% for i in range(48) %}{{ 'a' * 1000000 }}{% endfor %}{% endblock %}",
+    "{% if 0 %}{% block x %}{% for i in range(48) %}{{ 'a' * 1000000 }}{% endfor %}{% endblock %}"
+    "{% endif %}{{ self.x()|length }}",
+    "{% set x %}{% for i in range(48) %}{{ ['a' * 1000000] }}{% endfor %}{% endset %}",
+    "{% macro f(n) %}{% set x = 'a' * 8000000 %}{{ f(n + 1) }}{{ x|length }}{% endmacro %}"
+    "{{ f(0) }}",
+    "{% set ns = namespace(x=[]) %}{% for i in range(999) %}"
+    "{% set ns.x = [ns.x, 'a' * 8000000] %}{% endfor %}",
+    "{% set ns = namespace(x=[], y='a' * 8000000) %}{% for i in range(999) %}"
+    "{% set ns.x = [ns.x, ns.y[1:]] %}{% endfor %}",
+    "{% set ns = namespace(x=[], y='a ' * 4000000) %}{% for i in range(999) %}"
+    "{% set ns.x = [ns.x, ns.y.split()] %}{% endfor %}",
+    "{% set ns = namespace(x={}) %}{% for i in range(999) %}"
+    "{% set ns.x = dict(ns.x, **{i|string: 'a' * 8000000}) %}{% endfor %}",
     "{{ range(10**9)|list }}",
     "{% for i in range(10**9) %}{% endfor %}",
     "{{ lipsum(10**6) }}",

@@ -19,18 +19,25 @@ from penstock.protocol.ownership.text_rows import Stream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.runtime import AsyncService
 from penstock.services.tokenizer.choice_stream import ChoiceStream
+from penstock.services.tokenizer.encode_room import EncodeRoom, work_bytes
 from penstock.services.tokenizer.encode_threads import EncodeThreads
 from penstock.services.tokenizer.grammar_check import GrammarCheck, GrammarsBusy
 from penstock.services.tokenizer.preparation import PromptError, prepare
 from penstock.services.tokenizer.text_model import TextModel
 
-ENCODE_THREADS = 2
+ENCODE_THREADS = 3
+"""One more than a tenant may hold."""
 GRAMMAR_THREADS = 4
-"""Requests with a grammar have threads of their own: they wait there for a verdict on it."""
-MAX_VETTING = 64
-"""Requests with a grammar that wait for a thread or a verdict; they leave room for the others."""
-MAX_ENCODING = 1024
-"""Requests that wait for or are in encoding; one more is handed back with 503."""
+"""Requests with a grammar have threads of their own: they wait there for a verdict on it. Here too
+a tenant may hold all but one."""
+MAX_VETTING = 128
+"""Requests with a grammar that wait for a thread or a verdict, half of them of one tenant; they
+leave room for the others."""
+MAX_ENCODING = 2048
+"""Requests that wait for or are in encoding, half of them of one tenant; one more is handed back
+with 503 or 429."""
+MAX_ENCODING_BYTES = 256 * 1024 * 1024
+"""The same in bytes, for those with a grammar and for all others."""
 ENCODE_SECONDS = 30.0
 """A template and an encoding together may take this long, and may wait as long for a thread."""
 LOST_SECONDS = 60.0
@@ -38,6 +45,7 @@ LOST_SECONDS = 60.0
 process ends: its requests go on in another one, with all its threads."""
 LOST_THREAD = 7
 """Exit code."""
+_KINDS = {400: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error"}
 
 
 class TokenizerService(AsyncService):
@@ -53,8 +61,12 @@ class TokenizerService(AsyncService):
         self.encoding: dict[tuple[int, int], asyncio.TimerHandle] = {}
         self._vetting: set[tuple[int, int]] = set()
         """Those of them that have a grammar."""
-        self._threads = EncodeThreads(ENCODE_THREADS)
-        self._grammar_threads = EncodeThreads(GRAMMAR_THREADS, first=ENCODE_THREADS)
+        self._room = EncodeRoom(MAX_ENCODING, MAX_ENCODING_BYTES)
+        self._vetting_room = EncodeRoom(MAX_VETTING, MAX_ENCODING_BYTES)
+        self._threads = EncodeThreads(ENCODE_THREADS, ENCODE_THREADS - 1)
+        self._grammar_threads = EncodeThreads(
+            GRAMMAR_THREADS, GRAMMAR_THREADS - 1, first=ENCODE_THREADS
+        )
         self.grammars = GrammarCheck(
             self.info.folder, self.info.vocab_size, self.info.eos_token_ids
         )
@@ -75,7 +87,7 @@ class TokenizerService(AsyncService):
     async def start(self) -> None:
         self.set_phase(Phase.LOADING, "reading the tokenizer")
         folder, vocab_size = self.info.folder, self.info.vocab_size
-        loading = self._threads.submit(TextModel.load, folder, vocab_size)
+        loading = self._threads.submit("", TextModel.load, folder, vocab_size)
         self.text = await asyncio.wrap_future(loading)
         gc.collect()
         gc.freeze()
@@ -93,17 +105,20 @@ class TokenizerService(AsyncService):
         return min(lengths, default=self.info.max_model_len)
 
     def _begin(self, request_id: int, attempt: int, work: Work) -> None:
-        if self.text is None or len(self.encoding) >= MAX_ENCODING:
-            self._refuse(request_id, attempt, 503, "the tokenizer's queue is full; try again")
+        if self.text is None:
+            self._refuse(request_id, attempt, 503, "the tokenizer is still loading; try again")
             return
         plain = work.params.structured_outputs is None
+        room = self._room if plain else self._vetting_room
+        size = work_bytes(work)
+        if not work.accepted and (lack := room.lacks(work.tenant, size)):
+            self._refuse(request_id, attempt, *lack)
+            return
+        room.enter((request_id, attempt), work.tenant, size)
         if not plain:
-            if len(self._vetting) >= MAX_VETTING:
-                message = f"{MAX_VETTING} requests wait for a verdict on their grammar; try again"
-                self._refuse(request_id, attempt, 503, message)
-                return
             self._vetting.add((request_id, attempt))
         future = (self._threads if plain else self._grammar_threads).submit(
+            work.tenant,
             prepare,
             work,
             self.text,
@@ -133,6 +148,8 @@ class TokenizerService(AsyncService):
 
     def _encoded(self, request_id: int, attempt: int, done: Future[TokenWork]) -> None:
         self._vetting.discard((request_id, attempt))
+        self._room.leave((request_id, attempt))
+        self._vetting_room.leave((request_id, attempt))
         timer = self.encoding.pop((request_id, attempt), None)
         if timer is not None:
             timer.cancel()
@@ -157,8 +174,8 @@ class TokenizerService(AsyncService):
     def _refuse(
         self, request_id: int, attempt: int, status: int, message: str, param: str | None = None
     ) -> None:
-        kind = {400: "invalid_request_error", 503: "overloaded_error"}.get(status, "server_error")
-        retry = 1.0 if status == 503 else None
+        kind = _KINDS.get(status, "server_error")
+        retry = 1.0 if status in (429, 503) else None
         self.ledger.refuse(
             request_id, attempt, Rejected(request_id, attempt, status, kind, message, param, retry)
         )

@@ -20,6 +20,7 @@ that equal messages give equal text.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -60,6 +61,11 @@ from penstock.services.tokenizer.template_text import (
 
 MAX_SECONDS = 5.0
 """A rendering that takes longer is given up."""
+FREE_SECONDS = 0.02
+TURN_SECONDS = 0.0005
+PAUSE_SECONDS = 0.0001
+"""A rendering that takes longer than the first of these gives the interpreter to the other threads
+after every turn, for a pause: they would wait for it ten times as long otherwise."""
 
 
 class _WatchLoops(NodeTransformer):
@@ -180,7 +186,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         Raises ``TemplateLimitExceeded``, other ``jinja2.TemplateError``s, and whatever else the
         template's operations raise (``TypeError``, ``ValueError``, ``RecursionError``, …).
         """
-        self._running.deadline = time.monotonic() + self._max_seconds
+        now = time.monotonic()
+        self._running.deadline, self._running.pause_at = now + self._max_seconds, now + FREE_SECONDS
         self._running.made = 0
         out = []
         length = 0
@@ -229,8 +236,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._running.made = total
 
     def _check_time(self) -> None:
-        if time.monotonic() > getattr(self._running, "deadline", float("inf")):
+        now = time.monotonic()
+        if now > getattr(self._running, "deadline", math.inf):
             raise TemplateLimitExceeded(f"it takes longer than {self._max_seconds:g} s")
+        if now > getattr(self._running, "pause_at", math.inf):
+            time.sleep(PAUSE_SECONDS)
+            self._running.pause_at = time.monotonic() + TURN_SECONDS
 
     def _watched(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:

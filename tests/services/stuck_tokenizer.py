@@ -27,4 +27,6 @@ if __name__ == "__main__":
     service.prepare = stuck_prepare
     service.ENCODE_SECONDS = 0.5
     service.LOST_SECONDS = 2.0
+    service.MAX_ENCODING = 12
+    service.MAX_ENCODING_BYTES = 4000
     sys.exit(cli.main(["tokenizer", *sys.argv[1:]]))

@@ -34,11 +34,17 @@ TYPES = {
     ".css": "text/css",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain",
 }
+_MODULES = (
+    *("api", "blocks", "chat", "controls", "conversation", "dom", "inline", "layout", "library"),
+    *("main", "markdown", "marked", "panel", "render", "settings", "status", "storage"),
+    *("thinking", "toast", "turn", "turn_view"),
+)
 FILES = (
     INDEX,
-    *("style.css", "icon.svg", "main.js", "api.js", "chat.js", "controls.js", "dom.js"),
-    *("panel.js", "render.js"),
+    *("icon.svg", "base.css", "chat.css", "page.css", "panels.css", "marked-license.txt"),
+    *(f"{name}.js" for name in _MODULES),
 )
 """All that there is to fetch, each with a route of its own."""
 POLICY = "; ".join(

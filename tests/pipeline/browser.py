@@ -69,8 +69,19 @@ class PlaygroundPage:
     def wait_for_controls(self) -> None:
         self.page.wait_for_selector("#sampling-temperature", state="attached")
 
+    def open_settings(self) -> None:
+        """The settings panel, with the rare parameters unfolded."""
+        if not self.page.is_visible("#settings"):
+            self.page.click("#settings-toggle")
+        self.page.evaluate("document.querySelector('#settings details').open = true")
+
+    def check(self, name: str) -> None:
+        self.open_settings()
+        self.page.check(f"#sampling-{name}")
+
     def set(self, **values: float) -> None:
         """Fill sampling controls in the settings panel."""
+        self.open_settings()
         for name, value in values.items():
             self.page.fill(f"#sampling-{name}", str(value))
 
@@ -97,5 +108,5 @@ class PlaygroundPage:
 
     def close(self) -> None:
         self.context.close()
-        assert self.errors == []
+        assert not self.errors, self.errors
         assert self.outside == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import threading
 import time
 import urllib.request
@@ -97,7 +98,7 @@ class FirstToken(threading.Thread):
 def test_an_answer_streams_in_and_tells_its_tokens_and_times(show: Open) -> None:
     shown = show()
     shown.set(max_tokens=60, seed=1)
-    shown.page.check("#sampling-ignore_eos")
+    shown.check("ignore_eos")
     shown.ask("Hello?")
     answer = shown.answer("streaming")
     lengths = {len(answer.locator(".text").inner_text())}
@@ -108,7 +109,7 @@ def test_an_answer_streams_in_and_tells_its_tokens_and_times(show: Open) -> None
     assert re.fullmatch(
         r"60 tokens · first after [\d.]+ m?s · [\d.]+ tokens/s · cut at the token limit", stats
     )
-    assert shown.page.locator("article.question").inner_text() == "Hello?"
+    assert shown.page.locator("article.question p").inner_text() == "Hello?"
     assert answer.get_attribute("aria-busy") == "false"
 
 
@@ -116,7 +117,7 @@ def test_stop_frees_the_requests_blocks_within_half_a_second(show: Open, server:
     """The second request needs blocks that only the first one's end can free, so its first token
     tells when that was; what the status says may be three quarters of a second old."""
     shown = show()
-    shown.page.check("#sampling-ignore_eos")
+    shown.check("ignore_eos")
     shown.ask("0 " * 480)  # fills more than half of the blocks: two tokens each
     shown.answer("streaming")
     status_url = server.url + "/playground/status"
@@ -140,10 +141,13 @@ def test_the_controls_come_from_the_servers_parameters_and_only_what_is_set_is_s
 ) -> None:
     shown = show()
     page = shown.page
-    names = page.eval_on_selector_all("#controls [name]", "all => all.map(one => one.name)")
-    assert names == [name for name in PARAMETERS if name not in NOT_SHOWN]
-    usual = [name for name, one in PARAMETERS.items() if one.default is True]
-    assert [name for name in usual if not page.is_checked(f"#sampling-{name}")] == []
+    shown.open_settings()
+    names = page.eval_on_selector_all("#settings-form [name]", "all => all.map(one => one.name)")
+    assert set(names) == {name for name in PARAMETERS if name not in NOT_SHOWN}
+    usual = page.eval_on_selector_all("#controls [name]", "all => all.map(one => one.name)")
+    assert usual == ["max_tokens", "temperature", "top_p", "seed"]
+    on = [name for name, one in PARAMETERS.items() if one.default is True]
+    assert [name for name in on if not page.is_checked(f"#sampling-{name}")] == []
     temperature = page.locator("#sampling-temperature")
     assert (temperature.get_attribute("min"), temperature.get_attribute("max")) == ("0", "100")
     for name in names:
@@ -160,9 +164,9 @@ def test_the_controls_come_from_the_servers_parameters_and_only_what_is_set_is_s
                 {"role": "system", "content": "Be brief."},
                 {"role": "user", "content": "Hello?"},
             ],
+            "max_tokens": 3,
             "temperature": 0.15,
             "seed": 7,
-            "max_tokens": 3,
             "stop": ["END", "STOP"],
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -178,57 +182,6 @@ def test_a_value_out_of_range_is_not_sent_and_its_field_says_why(show: Open) -> 
     assert "100" in shown.page.inner_text("#sampling-temperature-problem")
     assert shown.page.input_value("#question") == "Hello?"
     assert shown.asked == []
-
-
-def test_a_models_text_never_becomes_markup_and_its_thinking_is_folded(show: Open) -> None:
-    shown = show()
-    shown.play(
-        "<thi", "nk>a secret\nthought</think>Say **this** `now` ", "<img src=x onerror=alert(1)>",
-        "\n\n``", "`py\nprint('</think><b>')\n", "```\n<script>alert(2)</script>",
-    )  # fmt: skip
-    shown.ask("Be evil.")
-    answer = shown.answer()
-    assert answer.locator("img, script, b").count() == 0
-    paragraphs = answer.locator(".text > p").all_inner_texts()
-    assert paragraphs == ["Say this now <img src=x onerror=alert(1)>", "<script>alert(2)</script>"]
-    assert answer.locator("strong").inner_text() == "this"
-    assert answer.locator("pre").inner_text() == "print('</think><b>')"
-    thought = answer.locator("details.think > div")
-    assert not thought.is_visible()
-    answer.locator("details.think > summary").click()
-    assert thought.inner_text() == "a secret\nthought"
-    shown.ask("And now?")
-    shown.answer()
-    assert "secret" not in json.dumps(shown.asked[1]["messages"])
-
-
-def test_the_shown_text_is_the_same_however_it_arrives_in_pieces(show: Open) -> None:
-    shown = show()
-    different = shown.page.evaluate(
-        """async () => {
-          const { TextView } = await import('/playground/render.js');
-          const show = (cuts, text) => {
-            const node = document.createElement('div');
-            const view = new TextView(node);
-            for (const cut of cuts) view.show(text.slice(0, cut));
-            view.show(text);
-            return node.innerHTML;
-          };
-          const texts = [
-            '<think>one\\n```\\ntwo</think>\\nthree\\n\\n~~~js\\n`4`\\n\\n</think>\\n~~~\\n`five`',
-            'no start of thought\\n\\nmore</think>**a** ``` and\\n````a\\n```\\n````\\n\\n\\nend',
-            '```\\nnever closed <think>\\n\\n',
-          ];
-          return texts.filter((text) => {
-            const every = Array.from(text, (_, i) => i);
-            const some = every.filter((i) => i % 7 === 3);
-            const tags = every.filter((i) => text[i] === '<' || text[i - 1] === '>');
-            const whole = show([], text);
-            return [every, some, tags].some((cuts) => show(cuts, text) !== whole);
-          });
-        }"""
-    )
-    assert different == []
 
 
 def test_copy_takes_the_text_and_regenerate_asks_the_same_again(show: Open) -> None:
@@ -263,7 +216,8 @@ def test_the_key_is_asked_for_refused_when_wrong_and_kept_for_the_tab_only(show:
     expect(page.locator("#key-dialog")).to_be_hidden()
     page.reload()
     shown.wait_for_controls()
-    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    assert KEY not in page.evaluate("JSON.stringify(localStorage) + document.cookie")
+    shown.open_settings()
     page.click("#forget-key")
     expect(page.locator("#banner")).to_contain_text("wants an API key")
     shown.ask("Hello?")
@@ -271,7 +225,7 @@ def test_the_key_is_asked_for_refused_when_wrong_and_kept_for_the_tab_only(show:
     expect(shown.answer().locator(".notice")).to_contain_text("The question was not sent")
 
 
-def test_the_panel_shows_every_process_and_asks_only_while_it_is_seen(
+def test_the_status_is_asked_for_often_while_it_is_seen_seldom_else_and_never_when_hidden(
     show: Open, server: Served
 ) -> None:
     shown = show(phone=True)
@@ -280,19 +234,52 @@ def test_the_panel_shows_every_process_and_asks_only_while_it_is_seen(
     page.wait_for_timeout(300)
     before = shown.polls
     page.wait_for_timeout(1500)
-    assert shown.polls == before, "it asks though the panel is closed"
+    assert shown.polls <= before + 1, "it asks often though the panel is closed"
+    wait_until(lambda: bool(page.wait_for_timeout(50)) or shown.polls > before, 8.0)
+    before = shown.polls
     page.click("#engine-toggle")
     wait_until(lambda: bool(page.wait_for_timeout(50)) or shown.polls >= before + 3)
     shown_pids = set(map(int, re.findall(r"pid (\d+)", page.inner_text("#processes"))))
     assert shown_pids == set(server.processes())
     services = page.locator("#processes strong").all_inner_texts()
     assert services[:5] == ["frontend", "tokenizer", "router", "scheduler", "worker"]
+    page.evaluate(
+        """() => {
+          Object.defineProperty(document, 'hidden', { value: true, configurable: true });
+          document.dispatchEvent(new Event('visibilitychange'));
+        }"""
+    )
+    page.wait_for_timeout(300)
+    before = shown.polls
+    page.wait_for_timeout(1500)
+    assert shown.polls == before, "it asks though the tab is hidden"
+
+
+def test_the_page_tells_the_models_context_and_device(show: Open) -> None:
+    page = show().page
+    expect(page.locator("#model-facts")).to_have_text("1,920 tokens of context · null")
+    facts = page.locator("#facts")
+    expect(facts).to_contain_text("1,920 tokens")
+    expect(facts).to_contain_text("penstock-demo")
+
+
+def test_the_conversation_keeps_its_room_whatever_panels_are_opened(show: Open) -> None:
+    page = show().page
+    page.click("#settings-toggle")
+    for width in (1900, 1300, 1100, 940, 830, 820, 500):
+        page.set_viewport_size({"width": width, "height": 700})
+        page.wait_for_timeout(50)
+        assert page.evaluate("document.querySelector('main').clientWidth") >= 360, width
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.set_viewport_size({"width": 1900, "height": 700})
+    for name in ("chats", "settings", "engine"):
+        expect(page.locator(f"#{name}")).to_be_visible()
 
 
 def test_it_works_by_keyboard_alone(show: Open) -> None:
     shown = show()
     page = shown.page
-    page.check("#sampling-ignore_eos")
+    shown.check("ignore_eos")
     page.focus("#question")
     page.keyboard.type("one")
     page.keyboard.press("Shift+Enter")
@@ -354,7 +341,7 @@ def test_a_slow_network_is_waited_for_and_silence_is_said(show: Open) -> None:
     assert "stopped" in shown.answer().locator(".stats").inner_text()
 
 
-def test_a_restart_of_the_server_keeps_the_text_says_so_and_offers_to_try_again(
+def test_a_restart_and_a_drain_are_said_and_the_text_that_had_arrived_is_kept(
     browser: Any,
 ) -> None:
     first = Served(*SERVER)
@@ -362,7 +349,7 @@ def test_a_restart_of_the_server_keeps_the_text_says_so_and_offers_to_try_again(
         shown = PlaygroundPage(browser, first.url)
         page = shown.page
         shown.wait_for_controls()
-        page.check("#sampling-ignore_eos")
+        shown.check("ignore_eos")
         shown.ask("Hello?")
         wait_until(lambda: len(shown.answer("streaming").locator(".text").inner_text()) > 30)
     finally:
@@ -373,10 +360,19 @@ def test_a_restart_of_the_server_keeps_the_text_says_so_and_offers_to_try_again(
     expect(notice).to_contain_text("What had arrived is kept above")
     assert len(answer.locator(".text").inner_text()) > 30
     expect(page.locator("#banner")).to_contain_text("The server does not answer")
-    with served(*SERVER, "--port", first.url.rpartition(":")[2]):
+    second = Served(*SERVER, "--port", first.url.rpartition(":")[2])
+    try:
         expect(page.locator("#banner")).to_be_hidden()
         shown.set(max_tokens=9)
         notice.get_by_role("button", name="Try again").click()
         expect(shown.answer().locator(".stats")).to_contain_text("9 tokens")
-        expect(notice).to_be_hidden()
+        expect(shown.answer().locator(".notice")).to_be_hidden()
+        shown.set(max_tokens=300)
+        shown.ask("Go on.")
+        shown.answer("streaming")
+        second.process.send_signal(signal.SIGTERM)
+        expect(page.locator("#banner")).to_contain_text("The server is going down")
+        expect(shown.answer().locator(".stats")).to_contain_text("300 tokens")
         shown.close()
+    finally:
+        second.kill()

@@ -50,7 +50,7 @@ def test_a_question_typed_into_the_page_is_answered_by_the_built_in_model(
     page.keyboard.type("What is 365 + 476?")
     page.keyboard.press("Enter")
     answer = shown.answer()
-    assert answer.locator(".text > p").all_inner_texts() == ["841"]
+    assert answer.locator(".md > p").all_inner_texts() == ["841"]
     found = STATS.fullmatch(answer.locator(".stats").inner_text())
     assert found is not None
     assert int(found[1]) > 30, "its thinking counts too"
@@ -70,5 +70,5 @@ def test_every_example_on_the_page_is_answered_right(shown: PlaygroundPage) -> N
         page.get_by_role("button", name=question).press("Enter")
         answer = shown.answer()
         expect(page.locator("#send")).to_be_visible()
-        assert expected in answer.locator(".text > p").last.inner_text()
+        assert expected in answer.locator(".md > p").last.inner_text()
         assert STATS.fullmatch(answer.locator(".stats").inner_text())

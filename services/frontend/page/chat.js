@@ -1,254 +1,214 @@
-// The conversation: questions, answers as they stream in, and what can be done with them.
+// The shown conversation: asking, and the answers as they stream in.
 
 import { ConnectionLost, KeyMissing, complete } from './api.js';
-import { announce, byId, copy, make } from './dom.js';
-import { TextView, withoutThinking } from './render.js';
+import { Conversation } from './conversation.js';
+import { announce, byId, make } from './dom.js';
+import { toast } from './toast.js';
+import { Turn } from './turn.js';
+import { TurnView } from './turn_view.js';
 
 const SILENT_MS = 15_000; // the server sends a comment every 10 s while a stream waits
-const MEASURABLE_MS = 20; // pieces that arrive within less were read at once
-
-const seconds = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
-
-/** A question and its answer. */
-class Turn {
-  constructor(question, chat) {
-    this.question = question;
-    this.chat = chat;
-    this.body = make('div', { className: 'text' });
-    this.notice = make('div', { className: 'notice', hidden: true });
-    this.stats = make('p', { className: 'stats' });
-    this.copy = make('button', { type: 'button', className: 'quiet small' }, 'Copy');
-    this.copy.addEventListener('click', () => copy(this.text, this.copy));
-    this.again = make('button', { type: 'button', className: 'quiet small' }, 'Regenerate');
-    this.again.addEventListener('click', () => chat.answer(this));
-    this.foot = make('div', { className: 'foot', hidden: true }, this.stats, this.copy, this.again);
-    this.article = make('article', { className: 'answer', 'aria-label': 'Answer' },
-      this.body, this.notice, this.foot);
-    this.nodes = [
-      make('article', { className: 'question', 'aria-label': 'Question' }, make('p', {}, question)),
-      this.article,
-    ];
-    this.begin();
-  }
-
-  begin() {
-    this.text = '';
-    this.tokens = 0;
-    this.firstAt = 0;
-    this.lastAt = 0;
-    this.tokensAtFirst = 0;
-    this.began = this.heardAt = performance.now();
-    this.body.replaceChildren();
-    this.view = new TextView(this.body);
-    this.hideNotice();
-    this.foot.hidden = true;
-    this.article.setAttribute('aria-busy', 'true');
-    this.article.dataset.state = 'waiting';
-  }
-
-  add(text) {
-    this.lastAt = performance.now();
-    if (!this.firstAt) {
-      this.firstAt = this.lastAt;
-      this.article.dataset.state = 'streaming';
-    }
-    this.text += text;
-  }
-
-  count(tokens) {
-    if (this.firstAt && !this.tokensAtFirst) this.tokensAtFirst = tokens;
-    if (tokens > this.tokens) this.lastAt = performance.now();
-    this.tokens = tokens;
-  }
-
-  /** Tokens per second after the first piece; from the question on where all came in one. */
-  rate() {
-    const after = this.tokens - this.tokensAtFirst;
-    const span = this.lastAt - this.firstAt;
-    if (after > 0 && span >= MEASURABLE_MS) return (after * 1000) / span;
-    const ended = this.article.dataset.state === 'ended';
-    return ended && this.firstAt ? (this.tokens * 1000) / (this.lastAt - this.began) : 0;
-  }
-
-  /** Put what has arrived on the page. */
-  paint() {
-    this.view.show(this.text);
-    const parts = [];
-    if (this.tokens) parts.push(`${this.tokens} token${this.tokens > 1 ? 's' : ''}`);
-    if (this.firstAt) parts.push(`first after ${seconds(this.firstAt - this.began)}`);
-    const rate = this.rate();
-    if (rate) parts.push(`${rate < 10 ? rate.toFixed(1) : Math.round(rate)} tokens/s`);
-    this.stats.textContent = parts.join(' · ');
-    this.foot.hidden = !parts.length;
-  }
-
-  end(note) {
-    this.article.dataset.state = 'ended';
-    this.article.setAttribute('aria-busy', 'false');
-    this.paint();
-    if (note) this.stats.textContent = [this.stats.textContent, note].filter(Boolean).join(' · ');
-    this.foot.hidden = false;
-    this.copy.hidden = !this.text;
-    this.again.hidden = false;
-  }
-
-  /** A message below the text, with a button to try again where `retry`. */
-  say(message, retry) {
-    this.notice.replaceChildren(make('p', {}, message));
-    if (retry) {
-      const button = make('button', { type: 'button', className: 'retry' }, 'Try again');
-      button.addEventListener('click', () => this.chat.answer(this));
-      this.notice.append(button);
-      this.again.hidden = true; // it does the same
-    }
-    this.notice.dataset.kind = retry ? 'error' : 'wait';
-    this.notice.hidden = false;
-  }
-
-  hideNotice() {
-    this.notice.hidden = true;
-  }
-}
+const MOST_BUSY = 4; // browsers open six connections to a server
+const PAINT_SHARE = 4; // after a frame that took long to make, wait four times as long
 
 export class Chat {
   /**
    * `request()` gives the parameters of the next request and the system prompt, or null where a
    * setting is wrong; `onBusy(busy)` and `onLost()` are called as their names say.
    */
-  constructor({ request, onBusy, onLost }) {
-    this.request = request;
-    this.onBusy = onBusy;
-    this.onLost = onLost;
-    this.turns = [];
+  constructor({ library, first, request, onBusy, onLost, onShown }) {
+    Object.assign(this, { library, request, onBusy, onLost, onShown });
     this.log = byId('log');
-    this.stopper = null;
+    this.welcome = byId('welcome');
     this.follows = true;
+    this.acts = {
+      again: (turn) => this.again(turn, turn.question),
+      edit: (turn, question) => this.again(turn, question),
+    };
     this.log.addEventListener('scroll', () => {
       const { scrollHeight, scrollTop, clientHeight } = this.log;
       this.follows = scrollHeight - scrollTop - clientHeight < 48;
     }, { passive: true });
+    this.show(first);
   }
 
-  get busy() {
-    return this.stopper !== null;
+  get busy() { return this.current.busy; }
+
+  /** Show a conversation. What is written in another goes on. */
+  show(conversation) {
+    for (const turn of this.current?.turns ?? []) turn.view = null; // no turn is painted unseen
+    this.current = conversation;
+    this.log.replaceChildren();
+    if (!conversation.turns.length) this.log.append(this.welcome);
+    if (conversation.cut) this.log.append(make('p', { className: 'help' }, 'The beginning of this chat was too long for this browser to keep.'));
+    for (const turn of conversation.turns) this.place(turn);
+    this.library.select(conversation);
+    this.onBusy(conversation.busy);
+    this.onShown(conversation);
+    this.follows = true;
+    this.scroll();
+  }
+
+  place(turn) {
+    this.welcome.remove();
+    turn.view = new TurnView(turn, this.acts);
+    this.log.append(...turn.view.nodes);
   }
 
   /** Ask. False where nothing was sent. */
   ask(question) {
     if (this.busy || !question.trim()) return false;
-    const turn = new Turn(question, this);
-    if (!this.answer(turn)) return false;
+    return this.answer(new Turn(question));
+  }
+
+  /** Ask a question of the conversation again; what follows it is dropped, and can be had back. */
+  again(turn, question) {
+    const conversation = this.current;
+    if (this.busy) return false;
+    const before = conversation.record();
+    const at = conversation.turns.indexOf(turn);
+    const { turns } = conversation;
+    const dropped = turns.slice(at);
+    conversation.turns = turns.slice(0, at);
+    if (!this.answer(new Turn(question))) {
+      conversation.turns = turns;
+      return false;
+    }
+    for (const one of dropped) {
+      for (const node of one.view.nodes) node.remove();
+      one.view = null;
+    }
+    if (dropped.some((one) => one.text)) toast('The earlier answer was replaced.', 'Undo', () => this.restore(conversation, before));
     return true;
   }
 
-  clear() {
-    this.stop();
-    this.turns = [];
-    this.log.replaceChildren(byId('welcome') ?? this.welcome);
+  restore(conversation, record) {
+    conversation.stopper?.abort();
+    conversation.stopper = null;
+    conversation.turns = Conversation.from(record.id, record).turns;
+    this.library.touch(conversation);
+    if (this.current === conversation) this.show(conversation);
   }
 
   stop() {
-    this.stopper?.abort();
+    this.current.stopper?.abort();
   }
 
-  /** What the model is sent: answers without their thinking; failed questions are left out. */
-  messages(turn, system) {
-    const messages = system ? [{ role: 'system', content: system }] : [];
-    for (const one of this.turns) {
-      if (one === turn) break;
-      if (!one.text) continue;
-      messages.push({ role: 'user', content: one.question });
-      messages.push({ role: 'assistant', content: withoutThinking(one.text) });
-    }
-    messages.push({ role: 'user', content: turn.question });
-    return messages;
-  }
-
-  /** Answer a new turn, or the last one anew. Returns false where a setting is wrong. */
+  /** Answer a new turn of the shown conversation. False where nothing was sent. */
   answer(turn) {
-    const request = this.busy ? null : this.request();
-    if (!request) return false;
-    if (!this.turns.includes(turn)) {
-      this.welcome = byId('welcome') ?? this.welcome;
-      this.welcome.remove();
-      if (this.turns.length) this.turns.at(-1).again.hidden = true;
-      for (const one of this.turns) one.notice.querySelector('button')?.remove();
-      this.turns.push(turn);
-      this.log.append(...turn.nodes);
+    const conversation = this.current;
+    const busy = this.library.newestFirst.filter((one) => one.busy).length;
+    if (busy >= MOST_BUSY) {
+      toast(`${busy} chats are being answered; wait for one of them or stop it.`);
+      return false;
     }
-    turn.begin();
+    const request = this.request();
+    if (!request) return false;
+    conversation.turns.push(turn);
+    this.place(turn);
     this.follows = true;
     this.scroll();
-    const body = { messages: this.messages(turn, request.system), ...request.parameters };
-    this.run(turn, body);
+    const body = { messages: conversation.messages(turn, request.system), ...request.parameters };
+    this.run(conversation, turn, body);
     return true;
   }
 
-  async run(turn, body) {
+  async run(conversation, turn, body) {
     const stopper = new AbortController();
-    this.stopper = stopper;
+    conversation.stopper = stopper;
     this.onBusy(true);
+    this.library.touch(conversation);
     announce('The answer begins.');
-    let planned = 0;
-    const paint = () => {
-      planned = 0;
-      turn.paint();
+    const painter = new Painter(() => {
+      turn.view?.paint();
       this.scroll();
-    };
-    const changed = () => { planned ||= requestAnimationFrame(paint); };
+      this.library.saveSoon(conversation);
+    });
     const watch = setInterval(() => this.watch(turn), 1000);
     try {
       const finish = await complete(body, stopper.signal, {
         bytes: () => { turn.heardAt = performance.now(); },
-        text: (text) => { turn.add(text); changed(); },
-        tokens: (count) => { turn.count(count); changed(); },
+        text: (text) => { turn.add(text); painter.plan(); },
+        tokens: (count) => { turn.count(count); painter.plan(); },
       });
       turn.end(finish === 'length' ? 'cut at the token limit' : '');
-      announce(`The answer is complete: ${turn.stats.textContent}.`);
-      turn.hideNotice();
+      announce(`The answer is complete: ${turn.summary}.`);
     } catch (error) {
       this.fail(turn, error, stopper.signal);
-    } finally {
-      clearInterval(watch);
-      cancelAnimationFrame(planned);
-      if (this.stopper === stopper) {
-        this.stopper = null;
-        this.onBusy(false);
-      }
-      this.scroll();
     }
+    clearInterval(watch);
+    painter.cancel();
+    if (conversation.stopper !== stopper) return; // its answer was dropped
+    conversation.stopper = null;
+    this.library.touch(conversation);
+    if (this.current === conversation) this.onBusy(false);
+    turn.view?.paint();
+    this.scroll();
   }
 
   fail(turn, error, signal) {
     if (signal.aborted) {
       turn.end('stopped');
-      turn.hideNotice();
       announce('Stopped.');
       return;
     }
-    turn.end('');
-    let message = error.message;
+    let { message } = error;
     if (error instanceof ConnectionLost) {
       if (turn.text) message += ' What had arrived is kept above.';
       this.onLost();
     } else if (error instanceof KeyMissing) {
       message += ' The question was not sent.';
     }
-    turn.say(message, true);
+    turn.end('', { message, retry: true });
     announce(message);
   }
 
   /** A slow network or a full server: say that we still wait. */
   watch(turn) {
     const silent = performance.now() - turn.heardAt;
-    if (silent >= SILENT_MS) {
-      turn.say(`Nothing from the server for ${Math.round(silent / 1000)} s. Still waiting; Stop gives up.`, false);
-    } else if (turn.notice.dataset.kind === 'wait') {
-      turn.hideNotice();
-    }
+    const waits = silent >= SILENT_MS;
+    if (!waits && !turn.notice) return;
+    turn.notice = waits
+      ? { message: `Nothing from the server for ${Math.round(silent / 1000)} s. Still waiting; Stop gives up.`, retry: false }
+      : null;
+    turn.view?.paint();
   }
 
   scroll() {
     if (this.follows) this.log.scrollTop = this.log.scrollHeight;
+  }
+}
+
+/** Calls `paint` at most once a frame, and less often where it takes long. */
+class Painter {
+  constructor(paint) {
+    this.paint = paint;
+    this.notBefore = 0;
+    this.frame = 0;
+    this.timer = 0;
+  }
+
+  plan() {
+    if (this.frame || this.timer) return;
+    const wait = this.notBefore - performance.now();
+    if (wait > 20) {
+      this.timer = setTimeout(() => {
+        this.timer = 0;
+        this.plan();
+      }, wait);
+      return;
+    }
+    this.frame = requestAnimationFrame((began) => {
+      const start = Math.max(began, performance.now());
+      this.frame = 0;
+      this.paint();
+      const end = performance.now();
+      this.notBefore = end + PAINT_SHARE * (end - start);
+    });
+  }
+
+  cancel() {
+    cancelAnimationFrame(this.frame);
+    clearTimeout(this.timer);
   }
 }

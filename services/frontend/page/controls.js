@@ -2,6 +2,7 @@
 
 import { make } from './dom.js';
 
+const USUAL = ['max_tokens', 'temperature', 'top_p', 'seed']; // the others are folded
 const NOT_SHOWN = ['n']; // the page shows one answer
 const PLAIN_LIMIT = 1e6; // bounds beyond it are the number type's, and tell people nothing
 
@@ -81,19 +82,25 @@ function listField({ items, maxItems }) {
 }
 
 export class Controls {
-  constructor(container) {
-    this.container = container;
+  /** `usual`, `rare`: where the controls of both kinds go. */
+  constructor(usual, rare) {
+    this.usual = usual;
+    this.rare = rare;
     this.fields = new Map();
   }
 
   /** Make a control for every parameter whose type the page can show. */
-  build(schema) {
-    this.container.replaceChildren();
-    for (const [name, one] of Object.entries(schema.properties)) {
-      const field = NOT_SHOWN.includes(name) ? null : TYPES[one.type]?.(one);
-      if (field) {
+  build({ properties }) {
+    const usual = USUAL.filter((name) => name in properties);
+    const rare = Object.keys(properties).filter((name) => !USUAL.includes(name) && !NOT_SHOWN.includes(name));
+    this.fields.clear();
+    for (const [names, container] of [[usual, this.usual], [rare, this.rare]]) {
+      container.replaceChildren();
+      for (const name of names) {
+        const field = TYPES[properties[name].type]?.(properties[name]);
+        if (!field) continue;
         this.fields.set(name, field);
-        this.container.append(this.row(name, one, field));
+        container.append(this.row(name, properties[name], field));
       }
     }
   }
@@ -117,8 +124,8 @@ export class Controls {
     if (node.type === 'checkbox') {
       return make('div', { className: 'field check' }, node, label, help, problem);
     }
-    const inputs = make('div', { className: 'inputs' }, node, ...(slider ? [slider] : []));
-    return make('div', { className: 'field' }, label, inputs, help, problem);
+    const parts = [label, node, slider, help, problem].filter(Boolean);
+    return make('div', { className: node.type === 'number' ? 'field number' : 'field' }, ...parts);
   }
 
   clear() {
@@ -132,6 +139,35 @@ export class Controls {
   firstInvalid() {
     for (const { node } of this.fields.values()) if (wrong(node)) return node;
     return null;
+  }
+
+  /** What the fields hold, as it was typed: texts, or for a checkbox whether it is checked. */
+  raw() {
+    const found = {};
+    for (const [name, { node, read }] of this.fields) {
+      if (node.type === 'checkbox') {
+        if (read() !== undefined) found[name] = node.checked;
+      } else if (node.value !== '') {
+        found[name] = node.value;
+      }
+    }
+    return found;
+  }
+
+  /** Fill the fields with what `raw` gave; what does not fit is left out. */
+  restore(raw) {
+    for (const [name, { node }] of this.fields) {
+      const value = raw?.[name];
+      if (node.type === 'checkbox' && typeof value === 'boolean') node.checked = value;
+      else if (node.type !== 'checkbox' && typeof value === 'string') node.value = value;
+      else continue;
+      node.dispatchEvent(new Event('input'));
+    }
+  }
+
+  /** How many of the folded ones are set. */
+  rareSet() {
+    return [...this.fields.values()].filter(({ node, read }) => this.rare.contains(node) && read() !== undefined).length;
   }
 
   /** The values that are set, by parameter name. */

@@ -13,6 +13,22 @@ export function make(tag, properties = {}, ...children) {
   return node;
 }
 
+const PATHS = {
+  pen: 'M3 13l1-4 8-8 3 3-8 8zM10 3l3 3',
+  bin: 'M2 4h12M6 4V2h4v2M4 4l1 10h6l1-10M7 7v4M9 7v4',
+};
+
+/** A small picture, 16 units wide, in the colour of the text around it. */
+export function icon(name) {
+  const [svg, path] = ['svg', 'path'].map((tag) => document.createElementNS('http://www.w3.org/2000/svg', tag));
+  svg.setAttribute('viewBox', '0 0 16 16');
+  svg.setAttribute('class', 'icon');
+  svg.setAttribute('aria-hidden', 'true');
+  path.setAttribute('d', PATHS[name]);
+  svg.append(path);
+  return svg;
+}
+
 /** Say it to screen readers once, apart from the text that streams. */
 export function announce(text) {
   byId('announcer').textContent = text;

@@ -1,119 +1,138 @@
 // Puts the page together: what the buttons and keys do, and what is shown when.
 
-import { call, hasKey, setKey } from './api.js';
+import { hasKey, setKey } from './api.js';
 import { Chat } from './chat.js';
-import { Controls } from './controls.js';
-import { byId } from './dom.js';
-import { Panel } from './panel.js';
+import { Conversation } from './conversation.js';
+import { byId, make } from './dom.js';
+import { Layout } from './layout.js';
+import { Library } from './library.js';
+import { Panel, modelFacts } from './panel.js';
+import { Settings } from './settings.js';
+import { StatusPoller } from './status.js';
+import { readSettings, tab, writeSettings } from './storage.js';
+import { toast } from './toast.js';
 
-const WIDE = matchMedia('(min-width: 1180px)');
-const MEDIUM = matchMedia('(min-width: 820px)');
 const question = byId('question');
-const controls = new Controls(byId('controls'));
-
-// --- the two side panels
-
-const sides = ['settings', 'engine'];
-
-function showSide(name, shown) {
-  byId(name).hidden = !shown;
-  byId(`${name}-toggle`).setAttribute('aria-expanded', String(shown));
-  if (shown && !WIDE.matches) {
-    for (const other of sides) if (other !== name) showSide(other, false);
-  }
-  cover();
-  if (name === 'engine') panel.wake();
-}
-
-/** On a phone a side panel covers the conversation: what is covered takes no focus. */
-function cover() {
-  document.querySelector('main').inert = !MEDIUM.matches && sides.some((name) => !byId(name).hidden);
-}
-
-function closeSide(name) {
-  showSide(name, false);
-  byId(`${name}-toggle`).focus();
-}
+const settings = new Settings();
+const panel = new Panel();
+const kept = readSettings().panels;
+const layout = new Layout(Array.isArray(kept) ? kept : ['engine', 'chats'], (panels) => {
+  writeSettings({ panels });
+  if (panel.isSeen) poller.wake();
+});
 
 // --- the server's state
 
-function onState(state, status) {
-  const names = status?.models.map((model) => model.name) ?? [];
+const DOTS = { ready: 'ready', starting: 'loading', draining: 'draining', key: 'starting', lost: 'lost' };
+
+const poller = new StatusPoller({
+  watched: () => panel.isSeen || chat.busy,
+  onState(state, status) {
+    panel.enter(state, status);
+    if (status) showModel(status);
+    byId('model-dot').dataset.phase = DOTS[state];
+    byId('model-dot').title = state;
+    if (state === 'ready') settings.load();
+    showBanner(state, status);
+  },
+});
+
+function showModel(status) {
+  const names = status.models.map((model) => model.name);
   if (names.length) byId('model-name').textContent = names.join(', ');
-  byId('model-dot').dataset.phase = { ready: 'ready', starting: 'loading', key: 'starting', lost: 'lost' }[state];
-  byId('model-dot').title = state;
-  byId('banner').dataset.kind = state;
-  if (state === 'ready') {
-    banner('');
-    if (!controls.fields.size) loadSchema();
-  } else if (state === 'lost') {
-    banner('The server does not answer. Trying again every second.');
-  } else if (state === 'key') {
-    banner('This server wants an API key.', 'Enter the key', loadSchema);
-  } else {
-    const parts = Object.entries(status.parts).filter(([, text]) => text !== 'ready');
-    banner(`The server is not ready yet. ${parts.map(([name, text]) => `${name}: ${text}`).join(', ')}.`);
-  }
+  byId('model-facts').textContent = modelFacts(status).map(([label, text]) => (label === 'Context' ? `${text} of context` : text)).join(' · ');
 }
 
-let bannerText = '';
+function bannerText(state, status) {
+  if (state === 'lost') return 'The server does not answer. Trying again every second.';
+  if (state === 'key') return 'This server wants an API key.';
+  if (state === 'draining') return 'The server is going down. It finishes the answers that it has begun and takes no new questions.';
+  if (state === 'ready') return '';
+  const parts = Object.entries(status.parts).filter(([, text]) => text !== 'ready');
+  return `The server is not ready yet. ${parts.map(([name, text]) => `${name}: ${text}`).join(', ')}.`;
+}
 
-function banner(text, action, act) {
+let shownBanner = '';
+
+function showBanner(state, status) {
+  const text = bannerText(state, status);
+  if (text === shownBanner) return;
+  shownBanner = text;
   const node = byId('banner');
-  if (text === bannerText) return;
-  bannerText = text;
+  node.dataset.kind = state;
   node.replaceChildren(text);
-  if (action) {
-    const button = document.createElement('button');
-    button.type = 'button';
-    button.textContent = action;
-    button.addEventListener('click', act);
+  if (state === 'key') {
+    const button = make('button', { type: 'button' }, 'Enter the key');
+    button.addEventListener('click', enterKey);
     node.append(' ', button);
   }
   node.hidden = !text;
 }
 
-const panel = new Panel(onState);
-
-let loading = false;
-
-/** The sampling controls; this call asks for the key where one is wanted. */
-async function loadSchema() {
-  if (loading) return;
-  loading = true;
-  try {
-    controls.build(await (await call('playground/schema')).json());
-  } catch { /* the panel's polling says what is wrong, and this is called again */ }
-  loading = false;
-  panel.wake();
+/** The first call that needs the key asks for it. */
+async function enterKey() {
+  await settings.load();
+  poller.wake();
 }
 
-// --- the conversation
+// --- the conversations
 
-function request() {
-  const invalid = controls.firstInvalid();
-  if (invalid) {
-    showSide('settings', true);
-    invalid.focus();
-    return null;
-  }
-  return { system: byId('system').value.trim(), parameters: controls.values() };
+let warned = false;
+
+const library = new Library({
+  show: (conversation) => {
+    chat.show(conversation);
+    layout.uncover();
+    focusQuestion();
+  },
+  removed(conversation) {
+    const wasShown = conversation === chat.current;
+    conversation.stopper?.abort();
+    if (wasShown) chat.show(new Conversation());
+    toast(`“${conversation.title}” was deleted.`, 'Undo', () => {
+      library.putBack(conversation);
+      if (wasShown) chat.show(conversation);
+    });
+  },
+  changed(conversation) {
+    if (conversation.id !== chat.current.id) return;
+    if (conversation === chat.current) showTitle(conversation);
+    else chat.show(conversation);
+  },
+  unkept() {
+    if (!warned) toast('This browser cannot keep this chat: it is lost when the page is closed.');
+    warned = true;
+  },
+});
+
+function showTitle(conversation) {
+  document.title = conversation.turns.length ? `${conversation.title} – Penstock` : 'Penstock';
 }
 
 const chat = new Chat({
-  request,
+  library,
+  first: library.chats.get(tab.chat) ?? new Conversation(),
+  request: () => settings.request(() => layout.open('settings')),
   onBusy(busy) {
     byId('send').hidden = busy;
     byId('stop').hidden = !busy;
-    if (!busy && (document.activeElement === document.body || document.activeElement === byId('stop'))) {
-      focusQuestion();
-    }
+    if (busy) poller.wake();
+    else if ([document.body, byId('stop')].includes(document.activeElement)) focusQuestion();
   },
-  onLost() {
-    panel.state = 'lost';
-    panel.wake();
+  onLost: () => poller.lost(),
+  onShown(conversation) {
+    tab.chat = conversation.id;
+    showTitle(conversation);
   },
 });
+
+function newChat() {
+  if (chat.current.turns.length) chat.show(new Conversation());
+  layout.uncover();
+  focusQuestion();
+}
+
+// --- the question
 
 /** Not on a touch screen: there it would open the keyboard over the answer. */
 function focusQuestion() {
@@ -126,10 +145,10 @@ function grow() {
 }
 
 function send() {
-  if (chat.ask(question.value)) {
-    question.value = '';
-    grow();
-  }
+  if (!chat.ask(question.value)) return;
+  showTitle(chat.current);
+  question.value = '';
+  grow();
 }
 
 byId('composer').addEventListener('submit', (event) => {
@@ -144,37 +163,18 @@ question.addEventListener('keydown', (event) => {
   }
 });
 byId('stop').addEventListener('click', () => chat.stop());
-byId('new-chat').addEventListener('click', () => {
-  chat.clear();
-  focusQuestion();
-});
-byId('examples').addEventListener('click', ({ target }) => {
+byId('new-chat').addEventListener('click', newChat);
+chat.welcome.addEventListener('click', ({ target }) => {
   if (target.tagName === 'BUTTON') chat.ask(target.textContent);
-});
-byId('settings-form').addEventListener('submit', (event) => event.preventDefault());
-byId('reset').addEventListener('click', () => {
-  byId('system').value = '';
-  controls.clear();
 });
 byId('forget-key').addEventListener('click', () => setKey(''));
 document.addEventListener('keydown', (event) => {
   if (event.key !== 'Escape' || byId('key-dialog').open) return;
   const side = document.activeElement?.closest('aside');
   if (chat.busy) chat.stop();
-  else if (side) closeSide(side.id);
+  else if (side) layout.close(side.id);
 });
-for (const name of sides) {
-  byId(`${name}-toggle`).addEventListener('click', () => {
-    const shown = byId(name).hidden;
-    showSide(name, shown);
-    if (shown && !MEDIUM.matches) byId(name).querySelector('.close').focus();
-  });
-  byId(name).querySelector('.close').addEventListener('click', () => closeSide(name));
-}
 
-MEDIUM.addEventListener('change', cover);
-showSide('settings', WIDE.matches);
-showSide('engine', MEDIUM.matches);
 byId('forget-key').hidden = !hasKey();
 focusQuestion();
-loadSchema();
+enterKey();

@@ -1,10 +1,7 @@
-// The live panel: what the engine does, asked for once a second while somebody can see it.
+// The live panel: what the model is, and what the engine does.
 
-import { KeyMissing, call } from './api.js';
 import { byId, make } from './dom.js';
 
-const EVERY_MS = 1000;
-const TIMEOUT_MS = 5000;
 const RATE_OVER_MS = 3000; // counters come every half second: a shorter window would jump
 const HISTORY = 60;
 
@@ -14,63 +11,37 @@ function percent(part, whole) {
   return part && !rounded ? '< 1 %' : `${rounded} %`;
 }
 
+/** The names of what a status tells of the model: `[[label, text], …]`. */
+export function modelFacts({ models, devices, dtypes }) {
+  const context = [...new Set(models.map((model) => model.max_model_len))];
+  return [
+    ['Context', context.map((tokens) => `${tokens.toLocaleString('en')} tokens`).join(', ')],
+    ['Dtype', dtypes.join(', ')],
+    ['Device', devices.join(', ')],
+  ].filter(([, text]) => text);
+}
+
 export class Panel {
-  /** `onState(state, status)`: state is 'ready', 'starting', 'lost' or 'key'. */
-  constructor(onState) {
-    this.onState = onState;
+  constructor() {
     this.element = byId('engine');
-    this.state = '';
     this.samples = [];
     this.rates = [];
     this.rows = new Map();
-    this.timer = 0;
-    this.asking = false;
-    document.addEventListener('visibilitychange', () => this.wake());
-    document.addEventListener('keychange', () => {
-      this.state = '';
-      this.wake();
-    });
   }
 
-  /** Poll while the panel is seen; while the server is away also without, to notice its return. */
-  get wanted() {
-    if (document.hidden || this.state === 'key') return false; // a new key wakes it
-    return !this.element.hidden || this.state !== 'ready';
-  }
+  get isSeen() { return !this.element.hidden; }
 
-  /** Ask now and go on while it is wanted. */
-  wake() {
-    clearTimeout(this.timer);
-    if (this.wanted && !this.asking) this.poll();
-  }
-
-  async poll() {
-    this.asking = true;
-    try {
-      const response = await call('playground/status', { signal: AbortSignal.timeout(TIMEOUT_MS) }, false);
-      const status = await response.json();
-      this.show(status);
-      this.enter(status.ready ? 'ready' : 'starting', status);
-    } catch (error) {
-      this.enter(error instanceof KeyMissing ? 'key' : 'lost', null);
-    }
-    this.asking = false;
-    clearTimeout(this.timer);
-    if (this.wanted) this.timer = setTimeout(() => this.wake(), EVERY_MS);
-  }
-
+  /** `status` is null where the server did not answer. */
   enter(state, status) {
-    this.state = state;
-    if (state === 'lost') {
+    if (status) {
+      this.show(status);
+    } else {
       this.samples = [];
       byId('processes').dataset.flows = 'no';
     }
-    this.element.dataset.state = state;
-    byId('freshness').textContent = {
-      lost: 'The server does not answer; these are the last values.',
-      key: 'An API key is needed to see this.',
-    }[state] ?? '';
-    this.onState(state, status);
+    this.element.dataset.state = status ? state : 'lost';
+    const hint = { lost: 'The server does not answer; these are the last values.', key: 'An API key is needed to see this.' };
+    byId('freshness').textContent = status ? '' : hint[state] ?? hint.lost;
   }
 
   show(status) {
@@ -85,8 +56,18 @@ export class Panel {
     put('cache', percent(status.prefix_cache_hit_tokens, status.prefix_cache_query_tokens));
     byId('cache-bar').value = status.prefix_cache_hit_tokens / (status.prefix_cache_query_tokens || 1);
     this.draw(rate);
+    this.facts(status);
     this.list(status.processes);
     byId('processes').dataset.flows = status.running > 0 ? 'yes' : 'no';
+  }
+
+  facts(status) {
+    const facts = [['Model', status.models.map((model) => model.name).join(', ')], ...modelFacts(status), ['Version', `Penstock ${status.version}`]];
+    const text = JSON.stringify(facts);
+    if (text === this.shownFacts) return;
+    this.shownFacts = text;
+    byId('facts').replaceChildren(...facts.map(([label, value]) => (
+      make('div', {}, make('dt', {}, label), make('dd', {}, value || '–')))));
   }
 
   /** Tokens per second over the last moments. A counter that fell belongs to another server. */

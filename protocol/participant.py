@@ -100,6 +100,8 @@ class Participant:
         self.others = Demand()
         """What the other frontends have in the pipeline, as the router last said; for one."""
         self.membership_version = 0
+        self.served = False
+        """Whether a tokenizer and an engine have ever been ready together."""
         self.on_change: Callable[[dict[int, Peer]], None] | None = None
         """Called after each change with the peers that are gone (lost or left)."""
         self._address = mailbox.address
@@ -154,6 +156,10 @@ class Participant:
                 f"{self._address} (--bind, --advertise, --secret)?"
             )
         return None
+
+    def silence(self, now: float) -> float:
+        """Seconds since the router was last heard."""
+        return now - self._last_heard
 
     def explained(self) -> None:
         """Why the router does not answer is in the log already."""
@@ -210,6 +216,9 @@ class Participant:
     def _take(self, message: Members, now: float) -> None:
         if message.router == self.router_incarnation and message.version < self.membership_version:
             return
+        present = (self.router_incarnation, self.membership_version)
+        if message.since and (message.router, message.since) != present:
+            return  # a change of what was missed: the next beat says so, and the whole comes
         known = self.peers
         restarted = self.router_incarnation not in (0, message.router)
         if restarted:
@@ -217,7 +226,11 @@ class Participant:
             self._former_routers.discard(message.router)
         self.router_incarnation = message.router
         self.membership_version = message.version
-        self.peers = {p.incarnation: p for p in message.peers if p.incarnation != self.incarnation}
+        self.served |= message.served
+        gone = self._carried.union(message.gone)
+        kept = {i: peer for i, peer in known.items() if i not in gone} if message.since else {}
+        named = {p.incarnation: p for p in message.peers if p.incarnation != self.incarnation}
+        self.peers = {**kept, **named}
         self.lost.update(message.lost)
         for incarnation, peer in self.peers.items():
             if incarnation not in known:  # new, or carried too short and gone for a moment
@@ -281,6 +294,7 @@ class BeatThread(threading.Thread):
             status.metrics,
             self._participant.membership_version,
             status.demand,
+            self._participant.served,
         )
 
     def now(self) -> None:

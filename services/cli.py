@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "router": Command(
         "who is alive, and which process a new request goes to",
-        ("cluster", "observability", "test"),
+        ("admission", "cluster", "observability", "test"),
     ),
     "tokenizer": Command(
         "text to tokens and tokens to text",

@@ -98,6 +98,10 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True):
             description="Refuse a new request (503) that would wait for longer.",
         ),
     ] = 600.0
+    restart_wait_s: Annotated[
+        float,
+        Meta(ge=0.0, le=86_400.0, description="A new request waits so long for a part to restart."),
+    ] = 30.0
     max_tenant_share: Annotated[
         float,
         Meta(

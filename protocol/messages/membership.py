@@ -107,6 +107,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     """Version of the newest ``Members`` that the sender has seen from this router."""
     demand: Demand = Demand()
     """Of a frontend or a scheduler."""
+    served: bool = False
+    """See ``Members``: a new router learns it from whoever is still there."""
 
 
 class BeatAnswer(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
@@ -156,7 +158,10 @@ class Peer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Members(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
-    """The whole membership; sent on every change. A snapshot repairs whatever got lost before.
+    """The membership, or what has changed in it.
+
+    Whoever joins gets the whole, and so does whoever says in a beat that it has missed a change:
+    that repairs whatever got lost before. The others get changes.
 
     ``lost`` names the incarnations that were declared lost (newest last, bounded); one that left
     with ``Goodbye`` is in neither list.
@@ -165,7 +170,16 @@ class Members(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     router: int
     version: int
     peers: list[Peer]
+    """All of them; of a change, those that have joined or changed."""
     lost: list[int]
+    """All that are known; of a change, those lost by it."""
+    since: int = 0
+    """The version that this is a change of; 0: the whole membership."""
+    gone: list[int] = []
+    """Of a change: incarnations that are no longer members, lost or not."""
+    served: bool = False
+    """A tokenizer and an engine have been ready at the same time, under this router or before it:
+    what is not ready now has been, and may be again."""
 
 
 class MetricSample(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -7,6 +7,7 @@ number of characters that the client has seen.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -88,6 +89,7 @@ class OpenRequest:
     __slots__ = (
         "accepted",
         "arrived",
+        "began",
         "choices",
         "deadline",
         "id",
@@ -108,6 +110,7 @@ class OpenRequest:
         self.work = work
         self.sink = sink
         self.arrived = now - work.age
+        self.began = now
         self.deadline = now + work.time_left if work.time_left is not None else None
         self.submission = 1
         self.tokenizer = 0
@@ -125,13 +128,22 @@ class OpenRequest:
 class FrontendLedger:
     """All requests that this frontend has open."""
 
-    def __init__(self, address: str, incarnation: int, members: Membership, send: Send) -> None:
+    def __init__(
+        self,
+        address: str,
+        incarnation: int,
+        members: Membership,
+        send: Send,
+        untaken_s: float = UNTAKEN_SECONDS,
+    ) -> None:
+        """``untaken_s``: a request that no tokenizer takes for so long ends."""
         self.open: dict[int, OpenRequest] = {}
         self.stale_rows = 0
         self.continuations = 0
         self._address = address
         self._members = members
         self._send = send
+        self._untaken = untaken_s
         self._next_id = (incarnation & 0x7FFF_FFFF) << 32
         self._reconcile_at = 0.0
 
@@ -157,6 +169,14 @@ class FrontendLedger:
         for request in list(self.open.values()):
             self._cancel_downstream(request)
             self._reject(request, 503, "overloaded_error", message)
+
+    def end_waiting(self, is_over: Callable[[float], bool], message: str) -> None:
+        """End with 503 what no engine has accepted yet and, by the time since which it has been
+        open, has waited long enough for one."""
+        for request in list(self.open.values()):
+            if not request.accepted and is_over(request.began):
+                self._cancel_downstream(request)
+                self._reject(request, 503, "overloaded_error", message)
 
     def _cancel_downstream(self, request: OpenRequest) -> None:
         peer = self._members.peers.get(request.tokenizer)
@@ -376,13 +396,13 @@ class FrontendLedger:
             reconcile(self._members, self._send, "tokenizer", self._address, held)
 
     def _tick_untaken(self, request: OpenRequest, now: float) -> None:
-        if now - request.untaken_since > UNTAKEN_SECONDS:
+        if now - request.untaken_since > self._untaken:
             self._cancel_downstream(request)
             self._reject(
                 request,
                 503,
                 "overloaded_error",
-                f"no tokenizer took the request within {UNTAKEN_SECONDS:.0f} s; try again",
+                f"no tokenizer took the request within {self._untaken:.0f} s; try again",
             )
         elif now >= request.resend_at:
             self._submit(request, now)

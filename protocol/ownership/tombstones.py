@@ -30,8 +30,9 @@ class Tombstones:
 
     def expire(self, now: float) -> None:
         """Forget what is older than ``TOMBSTONE_SECONDS``; the dict is in order of age."""
-        for request_id, (_, when) in list(self._graves.items()):
-            if now - when < TOMBSTONE_SECONDS:
+        while self._graves:
+            request_id = next(iter(self._graves))
+            if now - self._graves[request_id][1] < TOMBSTONE_SECONDS:
                 return
             del self._graves[request_id]
 

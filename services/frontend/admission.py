@@ -127,6 +127,7 @@ class Door:
     def __init__(self, limits: AdmissionConfig) -> None:
         self._limits = limits
         self._around = Surroundings()
+        self._engines_out = False
         self._pace = Pace()
         self._company = Company()
         self._waiting: dict[int, _Waiting] = {}
@@ -175,7 +176,8 @@ class Door:
 
     def look(self, around: Surroundings, open_requests: int, now: float) -> None:
         """Take in what the membership says now. Call it a few times a second."""
-        # Without an engine nobody comes here, but one may be ready again before it is seen.
+        # While no engine is ready, who comes waits for the next one, which will be like the last.
+        self._engines_out = not around.slots
         self._around = replace(around, slots=around.slots or self._around.slots)
         self._recent.append((now, open_requests))
         while now - self._recent[0][0] > UNSEEN_SECONDS:
@@ -195,7 +197,9 @@ class Door:
         there = open_requests + others.open
         excess = max(0.0, there - around.slots)
         begun = self._begun + others.ended + others.open - excess
-        self._pace.observe(now, there - excess, begun, around.slots)
+        # Waiting for an engine says nothing about how long a request keeps its slot.
+        taken = 0.0 if self._engines_out else there - excess
+        self._pace.observe(now, taken, begun, around.slots)
         known = len(self._waiting) + others.waiting
         unseen = self._unseen(open_requests)
         ahead = min(max(0.0, there + unseen - around.slots), known + unseen)

@@ -102,11 +102,13 @@ async def every_request(request: web.Request, handler: Handler) -> web.StreamRes
     """Access, errors and counting, on every route and on none."""
     request[REQUEST_ID] = access.request_id(request)
     status = _CLIENT_GONE
+    request.app[CONTEXT].active += 1
     try:
         response = await _answer(request, handler)
         status = response.status
         return response
     finally:
+        request.app[CONTEXT].active -= 1
         request.app[CONTEXT].registry.inc("http_requests_total", route_of(request), str(status))
 
 

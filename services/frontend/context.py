@@ -33,6 +33,8 @@ class Context:
         self.bodies = BodyBudget(max(BODY_BYTES, config.max_body_bytes))
         self.clock = StreamClock(config.keep_alive_comment_s, stall_s=stall_s)
         self.created = int(time.time())
+        self.active = 0
+        """HTTP requests that a handler is busy with."""
 
 
 CONTEXT = web.AppKey("context", Context)

@@ -23,15 +23,19 @@ from penstock.protocol.messages.membership import (
 )
 from penstock.protocol.messages.requests import Rejected, Work
 from penstock.protocol.messages.tokens import End, RowDetails
-from penstock.protocol.ownership.frontend import FrontendLedger, Sink
+from penstock.protocol.ownership.frontend import UNTAKEN_SECONDS, FrontendLedger, Sink
 from penstock.protocol.participant import Participant
 from penstock.protocol.trace import ACCEPT, TRACE
 from penstock.services.frontend.admission import Door, Surroundings, prompt_tokens
 from penstock.services.frontend.interface import Overloaded, Readiness, ServedModel
+from penstock.services.frontend.parts import Parts
 
 MAX_OPEN_REQUESTS = 16_384
 METRICS_SECONDS = 1.0
 SLOW_ROUTER_BYTES = 32 * 1024 * 1024
+UNINFORMED_SECONDS = 0.1
+"""A request that waits to hear what is served looks again so often."""
+GOING_DOWN = "the server is shutting down; try again"
 
 
 class PipelineGateway:
@@ -44,10 +48,20 @@ class PipelineGateway:
         limits: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - it is frozen
     ) -> None:
         self.ledger = FrontendLedger(
-            mailbox.address, mailbox.incarnation, participant, mailbox.send
+            mailbox.address,
+            mailbox.incarnation,
+            participant,
+            mailbox.send,
+            max(UNTAKEN_SECONDS, limits.restart_wait_s),
         )
         self.is_draining = False
+        self.is_closed = False
+        """This process ends now; nothing is opened any more."""
         self.door = Door(limits)
+        self.parts = Parts(participant, limits.restart_wait_s, time.monotonic())
+        self._limits = limits
+        self._uninformed = 0
+        """Requests that wait to hear what is served."""
         self._models: list[ServedModel] = []
         self._longest = 2**31
         """Tokens of the longest prompt that an engine takes."""
@@ -59,18 +73,20 @@ class PipelineGateway:
     # --- what the HTTP layer calls
 
     def open(self, work: Work, sink: Sink) -> int:
-        """Send a request on its way; returns its id. Raises ``Overloaded`` when it cannot be."""
-        state = self._parts()  # while draining, open connections are still served
-        if any(phase != Phase.READY for phase in state.values()):
-            parts = ", ".join(f"{name}: {text}" for name, text in state.items())
-            raise Overloaded(_unavailable(f"the server is not ready ({parts}); try again"))
+        """Send a request on its way; returns its id. While a part of the server is started again
+        it waits on its way. Raises ``Overloaded`` when it cannot be sent."""
+        now = time.monotonic()
+        if self.is_closed:
+            raise Overloaded(_unavailable(GOING_DOWN))
+        # While draining, open connections are still served.
+        if not self.parts.look(now) and (reason := self.parts.hopeless(now)):
+            raise Overloaded(_unavailable(reason))
         if len(self.ledger.open) >= MAX_OPEN_REQUESTS:
             raise Overloaded(
                 _unavailable(f"this frontend has {MAX_OPEN_REQUESTS} requests open; try again")
             )
         if self._mailbox.outbox_bytes(self._participant.router_address) > SLOW_ROUTER_BYTES:
             raise Overloaded(_unavailable("the router does not keep up; try again"))
-        now = time.monotonic()
         # What is too long to be served at all will be told so, not that the server is full.
         tokens = min(prompt_tokens(work.prompt), self._longest)
         refusal = self.door.refusal(
@@ -89,6 +105,27 @@ class PipelineGateway:
         if began:
             TRACE.add(ACCEPT, began, request_id)
         return request_id
+
+    async def known(self) -> None:
+        began = time.monotonic()
+        if self.models():
+            return
+        if self._uninformed >= self._limits.max_waiting_requests:
+            reason = f"{self._uninformed} requests are waiting already (--max-waiting-requests)"
+            raise Overloaded(_unavailable(self.parts.explain(reason)))
+        self._uninformed += 1
+        try:
+            while not self.models():
+                now = time.monotonic()
+                self.parts.look(now)
+                reason = self.parts.hopeless(now)
+                if not reason and self.parts.waited_too_long(began, now):
+                    reason = self.parts.too_late()
+                if reason or self.is_closed:
+                    raise Overloaded(_unavailable(reason or GOING_DOWN))
+                await asyncio.sleep(UNINFORMED_SECONDS)
+        finally:
+            self._uninformed -= 1
 
     def cancel(self, request_id: int) -> None:
         self.door.left(request_id)
@@ -116,21 +153,11 @@ class PipelineGateway:
 
     def ready(self) -> Readiness:
         """Ready when a router, a tokenizer and an engine are, and this process stays."""
-        parts = self._parts()
+        parts = self.parts.states()
         ready = all(phase == Phase.READY for phase in parts.values()) and not self.is_draining
         if self.is_draining:
             parts["frontend"] = Phase.DRAINING
         return Readiness(ready, parts)
-
-    def _parts(self) -> dict[str, str]:
-        parts = {
-            "router": _state(self._participant.of("router")),
-            "tokenizer": _state(self._participant.of("tokenizer")),
-            "engine": _state(self._participant.of("scheduler")),
-        }
-        if not self._participant.of("router") and self._participant.joined:
-            parts["router"] = Phase.READY  # lost for the moment; requests wait for the next one
-        return parts
 
     def draining(self) -> bool:
         return self.is_draining
@@ -168,6 +195,7 @@ class PipelineGateway:
     def tick(self, now: float) -> None:
         """Resend and compare; tell the door what the membership says, and the others what is
         open here. Call it a few times a second."""
+        self._end_waiting(now)
         self.ledger.tick(now)
         participant, requests = self._participant, self.ledger.open
         engines = participant.of("scheduler", ready_only=True)
@@ -184,6 +212,27 @@ class PipelineGateway:
         self.door.look(around, len(requests), now)
         participant.status.load = len(requests)
         participant.status.demand = self.door.demand(len(requests))
+
+    def _end_waiting(self, now: float) -> None:
+        """End what has waited too long, or in vain, for a part of the server to come back."""
+        if self.parts.look(now):
+            return
+        if reason := self.parts.hopeless(now):
+            self.ledger.end_waiting(lambda began: True, reason)
+        else:
+            parts = self.parts
+            self.ledger.end_waiting(
+                lambda began: parts.waited_too_long(began, now), parts.too_late()
+            )
+
+    def peers_gone(self, gone: dict[int, Peer], now: float) -> None:
+        self.parts.lost(gone.values())
+        self.ledger.peers_gone(gone, now)
+
+    def end_all(self) -> None:
+        """This process ends: whatever is open is told so, and nothing more is opened."""
+        self.is_closed = True
+        self.ledger.end_all(GOING_DOWN)
 
     def handle(self, sender: int, message: Message, now: float) -> bool:
         if isinstance(message, MetricsAnswer):
@@ -225,15 +274,6 @@ class _Waiting:
     def on_rejected(self, rejected: Rejected) -> None:
         self._gateway.door.left(self.request_id)
         self._sink.on_rejected(rejected)
-
-
-def _state(peers: list[Peer]) -> str:
-    """``ready`` when one is; else what the first one is doing."""
-    if not peers:
-        return "absent"
-    if any(peer.phase == Phase.READY for peer in peers):
-        return Phase.READY
-    return f"{peers[0].phase} {peers[0].note}".strip()
 
 
 def _unavailable(message: str) -> Rejected:

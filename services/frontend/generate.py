@@ -37,6 +37,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
     """
     context = request.app[CONTEXT]
     arrival = context.clock.now()
+    await context.gateway.known()
     async with body_of(request, context.config.max_body_bytes, context.bodies) as raw:
         parsed = parse_request(raw, context.gateway.models(), chat=chat)
     generation = Generation(

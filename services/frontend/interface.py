@@ -47,6 +47,10 @@ class Gateway(Protocol):
         """
         ...
 
+    async def known(self) -> None:
+        """Wait until it is known what the engines serve, as it is not just after a frontend was
+        started. Raises ``Overloaded`` when it cannot be waited for."""
+
     def cancel(self, request_id: int) -> None:
         """Idempotent. The sink is not called afterwards."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import os
 import socket
 import time
@@ -17,8 +18,10 @@ from penstock.protocol.mailbox import AddressError
 from penstock.protocol.messages.membership import Identity, Peer, Phase
 from penstock.protocol.metrics import Registry
 from penstock.protocol.runtime import AsyncService
+from penstock.protocol.syn_filter import take_no_more_connections
 from penstock.services.frontend.app import BACKLOG, make_app, start
 from penstock.services.frontend.connection import Limits
+from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.gateway import PipelineGateway
 from penstock.services.frontend.open_files import connection_limit
 
@@ -26,6 +29,8 @@ JOIN_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.1
 LINGER_SECONDS = 1.0
 """So long a draining frontend answers on connections that stay open, with ``Connection: close``."""
+LAST_CONNECTIONS_SECONDS = 0.25
+"""So long after its port was closed it looks for connections whose handshake was under way."""
 
 
 class FrontendService(AsyncService):
@@ -42,8 +47,10 @@ class FrontendService(AsyncService):
         self.metrics = Registry()
         self.gateway = PipelineGateway(self.mailbox, self.participant, self.config.admission)
         self._runner: web.AppRunner | None = None
+        self._app: web.Application | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._drain_began = 0.0
+        self._closed_at = math.inf
+        """When the port was closed."""
 
     def _http_address(self) -> str:
         if self._inherited is not None:
@@ -55,7 +62,7 @@ class FrontendService(AsyncService):
         return Identity(os.getpid(), socket.gethostname(), http=self._http_address())
 
     async def start(self) -> None:
-        app = make_app(self.config.server, self.gateway, self.metrics)
+        app = self._app = make_app(self.config.server, self.gateway, self.metrics)
         self._listener = self._inherited or await self._listen()
         self._runner = await start(app, self._listener, Limits(connection_limit()))
         gc.collect()
@@ -88,7 +95,7 @@ class FrontendService(AsyncService):
         """What is still open ends with an error that says why, not with a cut connection."""
         if left := len(self.gateway.ledger.open):
             self.log.warning("requests ended unfinished: the server goes down", requests=left)
-        self.gateway.ledger.end_all("the server is shutting down; try again")
+        self.gateway.end_all()
         if self._runner is not None:
             await asyncio.sleep(LAST_WORDS_SECONDS)
             await self._runner.cleanup()
@@ -98,7 +105,7 @@ class FrontendService(AsyncService):
             self.metrics.inc("dropped_messages_total", "unexpected")
 
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:
-        self.gateway.ledger.peers_gone(gone, now)
+        self.gateway.peers_gone(gone, now)
 
     def on_tick(self, now: float) -> None:
         self.gateway.tick(now)
@@ -115,29 +122,52 @@ class FrontendService(AsyncService):
     def on_drain(self) -> None:
         self.gateway.is_draining = True
         self._tell_open()
-        self._drain_began = time.monotonic()
         if self._runner is not None:
             self._closing = self.loop.create_task(self._close_port(self._runner))
 
     async def _close_port(self, runner: web.AppRunner) -> None:
-        """Listen no more; who has connected by then is served all the same."""
+        """Listen no more; who has connected by then is served all the same.
+
+        A socket that others share stays open with them, or with the launcher, unless that ends
+        everything: then it has seen to it that no more connections come.
+        """
         with self._listener.dup() as rest:
+            rest.setblocking(False)
+            if self._inherited is None:
+                take_no_more_connections(rest)
             for site in list(runner.sites):
                 await site.stop()
-            with contextlib.suppress(OSError):  # there are no more, or no descriptors for them
-                while runner.server is not None:
-                    connection, _ = rest.accept()
-                    connection.setblocking(False)
-                    await self.loop.connect_accepted_socket(runner.server, connection)
+            last = self.loop.time() + LAST_CONNECTIONS_SECONDS
+            while runner.server is not None:
+                if (connection := _accepted(rest)) is not None:
+                    with contextlib.suppress(OSError):  # its client is gone again
+                        await self.loop.connect_accepted_socket(runner.server, connection)
+                elif self.loop.time() < last:
+                    await asyncio.sleep(0.01)
+                else:
+                    break  # and close it at once: nothing has come since the last look
+        self._closed_at = time.monotonic()
 
     def drained(self) -> bool:
-        if self.gateway.ledger.open:
+        if self._app is None or self._runner is None:
+            return True
+        if self.gateway.ledger.open or self._app[CONTEXT].active:
             return False
-        if self._runner is None or time.monotonic() - self._drain_began > LINGER_SECONDS:
+        if time.monotonic() - self._closed_at > LINGER_SECONDS:
             return True
         connected = self._runner.server is not None and self._runner.server.connections
         closed = self._closing is None or self._closing.done()
         return closed and not connected
+
+
+def _accepted(listener: socket.socket) -> socket.socket | None:
+    """A connection that waits; ``None`` if there is none, or no descriptor for it."""
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return None
+    connection.setblocking(False)
+    return connection
 
 
 def _bind(host: str, port: int, *, share: bool) -> socket.socket:

@@ -1,10 +1,8 @@
-"""Where a new request goes: the least loaded tokenizer, the least loaded engine.
+"""Requests on their way to a tokenizer or an engine: sent on, held until one is ready, cancelled.
 
-A resent request goes where it went before, as long as that process lives: the router remembers
-its routes for a minute. Another attempt of it is placed anew: its last place turned it away, or
-lost it. A request whose place is lost before it has answered waits for the next one, like a
-continuation: only what comes while nobody is ready is turned away. The router never decodes a
-prompt.
+``Placement`` chooses who gets a request. What comes while nobody is ready waits: whoever was lost
+is started again. Only where nobody was ever ready a new request is turned away at once. The router
+never decodes a prompt.
 """
 
 from __future__ import annotations
@@ -21,15 +19,17 @@ from penstock.protocol.messages.requests import (
     first_attempt,
 )
 from penstock.protocol.ownership.tombstones import Tombstones
-from penstock.services.router.roster import Member, Roster
+from penstock.services.router.placement import Placement
+from penstock.services.router.roster import Roster
 
-ROUTE_SECONDS = 60.0
-MAX_ROUTES = 1_000_000
 YOUNG_SECONDS = 1.2
 """A router younger than two beats may not know everybody yet: it holds requests."""
 MAX_HELD = 10_000
+MAX_HELD_BYTES = 256 * 1024 * 1024
+"""Of all held requests together."""
 HOLD_SECONDS = 30.0
-"""What has lost its place waits so long for a tokenizer or an engine to come (back) …"""
+"""A request waits so long for a tokenizer or an engine to come (back), or for
+``--restart-wait-s`` if that is longer …"""
 LOADING_HOLD_SECONDS = 600.0
 """… and so long while there is one that starts or loads its weights."""
 RETRY_AFTER_SECONDS = 1.0
@@ -40,65 +40,78 @@ Request = Submit | Enqueue
 class Dispatcher:
     """Routes requests and their cancellations."""
 
-    def __init__(self, roster: Roster, send: Callable[[str, Message], bool], now: float) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        send: Callable[[str, Message], bool],
+        now: float,
+        restart_wait_s: float = HOLD_SECONDS,
+    ) -> None:
         self.held: dict[tuple[int, str], tuple[Request, float]] = {}
+        """(id, service) → (message, since when), oldest first."""
+        self.held_bytes = 0
         self.routed = 0
+        self.placement = Placement(roster)
         self._roster = roster
         self._send = send
         self._began = now
-        self._routes: dict[tuple[int, str], tuple[int, int, float]] = {}
-        """(id, service) → (incarnation, attempt, when), oldest first."""
+        self._hold = max(HOLD_SECONDS, restart_wait_s)
         self._tombstones = Tombstones()
 
     def request(self, message: Request, now: float) -> None:
         """Send a request on, hold it, or turn it away."""
         service = _destination(message)
+        key = (message.id, service)
         if self._tombstones.covers(message.id, message.attempt):
+            if key in self.held and self.held[key][0].attempt <= message.attempt:
+                self._release(key)
             return
-        member = self._choose(message.id, service, message.attempt)
+        member = self.placement.choose(key, message.attempt)
         if now - self._began < YOUNG_SECONDS:
             member = None
         if member is None:
             self._wait_or_reject(message, service, now)
             return
-        self.held.pop((message.id, service), None)
-        self._remember((message.id, service), member.incarnation, message.attempt, now)
+        self._release(key)
+        self.placement.placed(key, message.attempt, member, now)
         if self._send(member.address, message):
             member.routed += 1
             self.routed += 1
         else:
             self._reject(message, f"the {service} with the least load does not keep up")
 
-    def _choose(self, request_id: int, service: str, attempt: int) -> Member | None:
-        incarnation, its_attempt, _ = self._routes.get((request_id, service), (0, -1, 0.0))
-        if its_attempt == attempt:
-            member = self._roster.members.get(incarnation)
-            if member is not None and member.phase == Phase.READY:
-                return member
-        ready = self._roster.ready(service)
-        return min(ready, key=lambda m: m.load + m.routed, default=None)
-
-    def _remember(self, key: tuple[int, str], incarnation: int, attempt: int, now: float) -> None:
-        self._routes.pop(key, None)
-        self._routes[key] = (incarnation, attempt, now)
-        if len(self._routes) > MAX_ROUTES:
-            del self._routes[next(iter(self._routes))]
-
     def _wait_or_reject(self, message: Request, service: str, now: float) -> None:
-        """New requests are told at once that nobody is ready; those that had a place, which is
-        lost, wait for another one. What continues elsewhere had one, known here or not."""
+        """Hold a request until somebody is ready. Where nobody ever was, a new one is told so at
+        once; what continues elsewhere had a place, known here or not."""
         key = (message.id, service)
-        route = self._routes.get(key)
-        if route is not None:  # still known when the hold is over, however long that is
-            self._remember(key, route[0], route[1], now)
-        is_new = message.attempt == first_attempt(1) and route is None
+        self.placement.keep(key, now)  # still known when the hold is over, however long that is
+        is_new = message.attempt == first_attempt(1) and not self.placement.knows(key)
         young = now - self._began < YOUNG_SECONDS
-        if (is_new and not young) or (key not in self.held and len(self.held) >= MAX_HELD):
+        if is_new and not young and not self._roster.served:
             self._reject(message, self._explain(service))
-        elif key not in self.held or self.held[key][0].attempt < message.attempt:
-            self.held[key] = (message, now)
-        elif self.held[key][0].attempt == message.attempt:
-            self.held[key] = (message, self.held[key][1])  # the same, with the time left now
+            return
+        known = self.held.get(key)
+        if known is not None and known[0].attempt > message.attempt:
+            return
+        more = len(message.work) - (len(known[0].work) if known is not None else 0)
+        if known is None and len(self.held) >= MAX_HELD:
+            self._reject(message, f"{self._explain(service)}, and {MAX_HELD} requests wait for it")
+        elif more > 0 and self.held_bytes + more > MAX_HELD_BYTES:
+            mib = MAX_HELD_BYTES >> 20
+            self._reject(
+                message, f"{self._explain(service)}, and requests of {mib} MiB wait for it"
+            )
+        else:
+            same = known is not None and known[0].attempt == message.attempt
+            since = known[1] if known is not None and same else now
+            self.held[key] = (message, since)  # if the same, with the time left now
+            self.held_bytes += more
+
+    def _release(self, key: tuple[int, str]) -> None:
+        """Hold a request no longer."""
+        held = self.held.pop(key, None)
+        if held is not None:
+            self.held_bytes -= len(held[0].work)
 
     def _is_coming(self, service: str) -> bool:
         """Whether a process of the service starts or loads."""
@@ -116,7 +129,7 @@ class Dispatcher:
         return f"no {name} is ready ({states})"
 
     def _reject(self, message: Request, reason: str) -> None:
-        self.held.pop((message.id, _destination(message)), None)
+        self._release((message.id, _destination(message)))
         self._send(
             message.reply_to,
             Rejected(
@@ -145,10 +158,9 @@ class Dispatcher:
                 self._tombstones.bury(request_id, attempt, now)
                 held = self.held.get((request_id, service))
                 if held is not None and held[0].attempt <= attempt:
-                    del self.held[request_id, service]
+                    self._release((request_id, service))
             one = Cancel([request_id], [attempt], [choice])
-            route = self._routes.get((request_id, service))
-            target = self._roster.members.get(route[0]) if route else None
+            target = self.placement.where((request_id, service))
             targets = [target] if target else self._roster.ready(service)
             for each in targets:
                 self._send(each.address, one)
@@ -158,14 +170,10 @@ class Dispatcher:
         self._tombstones.expire(now)
         for key, (message, since) in list(self.held.items()):
             self.request(message, now)
-            limit = LOADING_HOLD_SECONDS if self._is_coming(key[1]) else HOLD_SECONDS
+            limit = LOADING_HOLD_SECONDS if self._is_coming(key[1]) else self._hold
             if key in self.held and now - since > limit:
                 self._reject(message, self._explain(key[1]))
-        while self._routes:
-            oldest = next(iter(self._routes))
-            if now - self._routes[oldest][2] < ROUTE_SECONDS:
-                break
-            del self._routes[oldest]
+        self.placement.expire(now)
 
 
 def _destination(message: Request) -> str:

@@ -41,6 +41,11 @@ GOODBYE_SECONDS = 0.05
 """A process says goodbye before its connection breaks, but the latter may be seen first."""
 PAUSE_SECONDS = 1.0
 """A router that did not run itself for so long judges nobody's silence by it."""
+NOTE_SECONDS = 1.0
+"""What a process is doing in its phase is told to the others so often at most."""
+REPAIR_SECONDS = 2.0
+"""A member that has missed a change gets the whole membership so often at most: it may only be too
+busy to read what it was sent."""
 MAX_LOST = 256
 _NOTHING = Demand()
 _decode_identity = msgspec.msgpack.Decoder(Identity).decode
@@ -51,9 +56,9 @@ class Member:
     """One living process."""
 
     __slots__ = (
-        "address", "broken_at", "capacity", "connected", "demand", "heard_at", "identity",
-        "incarnation", "item_age", "item_limit", "load", "metrics", "note", "phase", "routed",
-        "service", "was_ready",
+        "address", "broken_at", "capacity", "connected", "demand", "due", "heard_at", "identity",
+        "incarnation", "item_age", "item_limit", "load", "metrics", "note", "phase", "repaired_at",
+        "routed", "service", "told", "was_ready",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
@@ -77,6 +82,11 @@ class Member:
         self.item_age = 0.0
         self.item_limit = 0.0
         self.metrics = b""
+        self.told = 0
+        """Version of the membership that it was last sent; 0: it needs the whole."""
+        self.due = 0
+        """Version that it had been sent when it last beat: the next beat should say it."""
+        self.repaired_at = -REPAIR_SECONDS
 
     @property
     def silence_limit(self) -> float:
@@ -107,7 +117,11 @@ class Member:
 
 
 class Roster:
-    """Admits, watches and buries processes; every change goes to all of them."""
+    """Admits, watches and buries processes; every change goes to all of them.
+
+    N processes that load say something new N times in a while: what goes out is what has changed,
+    and notes alone wait for each other.
+    """
 
     def __init__(
         self,
@@ -126,7 +140,16 @@ class Roster:
         self._forget = forget
         self._log = log
         self._dead: dict[str, MetricsReport] = {}
-        self._changed = False
+        self.served = False
+        """See ``Members``."""
+        self._changed: set[int] = set()
+        """Incarnations that the others must hear of at once, …"""
+        self._noted: set[int] = set()
+        """… those that have only a new note, …"""
+        self._gone: list[int] = []
+        """… and those that are no longer members, since the last call of ``publish``."""
+        self._lost_since: list[int] = []
+        self._noted_at = 0.0
         self._ticked_at: float | None = None
 
     def ready(self, service: str) -> list[Member]:
@@ -146,7 +169,7 @@ class Roster:
             return
         member = self.members.get(hello.incarnation)
         if member is not None:
-            self._send(member.address, self._snapshot())
+            self._tell_all(member)
             return
         try:
             identity = _decode_identity(hello.identity)
@@ -162,7 +185,7 @@ class Roster:
             return
         self.members[hello.incarnation] = Member(hello, identity, now)
         self._log("debug", f"{hello.service} joined (pid {identity.pid} on {identity.host})")
-        self._changed = True
+        self._changed.add(hello.incarnation)
 
     def _with_another_model(self, identity: Identity) -> Member | None:
         """A member whose tokens would mean something else."""
@@ -193,12 +216,23 @@ class Roster:
         member.item_limit = beat.item_limit
         member.metrics = beat.metrics
         member.was_ready |= beat.phase in (Phase.READY, Phase.DRAINING)
-        if (member.phase, member.note, member.capacity) != (beat.phase, beat.note, beat.capacity):
-            member.phase, member.note, member.capacity = beat.phase, beat.note, beat.capacity
-            self._changed = True
-        elif beat.membership_version < self.version:
-            self._send(member.address, self._snapshot())
+        if (member.phase, member.capacity) != (beat.phase, beat.capacity):
+            self._changed.add(member.incarnation)
+        elif member.note != beat.note:
+            self._noted.add(member.incarnation)
+        member.phase, member.note, member.capacity = beat.phase, beat.note, beat.capacity
+        self._look_served(beat.served)
+        missed = beat.membership_version < member.due
+        if missed and now - member.repaired_at >= REPAIR_SECONDS:
+            member.repaired_at = now
+            self._tell_all(member)
+        member.due = member.told
         self._send(member.address, BeatAnswer(self.incarnation, self._others(member)))
+
+    def _look_served(self, told: bool) -> None:
+        if not self.served and (told or (self.ready("tokenizer") and self.ready("scheduler"))):
+            self.served = True
+            self._changed.add(self.incarnation)
 
     def _others(self, frontend: Member) -> Demand:
         """What all processes but this frontend have said."""
@@ -241,6 +275,7 @@ class Roster:
         self._log("warning", f"{member.service} lost (pid {member.identity.pid}): {cause}")
         self.lost.append(member.incarnation)
         del self.lost[:-MAX_LOST]
+        self._lost_since.append(member.incarnation)
         self._remove(member)
         self._send_last(member.address, Fenced(member.incarnation))
 
@@ -249,7 +284,7 @@ class Roster:
         total = self._dead.get(member.service, MetricsReport([]))
         self._dead[member.service] = merge([total, member.report()])
         self._forget(member.address)
-        self._changed = True
+        self._gone.append(member.incarnation)
 
     def tick(self, now: float) -> None:
         """Bury the silent and the stuck."""
@@ -273,23 +308,40 @@ class Roster:
                     f"(limit {member.item_limit:.0f} s)",
                 )
 
-    def publish(self) -> None:
-        """Send the membership to everyone, if it changed since the last call."""
-        if not self._changed:
+    def publish(self, now: float) -> None:
+        """Send everyone what has changed since the last call; whoever is new gets the whole."""
+        notes = self._noted and now - self._noted_at >= NOTE_SECONDS
+        if not (self._changed or self._gone or notes):
             return
-        self._changed = False
+        named = [m.peer() for i, m in self.members.items() if i in self._changed | self._noted]
+        change = Members(
+            self.incarnation,
+            self.version + 1,
+            named,
+            self._lost_since,
+            since=self.version,
+            gone=self._gone,
+            served=self.served,
+        )
+        self._changed, self._noted, self._gone, self._lost_since = set(), set(), [], []
+        self._noted_at = now
         self.version += 1
-        snapshot = self._snapshot()
         for member in list(self.members.values()):
-            self._send(member.address, snapshot)
+            if member.told and member.told == change.since:
+                member.told = change.version if self._send(member.address, change) else 0
+            else:
+                self._tell_all(member)
 
-    def _snapshot(self) -> Members:
-        return Members(
+    def _tell_all(self, member: Member) -> None:
+        """Send a member the whole membership."""
+        whole = Members(
             self.incarnation,
             self.version,
             [member.peer() for member in self.members.values()],
             list(self.lost),
+            served=self.served,
         )
+        member.told = self.version if self._send(member.address, whole) else 0
 
     def metrics(self) -> list[ProcessMetrics]:
         living = [

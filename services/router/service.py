@@ -34,7 +34,9 @@ class RouterService(AsyncService):
         self.roster = Roster(
             mailbox.incarnation, mailbox.send, mailbox.send_last, mailbox.forget, self._note
         )
-        self.dispatcher = Dispatcher(self.roster, mailbox.send, time.monotonic())
+        self.dispatcher = Dispatcher(
+            self.roster, mailbox.send, time.monotonic(), config.admission.restart_wait_s
+        )
 
     def _note(self, level: str, text: str) -> None:
         getattr(self.log, level)(text)
@@ -68,14 +70,14 @@ class RouterService(AsyncService):
                 self.metrics.inc("dropped_messages_total", "unexpected")
 
     def after_messages(self, now: float) -> None:
-        self.roster.publish()
+        self.roster.publish(now)
 
     def on_tick(self, now: float) -> None:
         for address in self.mailbox.disconnected():
             self.roster.disconnected(address, now)
         self.roster.tick(now)
         self.dispatcher.tick(now)
-        self.roster.publish()
+        self.roster.publish(now)
         self.metrics.set("queue_depth", len(self.dispatcher.held), "router")
         self.report(self.metrics)
 

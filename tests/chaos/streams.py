@@ -62,8 +62,10 @@ def requests(
 class Crowd:
     """Many requests under way at once."""
 
-    def __init__(self, url: str, bodies: list[dict[str, Any]]) -> None:
+    def __init__(self, url: str, bodies: list[dict[str, Any]], spread_s: float = 0.0) -> None:
+        """``spread_s``: seconds from the first connection to the last one."""
         self.followed = [Followed() for _ in bodies]
+        self._spread = spread_s
         self._url = url + "/v1/completions"
         self._bodies = bodies
         self._tasks: list[asyncio.Task[None]] = []
@@ -73,9 +75,10 @@ class Crowd:
             timeout=aiohttp.ClientTimeout(total=PATIENCE),
             connector=aiohttp.TCPConnector(limit=0),
         )
+        gap = self._spread / len(self._bodies)
         self._tasks = [
-            asyncio.create_task(self._follow(followed, body))
-            for followed, body in zip(self.followed, self._bodies, strict=True)
+            asyncio.create_task(self._follow(followed, body, number * gap))
+            for number, (followed, body) in enumerate(zip(self.followed, self._bodies, strict=True))
         ]
         return self
 
@@ -111,7 +114,8 @@ class Crowd:
         await asyncio.gather(*self._tasks)
         return self.followed
 
-    async def _follow(self, followed: Followed, body: dict[str, Any]) -> None:
+    async def _follow(self, followed: Followed, body: dict[str, Any], delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
         try:
             async with self._session.post(self._url, json=body) as response:
                 followed.status = response.status

@@ -127,11 +127,12 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "Refused": (m.Refused("old", "upgrade"), [2, "old", "upgrade"]),
     "Beat": (
         m.Beat(
-            "tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5, _CAPACITY, b"m", 2, _DEMAND
+            *("tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5),
+            *(_CAPACITY, b"m", 2, _DEMAND, True),
         ),
         [
             *(3, "tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5),
-            *(_CAPACITY_ROW, b"m", 2, _DEMAND_ROW),
+            *(_CAPACITY_ROW, b"m", 2, _DEMAND_ROW, True),
         ],
     ),
     "BeatAnswer": (m.BeatAnswer(BIG, _DEMAND), [4, BIG, _DEMAND_ROW]),
@@ -139,7 +140,10 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "Goodbye": (m.Goodbye(200), [6, 200]),
     "Died": (m.Died(65536, "host-a"), [7, 65536, "host-a"]),
     "Fenced": (m.Fenced(1), [8, 1]),
-    "Members": (m.Members(9, 3, [_PEER], [11, 12]), [9, 9, 3, [_PEER_ROW], [11, 12]]),
+    "Members": (
+        m.Members(9, 3, [_PEER], [11, 12], 2, [200], True),
+        [9, 9, 3, [_PEER_ROW], [11, 12], 2, [200], True],
+    ),
     "MetricsQuery": (m.MetricsQuery("ipc:///f"), [10, "ipc:///f"]),
     "MetricsAnswer": (
         m.MetricsAnswer([m.ProcessMetrics("router", 0, _REPORT)]),
@@ -245,7 +249,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "e7798ccffea6a93d"
+SCHEMA_HASH = "f93772fd9e3bdfcc"
 """Of protocol version 7."""
 
 GOLDEN: dict[str, str] = {
@@ -255,8 +259,8 @@ GOLDEN: dict[str, str] = {
     ),
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
-        "9d03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
-        "00000000000595cd10004010cd03e8cd7d00c4016d02954606ce00011170cd038440"
+        "9e03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
+        "00000000000595cd10004010cd03e8cd7d00c4016d02954606ce00011170cd038440c3"
     ),
     "BeatAnswer": "9304cf7fffffffffffffff954606ce00011170cd038440",
     "WhoAreYou": "920505",
@@ -264,9 +268,9 @@ GOLDEN: dict[str, str] = {
     "Died": "9307ce00010000a6686f73742d61",
     "Fenced": "920801",
     "Members": (
-        "950909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73742d61a1"
+        "980909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73742d61a1"
         "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a57265616479a095"
-        "cd10004010cd03e8cd7d0003920b0c"
+        "cd10004010cd03e8cd7d0003920b0c0291ccc8c3"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (

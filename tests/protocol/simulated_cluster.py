@@ -224,19 +224,19 @@ class RouterNode(Node):
                 self.roster.hello(message, now)
             case Goodbye():
                 self.roster.goodbye(message.incarnation)
-        self.roster.publish()
+        self.roster.publish(self.world.now)
 
     def on_tick(self) -> None:
         self.roster.tick(self.world.now)
         self.dispatcher.tick(self.world.now)
-        self.roster.publish()
+        self.roster.publish(self.world.now)
 
     def report_death(self, node: Node) -> None:
         """What the launcher's pidfd tells the router."""
         for member in list(self.roster.members.values()):
             if member.address == node.address:
                 self.roster.bury(member, "its process ended")
-        self.roster.publish()
+        self.roster.publish(self.world.now)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
 from types import SimpleNamespace
 from typing import Any
@@ -36,8 +37,10 @@ from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.ownership.tombstones import (
     GRACE_SECONDS,
     MAX_STALLS,
+    MAX_TOMBSTONES,
     RESEND_SECONDS,
     TOMBSTONE_SECONDS,
+    Tombstones,
 )
 from penstock.protocol.sampling import (
     MAX_ALLOWED_TOKENS,
@@ -315,6 +318,48 @@ def test_what_nobody_takes_and_what_is_late_ends(frontend: Any) -> None:
     assert ear.heard == []
     ledger.tick(UNTAKEN_SECONDS + 0.1)
     assert ear.heard == [503]
+
+
+def test_only_what_no_engine_has_accepted_can_wait_too_long(frontend: Any) -> None:
+    ledger, sent, ear, number = frontend
+    young, accepted = Ear(), Ear()
+    ledger.submit(WORK, young, 5.0)
+    running = ledger.submit(WORK, accepted, 0.0)
+    ledger.handle(TOKENIZER, Taken(number, ONE), 0.1)
+    ledger.handle(TOKENIZER, Accepted(running, ONE, PROMPT, 9), 0.1)
+    sent.take()
+    ledger.end_waiting(lambda began: began < 5.0, "no engine came")
+    assert (ear.heard, young.heard, accepted.heard) == ([503], [], [2])
+    assert sent.take(Cancel) == [(address(TOKENIZER), Cancel([number], [0x1FF], [-1]))]
+
+
+def test_a_ledger_may_be_told_to_wait_longer_for_a_tokenizer() -> None:
+    sent, ear = Sent(), Ear()
+    ledger = FrontendLedger(address(FRONTEND), FRONTEND, Members(), sent, UNTAKEN_SECONDS + 60.0)
+    ledger.submit(WORK, ear, 0.0)
+    ledger.tick(UNTAKEN_SECONDS + 60.0)
+    assert ear.heard == []
+    ledger.tick(UNTAKEN_SECONDS + 60.1)
+    assert ear.heard == [503]
+
+
+# --- tombstones
+
+
+def test_looking_for_old_tombstones_costs_nothing_while_all_are_young() -> None:
+    graves = Tombstones()
+    for number in range(MAX_TOMBSTONES):
+        graves.bury(number, ONE, 1.0)
+    tracemalloc.start()
+    graves.expire(2.0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10_000, "a copy of all of them would be 800,000 bytes"
+    assert len(graves) == MAX_TOMBSTONES
+    graves.bury(0, ONE, 50.0)
+    graves.expire(1.0 + TOMBSTONE_SECONDS)
+    assert len(graves) == 1
+    assert graves.covers(0, ONE)
 
 
 # --- the tokenizer

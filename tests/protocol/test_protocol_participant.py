@@ -224,6 +224,54 @@ def test_an_older_snapshot_of_the_same_router_is_ignored(member: Participant) ->
     assert gone(member) == []
 
 
+def test_a_change_is_applied_to_what_it_is_a_change_of(member: Participant) -> None:
+    member.handle(7, members(7, 5, 1, 2, 3), 1.0)
+    draining = peer(2, phase=Phase.DRAINING)
+    member.handle(7, Members(7, 6, [draining, peer(4)], [], since=5), 1.1)
+    assert member.membership_version == 6
+    assert {i: p.phase for i, p in member.peers.items()} == {
+        1: Phase.READY,
+        2: Phase.DRAINING,
+        3: Phase.READY,
+        4: Phase.READY,
+    }
+    member.handle(7, Members(7, 7, [], [3], since=6, gone=[1, 3]), 1.2)
+    assert member.peers.keys() == {2, 4}
+    assert gone(member) == [{1, 3}]
+    assert member.lost == {3}, "the other one left"
+
+
+@pytest.mark.parametrize(("router", "since"), [(7, 6), (7, 4), (8, 5)])
+def test_a_change_of_what_was_missed_changes_nothing(
+    member: Participant, router: int, since: int
+) -> None:
+    member.handle(7, members(7, 5, 1, 2), 1.0)
+    member.handle(router, Members(router, 8, [peer(3)], [], since=since, gone=[1]), 1.1)
+    assert member.peers.keys() == {1, 2}
+    assert (member.router_incarnation, member.membership_version) == (7, 5), "its beats say so"
+    member.handle(7, members(7, 8, 2, 3), 1.2)
+    assert member.peers.keys() == {2, 3}
+
+
+def test_a_change_keeps_whom_the_new_router_has_not_named_yet(member: Participant) -> None:
+    member.tick(0.0)
+    member.handle(7, members(7, 5, 1, 2, 3), 1.0)
+    member.handle(8, members(8, 1, 1), 2.0)
+    member.handle(8, Members(8, 2, [peer(2)], [], since=1), 2.1)
+    assert member.peers.keys() == {1, 2, 3}
+    assert gone(member) == []
+    tick_until(member, 2.25, 2.0 + CARRY_SECONDS + 0.5)
+    assert member.peers.keys() == {1, 2}
+    assert gone(member) == [{3}]
+
+
+def test_that_the_server_was_ready_once_is_never_forgotten(member: Participant) -> None:
+    assert not member.served
+    member.handle(7, msgspec.structs.replace(members(7, 1, 1), served=True), 1.0)
+    member.handle(8, members(8, 1, 1), 2.0)
+    assert member.served
+
+
 def test_peers_that_are_gone_are_reported_once_and_never_dialled_again(
     member: Participant, wire: Wire
 ) -> None:

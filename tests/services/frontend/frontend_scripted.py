@@ -93,6 +93,9 @@ class ScriptedGateway:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failures.append(error)
 
+    async def known(self) -> None:
+        """It knows from the start."""
+
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
         self.cancel_seen.set()

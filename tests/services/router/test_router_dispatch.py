@@ -12,6 +12,7 @@ from penstock.protocol.codec import Message
 from penstock.protocol.messages.membership import (
     Beat,
     Capacity,
+    Demand,
     Hello,
     Identity,
     MetricsReport,
@@ -22,10 +23,11 @@ from penstock.services.router.dispatch import (
     HOLD_SECONDS,
     LOADING_HOLD_SECONDS,
     MAX_HELD,
-    ROUTE_SECONDS,
+    MAX_HELD_BYTES,
     YOUNG_SECONDS,
     Dispatcher,
 )
+from penstock.services.router.placement import ROUTE_SECONDS
 from penstock.services.router.roster import Roster
 
 FRONTEND, TOKENIZER = "ipc:///run/f.sock", "ipc:///run/t.sock"
@@ -61,10 +63,21 @@ class World:
         self.roster.hello(hello, self.now)
         self.beat(number, load, phase)
 
-    def beat(self, number: int, load: int = 0, phase: str = Phase.READY, note: str = "") -> None:
+    def beat(
+        self,
+        number: int,
+        load: int = 0,
+        phase: str = Phase.READY,
+        note: str = "",
+        capacity: Capacity = Capacity(),  # noqa: B008 - it is frozen
+        demand: Demand = Demand(),  # noqa: B008 - it is frozen
+        *,
+        served: bool = False,
+    ) -> None:
         metrics = encode(MetricsReport([]))
         beat = Beat(
-            address(number), number, phase, note, 1, 0.0, 0.0, load, Capacity(), metrics, 10**6
+            *(address(number), number, phase, note, 1, 0.0, 0.0, load),
+            *(capacity, metrics, 10**6, demand, served),
         )
         self.roster.beat(beat, self.now)
 
@@ -155,6 +168,21 @@ def test_only_ready_members_get_requests(world: World, phase: str) -> None:
     assert world.where() == [2]
 
 
+def test_room_is_what_counts_not_the_number_of_requests(world: World) -> None:
+    world.add(1, "scheduler")
+    world.add(2, "scheduler")
+    world.beat(1, load=5, capacity=Capacity(max_num_seqs=8))
+    world.beat(2, load=20, capacity=Capacity(max_num_seqs=64))
+    world.enqueue(10)
+    assert world.where() == [2]
+    for number in range(20, 27):
+        world.enqueue(number)
+    assert set(world.where()) == {2}
+    world.beat(2, load=20, capacity=Capacity(max_num_seqs=64), demand=Demand(slots=24))
+    world.enqueue(30)
+    assert world.where() == [1], "its KV memory lets no more than 24 run"
+
+
 # --- the same request again
 
 
@@ -201,6 +229,37 @@ def test_a_new_attempt_is_placed_by_load_again(world: World) -> None:
     assert world.where() == [2]
 
 
+def test_who_refused_a_request_is_not_asked_again_while_there_are_others(world: World) -> None:
+    for number, load in ((1, 0), (2, 10), (3, 20)):
+        world.add(number, "scheduler", load=load)
+    for attempt in range(FIRST, FIRST + 3):
+        world.enqueue(10, attempt)
+    assert world.where() == [1, 2, 3]
+    world.enqueue(11)
+    assert world.where() == [1], "it has refused another request, not this one"
+    world.enqueue(10, FIRST + 3)
+    world.enqueue(10, FIRST + 4)
+    assert world.where() == [1, 2], "all have refused it: from the beginning"
+    world.beat(3, phase=Phase.LOADING)
+    world.roster.bury(world.roster.members[2], "a test")
+    world.enqueue(10, FIRST + 5)
+    assert world.where() == [1], "there is nobody else"
+
+
+def test_who_refused_is_remembered_while_a_request_waits(world: World) -> None:
+    world.add(1, "scheduler")
+    world.enqueue(10)
+    world.beat(1, phase=Phase.LOADING)
+    world.enqueue(10, FIRST + 1)
+    for _ in range(int(ROUTE_SECONDS) + 5):
+        world.tick(1.0)
+    assert world.where() == [1]
+    world.beat(1, load=0)
+    world.add(2, "scheduler", load=50)
+    world.tick(0.25)
+    assert world.where() == [2]
+
+
 def test_a_route_is_remembered_for_a_minute(world: World) -> None:
     world.add(1, "scheduler")
     world.add(2, "scheduler", load=1)
@@ -213,7 +272,7 @@ def test_a_route_is_remembered_for_a_minute(world: World) -> None:
     world.tick(ROUTE_SECONDS + 1)
     world.enqueue(10)
     assert world.where() == [2]
-    assert len(world.dispatcher._routes) == 1
+    assert len(world.dispatcher.placement) == 1
 
 
 def test_routes_of_tokenizers_and_engines_are_kept_apart(world: World) -> None:
@@ -243,6 +302,34 @@ def test_a_new_request_is_turned_away_at_once_when_nobody_is_ready(world: World)
     assert to == TOKENIZER
     assert rejected.message == "no engine is ready (loading weights 45 %); try again"
     assert world.dispatcher.held == {}
+
+
+def test_a_new_request_waits_where_somebody_was_ready_before(world: World) -> None:
+    world.add(1, "tokenizer")
+    world.add(2, "scheduler")
+    for number in (1, 2):
+        world.roster.bury(world.roster.members[number], "a test")
+    world.submit(10)
+    world.enqueue(11)
+    assert world.sent == [] or world.take(Rejected) == []
+    world.add(3, "tokenizer")
+    world.add(4, "scheduler")
+    world.tick(0.25)
+    assert world.where() == [3, 4]
+
+
+def test_a_new_router_learns_from_those_that_are_left_that_the_server_was_ready() -> None:
+    world = World()
+    world.grow_up()
+    world.add(1, "frontend")
+    world.submit(10)
+    assert [m.id for _, m in world.take(Rejected)] == [10]
+    world.beat(1, served=True)
+    world.submit(11)
+    assert world.take(Rejected) == []
+    world.add(2, "tokenizer")
+    world.tick(0.25)
+    assert world.where() == [2]
 
 
 @pytest.mark.parametrize("attempt", [FIRST + 1, first_attempt(2)])
@@ -295,7 +382,7 @@ def test_a_request_without_its_place_does_not_wait_for_ever(world: World) -> Non
     ((to, rejected),) = world.take(Rejected)
     assert (to, rejected.status, rejected.attempt) == (TOKENIZER, 503, FIRST)
     world.tick(ROUTE_SECONDS)
-    assert world.dispatcher._routes == {}
+    assert len(world.dispatcher.placement) == 0
 
 
 def test_a_continuation_does_not_wait_for_ever(world: World) -> None:
@@ -348,6 +435,32 @@ def test_what_is_held_is_bounded(world: World) -> None:
     world.enqueue(5, FIRST + 2)
     assert world.take(Rejected) == []
     assert len(world.dispatcher.held) == MAX_HELD
+
+
+def test_what_is_held_is_bounded_in_bytes(world: World) -> None:
+    big = b"x" * (MAX_HELD_BYTES // 4)
+
+    def enqueue(number: int, work: bytes, attempt: int = FIRST + 1) -> None:
+        world.dispatcher.request(Enqueue(number, attempt, TOKENIZER, 9, b"", work), world.now)
+
+    for number in range(4):
+        enqueue(number, big)
+    assert world.take(Rejected) == []
+    enqueue(5, b"one more")
+    ((to, rejected),) = world.take(Rejected)
+    assert (to, rejected.id, rejected.status) == (TOKENIZER, 5, 503)
+    assert f"{MAX_HELD_BYTES >> 20} MiB" in rejected.message
+    enqueue(3, big)
+    enqueue(3, b"small", FIRST + 2)
+    enqueue(5, b"one more")
+    assert world.take(Rejected) == [], "a newer attempt is held in the place of the older one"
+    world.cancel(2, FIRST + 1)
+    enqueue(6, b"x" * (len(big) // 2))
+    assert world.take(Rejected) == []
+    world.add(1, "scheduler")
+    world.tick(0.25)
+    assert len(world.take(Enqueue)) == 5
+    assert world.dispatcher.held_bytes == 0
 
 
 def test_a_young_router_holds_what_comes_until_it_knows_everybody() -> None:

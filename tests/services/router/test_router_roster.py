@@ -28,7 +28,9 @@ from penstock.services.router.roster import (
     GOODBYE_SECONDS,
     LOADING_SILENCE_SECONDS,
     MAX_LOST,
+    NOTE_SECONDS,
     PAUSE_SECONDS,
+    REPAIR_SECONDS,
     SILENCE_SECONDS,
     TCP_SILENCE_SECONDS,
     Roster,
@@ -95,7 +97,7 @@ def join(roster: Roster, *numbers: int, now: float = 100.0, service: str = "work
     for number in numbers:
         roster.hello(hello(number, service), now)
         roster.beat(beat(number), now)
-    roster.publish()
+    roster.publish(101.0)
 
 
 def counter(value: float) -> bytes:
@@ -113,8 +115,8 @@ def total(roster: Roster) -> float:
 def test_everybody_hears_of_a_new_member_once(roster: Roster, wire: Wire) -> None:
     roster.hello(hello(1, "tokenizer"), 100.0)
     roster.hello(hello(2), 100.0)
-    roster.publish()
-    roster.publish()
+    roster.publish(101.0)
+    roster.publish(101.0)
     snapshots = wire.take(Members)
     assert [to for to, _ in snapshots] == [address(1), address(2)]
     (_, snapshot) = snapshots[0]
@@ -130,7 +132,7 @@ def test_a_second_hello_of_a_member_is_answered_to_it_alone(roster: Roster, wire
     join(roster, 1, 2)
     wire.sent.clear()
     roster.hello(hello(1), 101.0)
-    roster.publish()
+    roster.publish(101.0)
     assert [to for to, _ in wire.take(Members)] == [address(1)]
     assert len(roster.members) == 2
 
@@ -149,7 +151,7 @@ def test_another_version_is_refused_with_both_versions_and_a_remedy(
 ) -> None:
     theirs = hello(1, "tokenizer", **changes)
     roster.hello(theirs, 100.0)
-    roster.publish()
+    roster.publish(101.0)
     assert roster.members == {}
     assert wire.sent == []
     ((to, refused),) = wire.last_words
@@ -227,49 +229,135 @@ def test_a_frontend_hears_with_each_beat_what_others_have_open_and_what_engines_
     assert wire.take(BeatAnswer) == [(address(1), BeatAnswer(OWN, Demand(20, 2, 200, 7, 64)))]
 
 
-def test_a_change_of_phase_note_or_capacity_is_told_to_all_and_load_is_not(
-    roster: Roster, wire: Wire
+@pytest.mark.parametrize(
+    "changes", [{"phase": Phase.DRAINING}, {"capacity": Capacity(4096, 64, 16, 1000, 32000)}]
+)
+def test_a_change_of_phase_or_capacity_is_told_to_all_at_once_and_alone(
+    roster: Roster, wire: Wire, changes: dict[str, Any]
 ) -> None:
-    join(roster, 1, 2)
-    version = roster.version
+    join(roster, 1, 2, 3)
     wire.sent.clear()
-    for changes in (
-        {"phase": Phase.DRAINING},
-        {"note": "weights 45 %"},
-        {"capacity": Capacity(4096, 64, 16, 1000, 32000)},
-    ):
-        roster.beat(beat(1, **changes), 101.0)
-        roster.publish()
-        version += 1
-        assert {to for to, m in wire.take(Members) if m.version == version} == {
-            address(1),
-            address(2),
-        }
-        roster.beat(beat(1), 101.0)
-        roster.publish()
-        version += 1
-        wire.sent.clear()
+    for change in (changes, {}):
+        version = roster.version
+        roster.beat(beat(1, **change), 101.0)
+        roster.publish(101.0)
+        told = wire.take(Members)
+        assert [to for to, _ in told] == [address(number) for number in (1, 2, 3)]
+        for _, members in told:
+            assert (members.since, members.version) == (version, version + 1)
+            assert [(p.incarnation, p.phase) for p in members.peers] == [
+                (1, change.get("phase", Phase.READY))
+            ]
+            assert (members.gone, members.lost) == ([], [])
     roster.beat(beat(1, load=55, progress=9), 101.0)
-    roster.publish()
+    roster.publish(101.0)
     assert wire.take(Members) == []
     assert roster.members[1].load == 55
 
 
-def test_who_missed_a_snapshot_gets_it_with_the_next_beat(roster: Roster, wire: Wire) -> None:
+def test_notes_of_many_that_load_go_out_together_and_once_a_second(
+    roster: Roster, wire: Wire
+) -> None:
+    numbers = range(1, 33)
+    join(roster, *numbers)
+    wire.sent.clear()
+    now = 101.0
+    for turn in range(40):  # ten seconds of four beats each
+        now += 0.25
+        for number in numbers:
+            note = f"reading weights {turn} %"
+            roster.beat(beat(number, Phase.LOADING, roster.version, note=note), now)
+            roster.publish(now)
+    told = wire.take(Members)
+    entries = sum(len(members.peers) for _, members in told)
+    assert all(members.since for _, members in told), "nobody needs the whole"
+    # The phase changed once for each; notes go out at most eleven times.
+    assert entries <= (1 + 11) * len(numbers) ** 2
+    assert all(m.note == "reading weights 39 %" for m in roster.members.values())
+    roster.publish(now + NOTE_SECONDS)
+    (_, last) = wire.take(Members)[-1]
+    assert [p.note for p in last.peers] == ["reading weights 39 %"] * len(numbers)
+
+
+def test_whoever_joins_hears_of_all_and_the_others_of_it_alone(roster: Roster, wire: Wire) -> None:
     join(roster, 1, 2)
     wire.sent.clear()
-    roster.beat(beat(1, version=roster.version), 101.0)
+    join(roster, 3, now=102.0)
+    told = dict(wire.take(Members))
+    assert [p.incarnation for p in told[address(1)].peers] == [3]
+    assert told[address(3)].since == 0
+    assert [p.incarnation for p in told[address(3)].peers] == [1, 2, 3]
+
+
+def test_whoever_is_gone_is_named_as_lost_or_not(roster: Roster, wire: Wire) -> None:
+    join(roster, 1, 2, 3)
+    wire.sent.clear()
+    roster.goodbye(1)
+    roster.died(2, "host-a")
+    roster.publish(102.0)
+    ((to, change),) = wire.take(Members)
+    assert to == address(3)
+    assert (change.peers, change.gone, change.lost) == ([], [1, 2], [2])
+
+
+def test_who_missed_a_change_gets_the_whole_with_its_next_beats(roster: Roster, wire: Wire) -> None:
+    join(roster, 1, 2)
+    before = roster.version
+    roster.beat(beat(1, version=before), 101.0)
+    roster.beat(beat(2, Phase.DRAINING, version=before), 101.0)
+    roster.publish(101.0)
+    wire.sent.clear()
+    roster.beat(beat(1, version=before), 101.5)
+    assert wire.take(Members) == [], "the change may be on its way"
+    roster.beat(beat(1, version=before), 102.0)
+    ((to, whole),) = wire.take(Members)
+    assert (to, whole.version, whole.since) == (address(1), roster.version, 0)
+    assert [(p.incarnation, p.phase) for p in whole.peers] == [
+        (1, Phase.READY),
+        (2, Phase.DRAINING),
+    ]
+    roster.beat(beat(1, version=before), 102.5)
+    assert wire.take(Members) == [], "it may only be too busy to read"
+    roster.beat(beat(1, version=before), 102.0 + REPAIR_SECONDS)
+    assert len(wire.take(Members)) == 1
+    roster.beat(beat(1, version=roster.version), 110.0)
     assert wire.take(Members) == []
-    roster.beat(beat(1, version=roster.version - 1), 101.0)
-    ((to, snapshot),) = wire.take(Members)
-    assert (to, snapshot.version) == (address(1), roster.version)
+
+
+def test_who_could_not_be_sent_a_change_gets_the_whole(roster: Roster, wire: Wire) -> None:
+    join(roster, 1, 2)
+    wire.forgotten.append(address(1))  # its outbox is full
+    roster.beat(beat(2, Phase.DRAINING), 101.0)
+    roster.publish(101.0)
+    wire.forgotten.clear()
+    wire.sent.clear()
+    roster.beat(beat(2), 102.0)
+    roster.publish(102.0)
+    told = dict(wire.take(Members))
+    assert (told[address(1)].since, len(told[address(1)].peers)) == (0, 2)
+    assert (told[address(2)].since, len(told[address(2)].peers)) == (roster.version - 1, 1)
+
+
+def test_all_hear_that_the_server_has_been_ready_once(roster: Roster, wire: Wire) -> None:
+    join(roster, 1, service="tokenizer")
+    roster.hello(hello(2, "scheduler"), 100.0)
+    roster.beat(beat(2, Phase.LOADING), 100.0)
+    roster.publish(100.0)
+    assert not any(members.served for _, members in wire.take(Members))
+    roster.beat(beat(2), 101.0)
+    roster.publish(101.0)
+    assert [members.served for _, members in wire.take(Members)] == [True, True]
+    roster.died(1, "host-a")
+    roster.publish(102.0)
+    join(roster, 3, now=103.0)
+    assert all(members.served for _, members in wire.take(Members)), "and it stays true"
 
 
 def test_versions_only_grow(roster: Roster, wire: Wire) -> None:
     join(roster, 1)
     join(roster, 2)
     roster.goodbye(1)
-    roster.publish()
+    roster.publish(101.0)
     versions = [snapshot.version for _, snapshot in wire.take(Members)]
     assert versions == sorted(versions)
     assert roster.version == 3, "one for each change that was published"
@@ -287,13 +375,13 @@ def test_a_silent_member_is_lost_and_fenced(roster: Roster, wire: Wire) -> None:
         roster.tick(now)
         assert 1 in roster.members
     roster.tick(now + 0.25)
-    roster.publish()
+    roster.publish(101.0)
     assert roster.members.keys() == {2}
     assert roster.lost == [1]
     assert wire.forgotten == [address(1)]
     assert wire.last_words == [(address(1), Fenced(1))]
     (_, snapshot) = wire.take(Members)[-1]
-    assert (snapshot.lost, [p.incarnation for p in snapshot.peers]) == ([1], [2])
+    assert (snapshot.lost, snapshot.gone) == ([1], [1])
     level, text = wire.log[-1]
     assert level == "warning"
     assert "no beat for 3 s" in text
@@ -465,12 +553,12 @@ def test_who_says_goodbye_is_not_lost(roster: Roster, wire: Wire) -> None:
     roster.goodbye(1)
     roster.goodbye(1)
     roster.goodbye(77)
-    roster.publish()
+    roster.publish(101.0)
     assert roster.lost == []
     assert wire.last_words == []
     assert wire.forgotten == [address(1)]
     (_, snapshot) = wire.take(Members)[-1]
-    assert [p.incarnation for p in snapshot.peers] == [2]
+    assert (snapshot.lost, snapshot.gone) == ([], [1])
 
 
 def test_the_list_of_the_lost_is_bounded_and_keeps_the_newest(roster: Roster) -> None:
@@ -514,7 +602,7 @@ def test_a_report_that_cannot_be_read_keeps_nobody_alive(
     roster.beat(beat(1, metrics=metrics), 101.0)
     roster.metrics()
     roster.bury(roster.members[1], "a test")
-    roster.publish()
+    roster.publish(101.0)
     assert roster.members.keys() == {2}
     assert wire.forgotten == [address(1)]
     (_, snapshot) = wire.take(Members)[-1]

@@ -1,0 +1,122 @@
+"""The parts of the server that a request needs, and whether one that is not ready may be soon.
+
+A request that comes while a part is being started again waits for it. One for which nothing can be
+hoped is refused at once: the server was never ready, or a part is gone and none comes in its place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from penstock.protocol.messages.membership import Peer, Phase
+from penstock.protocol.participant import Participant
+
+JOIN_SECONDS = 5.0
+"""A frontend that was just started may not have heard from the router yet."""
+FAILED_STARTS = 3
+"""A part whose processes ended so often before one was ready does not come up by itself."""
+_SERVICES = {"tokenizer": "tokenizer", "engine": "scheduler"}
+_STARTED_FOR = {"tokenizer": "tokenizer", "scheduler": "engine", "worker": "engine"}
+_COMING = (Phase.STARTING, Phase.LOADING)
+
+
+class Parts:
+    """Router, tokenizers and engines, as the membership shows them to this frontend."""
+
+    def __init__(self, participant: Participant, restart_wait_s: float, now: float) -> None:
+        """``restart_wait_s``: the longest that a request waits for a part that is not ready."""
+        self.out_since: float | None = None
+        """When the server was found not ready, until it is again."""
+        self._participant = participant
+        self._wait = restart_wait_s
+        self._began = now
+        self._ready_at = dict.fromkeys(_SERVICES, now)
+        """When each part was last ready; one that was not yet may have been just before."""
+        self._failed: Counter[str] = Counter()
+        """Processes of a part that ended before they were ready, since it last was."""
+
+    def states(self) -> dict[str, str]:
+        """What each part is doing, for people: ``ready`` when one of its processes is."""
+        participant = self._participant
+        routers = participant.of("router")
+        # Lost for the moment; requests wait for the next one.
+        router = Phase.READY if participant.joined and not routers else _state(routers)
+        return {
+            "router": router,
+            **{name: _state(participant.of(service)) for name, service in _SERVICES.items()},
+        }
+
+    def look(self, now: float) -> bool:
+        """Take in the membership as it is now. Returns whether every part is ready."""
+        states = self.states()
+        for name in _SERVICES:
+            if states[name] == Phase.READY:
+                self._ready_at[name] = now
+                self._failed[name] = 0
+        if all(state == Phase.READY for state in states.values()):
+            self.out_since = None
+        elif self.out_since is None:
+            self.out_since = now
+        return self.out_since is None
+
+    def lost(self, gone: Iterable[Peer]) -> None:
+        """Processes that are no longer members."""
+        for peer in gone:
+            if peer.phase in _COMING and peer.service in _STARTED_FOR:
+                self._failed[_STARTED_FOR[peer.service]] += 1
+
+    def hopeless(self, now: float) -> str:
+        """Why a request cannot wait for the server to be ready; empty if it can."""
+        participant = self._participant
+        if not participant.served:
+            young = not participant.joined and now - self._began < min(JOIN_SECONDS, self._wait)
+            return "" if young else self.explain("it has not been ready yet")
+        if not self._wait:
+            return self.explain("--restart-wait-s 0 lets no request wait")
+        if participant.silence(now) > self._wait:
+            return self.explain(f"the router has been silent for {participant.silence(now):.0f} s")
+        for name, state in self.states().items():
+            if name not in _SERVICES or state == Phase.READY:
+                continue
+            if self._failed[name] >= FAILED_STARTS:
+                times = self._failed[name]
+                return self.explain(f"{times} processes of the {name} ended before they were ready")
+            absent = now - self._ready_at[name]
+            if absent > self._wait and not self._is_coming(name):
+                return self.explain(f"no {name} has come for {absent:.0f} s")
+        return ""
+
+    def waited_too_long(self, since: float, now: float) -> bool:
+        """Whether a request that came at ``since`` has waited long enough for a part."""
+        return self.out_since is not None and now - max(since, self.out_since) > self._wait
+
+    def explain(self, cause: str) -> str:
+        """The message for a client whose request is refused."""
+        return f"the server is not ready ({_listed(self.states())}): {cause}; try again"
+
+    def too_late(self) -> str:
+        """The same, for one that has waited."""
+        return self.explain(f"the request has waited {self._wait:g} s (--restart-wait-s)")
+
+    def _is_coming(self, name: str) -> bool:
+        """Whether a process of the part starts or loads; of an engine, with a worker of its own."""
+        peers = self._participant.of(_SERVICES[name])
+        coming = [peer for peer in peers if peer.phase in _COMING]
+        if name != "engine":
+            return bool(coming)
+        staffed = {peer.identity.engine for peer in self._participant.of("worker")}
+        return any(peer.identity.engine in staffed for peer in coming)
+
+
+def _state(peers: list[Peer]) -> str:
+    """``ready`` when one is; else what the first one is doing."""
+    if not peers:
+        return "absent"
+    if any(peer.phase == Phase.READY for peer in peers):
+        return Phase.READY
+    return f"{peers[0].phase} {peers[0].note}".strip()
+
+
+def _listed(states: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {state}" for name, state in states.items())

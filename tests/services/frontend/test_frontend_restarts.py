@@ -1,0 +1,300 @@
+"""What becomes of a request while a part of the server is not ready: it waits, or it is refused."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from typing import Any
+
+import pytest
+
+from penstock.protocol.codec import Message
+from penstock.protocol.config.fields import AdmissionConfig
+from penstock.protocol.messages.membership import Capacity, Identity, Members, Peer, Phase
+from penstock.protocol.messages.requests import Cancel, ChoiceState, Rejected, Submit, Tokens, Work
+from penstock.protocol.messages.tokens import End, RowDetails
+from penstock.protocol.participant import UNREACHABLE_SECONDS, Participant
+from penstock.protocol.sampling import SamplingParams
+from penstock.services.frontend.gateway import PipelineGateway
+from penstock.services.frontend.interface import Overloaded
+from penstock.services.frontend.parts import FAILED_STARTS, JOIN_SECONDS, Parts
+
+ROUTER = "ipc:///run/router.sock"
+CAPACITY = Capacity(4096, 8, 16, 1000, 32_000)
+WAIT = 30.0
+SERVICES = {1: "router", 2: "tokenizer", 3: "scheduler", 4: "worker"}
+
+
+class Wire:
+    """A mailbox that remembers what was sent."""
+
+    incarnation = 1000
+    address = "ipc:///run/own.sock"
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+
+    def send(self, to: str, message: Message) -> bool:
+        self.sent.append(message)
+        return True
+
+    def forget(self, to: str) -> None: ...
+
+    def reopen(self, to: str) -> None: ...
+
+    def outbox_bytes(self, to: str = "") -> int:
+        return 0
+
+
+class Ear:
+    """A sink that keeps the error."""
+
+    def __init__(self) -> None:
+        self.rejected: Rejected | None = None
+
+    def on_accepted(self, prompt_tokens: int) -> None: ...
+
+    def on_text(
+        self,
+        choice: int,
+        text: str,
+        tokens: int,
+        end: End | None,
+        cached: int,
+        details: RowDetails | None = None,
+    ) -> None: ...
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        self.rejected = rejected
+
+
+class World:
+    """A frontend's view of a server, and the time."""
+
+    def __init__(self, wait_s: float = WAIT) -> None:
+        self.now = time.monotonic()
+        self.wire: Any = Wire()
+        self.participant = Participant("frontend", self.wire, ROUTER, Identity(1, "host"))
+        self.parts = Parts(self.participant, wait_s, self.now)
+        self.participant.on_change = lambda gone: self.parts.lost(gone.values())
+        self._version = 0
+
+    def members(self, phases: dict[int, str], *, served: bool = True) -> None:
+        """By number who is there; numbers above 10 are others of the service of number % 10."""
+        peers = [
+            Peer(
+                SERVICES[number % 10], ROUTER if number == 1 else f"ipc:///run/{number}.sock",
+                number, Identity(number, "host", "0", model="m"), phase, "", CAPACITY, 0,
+            )
+            for number, phase in phases.items()
+        ]  # fmt: skip
+        self._version += 1
+        members = Members(1, self._version, peers, [], served=served)
+        self.participant.handle(1, members, self.now)
+        self.parts.look(self.now)
+
+    def ready(self, *without: int) -> None:
+        self.members({n: Phase.READY for n in SERVICES if n not in without})
+
+    def after(self, seconds: float) -> str:
+        self.now += seconds
+        if self.participant.silence(self.now) > WAIT:
+            self.participant._heard(self.now)  # the router beats all the time
+        self.parts.look(self.now)
+        return self.parts.hopeless(self.now)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# --- whether there is hope
+
+
+def test_a_server_that_was_never_ready_gives_no_hope(world: World) -> None:
+    world.members({1: Phase.READY, 2: Phase.LOADING, 3: Phase.LOADING}, served=False)
+    assert "tokenizer: loading" in world.after(0.0)
+    assert "it has not been ready yet" in world.after(0.0)
+    world.ready()
+    assert world.after(0.0) == ""
+    assert world.parts.out_since is None
+
+
+def test_a_frontend_that_was_just_started_waits_for_the_router_s_word(world: World) -> None:
+    assert world.after(JOIN_SECONDS - 0.1) == ""
+    assert "not been ready" in world.after(0.2)
+
+
+def test_a_frontend_that_comes_while_a_part_restarts_has_hope() -> None:
+    world = World()
+    world.members({1: Phase.READY, 2: Phase.READY})
+    assert world.after(1.0) == ""
+
+
+@pytest.mark.parametrize("part", [2, 3])
+def test_a_lost_part_may_come_back_for_as_long_as_a_request_would_wait(
+    world: World, part: int
+) -> None:
+    world.ready()
+    world.ready(part)
+    assert world.after(WAIT - 0.1) == ""
+    assert f"no {'tokenizer' if part == 2 else 'engine'} has come for 30 s" in world.after(0.2)
+    world.ready()
+    assert world.after(0.0) == ""
+
+
+def test_what_loads_is_coming_however_long_it_takes(world: World) -> None:
+    world.ready()
+    ready = dict.fromkeys(SERVICES, Phase.READY)
+    world.members({**ready, 3: Phase.LOADING, 4: Phase.LOADING})
+    for _ in range(20):
+        assert world.after(WAIT) == ""
+    world.members({**{n: p for n, p in ready.items() if n != 2}, 12: Phase.STARTING})
+    for _ in range(20):
+        assert world.after(WAIT) == ""
+
+
+def test_an_engine_without_a_worker_is_not_coming_for_ever(world: World) -> None:
+    world.ready()
+    world.members({1: Phase.READY, 2: Phase.READY, 3: Phase.LOADING})
+    assert world.after(WAIT - 0.1) == ""
+    assert "engine: loading" in world.after(0.2)
+
+
+def test_a_part_that_fails_to_start_again_and_again_gives_no_hope(world: World) -> None:
+    world.ready()
+    ready = dict.fromkeys((1, 2), Phase.READY)
+    for number in range(FAILED_STARTS):
+        assert world.after(0.1) == ""
+        world.members({**ready, 3: Phase.LOADING, 10 * number + 14: Phase.LOADING})
+    assert world.after(0.1) == ""
+    world.members({**ready, 3: Phase.LOADING})
+    assert "3 processes of the engine ended before they were ready" in world.after(0.0)
+    world.members({**ready, 3: Phase.READY, 94: Phase.READY})
+    world.members({**ready, 3: Phase.LOADING})
+    assert world.after(0.0) == "", "it has been ready meanwhile"
+
+
+def test_a_router_that_is_silent_for_too_long_gives_no_hope(world: World) -> None:
+    world.ready()
+    world.ready(2)
+    assert UNREACHABLE_SECONDS < WAIT
+    world.now += WAIT + 1.0
+    assert "the router has been silent for 31 s" in world.parts.hopeless(world.now)
+
+
+def test_nothing_waits_where_nothing_may() -> None:
+    world = World(wait_s=0.0)
+    world.ready()
+    world.ready(2)
+    assert "--restart-wait-s 0" in world.after(0.0)
+
+
+def test_a_request_waits_no_longer_than_allowed_and_only_for_a_part(world: World) -> None:
+    world.ready()
+    came = world.now
+    world.after(100.0)
+    assert not world.parts.waited_too_long(came, world.now), "everything is there"
+    world.ready(2)
+    world.after(WAIT)
+    assert not world.parts.waited_too_long(came, world.now), "the outage counts, not its age"
+    world.after(0.1)
+    assert world.parts.waited_too_long(came, world.now)
+    assert not world.parts.waited_too_long(world.now - WAIT, world.now), "it came later"
+
+
+# --- requests
+
+
+def work(time_left: float | None = None) -> Work:
+    prompt = Tokens(array("i", [1, 2, 3]).tobytes())
+    return Work(prompt, SamplingParams(seed=1), [ChoiceState(0)], "", time_left, 0.0)
+
+
+class Frontend(World):
+    """The same with the gateway that opens requests."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__()
+        self.gateway = PipelineGateway(self.wire, self.participant, AdmissionConfig(**limits))
+        self.parts = self.gateway.parts
+        self.participant.on_change = lambda gone: self.gateway.peers_gone(gone, self.now)
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.after(seconds)
+        self.gateway.tick(self.now)
+
+    def take(self, kind: type) -> list[Any]:
+        found = [message for message in self.wire.sent if isinstance(message, kind)]
+        self.wire.sent.clear()
+        return found
+
+
+def test_a_request_goes_on_its_way_while_a_part_restarts_and_counts_as_waiting() -> None:
+    frontend = Frontend(max_waiting_requests=3)
+    frontend.ready()
+    frontend.tick()
+    frontend.ready(3)
+    frontend.tick()
+    ears = [Ear() for _ in range(11)]
+    for ear in ears:
+        frontend.gateway.open(work(), ear)
+    assert len(frontend.take(Submit)) == 11
+    with pytest.raises(Overloaded, match="3 requests are waiting already"):
+        frontend.gateway.open(work(), Ear())  # 8 would run in the engine that was there
+    assert not frontend.gateway.ready().ready
+    frontend.tick(WAIT / 2)
+    assert all(ear.rejected is None for ear in ears)
+    frontend.ready()
+    frontend.tick(WAIT / 4)
+    assert frontend.gateway.ready().ready
+    assert all(ear.rejected is None for ear in ears)
+
+
+def test_a_request_that_has_waited_too_long_is_cancelled_and_its_client_told() -> None:
+    frontend = Frontend()
+    frontend.ready()
+    frontend.ready(2)
+    frontend.members({1: Phase.READY, 12: Phase.LOADING, 3: Phase.READY})
+    ear, late = Ear(), Ear()
+    number = frontend.gateway.open(work(), ear)
+    hurried = Ear()
+    frontend.gateway.open(work(time_left=5.0), hurried)
+    frontend.tick(WAIT - 1.0)
+    assert ear.rejected is None
+    assert hurried.rejected is not None, "its own time was over"
+    assert hurried.rejected.status == 504
+    frontend.wire.sent.clear()
+    frontend.gateway.ledger.submit(work(), late, frontend.now)
+    frontend.tick(2.0)
+    assert ear.rejected is not None
+    assert (ear.rejected.status, ear.rejected.retry_after) == (503, 1.0)
+    assert "waited 30 s (--restart-wait-s)" in ear.rejected.message
+    assert [c.ids for c in frontend.take(Cancel)] == [[number]]
+    assert late.rejected is None
+
+
+def test_when_hope_is_lost_those_that_wait_are_told_at_once() -> None:
+    frontend = Frontend()
+    frontend.ready()
+    frontend.ready(3)
+    ear = Ear()
+    frontend.gateway.open(work(), ear)
+    for number in range(FAILED_STARTS):
+        frontend.members({1: Phase.READY, 2: Phase.READY, 10 * number + 14: Phase.LOADING})
+    frontend.members({1: Phase.READY, 2: Phase.READY})
+    frontend.tick()
+    assert ear.rejected is not None
+    assert "ended before they were ready" in ear.rejected.message
+    with pytest.raises(Overloaded, match="engine: absent"):
+        frontend.gateway.open(work(), Ear())
+
+
+def test_a_server_that_was_never_ready_refuses_at_once() -> None:
+    frontend = Frontend()
+    frontend.members({1: Phase.READY, 2: Phase.LOADING}, served=False)
+    with pytest.raises(Overloaded, match="not been ready yet") as refused:
+        frontend.gateway.open(work(), Ear())
+    assert refused.value.rejected.status == 503
+    assert refused.value.rejected.retry_after

@@ -21,6 +21,7 @@ from penstock.protocol.console import rendered
 from penstock.protocol.messages.membership import Peer
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.plain_structlog import Logger
+from penstock.protocol.syn_filter import take_no_more_connections
 from penstock.services.launcher.environment import child_environment
 from penstock.services.launcher.listening import answers_ready, check_router_is_free, listen, url
 from penstock.services.launcher.membership import Membership
@@ -72,9 +73,15 @@ def run(config: Config, *, builtin: bool = False, began: float | None = None) ->
                 people=people,
                 style=style_of(1),
             ),
-            on_stop=listener.close,  # only the draining frontends hold the port then
+            on_stop=lambda: _close(listener),
         )
         return _supervise(supervisor, before_error=lines.clear)
+
+
+def _close(listener: socket.socket) -> None:
+    """Leave the port to the frontends, which drain: they serve who is connected by now."""
+    take_no_more_connections(listener)
+    listener.close()
 
 
 def _form(config: Config) -> str:

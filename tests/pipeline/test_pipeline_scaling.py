@@ -7,8 +7,11 @@ import contextlib
 import http.client
 import json
 import signal
+import socket
 import subprocess
+import threading
 import time
+from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -119,6 +122,47 @@ def test_a_frontend_waits_at_its_end_only_for_those_who_are_connected() -> None:
         assert idle.getresponse().read()
         connected = seconds_to_end(server)
     assert alone < LINGER_SECONDS < connected
+
+
+def test_whoever_has_connected_when_a_server_goes_down_is_answered() -> None:
+    """A connection counts from its handshake on, which the kernel does by itself."""
+    seen: Counter[str] = Counter()
+    ended = threading.Event()
+
+    def ask_often(address: tuple[str, int]) -> None:
+        """Connect and ask as fast as possible, and read all the answers only then."""
+        while not ended.is_set():
+            asked = []
+            for _ in range(20):
+                client = socket.socket()
+                client.settimeout(30)
+                try:
+                    client.connect(address)
+                except ConnectionRefusedError:
+                    client.close()
+                    return
+                client.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                asked.append(client)
+            for client in asked:
+                with client:
+                    try:
+                        seen[client.recv(4096).partition(b"\r\n")[0].decode()] += 1
+                    except OSError as error:
+                        seen[type(error).__name__] += 1
+
+    with served("--device", "null", "--frontends", "2") as server:
+        target = urlsplit(server.url)
+        address = (target.hostname or "", target.port or 0)
+        clients = [threading.Thread(target=ask_often, args=(address,)) for _ in range(8)]
+        for client in clients:
+            client.start()
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        ended.set()
+        for client in clients:
+            client.join(60)
+    assert seen.keys() == {"HTTP/1.1 200 OK"}, seen
 
 
 def test_what_outlasts_the_drain_ends_with_an_error_event_and_the_server_with_success() -> None:

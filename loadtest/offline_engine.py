@@ -23,6 +23,7 @@ from penstock.protocol.config.machine import read_machine
 from penstock.protocol.config.resolve import fields, resolve, show
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.services.launcher.builtin_model import builtin_model
+from penstock.services.launcher.named_model import with_hub_model
 from penstock.services.library.outputs import RequestError
 from penstock.services.library.server_process import GROUPS, ServerFailed
 
@@ -69,6 +70,8 @@ def engine_of(parsed: argparse.Namespace) -> Engine:
     if parsed.show_config:
         print(show(config, sources, GROUPS))
         raise SystemExit(0)
+    if config.model.model:
+        config, sources = with_hub_model(config, sources)
     info = read_model_info(config.model.model or builtin_model())
     config, _ = derive(config, sources, read_machine(), info)
     return Engine(settings, info, config)

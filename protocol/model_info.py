@@ -21,6 +21,10 @@ SHARED_FILES = ("config.json", "tokenizer.json", "vocab.json", "tokenizer.model"
 """What the processes of one server must have alike: the shapes, and the meaning of a token id."""
 LFS_POINTER = b"version https://git-lfs"
 """How a file begins that Git LFS left in the place of the true one."""
+WHAT_MODEL_IS = (
+    "MODEL is the path of a Hugging Face checkpoint folder, or for `penstock serve` the name of a "
+    "model on the Hugging Face hub (ORG/NAME)"
+)
 
 
 MAX_MESSAGE = 4000
@@ -135,17 +139,26 @@ def fingerprint(folder: str | Path) -> str:
     return digest.hexdigest() if found else ""
 
 
+def no_gguf(root: Path) -> None:
+    """Raises ``BadModelFolder`` for a GGUF file, and for a folder that has nothing else."""
+    files = [root] if root.suffix == ".gguf" else []
+    if root.is_dir() and not (root / "config.json").exists():
+        files = sorted(root.glob("*.gguf"))
+    if files:
+        raise BadModelFolder(
+            f"{files[0]}: GGUF files are not supported; use the folder, or the repository on the "
+            "Hugging Face hub, with the model's config.json and safetensors"
+        )
+
+
 def read_model_info(folder: str | Path) -> ModelInfo:
     """Read ``config.json`` and ``generation_config.json``. Raises ``BadModelFolder``."""
     root = Path(folder)
+    no_gguf(root)
     if root.is_file():
-        raise BadModelFolder(
-            f"{root}: a file, not a folder; MODEL is the path of a Hugging Face checkpoint folder"
-        )
+        raise BadModelFolder(f"{root}: a file, not a folder; {WHAT_MODEL_IS}")
     if not root.is_dir():
-        raise BadModelFolder(
-            f"{root}: no such folder; MODEL is the path of a Hugging Face checkpoint folder"
-        )
+        raise BadModelFolder(f"{root}: no such folder; {WHAT_MODEL_IS}")
     path = root / "config.json"
     config = read_json(path)
     if not isinstance(config, dict):

@@ -87,7 +87,8 @@ TOOLS = {
     "trace": "what each process of a running server does, on one timeline",
 }
 NOT_EVERYWHERE = {
-    "aiohttp", "jinja2", "numpy", "psutil", "safetensors", "tokenizers", "torch", "transformers",
+    "aiohttp", "huggingface_hub", "jinja2", "numpy", "psutil", "safetensors", "tokenizers", "torch",
+    "transformers",
 }  # fmt: skip
 """Packages of single roles: the dependency groups of pyproject.toml."""
 OPTIONAL_MODEL = "Without MODEL it serves penstock-demo, the small built-in model."
@@ -148,8 +149,9 @@ def _main(arguments: Sequence[str], began: float) -> int:
     parsed = parser.parse_args(rest)
     config, sources = resolve(command.groups, parsed, os.environ)
     builtin = command.takes_model and not config.model.model
-    if builtin:
-        config, sources = _with_builtin_model(config, sources)
+    if builtin or name == "serve":
+        with _naming_what_is_missing(name):
+            config, sources = _with_named_model(config, sources, only_look=parsed.show_config)
     config, sources = _complete(config, sources, may_lack_model=parsed.show_config)
     if name != "serve":
         config = _with_router(config, sources)
@@ -267,6 +269,17 @@ def _complete(
     return config, sources
 
 
+def _with_named_model(
+    config: Config, sources: Provenance, *, only_look: bool
+) -> tuple[Config, Provenance]:
+    """The folder of the model that no folder was given for. Raises ``BadModelFolder``."""
+    from penstock.services.launcher.named_model import with_builtin_model, with_hub_model
+
+    if not config.model.model:
+        return with_builtin_model(config, sources)
+    return with_hub_model(config, sources, only_look=only_look)
+
+
 def _with_router(config: Config, sources: Provenance) -> Config:
     """Processes started by hand meet at one address of the user's unless told another."""
     if config.cluster.router:
@@ -278,20 +291,6 @@ def _with_router(config: Config, sources: Provenance) -> Config:
     return msgspec.structs.replace(
         config, cluster=msgspec.structs.replace(config.cluster, router=address)
     )
-
-
-def _with_builtin_model(config: Config, sources: Provenance) -> tuple[Config, Provenance]:
-    """The built-in model, under its own name unless another was given."""
-    from penstock.services.launcher.builtin_model import NAME, builtin_model
-
-    origin = Source("derived", "the built-in model: none was named")
-    changed: dict[str, object] = {"model": str(builtin_model())}
-    sources = sources | {"model": origin}
-    if not config.model.served_model_name:
-        changed["served_model_name"] = [NAME]
-        sources["served_model_name"] = origin
-    model = msgspec.structs.replace(config.model, **changed)
-    return msgspec.structs.replace(config, model=model), sources
 
 
 def _run(

@@ -30,7 +30,10 @@ UNSAFE_MODULES = {
 }  # fmt: skip
 UNSAFE_CALLS = {"eval", "exec"}
 UNSAFE_ATTRIBUTES = {"recv_pyobj", "send_pyobj", "recv_pyobj_multipart", "send_serialized"}
-MAY_READ_ENVIRONMENT = ("services/cli.py", "services/launcher/", "protocol/config/")
+MAY_READ_ENVIRONMENT = (
+    "services/cli.py", "services/launcher/", "protocol/config/",
+    "services/library/server_process.py",
+)  # fmt: skip
 
 
 def sources(*folders: str) -> Iterator[tuple[Path, ast.Module]]:

@@ -15,7 +15,11 @@ from msgspec import Meta
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
-        str, Meta(description="Folder of a Hugging Face checkpoint. Empty: the built-in model.")
+        str,
+        Meta(
+            description="Folder of a Hugging Face checkpoint; serve also takes a name on the hub, "
+            "ORG/NAME. Without one it serves the built-in model."
+        ),
     ] = ""
     served_model_name: Annotated[
         list[str], Meta(description="Model names in the API; by default the folder's name.")
@@ -140,6 +144,10 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Hopper GPU that has room, which small batches read faster."
         ),
     ] = "auto"
+    download: Annotated[
+        bool,
+        Meta(description="Fetch a MODEL of the Hugging Face hub that its local cache lacks."),
+    ] = True
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):

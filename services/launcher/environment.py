@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from penstock.protocol.config import Config
 from penstock.protocol.config.resolve import ENVIRONMENT_PREFIX, fields
 
-_LAUNCHERS_OWN = frozenset({"frontends", "tokenizers", "data_parallel_size", "startup_timeout_s"})
-"""How many of what are started is nothing that a child should judge."""
+_LAUNCHERS_OWN = frozenset(
+    {"frontends", "tokenizers", "data_parallel_size", "startup_timeout_s", "download"}
+)
+"""How many of what are started is nothing that a child should judge, and it gets a folder."""
 
 
 def child_environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,8 @@ from typing import IO, Any
 from penstock.protocol.config import ConfigError, resolve
 from penstock.protocol.config.foreign import FOREIGN_SETTINGS
 from penstock.protocol.config.resolve import fields
+from penstock.protocol.model_hub import find_model, is_hub_name
+from penstock.protocol.model_info import BadModelFolder
 
 READY_WORD = "penstock-ready"
 """First word of the line that names the router's address."""
@@ -56,12 +58,28 @@ def arguments_for(settings: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
+def _with_folder(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with the folder of a model that is named as on the hub. It is downloaded here,
+    where its progress can be seen, not in the child. Raises ``ServerFailed``, ``ConfigError``."""
+    given = {name: value for name, value in settings.items() if name in fields(GROUPS)}
+    config, _ = resolve(GROUPS, given, os.environ)
+    name = config.model.model
+    if not is_hub_name(name):
+        return settings
+    try:
+        folder = find_model(name, config)
+    except BadModelFolder as error:
+        raise ServerFailed(str(error)) from None
+    named = {} if config.model.served_model_name else {"served_model_name": [name]}
+    return {**settings, "model": str(folder), **named}
+
+
 class ServerProcess:
     """A running set of processes; ``router`` is where to join them."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Start it and wait until it is ready. Raises ``ServerFailed``, ``ConfigError``."""
-        arguments = arguments_for({"log_level": "warning", **settings})
+        arguments = arguments_for({"log_level": "warning", **_with_folder(settings)})
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed in close()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penstock.services", "serve", "--headless", "1", *arguments],

@@ -27,7 +27,7 @@ ELSEWHERE = {"--help", "--config", "--show-config"}
 """Flags of the command line itself."""
 SINCE = {
     *("--allowed-origins", "--compress-weights", "--insecure", "--max-tenant-share"),
-    *("--max-wait-s", "--max-waiting-tokens"),
+    *("--download", "--max-wait-s", "--max-waiting-tokens", "--published-host"),
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {

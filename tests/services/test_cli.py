@@ -13,7 +13,10 @@ import pytest
 import penstock
 from penstock.services import cli
 
-HEAVY = {"torch", "transformers", "aiohttp", "zmq", "tokenizers", "numpy", "structlog"}
+HEAVY = {
+    *("torch", "transformers", "aiohttp", "zmq", "tokenizers", "numpy", "structlog"),
+    "huggingface_hub",
+}
 MAIN = "import sys; from penstock.services.cli import main; code = main(sys.argv[1:]); "
 
 
@@ -202,3 +205,33 @@ def test_cli_what_is_no_command_is_told_what_is_probably_meant(
     text = capsys.readouterr().err
     assert words in text
     assert len(text.splitlines()) == 2
+
+
+def test_cli_a_name_that_is_not_in_the_hubs_cache_is_one_line_that_ends_with_the_command(
+    tmp_path: Path,
+) -> None:
+    done = penstock_command("serve", "org/little", "--no-download", HF_HOME=str(tmp_path))
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("penstock: org/little: no such folder, and not in the hub's ")
+    assert done.stderr.endswith(": hf download org/little\n")
+
+
+def test_cli_only_serve_looks_a_name_up_and_the_others_say_so(tmp_path: Path) -> None:
+    done = penstock_command("scheduler", "org/little", XDG_RUNTIME_DIR=str(tmp_path))
+    assert done.returncode == 3
+    assert "for `penstock serve` the name of a model" in done.stderr
+
+
+def test_cli_a_folder_is_served_without_the_hubs_client() -> None:
+    folder = "penstock/demo/model"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", MAIN + "print('huggingface_hub' in sys.modules)"),
+            *("serve", folder, "--show-config"),
+        ],
+        capture_output=True, text=True, timeout=30, env=clean_environment(),
+        cwd=Path(penstock.__file__).parents[1],
+    )  # fmt: skip
+    assert folder in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"

@@ -21,6 +21,7 @@ import msgspec
 import psutil
 import pytest
 
+from penstock.loadtest.make_model import make_model
 from penstock.services.launcher.builtin_model import builtin_model
 
 PATIENCE = 30.0
@@ -229,6 +230,17 @@ def test_launcher_announces_what_a_program_needs_to_know_of_it(shared: Server) -
     assert told["kv_tokens"] >= 2048
     assert told["router"].startswith("ipc://")
     assert "s3cret" not in shared.text
+
+
+def test_launcher_serves_a_model_of_the_hubs_cache_under_its_name(
+    start: Start, tmp_path: Path
+) -> None:
+    root = tmp_path / "hub" / "models--org--little"
+    make_model(root / "snapshots" / "0123abcd")
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text("0123abcd")
+    server = start("org/little", *NULL, "--no-download", HF_HOME=str(tmp_path)).ready()
+    assert server.announcement["model"] == "org/little"
 
 
 def test_launcher_starts_separate_processes_that_ps_can_tell_apart(shared: Server) -> None:

@@ -189,6 +189,8 @@ def test_wrong_settings_are_refused_before_anything_starts() -> None:
         LLM(max_num_seqs=0)
     with pytest.raises(ServerFailed, match="/no/such/folder"):
         LLM("/no/such/folder")
+    with pytest.raises(ServerFailed, match=r"no-such/model.*: hf download no-such/model$"):
+        LLM("no-such/model", download=False)
 
 
 def test_a_parameter_that_does_not_exist_is_told_the_way_out() -> None:

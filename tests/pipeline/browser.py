@@ -91,7 +91,7 @@ class PlaygroundPage:
 
     def answer(self, state: str = "ended") -> Any:
         """The last answer, once it is in that state."""
-        self.page.wait_for_selector(f"article.answer[data-state={state}] >> nth=-1")
+        self.page.wait_for_selector(f"#log > article.answer:last-child[data-state={state}]")
         return self.page.locator("article.answer").last
 
     def play(self, *pieces: str) -> None:

@@ -59,6 +59,13 @@ class Executor(Protocol):
     def prepare(self) -> None:
         """Do now, in a pause, what the first request of some kind would have to wait for."""
 
+    def improve(self, now: float, pause: float) -> bool:
+        """Look whether later steps could be computed faster, in a pause that has lasted ``pause``
+        seconds: no more than a step's time. Returns whether there is more to do at once.
+
+        Once that is done, ``summary`` says what was found.
+        """
+
     def finished(self, wait: bool = False) -> StepResult | None:
         """Collect the oldest step; ``None`` when there is none, or, without ``wait``, when it
         still runs."""
@@ -93,6 +100,10 @@ class DirectExecutor(ABC):
     def prepare(self) -> None:
         """See ``Executor.prepare``."""
         return
+
+    def improve(self, now: float, pause: float) -> bool:
+        """See ``Executor.improve``."""
+        return False
 
     def reset(self) -> None:
         self._results.clear()

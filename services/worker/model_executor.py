@@ -24,6 +24,7 @@ from penstock.protocol.messages.steps import (
 )
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.adjustments import SlotAdjuster
+from penstock.services.worker.cpu_threads import StepThreads, ThreadReview
 from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
 from penstock.services.worker.grammar_rows import GrammarRows, Masks, only
 from penstock.services.worker.memory import EXTRA_BLOCKS
@@ -41,6 +42,8 @@ from penstock.services.worker.step_logprobs import (
     row_logprobs,
 )
 
+MANY_ROWS = 32
+"""Steps with so many rows of prefill have as many threads as prefill is fastest with."""
 PROMPT_ROWS = 64
 """Rows of a prompt whose logits are in memory at once."""
 
@@ -71,6 +74,10 @@ class ModelExecutor(DirectExecutor):
         self.capacity = capacity
         self.device, self.dtype = placement(model.device, model.dtype)
         self.summary = ""
+        self.threads: StepThreads | None = None
+        """Of the CPU; ``None``: as many as torch was told."""
+        self.review: ThreadReview | None = None
+        """Looks at ``threads`` again; ``None``: nobody does."""
         self._model = model
         config = model.config
         with torch.inference_mode():
@@ -104,6 +111,25 @@ class ModelExecutor(DirectExecutor):
 
     def prepare(self) -> None:
         self.grammars.prepare()
+
+    def improve(self, now: float, pause: float) -> bool:
+        if self.review is None:
+            return False
+        more = self.review.go_on(now, pause)
+        if not more and self.threads != self.review.choice.threads:
+            self.threads, self.summary = self.review.choice.threads, str(self.review.choice)
+        return more
+
+    def _set_threads(self, step: PlannedStep) -> None:
+        """Each thread that calls torch has a number of its own: it is asked for, not remembered."""
+        if self.threads is None:
+            return
+        many = sum(len(chunk.tokens) for chunk in step.chunks) >= MANY_ROWS
+        wanted = self.threads.prefill if many else self.threads.decode
+        if torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
+        if self.review is not None:
+            self.review.used()
 
     def reset(self) -> None:
         super().reset()
@@ -143,6 +169,7 @@ class ModelExecutor(DirectExecutor):
         """The layers; all rows' residual stream where a prompt's logprobs are asked for."""
         if not len(step.decoding) and not step.chunks:
             return Hidden(torch.empty(0), None)
+        self._set_threads(step)
         inputs = self._inputs.build(step)
         if asking_chunks(step):
             return Hidden(self._model.hidden(inputs, self._cache, None), inputs.sampled)

@@ -16,7 +16,14 @@ from penstock.protocol.config.machine import read_machine
 from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.services.worker.checkpoint import Checkpoint
-from penstock.services.worker.cpu_threads import choose_threads
+from penstock.services.worker.cpu_threads import (
+    StepThreads,
+    ThreadReview,
+    ThreadTrial,
+    agreeing,
+    candidates,
+    trial_capacity,
+)
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.grammar_rows import tokenizer_loader
 from penstock.services.worker.load_report import LoadReport
@@ -86,7 +93,7 @@ def load_model_executor(
     executor.grammars.serve(tokenizer_loader(info))
     if isinstance(executor, ModelExecutor) and device.type == "cpu":
         progress("measuring how many threads are fastest")
-        executor.summary = set_threads(executor, config.device.threads, cores)
+        executor.summary = set_threads(executor, model, config.device.threads, cores)
     elif isinstance(executor, ModelExecutor):
         reason = why_plain(model, capacity.block_size)
         executor.summary = f"plain torch kernels: {reason}; {attention.summary}"
@@ -146,10 +153,21 @@ def make_executor(
     return GpuExecutor(model.config, model.weights, capacity, compression)
 
 
-def set_threads(executor: ModelExecutor, given: int | None, cores: int) -> str:
+def set_threads(executor: ModelExecutor, model: Decoder, given: int | None, cores: int) -> str:
     """Compute with as many threads as ``given``, or as are fastest; returns the reason."""
     if given is None:
-        return str(choose_threads(executor, cores))
+        trial = ModelExecutor(model, trial_capacity(executor.capacity))
+        counts = candidates(cores)
+        if model.dtype == torch.float32:
+            counts = agreeing(trial, counts)
+        threads = ThreadTrial(trial, counts)
+        choice = threads.start()
+        executor.threads = choice.threads
+        if len(counts) > 1:
+            executor.review = ThreadReview(threads)
+        run_once(executor, 1)
+        return str(choice)
+    executor.threads = StepThreads(given, given)
     run_once(executor, 1)
     return f"{given} thread{'s' if given > 1 else ''}, as --threads says"
 

@@ -26,6 +26,8 @@ from penstock.services.worker.step_limit import StepLimits
 LOAD_LIMIT_SECONDS = 1800.0
 KEPT_ANSWERS = 8
 IDLE_SECONDS = 0.5
+IMPROVE_LIMIT_SECONDS = 60.0
+"""For what a pause is used for."""
 TURN_SECONDS = 0.05
 """A turn of the loop takes no further message after this time."""
 
@@ -52,6 +54,9 @@ class WorkerService(LoopService):
         """The step that was due when a pause began, and …"""
         self._idle_since = 0.0
         """… when that was; 0: it was used already."""
+        self._paused_since = 0.0
+        self._improving = False
+        """Whether the executor has more to do in this pause."""
         self._limits = StepLimits()
         self._answers: deque[StepResult] = deque(maxlen=KEPT_ANSWERS)
         self._failure: BaseException | None = None
@@ -118,7 +123,7 @@ class WorkerService(LoopService):
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
         self.set_phase(Phase.READY, str(self._load_report) if self._load_report else "")
-        self._idle_since = time.monotonic()
+        self._idle_since = self._paused_since = time.monotonic()
         if self._pending_attach is not None:
             self._attach(self._pending_attach)
 
@@ -256,10 +261,12 @@ class WorkerService(LoopService):
             raise self._device_failed
         if self.executor is not None and self.executor.in_flight:
             self._collect(self.executor)
+        if self._improving:
+            self._improve(now)
 
     def patience(self, now: float) -> float:
         """Steps under way are awaited without sleeping: a wake-up costs as much as a step."""
-        if self.executor is not None and self.executor.in_flight:
+        if self._improving or (self.executor is not None and self.executor.in_flight):
             return 0.0
         return 0.02 if self._loader is not None else super().patience(now)
 
@@ -274,17 +281,31 @@ class WorkerService(LoopService):
     def on_tick(self, now: float) -> None:
         self.report(self.metrics)
         self._tidy(now)
+        self._improve(now)
 
     def _tidy(self, now: float) -> None:
         """Once in each pause, prepare for what comes seldom, and give back what steps have left
         behind: batches of all sizes cut the heap up, and it would stay as large as it ever was."""
         if self._expected != self._tidied_at:
-            self._tidied_at, self._idle_since = self._expected, now
+            self._tidied_at, self._idle_since, self._paused_since = self._expected, now, now
         elif self._idle_since and now - self._idle_since > IDLE_SECONDS:
             self._idle_since = 0.0
             if self.executor is not None:
                 self.executor.prepare()
             give_back_freed()
+
+    def _improve(self, now: float) -> None:
+        """In a pause, a step's time for what may make later steps faster; between two such the
+        inbox is looked at."""
+        executor, self._improving = self.executor, False
+        if executor is None or executor.in_flight or self._expected != self._tidied_at:
+            return
+        summary = executor.summary
+        self.status.begin(IMPROVE_LIMIT_SECONDS)
+        self._improving = executor.improve(now, now - self._paused_since)
+        self.status.done()
+        if executor.summary != summary:
+            self.log.info("executor", summary=executor.summary)
 
 
 def run(config: Config) -> int:

@@ -120,6 +120,9 @@ class GpuExecutor:
     def prepare(self) -> None:
         self.grammars.prepare()
 
+    def improve(self, now: float, pause: float) -> bool:
+        return False
+
     def reset(self) -> None:
         """Drop all slots, and the steps that are under way."""
         self.slots.reset()

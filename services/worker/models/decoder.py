@@ -164,8 +164,10 @@ class Decoder:
         A layer's plain weights are dropped as soon as they are packed, so that both forms are in
         memory for one layer at a time.
         """
-        table = cos_sin_table(self.config.head_dim, max_positions, self.config.rope, self.device)
-        self._cos, self._sin = table
+        if max_positions > len(self._cos):
+            self._cos, self._sin = cos_sin_table(
+                self.config.head_dim, max_positions, self.config.rope, self.device
+            )
         if self._lm_head is not None:
             return
         weights = self.weights

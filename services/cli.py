@@ -259,7 +259,7 @@ def _complete(
     """
     from penstock.protocol.model_info import read_model_info
 
-    machine = read_machine()
+    machine = read_machine(environment=os.environ)
     folder = config.model.model
     known = folder and not (may_lack_model and not os.path.isdir(folder))
     info = read_model_info(folder) if known else None
@@ -317,6 +317,10 @@ def _run(
         from penstock.services.launcher.runtime_folder import make_default_folder
 
         make_default_folder(config.cluster.router)
+    if name == "worker" and config.device.device == "cuda":
+        from penstock.services.worker.visible_device import show_one_device
+
+        show_one_device(config.device.device_index, os.environ)
     service = importlib.import_module(f"penstock.services.{name}.service")
     extra = {"listen_fd": internal.listen_fd} if internal.listen_fd is not None else {}
     code: int = service.run(config, **extra)

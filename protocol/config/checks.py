@@ -80,6 +80,11 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
             f"--compress-weights {config.loading.compress_weights} has no meaning with --device "
             "cpu, which computes with plain weights"
         )
+    if device.device in {"cpu", "null"} and _given(sources, "device_index"):
+        yield (
+            f"--device-index {device.device_index} has no meaning with --device {device.device}; "
+            "it names a CUDA device"
+        )
     if device.device != "null" and _given(sources, "null_step_ms"):
         yield f"--null-step-ms {device.null_step_ms} needs --device null, not {device.device}"
     if device.device == "null":
@@ -99,8 +104,24 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
         return
     if device.device == "cuda" and not machine.gpus:
         yield "--device cuda: this machine has no CUDA device; use --device cpu"
+    elif device.device == "cuda":
+        yield from _engines(device.device_index, config.launch.data_parallel_size, machine.gpus)
     if device.threads and device.threads > machine.cores:
         yield f"--threads {device.threads} is more than this machine's {machine.cores} cores"
+
+
+def _engines(first: int, engines: int, devices: int) -> Iterator[str]:
+    """Each engine has a CUDA device of its own, from ``first`` on."""
+    have = f"this machine has {devices} CUDA device{'s' if devices > 1 else ''}"
+    if first >= devices:
+        yield f"--device-index {first}: {have}, counted from 0; choose one of them"
+    elif first + engines > devices:
+        left = devices - first
+        after = f" from --device-index {first} on" if first else ""
+        yield (
+            f"--data-parallel-size {engines} starts {engines} engines, each on a CUDA device of "
+            f"its own{after}, but {have}; use --data-parallel-size {left}, or more devices"
+        )
 
 
 def _network(config: Config, sources: Provenance) -> Iterator[str]:

@@ -123,6 +123,10 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
             description="Where the model runs; null loads no model and answers with random tokens."
         ),
     ] = "auto"
+    device_index: Annotated[
+        int,
+        Meta(ge=0, le=1023, description="CUDA device of a worker; serve counts on from it."),
+    ] = 0
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
         Meta(description="CPU threads of a worker; by default what measures best."),

@@ -6,6 +6,7 @@ from penstock.protocol.suggestions import ForeignNames
 
 _RENAMED = {
     "api_server_count": "frontends",
+    "base_gpu_id": "device_index",
     "batch_size": "max_num_seqs",
     "chunked_prefill_size": "max_num_batched_tokens",
     "context_length": "max_model_len",
@@ -66,7 +67,6 @@ _EXPLAINED = {
     "allowed_methods": "use --allowed-origins, which is all that there is to say",
     "async_scheduling": _ALWAYS,
     "attention_backend": _CHOSEN,
-    "base_gpu_id": "choose devices with CUDA_VISIBLE_DEVICES",
     "chat_template": _TEMPLATE,
     "chat_template_content_format": _TEMPLATE,
     "code_revision": _REVISION,

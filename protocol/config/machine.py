@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -15,14 +18,34 @@ class Machine(msgspec.Struct, frozen=True):
     """Logical cores that this process may use."""
     physical_cores: int
     gpus: int
-    """CUDA devices that the driver shows."""
+    """CUDA devices that a process may use."""
 
 
-def read_machine(root: Path = Path("/")) -> Machine:
-    """Read it from /proc, /sys and /dev below ``root``."""
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+"""The environment variable by which CUDA shows a process only some devices."""
+
+
+def visible_devices(text: str | None) -> list[str] | None:
+    """The devices that ``VISIBLE_DEVICES`` names, numbers or UUIDs; ``None``: it shows all. As CUDA
+    reads it: up to the first one that cannot be meant."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
+
+
+def read_machine(
+    root: Path = Path("/"), environment: Mapping[str, str] = MappingProxyType({})
+) -> Machine:
+    """Read it from /proc, /sys and /dev below ``root``, and which devices CUDA may show from
+    ``environment``."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [path for path in (root / "dev").glob("nvidia*") if path.name[6:].isdecimal()]
-    return Machine(cores or 1, _physical_cores(root, cores or 1), len(gpus))
+    count = len(gpus)
+    shown = visible_devices(environment.get(VISIBLE_DEVICES))
+    if shown is not None and gpus:  # UUIDs may name several parts of one device
+        count = sum(not name.isdecimal() or int(name) < len(gpus) for name in shown)
+    return Machine(cores or 1, _physical_cores(root, cores or 1), count)
 
 
 def _physical_cores(root: Path, cores: int) -> int:

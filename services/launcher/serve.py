@@ -199,7 +199,11 @@ def make_children(
     ]
     for number in range(launch.data_parallel_size):
         engine = {**shared, "PENSTOCK_ENGINE": str(number)}
-        children.append(Child("worker", number, engine, render=render))
+        worker = engine
+        if config.device.device == "cuda":
+            device = config.device.device_index + number
+            worker = {**engine, "PENSTOCK_DEVICE_INDEX": str(device)}
+        children.append(Child("worker", number, worker, render=render))
         children.append(Child("scheduler", number, engine, render=render))
     for number in range(launch.tokenizers):
         children.append(Child("tokenizer", number, shared, render=render))

@@ -25,7 +25,7 @@ def begin_early() -> None:
 
 
 def _make_context(driver: ctypes.CDLL) -> None:
-    """The primary context of the first device, which is the one that CUDA's runtime uses."""
+    """The primary context of the first device, which is the only one that CUDA shows here."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

@@ -70,7 +70,7 @@ def load_model_executor(
     Raises ``BadModelFolder`` or ``ConfigError``, where possible before memory is taken.
     """
     info = read_model_info(config.model.model)
-    device = choose_device(config.device.device)
+    device = choose_device(config.device.device, config.device.device_index)
     dtype = choose_dtype(config.model.dtype, info, device)
     cores = read_machine().physical_cores
     torch.set_num_threads(config.device.threads or cores)
@@ -172,12 +172,14 @@ def set_threads(executor: ModelExecutor, model: Decoder, given: int | None, core
     return f"{given} thread{'s' if given > 1 else ''}, as --threads says"
 
 
-def choose_device(name: str) -> torch.device:
-    """Raises ``ConfigError`` for a device that is not there."""
+def choose_device(name: str, index: int = 0) -> torch.device:
+    """The device to compute on; of CUDA devices this process sees one alone. ``index``: its number
+    on the machine. Raises ``ConfigError`` for a device that is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: no CUDA device is available; use --device cpu")
+        which = f"CUDA device {index} (--device-index) is not" if index else "no CUDA device is"
+        raise ConfigError(f"--device cuda: {which} available; use --device cpu")
     return torch.device(name)
 
 

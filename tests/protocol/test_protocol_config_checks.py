@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.loadtest.make_model import make_model
@@ -46,6 +47,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
      ("--kv-cache-memory-bytes", "--device null")),
     ({"device": "cuda"}, ("--device cuda", "no CUDA device")),
     ({"threads": 99}, ("--threads 99", "8 cores")),
+    ({"device": "cpu", "device_index": 1}, ("--device-index 1", "--device cpu")),
+    ({"device": "null", "device_index": 1}, ("--device-index 1", "--device null")),
     ({"router": "ipc:///r.sock", "bind": "tcp://127.0.0.1"}, ("--bind", "--router ipc:///r.sock")),
     ({"router": "ipc:///r.sock", "advertise": "host"}, ("--advertise host", "--router ipc://")),
     ({"router": "ipc:///r.sock", "port_range": "20000-20099"},
@@ -119,6 +122,30 @@ def test_an_open_address_needs_a_key_or_the_word_for_none(settings: dict[str, An
     assert faults_of(settings) == []
 
 
+@pytest.mark.parametrize(
+    ("devices", "engines", "first", "names"),
+    [
+        (1, 2, 0, ("--data-parallel-size 2", "1 CUDA device;", "use --data-parallel-size 1")),
+        (4, 5, 0, ("--data-parallel-size 5", "4 CUDA devices;", "use --data-parallel-size 4")),
+        (4, 3, 2, ("--data-parallel-size 3", "--device-index 2", "use --data-parallel-size 2")),
+        (2, 1, 2, ("--device-index 2", "2 CUDA devices", "counted from 0")),
+    ],
+)
+def test_more_engines_than_cuda_devices_are_refused_with_both_numbers(
+    devices: int, engines: int, first: int, names: tuple[str, ...]
+) -> None:
+    settings = {"device": "cuda", "data_parallel_size": engines, "device_index": first}
+    (fault,) = faults_of(settings, msgspec.structs.replace(SERVER, gpus=devices))
+    assert [name for name in names if name not in fault] == [], fault
+
+
+def test_as_many_engines_as_devices_and_any_number_on_the_cpu_are_fine() -> None:
+    eight = msgspec.structs.replace(SERVER, gpus=8)
+    assert faults_of({"device": "cuda", "data_parallel_size": 8}, eight) == []
+    assert faults_of({"device": "cuda", "data_parallel_size": 6, "device_index": 2}, eight) == []
+    assert faults_of({"device": "cpu", "data_parallel_size": 16}, LAPTOP) == []
+
+
 @pytest.mark.parametrize("machine", [LAPTOP, SERVER])
 def test_the_defaults_contradict_nothing(machine: Machine) -> None:
     assert faults_of({}, machine) == []
@@ -168,6 +195,12 @@ def test_the_machine_is_read_from_its_files(tmp_path: Path) -> None:
         (tmp_path / "dev" / name).touch()
     machine = read_machine(tmp_path)
     assert machine.gpus == 2
+    for shown, count in (
+        ("0,1", 2), ("1", 1), ("1, 0", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("0,7", 1),
+        ("GPU-8932f937-d72c", 1), ("MIG-1a,MIG-1b,MIG-1c", 3),
+    ):  # fmt: skip
+        found = read_machine(tmp_path, {"CUDA_VISIBLE_DEVICES": shown})
+        assert (shown, found.gpus) == (shown, count)
     assert machine.physical_cores == min(2, machine.cores)
 
 

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ import pytest
 import penstock
 from penstock.protocol import logs
 from penstock.protocol.config import Config, resolve
+from penstock.protocol.config.fields import DeviceConfig, LaunchConfig
 from penstock.protocol.config.terminal import Style
 from penstock.protocol.mailbox import AddressError, Mailbox
 from penstock.protocol.messages.membership import Phase
@@ -40,6 +42,7 @@ from penstock.services.launcher.runtime_folder import (
     make_default_folder,
     server_folder,
 )
+from penstock.services.launcher.serve import make_children
 from penstock.services.launcher.stderr_relay import StderrRelay
 
 
@@ -113,6 +116,25 @@ def test_launcher_refuses_the_address_of_another_servers_router(kind: str, tmp_p
     finally:
         router.close()
     check_router_is_free(router.address)
+
+
+# --- devices
+
+
+@pytest.mark.parametrize(
+    ("device", "first", "indices"),
+    [("cuda", 0, ["0", "1", "2"]), ("cuda", 4, ["4", "5", "6"]), ("cpu", 0, [None] * 3)],
+)
+def test_launcher_gives_each_engine_a_cuda_device_of_its_own(
+    device: Literal["cuda", "cpu"], first: int, indices: list[str | None]
+) -> None:
+    config = Config(
+        device=DeviceConfig(device=device, device_index=first),
+        launch=LaunchConfig(data_parallel_size=3),
+    )
+    workers = [child for child in make_children(config, None, {}) if child.service == "worker"]
+    found = [worker._environment.get("PENSTOCK_DEVICE_INDEX") for worker in workers]
+    assert found == indices
 
 
 # --- folders

@@ -102,7 +102,7 @@ class TimedWorker:
         added = []
         for new in plan.added:
             request = new.sampling.seed  # the simulation's seeds number the requests
-            self._slots[new.slot] = _Slot(request, len(new.tokens) // 4 - new.prompt_len)
+            self._slots[new.slot] = _Slot(request, new.length - new.prompt_len)
             added.append(request)
         rows = [slot for _, slot in sorted(self._slots.items()) if slot.decoding]
         seconds = self._step_time.of(sum(chunk.count for chunk in plan.chunks), len(rows))

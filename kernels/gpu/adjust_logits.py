@@ -21,8 +21,10 @@ from penstock.kernels.gpu.adjusted_row import (
     ALLOWED,
     PENALTIES,
     adjusted_row,
+    is_finite,
     is_written,
     penalised,
+    reason_of,
 )
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.sampler_memory import (
@@ -162,9 +164,11 @@ def _adjust_kernel(
             # One sum says whether anything was not finite or has become +inf.
             given = tl.where(z < float("inf"), given, float("inf"))
         total = tl.sum(given, 0)
-        sick = (total != total) | (tl.abs(total) == float("inf"))
+        why = 0
+        if is_finite(total) == 0:
+            why = reason_of(asked[0], first, tl.minimum(first + STRETCH, vocab), STRETCH)
         at = row * stretches + stretch
-        tl.store(bad + at, sick.to(tl.int32))
+        tl.store(bad + at, why)
         if limited:
             if first + STRETCH > vocab:
                 z = tl.where(inside, z, float("-inf"))

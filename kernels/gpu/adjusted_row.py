@@ -11,16 +11,36 @@ import triton
 import triton.language as tl
 
 from penstock.kernels.gpu.sampler_memory import ASKS_ALLOWED, ASKS_PENALTIES, ASKS_WRITTEN
+from penstock.kernels.sampling.choose import NOT_FINITE, NOTHING_LEFT
 
 PENALTIES = tl.constexpr(ASKS_PENALTIES)
 ALLOWED = tl.constexpr(ASKS_ALLOWED)
 _WRITTEN = tl.constexpr(ASKS_WRITTEN)
+_NOTHING_LEFT = tl.constexpr(NOTHING_LEFT)
+_NOT_FINITE = tl.constexpr(NOT_FINITE)
 
 
 @triton.jit
 def is_written(ask):
     """Whether a row's logits are written anew."""
     return (ask & _WRITTEN) != 0
+
+
+@triton.jit
+def is_finite(total):
+    """Of a sum of logits: it is finite exactly if they are."""
+    return (total == total) & (tl.abs(total) != float("inf"))
+
+
+@triton.jit
+def reason_of(source, first, end, SIZE: tl.constexpr):
+    """Why logits ``first`` … ``end`` - 1 of a row are not finite once they are adjusted: as the
+    model made them, or by the adjustments. They are read once more, which is seldom."""
+    total = 0.0
+    for start in range(first, end, SIZE):
+        ids = start + tl.arange(0, SIZE)
+        total += tl.sum(tl.load(source + ids, mask=ids < end, other=0.0).to(tl.float32), 0)
+    return tl.where(is_finite(total), _NOTHING_LEFT, _NOT_FINITE)
 
 
 @triton.jit

@@ -24,9 +24,11 @@ from penstock.kernels.gpu.adjusted_row import (
     ALLOWED,
     PENALTIES,
     adjusted_row,
+    is_finite,
     is_written,
     load_adjusted,
     penalised,
+    reason_of,
 )
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.gumbel import (
@@ -43,6 +45,7 @@ from penstock.kernels.gpu.sampler_memory import (
     SamplerSpace,
     stretches_of,
 )
+from penstock.kernels.sampling.choose import NOT_FINITE, NOTHING_LEFT
 
 _LANES = 128
 """Of a tile of few rows, four warps wide: their programs have few tiles each."""
@@ -59,6 +62,8 @@ _PLAIN = tl.constexpr(0)
 _CHEAP = tl.constexpr(1)
 _WRITTEN = tl.constexpr(2)
 """Kinds of rows: as the model gave them; adjusted while they are read; written anew."""
+_NOTHING_LEFT = tl.constexpr(NOTHING_LEFT)
+_NOT_FINITE = tl.constexpr(NOT_FINITE)
 
 
 @triton.jit
@@ -252,9 +257,13 @@ def _best_kernel(
         top, found, total = _best_of_stretch(
             asked, first, end, floor, scale, drawn, key_add, key_factor, LANES, _PLAIN
         )
-    finite = (total == total) & (tl.abs(total) != float("inf"))
+    if is_finite(total) == 0:
+        why = _NOT_FINITE
+        if LIMITS:
+            why = reason_of(source, first, end, LANES * 8)
+        found = found | (why << 29)  # a token is less than this
     tl.store(best + at, top)
-    tl.store(token + at, tl.where(finite, found, found | 0x40000000))
+    tl.store(token + at, found)
 
 
 @triton.jit(do_not_specialize=["stretches"])
@@ -271,10 +280,10 @@ def _commit_kernel(
     inside = stretch < stretches
     value = tl.load(best + row * stretches + stretch, mask=inside, other=float("-inf"))
     found = tl.load(token + row * stretches + stretch, mask=inside, other=0)
-    bad = tl.max(tl.where(inside, found >> 30, 0), 0)
+    bad = tl.max(tl.where(inside, found >> 29, 0), 0)
     # Where every token is banned, nothing is the best.
-    bad = tl.where(tl.max(value, 0) == float("-inf"), 1, bad)
-    ids = found & 0x3FFFFFFF
+    bad = tl.maximum(bad, tl.where(tl.max(value, 0) == float("-inf"), _NOTHING_LEFT, 0))
+    ids = found & 0x1FFFFFFF
     top = tl.max(value, 0)
     chosen = tl.min(tl.where(inside & (value == top), ids, 0x3FFFFFFF), 0)
     chosen = tl.where(chosen == 0x3FFFFFFF, 0, chosen)
@@ -302,8 +311,8 @@ def draw(
 
     logits: [N, V] contiguous; rows: [N] int32, the slot of each row, -1: none. By slot:
     temperature fp32; seed_low and seed_high, the words of splitmix64 over (seed, choice), and
-    num_output, int32. best: fp32, token: int32, each at least N * ``stretches_of(V)``; bit 30 of
-    a token says that its stretch held a number that is not finite. slots, space: as they were
+    num_output, int32. best: fp32, token: int32, each at least N * ``stretches_of(V)``; bits 29
+    and 30 of a token say why its stretch has none, see ``Choice.bad``. slots, space: as they were
     given to ``adjust_logits`` and ``keep_floor`` before; ``None`` if no row asks for either.
     """
     count, vocab = logits.shape
@@ -340,8 +349,8 @@ def commit(
 ) -> None:
     """Take the best of a row's stretches and advance its slot by one position and one output.
 
-    best, token: [count * stretches], from ``draw``; result: [2, R] int32: tokens, and whether
-    the row was not finite or has no token left. Rows with slot -1 are left alone.
+    best, token: [count * stretches], from ``draw``; result: [2, R] int32: tokens, and why the
+    row has none, see ``Choice.bad``. Rows with slot -1 are left alone.
     """
     _commit_kernel[(count,)](
         best, token, rows, last_token, position, num_output, result, stretches, result.shape[1],

@@ -273,7 +273,7 @@ def _floor_kernel(
     if limited | is_written(ask):
         sick = tl.max(sicks, 0)
     if sick != 0:
-        token = 0x40000000
+        token = sick << 29
     top = tl.max(tops, 0)
     if limited & (sick == 0) & (top > float("-inf")):
         scale = 1.0 / tl.maximum(warmth, greedy_below)

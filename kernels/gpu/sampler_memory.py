@@ -81,7 +81,7 @@ class SamplerSpace(NamedTuple):
     stretch_mass: Tensor
     """[N, T] fp32: sum of exp(logit - the stretch's highest), at the row's temperature."""
     bad: Tensor
-    """[N, T] int32: 1 where a stretch holds what is not finite, or a penalty made it so."""
+    """[N, T] int32: why a stretch holds what is not finite, see ``Choice.bad``; 0: it does not."""
     group_list: Tensor
     """[N, G rounded up to a power of two] int32."""
     candidates: Tensor
@@ -92,7 +92,7 @@ class SamplerSpace(NamedTuple):
     """[N] fp32: the lowest logit that is kept, before the temperature; -inf: all."""
     chosen: Tensor
     """[N] int32: the token, where it is drawn along with the floor; -1 where it is not yet drawn.
-    Bit 30: the row is bad."""
+    Bits 29 and 30: why the row has none, see ``Choice.bad``."""
     reached: Tensor
     """[N] fp32: what the chosen token reached, noise included."""
 

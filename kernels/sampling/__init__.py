@@ -16,7 +16,15 @@ class with the two members of ``choose.Adjustment``.
 
 from penstock.kernels.sampling.allowed_tokens import AllowedTokens, allowed_mask
 from penstock.kernels.sampling.bad_words import WordTable
-from penstock.kernels.sampling.choose import Adjustment, Choice, bad_rows, choose, sample
+from penstock.kernels.sampling.choose import (
+    NOT_FINITE,
+    NOTHING_LEFT,
+    Adjustment,
+    Choice,
+    bad_rows,
+    choose,
+    sample,
+)
 from penstock.kernels.sampling.gumbel import exponential
 from penstock.kernels.sampling.keep_floor import CANDIDATES
 from penstock.kernels.sampling.logprobs import MOST_LOGPROBS, Logprobs, logprobs
@@ -33,6 +41,8 @@ from penstock.kernels.sampling.token_biases import TokenBiases
 __all__ = [
     "CANDIDATES",
     "MOST_LOGPROBS",
+    "NOTHING_LEFT",
+    "NOT_FINITE",
     "Adjustment",
     "AllowedTokens",
     "Choice",

@@ -15,6 +15,12 @@ from penstock.kernels.sampling.keep_floor import draw_limited
 from penstock.kernels.sampling.most_likely import most_likely
 from penstock.kernels.sampling.rows import IntArray, SamplingRows
 
+NOTHING_LEFT = 1
+"""A row has no next token: its logits were finite until adjustments banned every token or made one
+infinite. The request that asked for them is to blame."""
+NOT_FINITE = 2
+"""A row has no next token: its logits are not finite as the model made them."""
+
 
 class Adjustment(Protocol):
     """A step that changes logits before the temperature."""
@@ -35,7 +41,7 @@ class Choice(NamedTuple):
     tokens: Tensor
     """[R] int64, always in 0 … V - 1."""
     bad: Tensor
-    """[R] bool: rows that have no next token; see ``choose``."""
+    """[R] int8: why a row has no next token, ``NOTHING_LEFT`` or ``NOT_FINITE``; 0: it has one."""
 
 
 def bad_rows(logits: Tensor) -> Tensor:
@@ -55,10 +61,9 @@ def choose(
 ) -> Choice:
     """The chosen token of every row, and the rows that have none.
 
-    logits: [R, V] fp32, bf16 or fp16 (not changed). A row has none if its logits are not finite,
-    or if adjustments ban every token. A row's result depends on that row alone.
+    logits: [R, V] fp32, bf16 or fp16 (not changed). A row's result depends on that row alone.
     """
-    bad = bad_rows(logits)
+    bad = bad_rows(logits).to(torch.int8) * NOT_FINITE
     if not adjustments:
         return Choice(_chosen(logits, rows, greedy_below), bad)
     count = len(rows.temperature)
@@ -69,7 +74,8 @@ def choose(
     adjusted = logits.index_select(0, where).float()
     for step in adjustments:
         step.apply(adjusted, place)
-    bad[where] |= adjusted.max(-1).values.isfinite().logical_not_()
+    nothing = adjusted.max(-1).values.isfinite().logical_not_().to(torch.int8) * NOTHING_LEFT
+    bad[where] = torch.maximum(bad[where], nothing)
     tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
     tokens[where] = _chosen(adjusted, rows.take(changed), greedy_below)
     rest = np.flatnonzero(place < 0)

@@ -65,6 +65,11 @@ class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Whether it matters which tokens have come before."""
         return self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
 
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether it matters which tokens are in the prompt."""
+        return self.repetition != 1.0
+
 
 class SlotSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The sampling state of one slot. A slot is reset whole when it is used again."""
@@ -89,9 +94,9 @@ class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     slot: int
     tokens: bytes
-    """int32 ids of prompt and output so far, little endian, from position 0."""
+    """int32 ids of prompt and output so far, little endian, from position ``start`` on."""
     prompt_len: int
-    """How many of ``tokens`` are prompt; the rest are output."""
+    """How many of the sequence's tokens are prompt; the rest are output."""
     num_computed: int
     """Positions whose K and V are in the cache already (prefix hits)."""
     blocks: list[int]
@@ -99,6 +104,17 @@ class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sampling: SlotSampling
     prompt_logprobs: int | None = None
     """As ``SlotSampling.logprobs``, for the prompt's tokens from the second one on."""
+    start: int = 0
+    """Position of the first of ``tokens``: ``num_computed`` or less. A slot with adjustments gets
+    all of its output, so there it is ``prompt_len`` or less."""
+    prompt: int = -1
+    """Place in ``StepPlan.prompts`` of the whole prompt, for a slot whose adjustments read it and
+    whose ``tokens`` do not hold all of it."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence, also those that are not sent."""
+        return self.start + len(self.tokens) // 4
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -139,6 +155,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=42, gc=False):
     copies: list[BlockCopy] = []
     repeat: int = 1
     """Run the decode rows this many times; any newer plan ends it. 1 today."""
+    prompts: list[bytes] = []
+    """Prompts that ``added`` points into: the choices of a request share one copy."""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -170,7 +188,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     tokens: bytes
     """int32 sampled ids, one a row, in the order above, little endian."""
     bad_rows: list[int]
-    """Rows whose logits were not finite; their token means nothing."""
+    """Rows whose logits, as the model made them, were not finite; their token means nothing, nor do
+    the K and V that they were computed from."""
     seconds: float
     """Time that the worker spent on the step."""
     logprobs: list[RowLogprobs] = []
@@ -178,6 +197,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     prompt_logprobs: list[ChunkLogprobs] = []
     failures: list[RowFailure] = []
     """Rows whose grammar cannot go on; their token means nothing."""
+    banned_rows: list[int] = []
+    """Rows whose logits were finite until the slot's own adjustments banned every token, or made
+    one infinite; their token means nothing."""
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=44, gc=False):

@@ -6,15 +6,21 @@ import math
 from array import array
 from collections.abc import Iterator
 
+import msgspec
+
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.messages.requests import Rejected, TokenWork
 from penstock.protocol.messages.steps import SlotAdjustments, SlotSampling
 from penstock.protocol.sampling import SamplingParams
 from penstock.services.scheduler.block_hash import chain_root
-from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.limits import (
+    MAX_SAMPLING_BYTES,
+    MAX_SEQUENCE_TOKENS,
+    TOKEN_BYTES,
+    Limits,
+)
 from penstock.services.scheduler.sequence import PromptLogprobs, Request, Sequence
 
-TOKEN_BYTES = 4
 FULL_SECONDS = 60.0
 """KV memory that ran out within this time will run out again under the same load."""
 SMOOTHING = 0.2
@@ -134,6 +140,7 @@ def make_sequences(
     if not wanted or len(dict.fromkeys(wanted)) != len(wanted):
         raise Unservable(f"a request needs one or more distinct choices, got {wanted}")
     adjustments = _slot_adjustments(work)
+    request.sampling_bytes = _sampling_bytes(adjustments)
     sequences = []
     for state in work.choices:
         output = _token_ids(state.output, f"the output of choice {state.choice}", limits)
@@ -183,6 +190,12 @@ def _check_length(prompt_len: int, limits: Limits) -> None:
             f"{limits.block_size}): shorten it to {limits.kv_tokens - 1} tokens or less, or give "
             "the server more KV memory (--num-kv-blocks)"
         )
+    if prompt_len + 1 > MAX_SEQUENCE_TOKENS:
+        raise Unservable(
+            f"the prompt has {prompt_len} tokens; with one token of output it is longer than the "
+            f"{MAX_SEQUENCE_TOKENS} tokens that the message of one step carries: shorten it to "
+            f"{MAX_SEQUENCE_TOKENS - 1} tokens or less"
+        )
 
 
 def _slot_adjustments(work: TokenWork) -> SlotAdjustments | None:
@@ -202,6 +215,20 @@ def _slot_adjustments(work: TokenWork) -> SlotAdjustments | None:
         grammar=params.structured_outputs,
     )
     return None if adjustments == SlotAdjustments() else adjustments
+
+
+def _sampling_bytes(adjustments: SlotAdjustments | None) -> int:
+    """Of adjustments in a plan. Raises ``Unservable`` for more than one may bring."""
+    if adjustments is None:
+        return 0
+    size = len(msgspec.msgpack.encode(adjustments))
+    if size > MAX_SAMPLING_BYTES:
+        raise Unservable(
+            f"the request's sampling parameters have {size} bytes; at most {MAX_SAMPLING_BYTES} "
+            "can be sent to a worker: shorten allowed_token_ids, bad_words, logit_bias or the "
+            "grammar"
+        )
+    return size
 
 
 def _slot_sampling(

@@ -17,7 +17,6 @@ from penstock.protocol.messages.requests import Rejected, TokenWork
 from penstock.protocol.messages.steps import StepFailed, StepPlan, StepResult
 from penstock.protocol.messages.tokens import EndReason, TokenBatch
 from penstock.services.scheduler.admission import (
-    TOKEN_BYTES,
     Unservable,
     UsableSlots,
     WaitingRoom,
@@ -26,6 +25,7 @@ from penstock.services.scheduler.admission import (
     overloaded,
 )
 from penstock.services.scheduler.endings import (
+    ALL_BANNED,
     LENGTH,
     NOT_A_NUMBER,
     Ending,
@@ -37,7 +37,7 @@ from penstock.services.scheduler.endings import (
 )
 from penstock.services.scheduler.in_flight import StepsInFlight
 from penstock.services.scheduler.integrity import check_state
-from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.limits import TOKEN_BYTES, Limits
 from penstock.services.scheduler.outbox import Outbox
 from penstock.services.scheduler.planner import Planner, Step
 from penstock.services.scheduler.policy import SchedulingPolicy
@@ -221,6 +221,7 @@ class SchedulerCore:
             added=step.added,
             grown=step.grown,
             chunks=step.chunks,
+            prompts=step.shared_prompts,
         )
 
     def drain(self) -> Batches:
@@ -257,6 +258,7 @@ class SchedulerCore:
             if (sequence := step.prompts.get(chunk.slot)) is not None:
                 sequence.prompt_logprobs.add(chunk.start, chunk.tokens)
         failures = {one.row: one for one in result.failures} if result.failures else None
+        banned = frozenset(result.banned_rows) if result.banned_rows else None
         generated = 0
         for row, sequence in enumerate(step.rows):
             if sequence is None or sequence.finished:
@@ -267,6 +269,9 @@ class SchedulerCore:
                 continue
             if failures and row in failures:
                 self._end(sequence, grammar_failed(failures[row]))
+                continue
+            if banned and row in banned:
+                self._end(sequence, ALL_BANNED)
                 continue
             found = logprobs.get(row) if logprobs else None
             generated += self._append(sequence, tokens[row], step.number, found)

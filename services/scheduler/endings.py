@@ -23,8 +23,15 @@ LENGTH = Ending(EndReason.LENGTH)
 NOT_A_NUMBER = Ending(
     EndReason.ERROR,
     message="no token can be drawn for this request: the model's output is not a number (NaN or "
-    "infinity), or the request's own parameters ban every token; other requests are not affected",
+    "infinity); other requests are not affected",
     status=500,
+)
+ALL_BANNED = Ending(
+    EndReason.ERROR,
+    message="no token can be drawn for this request: its own parameters (allowed_token_ids, "
+    "logit_bias, bad_words, min_tokens, penalties, structured outputs) leave none that may come "
+    "next; relax them",
+    status=400,
 )
 
 

@@ -6,6 +6,19 @@ from dataclasses import asdict, dataclass
 
 from penstock.protocol.messages.steps import Attached
 
+TOKEN_BYTES = 4
+BLOCK_BYTES = 5
+"""Of a block's number in a plan, at most."""
+SLOT_BYTES = 192
+"""Of a new slot and its chunk in a plan without tokens, blocks and adjustments, at most."""
+MAX_SEQUENCE_TOKENS = 4 * 1024 * 1024
+"""Of one sequence, so that a plan which takes it in fits a frame, whatever else it asks for: twice
+its tokens (the prompt comes once more where penalties read it), blocks of 8 tokens or more, and
+adjustments of at most ``MAX_SAMPLING_BYTES``, 39 MiB in all."""
+MAX_SAMPLING_BYTES = 4 * 1024 * 1024
+"""Of what a request asks of the sampler, in a plan. The bounds of its parameters are lower: ids of
+allowed tokens are 1 MiB, a grammar is 256 KiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -57,9 +70,10 @@ class Limits:
     def max_sequence_len(self) -> int:
         """Prompt and output of one sequence together, in tokens.
 
-        Bounded by KV memory, so that a sequence that has the engine for itself always fits.
+        Bounded by KV memory, so that a sequence that has the engine for itself always fits, and
+        by what one plan may bring.
         """
-        return min(self.max_model_len, self.kv_tokens)
+        return min(self.max_model_len, self.kv_tokens, MAX_SEQUENCE_TOKENS)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold the K and V of this many positions."""

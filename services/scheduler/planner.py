@@ -18,10 +18,10 @@ from penstock.protocol.messages.steps import Chunk, NewSlot
 from penstock.services.scheduler.batch import RunningBatch
 from penstock.services.scheduler.block_hash import BlockHasher
 from penstock.services.scheduler.block_manager import BlockManager
-from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.limits import BLOCK_BYTES, SLOT_BYTES, TOKEN_BYTES, Limits
 from penstock.services.scheduler.policy import SchedulingPolicy
 from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, PrefillPace
-from penstock.services.scheduler.sequence import Sequence
+from penstock.services.scheduler.sequence import Request, Sequence
 from penstock.services.scheduler.stats import Counters
 from penstock.services.scheduler.waiting_queue import WaitingQueue
 
@@ -29,6 +29,13 @@ ROW_UNITS = {4096: 512, 1024: 256, 256: 128}
 """From so many rows on, a GPU computes a step in whole multiples of the value; what is missing is
 padding: 556 tokens of prefill beside 14 decode rows take 16.2 ms, 498 take 13.8 (Qwen3-8B, H200).
 Not finer than ``MIXED_ROWS`` of the worker's ``gpu/graphs.py``."""
+
+
+PLAN_BYTES = 8 * 1024 * 1024
+"""A plan takes no further sequence in when it would be longer than this; the next one does. A plan
+that takes in one is as long as that one needs, see ``MAX_SEQUENCE_TOKENS``. What comes beside
+(blocks of chunks and of decode rows, slots that are gone) is less than a mebibyte. So a plan is
+always far from the longest frame, and four of them on their way are no burden."""
 
 
 @dataclass(slots=True)
@@ -51,6 +58,12 @@ class Step:
     """Prefilling sequences that compute in this step and have no row."""
     prompts: dict[int, Sequence] = field(default_factory=dict)
     """By slot: those whose chunk brings logprobs of their prompt."""
+    added_bytes: int = 0
+    """Of ``added`` and ``shared_prompts`` in the plan, at most."""
+    shared_prompts: list[bytes] = field(default_factory=list)
+    """Prompts that entries of ``added`` point into."""
+    _shared: dict[int, int] = field(default_factory=dict)
+    """Places in ``shared_prompts`` by request."""
 
     @property
     def num_prefilled(self) -> int:
@@ -60,6 +73,17 @@ class Step:
     def sequences(self) -> list[Sequence]:
         """All that compute in this step."""
         return [*(s for s in self.rows if s is not None), *self.members]
+
+    def holds_prompt(self, request: Request) -> bool:
+        """Whether the plan brings the prompt in ``shared_prompts``."""
+        return request.id in self._shared
+
+    def share_prompt(self, sequence: Sequence) -> int:
+        """The place of a sequence's prompt in ``shared_prompts``."""
+        place = self._shared.setdefault(sequence.request.id, len(self.shared_prompts))
+        if place == len(self.shared_prompts):
+            self.shared_prompts.append(sequence.tokens[: sequence.prompt_len].tobytes())
+        return place
 
 
 class Planner:
@@ -184,7 +208,8 @@ class Planner:
             self._stuck.append(sequence)
 
     def _admit(self, step: Step, sampled: list[Sequence]) -> None:
-        """Start waiting sequences in order, as long as slots, blocks and budget last.
+        """Start waiting sequences in order, as long as slots, blocks, budget and the plan's bytes
+        last.
 
         A prefill that does not end in this step has taken the whole budget. So whoever starts
         after it, such as the siblings of a request's first choice, finds its prompt cached.
@@ -203,6 +228,10 @@ class Planner:
             if not self._fits(sequence, hits, owed):
                 self.full_with = len(self.batch)
                 return
+            size = self._added_bytes(step, sequence, hits)
+            if step.added and step.added_bytes + size > PLAN_BYTES:
+                return
+            step.added_bytes += size
             self._waiting.remove(sequence)
             self._start(step, sampled, sequence, hits)
             owed += self._owed(sequence)
@@ -240,6 +269,27 @@ class Planner:
         needed = self.limits.blocks_for(len(sequence.tokens) + 1) - len(hits)
         return needed + owed <= self.blocks.num_available - self.blocks.num_unheld(hits)
 
+    def _sent_from(self, sequence: Sequence, num_computed: int) -> int:
+        """Position from which on the worker needs a new sequence's tokens: what is computed
+        already matters to nothing but adjustments."""
+        if sequence.sampling.adjustments is None:
+            return num_computed
+        return min(num_computed, sequence.prompt_len)
+
+    def _shares_prompt(self, sequence: Sequence, start: int) -> bool:
+        """Whether the worker needs a whole prompt, of which tokens from ``start`` on are sent."""
+        adjustments = sequence.sampling.adjustments
+        return start > 0 and adjustments is not None and adjustments.reads_prompt
+
+    def _added_bytes(self, step: Step, sequence: Sequence, hits: list[int]) -> int:
+        """Bytes by which a plan grows when it takes a sequence in, at most."""
+        start = self._sent_from(sequence, len(hits) * self.limits.block_size)
+        tokens = len(sequence.tokens) - start
+        if self._shares_prompt(sequence, start) and not step.holds_prompt(sequence.request):
+            tokens += sequence.prompt_len
+        asked = sequence.request.sampling_bytes
+        return SLOT_BYTES + asked + TOKEN_BYTES * tokens + BLOCK_BYTES * len(hits)
+
     def _start(
         self, step: Step, sampled: list[Sequence], sequence: Sequence, hits: list[int]
     ) -> None:
@@ -253,15 +303,19 @@ class Planner:
             self._counters.prefix_hit_tokens += sequence.num_hits
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = min(sequence.num_hits, sequence.prompt_len)
+        start = self._sent_from(sequence, sequence.num_computed)
+        shares = self._shares_prompt(sequence, start)
         step.added.append(
             NewSlot(
                 slot=sequence.slot,
-                tokens=sequence.tokens.tobytes(),
+                tokens=sequence.tokens[start:].tobytes(),
                 prompt_len=sequence.prompt_len,
                 num_computed=sequence.num_computed,
                 blocks=hits,
                 sampling=sequence.sampling,
                 prompt_logprobs=(sequence.prompt_logprobs.most if sequence.wants_prompt else None),
+                start=start,
+                prompt=step.share_prompt(sequence) if shares else -1,
             )
         )
         self._add_chunk(step, sampled, sequence)

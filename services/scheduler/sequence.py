@@ -56,6 +56,8 @@ class Request:
     ends when its prompt is computed, and the token drawn then is dropped."""
     streamed: bool
     """Somebody reads along and feels each pause."""
+    sampling_bytes: int = 0
+    """Of what each of its choices asks of the sampler, in a plan."""
     num_cached: int = 0
     """Prompt tokens that the prefix cache held when the request came, as far as the policy asks
     for it; they may be gone when it starts."""

@@ -6,7 +6,6 @@ import gc
 import os
 import socket
 import time
-from collections import deque
 from pathlib import Path
 
 from penstock.protocol.codec import Message
@@ -22,11 +21,12 @@ from penstock.protocol.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy_choice import make_policy
+from penstock.services.scheduler.sent_plans import SentPlans
 
 ATTACH_SECONDS = 1.0
 MOST_IN_FLIGHT = 4
-PLAN_RESEND_SECONDS = 2.0
-"""A plan without an answer is sent again; the worker answers twice or executes what it missed."""
+UNSENT_SECONDS = 1.0
+"""After a plan that could not be sent the next one is made so much later."""
 
 
 class SchedulerService(LoopService):
@@ -48,9 +48,8 @@ class SchedulerService(LoopService):
         self.attached = False
         self._attach_at = 0.0
         self._answers: list[StepResult | StepFailed] = []
-        self._sent: deque[StepPlan] = deque()
-        """Plans without an answer, oldest first."""
-        self._sent_at = 0.0
+        self._plans = SentPlans(self._send_plan)
+        self._plan_at = 0.0
 
     def identity(self) -> Identity:
         model = self.config.model
@@ -123,7 +122,7 @@ class SchedulerService(LoopService):
         if self.worker is not None and self.worker.incarnation in gone:
             self.worker = None
             self.attached = False
-            self._sent.clear()
+            self._plans.clear()
             self._answers.clear()
             if self._draining_since is None:
                 self.set_phase(Phase.LOADING, "waiting for a worker")
@@ -180,11 +179,9 @@ class SchedulerService(LoopService):
             else:
                 self.log.warning("step failed", step=answer.step, reason=answer.reason)
                 batches.append(core.fail(answer, now))
-                self._sent.clear()
-            while self._sent and self._sent[0].step <= answer.step:
-                self._sent.popleft()
-                self._sent_at = now
-        while True:
+                self._plans.clear()
+            self._plans.answered(answer.step, now)
+        while now >= self._plan_at:
             began = time.monotonic_ns() if TRACE.on else 0
             if (plan := core.plan(now)) is None:
                 break
@@ -192,12 +189,10 @@ class SchedulerService(LoopService):
                 TRACE.add(PLAN, began, plan.step)
                 began = time.monotonic_ns()
             self.faults.at("step")
-            self.mailbox.send(self.worker.address, plan)
+            if not self._plans.send(plan, now):
+                batches.append(self._unsent(core, plan, now))
             if began:
                 TRACE.add(SEND_PLAN, began, plan.step)
-            if not self._sent:
-                self._sent_at = now
-            self._sent.append(plan)
         if ended := core.drain():
             batches.append(ended)
         for batch in batches:
@@ -210,15 +205,24 @@ class SchedulerService(LoopService):
         for owner, batch in batches:
             self.mailbox.send(owner, batch)
 
-    def _resend(self, now: float) -> None:
-        if self.worker is not None and self._sent and now - self._sent_at > PLAN_RESEND_SECONDS:
-            self._sent_at = now
-            for plan in self._sent:
-                self.mailbox.send(self.worker.address, plan)
+    def _send_plan(self, plan: StepPlan) -> bool:
+        return self.worker is not None and self.mailbox.send(self.worker.address, plan)
+
+    def _unsent(self, core: SchedulerCore, plan: StepPlan, now: float) -> Batches:
+        """A plan that cannot be sent has failed: all that ran goes back to waiting, what it took in
+        is retried alone, and the plan is not made again as it was."""
+        reason = (
+            "its plan could not be sent to the worker: it is larger than a message may be, or the "
+            "worker takes none"
+        )
+        self.log.error("plan not sent", step=plan.step, added=len(plan.added), reason=reason)
+        self._plans.clear()
+        self._plan_at = now + UNSENT_SECONDS
+        return core.fail(StepFailed(self.epoch, plan.step, reason), now)
 
     def on_tick(self, now: float) -> None:
         self._find_worker(now)
-        self._resend(now)
+        self._plans.resend(now)
         if self.ledger is not None and self.core is not None:
             if not self.attached and not self.drained() and self._another_is_ready():
                 self.ledger.hand_over()

@@ -7,6 +7,8 @@ needs them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -23,6 +25,7 @@ from penstock.kernels.sampling import (
     begin_counts,
 )
 from penstock.protocol.messages.steps import NewSlot, SlotAdjustments
+from penstock.services.worker.slots import History, history
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -73,13 +76,13 @@ class SlotAdjuster:
         self._masks: Tensor | None = None
         self._words: WordTable | None = None
 
-    def begin(self, added: list[NewSlot]) -> None:
-        """These slots are taken; what sat in them before is forgotten."""
+    def begin(self, added: list[NewSlot], prompts: Sequence[bytes] = ()) -> None:
+        """These slots are taken; what sat in them before is forgotten. prompts: the plan's."""
         for new in added:
             if self._asks[new.slot]:
                 self._forget(new.slot)
             if new.sampling.adjustments is not None:
-                self._begin(new, new.sampling.adjustments)
+                self._begin(new.slot, history(new, prompts), new.sampling.adjustments)
 
     def _forget(self, slot: int) -> None:
         for flags in (self._asks, self._penalised, self._masked, self._worded):
@@ -87,16 +90,13 @@ class SlotAdjuster:
         self._biases.pop(slot, None)
         self._ends.pop(slot, None)
 
-    def _begin(self, new: NewSlot, asked: SlotAdjustments) -> None:
-        slot = new.slot
-        tokens = np.frombuffer(new.tokens, "<i4")
-        output = tokens[new.prompt_len :]
+    def _begin(self, slot: int, known: History, asked: SlotAdjustments) -> None:
         self._asks[slot] = True
         if asked.penalised:
             self._penalised[slot] = True
             self._repetition[slot] = asked.repetition
             self._frequency[slot], self._presence[slot] = asked.frequency, asked.presence
-            begin_counts(self._taken_counts(), slot, tokens[: new.prompt_len], output)
+            begin_counts(self._taken_counts(), slot, known.prompt, known.output)
         if asked.allowed is not None:
             self._masked[slot] = True
             mask = allowed_mask(np.frombuffer(asked.allowed, "<i4"), self._vocab_size)
@@ -109,7 +109,7 @@ class SlotAdjuster:
         if asked.bad_words:
             self._worded[slot] = True
             words = [np.frombuffer(word, "<i4").tolist() for word in asked.bad_words]
-            self._taken_words().begin(slot, words, output.tolist())
+            self._taken_words().begin(slot, words, known.output.tolist())
         if asked.min_tokens and asked.ends and asked.grammar is None:
             ends = np.frombuffer(asked.ends, "<i4").astype(np.int64)
             bans = np.full(len(ends), -np.inf, np.float32)

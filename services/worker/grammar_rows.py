@@ -14,7 +14,7 @@ from penstock.protocol.grammar_compiler import make_tokenizer
 from penstock.protocol.messages.steps import NewSlot, RowFailure
 from penstock.protocol.model_info import ModelInfo
 from penstock.services.worker.grammar_slots import Failure, GrammarSlots, Mask
-from penstock.services.worker.slots import IntArray
+from penstock.services.worker.slots import IntArray, output_of
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -68,9 +68,9 @@ class GrammarRows:
             self._follows[new.slot] = grammar is not None
             if asked is None or grammar is None or self._slots is None:
                 continue
-            output = np.frombuffer(new.tokens, "<i4")[new.prompt_len :]
             ends = np.frombuffer(asked.ends, "<i4")
-            self._slots.begin(new.slot, grammar, output.tolist(), asked.min_tokens, ends.tolist())
+            output = output_of(new).tolist()
+            self._slots.begin(new.slot, grammar, output, asked.min_tokens, ends.tolist())
 
     def following(self, at: IntArray) -> IntArray:
         """Which rows, whose slots are ``at``, follow a grammar."""

@@ -13,7 +13,13 @@ from penstock.kernels.attention import KV_TILE, ROW_MULTIPLE
 from penstock.kernels.attention_backend import CacheShape
 from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
-from penstock.kernels.sampling import AllowedTokens, SamplingRows, choose
+from penstock.kernels.sampling import (
+    NOT_FINITE,
+    NOTHING_LEFT,
+    AllowedTokens,
+    SamplingRows,
+    choose,
+)
 from penstock.kernels.sampling.logprobs import logprobs
 from penstock.protocol.messages.steps import (
     ChunkLogprobs,
@@ -140,7 +146,7 @@ class ModelExecutor(DirectExecutor):
         try:
             with torch.inference_mode():
                 step = self.slots.apply(plan)
-                self._adjuster.begin(plan.added)
+                self._adjuster.begin(plan.added, plan.prompts)
                 self.grammars.begin(plan.added)
                 self._start_masks(step)
                 if self.slots.fresh_blocks:
@@ -149,6 +155,9 @@ class ModelExecutor(DirectExecutor):
                         clear_blocks(cache, fresh)
                 hidden = self.hidden(step)
                 tokens, bad, logprobs, failures = self._choose(step, hidden)
+                not_finite, banned = (
+                    np.flatnonzero(bad == why).tolist() for why in (NOT_FINITE, NOTHING_LEFT)
+                )
                 prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
                 self.slots.finish(step, tokens)
         except BaseException:
@@ -157,7 +166,9 @@ class ModelExecutor(DirectExecutor):
             raise
         seconds = time.perf_counter() - begun
         ids = tokens.astype("<i4").tobytes()
-        return StepResult(plan.epoch, plan.step, ids, bad, seconds, logprobs, prompts, failures)
+        return StepResult(
+            plan.epoch, plan.step, ids, not_finite, seconds, logprobs, prompts, failures, banned
+        )
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Logits [rows, vocab] of a plan's rows, nothing drawn; ``reset`` comes next."""
@@ -192,12 +203,12 @@ class ModelExecutor(DirectExecutor):
 
     def _choose(
         self, step: PlannedStep, hidden: Hidden
-    ) -> tuple[npt.NDArray[np.int32], list[int], list[RowLogprobs], list[RowFailure]]:
-        """The sampled token of each row, the rows whose logits are not finite, logprobs, and the
+    ) -> tuple[npt.NDArray[np.int32], IntArray, list[RowLogprobs], list[RowFailure]]:
+        """The sampled token of each row, why rows have none (``Choice.bad``), logprobs, and the
         rows whose grammar has failed."""
         rows = len(step.sampled)
         if not rows:
-            return np.empty(0, np.int32), [], [], []
+            return np.empty(0, np.int32), np.empty(0, np.int64), [], []
         logits = self.row_logits(step, hidden)[:rows]
         slots, at = self.slots, step.sampled
         temperature = slots.temperature[at]
@@ -218,7 +229,7 @@ class ModelExecutor(DirectExecutor):
         if masks is not None:
             self.grammars.took(at[masks.rows], both[0][masks.rows])
         return (
-            both[0].astype(np.int32), np.flatnonzero(both[1]).tolist(),
+            both[0].astype(np.int32), both[1],
             self._logprobs(logits, at, both[0]), [] if masks is None else masks.failures,
         )  # fmt: skip
 

@@ -176,6 +176,8 @@ class WorkerService(LoopService):
         self.status.begin(self._limits.begin(plan))
         if self.executor.in_flight == self.executor.max_in_flight:
             self._collect(self.executor, wait=True)
+            if not plan.full and not self._expected:
+                return  # what it builds on has failed
         began = time.monotonic_ns() if TRACE.on else 0
         try:
             if self.faults:
@@ -193,19 +195,33 @@ class WorkerService(LoopService):
     def _play_faults(self, plan: StepPlan) -> None:
         self.faults.at("step")
         for new in plan.added:
-            self.faults.joined(new.tokens[: 4 * new.prompt_len])
+            self.faults.joined(new.tokens[: 4 * max(new.prompt_len - new.start, 0)])
 
     def _collect(self, executor: Executor, wait: bool = False) -> None:
         """Send the results of the steps that are over."""
         while (result := self._finished(executor, wait)) is not None:
             began = time.monotonic_ns() if TRACE.on else 0
             self._limits.over(result.seconds)
+            if not self.mailbox.send(self.scheduler, result):
+                self._unsent(executor, result)
+                return
             self._answers.append(result)
-            self.mailbox.send(self.scheduler, result)
             if began:
                 TRACE.add(SEND_RESULT, began, result.step)
         if not executor.in_flight:
             self.status.done()
+
+    def _unsent(self, executor: Executor, result: StepResult) -> None:
+        """A result that cannot be sent is lost, and sending it again would change nothing: its step
+        has failed, and what is under way behind it is not awaited."""
+        reason = (
+            "its result could not be sent: it is larger than a message may be (logprobs of many "
+            "prompts at once?), or the scheduler takes none"
+        )
+        self.log.error("result not sent", step=result.step, reason=reason)
+        self._reset(executor)
+        self._expected = 0
+        self.mailbox.send(self.scheduler, StepFailed(result.epoch, result.step, reason))
 
     def _finished(self, executor: Executor, wait: bool) -> StepResult | None:
         began = time.monotonic_ns() if wait and TRACE.on else 0

@@ -8,6 +8,7 @@ costs a few array operations whatever the batch. This module knows no model and 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,29 @@ class PlannedStep(NamedTuple):
     chunks: list[PlannedChunk]
     sampled: IntArray
     """Slot of each row of the result: ``decoding``, then the chunks with ``sample``."""
+
+
+class History(NamedTuple):
+    """What a new slot's adjustments read: int32 ids."""
+
+    prompt: npt.NDArray[np.int32]
+    """All of it, or nothing: then they do not read it."""
+    output: npt.NDArray[np.int32]
+    """All of it."""
+
+
+def history(new: NewSlot, prompts: Sequence[bytes] = ()) -> History:
+    """prompts: those of the plan that adds the slot."""
+    if new.prompt >= 0:
+        prompt = np.frombuffer(prompts[new.prompt], "<i4")
+    else:
+        prompt = np.frombuffer(new.tokens, "<i4")[: 0 if new.start else new.prompt_len]
+    return History(prompt, output_of(new))
+
+
+def output_of(new: NewSlot) -> npt.NDArray[np.int32]:
+    """All output so far of a new slot that has adjustments, int32 ids."""
+    return np.frombuffer(new.tokens, "<i4")[max(new.prompt_len - new.start, 0) :]
 
 
 class SlotTable:
@@ -92,6 +116,9 @@ class SlotTable:
         self.choice = np.zeros(slots, np.uint64)
         self._state = [FREE] * slots
         self._known: list[npt.NDArray[np.int32] | None] = [None] * slots
+        """Tokens of prefilling slots …"""
+        self._known_from = [0] * slots
+        """… and the position of the first of them."""
         self._order: list[int] = []
         self._decoding: IntArray | None = None
         self._epoch = 0
@@ -133,6 +160,7 @@ class SlotTable:
             self._free(slot)
         for new in plan.added:
             self._add(new)
+            self._check_history(new, plan.prompts)
         if plan.grown:
             self._grow(plan.grown)
         decoding = self.decoding()
@@ -194,23 +222,25 @@ class SlotTable:
             raise PlanError(f"slot {slot}: tokens are int32, got {len(new.tokens)} bytes")
         tokens = np.frombuffer(new.tokens, "<i4")
         limits = self.capacity
-        if not 1 <= len(tokens) <= limits.max_model_len:
+        length = new.length
+        if not 1 <= length <= limits.max_model_len:
+            raise PlanError(f"slot {slot}: {length} tokens; allowed are 1 … {limits.max_model_len}")
+        self._check_ids(slot, tokens)
+        if not 1 <= new.prompt_len <= length:
+            raise PlanError(f"slot {slot}: prompt_len {new.prompt_len} of {length} tokens")
+        if not 0 <= new.num_computed < length:
             raise PlanError(
-                f"slot {slot}: {len(tokens)} tokens; allowed are 1 … {limits.max_model_len}"
-            )
-        if int(tokens.min()) < 0 or int(tokens.max()) >= limits.vocab_size:
-            raise PlanError(f"slot {slot}: token ids are 0 … {limits.vocab_size - 1}")
-        if not 1 <= new.prompt_len <= len(tokens):
-            raise PlanError(f"slot {slot}: prompt_len {new.prompt_len} of {len(tokens)} tokens")
-        if not 0 <= new.num_computed < len(tokens):
-            raise PlanError(
-                f"slot {slot}: num_computed {new.num_computed} of {len(tokens)} tokens leaves "
+                f"slot {slot}: num_computed {new.num_computed} of {length} tokens leaves "
                 "nothing to compute"
             )
+        if not 0 <= new.start <= new.num_computed:
+            raise PlanError(
+                f"slot {slot}: tokens from position {new.start} on, {new.num_computed} are computed"
+            )
         self._state[slot] = PREFILLING
-        self._known[slot] = tokens
+        self._known[slot], self._known_from[slot] = tokens, new.start
         self.position[slot] = new.num_computed
-        self.num_output[slot] = len(tokens) - new.prompt_len
+        self.num_output[slot] = length - new.prompt_len
         self.num_blocks[slot] = 0
         self.block_table[slot] = self._empty_block
         computed = -(-new.num_computed // limits.block_size)
@@ -229,6 +259,29 @@ class SlotTable:
         self.asks[slot] = sampling.adjustments is not None
         self.seed[slot] = sampling.seed & _UINT64
         self.choice[slot] = sampling.choice & _UINT64
+
+    def _check_ids(self, slot: int, tokens: npt.NDArray[np.int32]) -> None:
+        vocab = self.capacity.vocab_size
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+            raise PlanError(f"slot {slot}: token ids are 0 … {vocab - 1}")
+
+    def _check_history(self, new: NewSlot, prompts: Sequence[bytes]) -> None:
+        """What a slot's adjustments read must have come with it."""
+        slot, asked = new.slot, new.sampling.adjustments
+        if new.prompt >= 0:
+            if new.prompt >= len(prompts) or len(prompts[new.prompt]) != 4 * new.prompt_len:
+                raise PlanError(
+                    f"slot {slot}: prompt {new.prompt} of {len(prompts)} is not its prompt of "
+                    f"{new.prompt_len} tokens"
+                )
+            self._check_ids(slot, np.frombuffer(prompts[new.prompt], "<i4"))
+        elif new.start and asked is not None and asked.reads_prompt:
+            raise PlanError(f"slot {slot}: its adjustments read the prompt, which is not there")
+        if asked is not None and new.start > new.prompt_len:
+            raise PlanError(
+                f"slot {slot}: it has adjustments, and its output before position {new.start} is "
+                "not there"
+            )
 
     def _append_blocks(self, slot: int, blocks: list[int], computed: int = 0) -> None:
         """``computed``: the first of these hold computed positions."""
@@ -276,8 +329,8 @@ class SlotTable:
         slot = chunk.slot
         if self._state_of(slot) != PREFILLING:
             raise PlanError(f"slot {slot}: a chunk for a slot that is not prefilling")
-        known = self._known[slot]
-        length = 0 if known is None else len(known)
+        known, skipped = self._known[slot], self._known_from[slot]
+        length = 0 if known is None else skipped + len(known)
         end = chunk.start + chunk.count
         if known is None or chunk.start != self.position[slot] or not chunk.start < end <= length:
             raise PlanError(
@@ -293,9 +346,10 @@ class SlotTable:
                 f"{self.num_blocks[slot]} blocks of {self.capacity.block_size}"
             )
         self.position[slot] = end
-        last = min(end + 1, int(self.prompt_length[slot])) if self.prompt_logprobs[slot] >= 0 else 0
-        predicted = known[chunk.start + 1 : last]
-        return PlannedChunk(slot, chunk.start, known[chunk.start : end], chunk.sample, predicted)
+        first, past = chunk.start - skipped, end - skipped
+        last = int(self.prompt_length[slot]) - skipped if self.prompt_logprobs[slot] >= 0 else 0
+        predicted = known[first + 1 : max(min(past + 1, last), 0)]
+        return PlannedChunk(slot, chunk.start, known[first:past], chunk.sample, predicted)
 
     def _check_budget(self, decoding: int, chunks: list[PlannedChunk]) -> None:
         tokens = decoding + sum(len(chunk.tokens) for chunk in chunks)

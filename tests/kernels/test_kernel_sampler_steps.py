@@ -169,7 +169,7 @@ def test_a_row_without_any_token_left_is_reported_and_disturbs_nobody() -> None:
         Request(output=[7], presence=1.0),
     ]  # fmt: skip
     choice = sampling.choose(logits, sampling_rows(requests), GREEDY, adjustments(requests, vocab))
-    assert choice.bad.tolist() == [False, True, True, False, False, True]
+    assert choice.bad.tolist() == [0, 1, 1, 0, 0, 2]
     assert 0 <= int(choice.tokens.min()) <= int(choice.tokens.max()) < vocab
     for row in (0, 3, 4):
         alone = [requests[row]]

@@ -108,6 +108,7 @@ _PACKED = PackedLogprobs(2, _IDS)
 _ADJUSTMENTS = s.SlotAdjustments(1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR)
 _SLOT = s.NewSlot(
     3, _IDS, 1, 0, [5, 6], s.SlotSampling(0.5, 40, 0.25, 2**64 - 1, 1, 0.125, _ADJUSTMENTS, 5), 2,
+    4, 0,
 )  # fmt: skip
 _SLOT_ROW: list[Any] = [
     3, _IDS, 1, 0, [5, 6],
@@ -115,7 +116,7 @@ _SLOT_ROW: list[Any] = [
         0.5, 40, 0.25, 2**64 - 1, 1, 0.125,
         [1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR_ROW], 5,
     ],
-    2,
+    2, 4, 0,
 ]  # fmt: skip
 BIG = 2**63 - 1
 
@@ -197,16 +198,22 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "StepPlan": (
         s.StepPlan(
             1, 2, True, [0], [_SLOT], [1, 9], [s.Chunk(3, 0, 2, True, [7])],
-            [s.BlockCopy(0, 1, 1, 2)], 4,
+            [s.BlockCopy(0, 1, 1, 2)], 4, [_IDS],
         ),
-        [42, 1, 2, True, [0], [_SLOT_ROW], [1, 9], [[3, 0, 2, True, [7]]], [[0, 1, 1, 2]], 4],
+        [
+            *(42, 1, 2, True, [0], [_SLOT_ROW], [1, 9], [[3, 0, 2, True, [7]]], [[0, 1, 1, 2]], 4),
+            [_IDS],
+        ],
     ),
     "StepResult": (
         s.StepResult(
             1, 2, _IDS, [1], 0.125, [s.RowLogprobs(1, _PACKED)], [s.ChunkLogprobs(3, 16, _PACKED)],
-            [s.RowFailure(1, "no", 503)],
+            [s.RowFailure(1, "no", 503)], [2],
         ),
-        [43, 1, 2, _IDS, [1], 0.125, [[1, [2, _IDS]]], [[3, 16, [2, _IDS]]], [[1, "no", 503]]],
+        [
+            *(43, 1, 2, _IDS, [1], 0.125, [[1, [2, _IDS]]], [[3, 16, [2, _IDS]]]),
+            *([[1, "no", 503]], [2]),
+        ],
     ),
     "StepFailed": (s.StepFailed(1, 2, "boom"), [44, 1, 2, "boom"]),
 }  # fmt: skip
@@ -249,8 +256,8 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "f93772fd9e3bdfcc"
-"""Of protocol version 7."""
+SCHEMA_HASH = "b7ce2e203fd4eb41"
+"""Of protocol version 9."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (
@@ -300,15 +307,15 @@ GOLDEN: dict[str, str] = {
     "Attach": "932801a86970633a2f2f2f73",
     "Attached": "99290100cd03e81040cd0800cd1000cd7d00",
     "StepPlan": (
-        "9a2a0102c39100919703c40801000000ff7f0000010092050698cb3fe000000000000028cb3fd00000000000"
+        "9b2a0102c39100919903c40801000000ff7f0000010092050698cb3fe000000000000028cb3fd00000000000"
         "00cfffffffffffffffff01cb3fc00000000000009acb3ff4000000000000cbbff8000000000000cb3ff80000"
         "00000000c40801000000ff7f0000c40801000000ff7f0000c40801000000ff7f000091c40801000000ff7f00"
         "0003c40801000000ff7f000096a57265676578a2612bc3af726573706f6e73655f666f726d6174c404050000"
-        "00c4040500000005029201099195030002c3910791940001010204"
+        "00c40405000000050204009201099195030002c391079194000101020491c40801000000ff7f0000"
     ),
     "StepResult": (
-        "992b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
-        "9202c40801000000ff7f0000919301a26e6fcd01f7"
+        "9a2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
+        "9202c40801000000ff7f0000919301a26e6fcd01f79102"
     ),
     "StepFailed": "942c0102a4626f6f6d",
     "Identity": (

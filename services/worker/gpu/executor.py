@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
+from penstock.kernels.sampling import NOT_FINITE, NOTHING_LEFT
 from penstock.protocol.messages.steps import NewSlot, RowFailure, StepPlan, StepResult
 from penstock.protocol.trace import PREPARE, TRACE
 from penstock.services.worker.executor import ExecutorCapacity
@@ -137,7 +138,7 @@ class GpuExecutor:
         try:
             with torch.inference_mode():
                 step = self.slots.apply(plan)
-                self.sampler.begin(plan.added)
+                self.sampler.begin(plan.added, plan.prompts)
                 self._begin_grammars(plan.added)
                 self._flight.append(self._launch(plan, step, launched))
                 self.slots.advance(step)
@@ -309,9 +310,10 @@ class GpuExecutor:
             oldest.epoch,
             oldest.step,
             tokens.astype("<i4").tobytes(),
-            np.flatnonzero(bad).tolist(),
+            np.flatnonzero(bad == NOT_FINITE).tolist(),
             seconds,
             [] if asked is None else asked.of_rows(tokens),
             [] if asked is None else asked.of_prompts(),
             oldest.failures,
+            np.flatnonzero(bad == NOTHING_LEFT).tolist(),
         )

@@ -9,6 +9,7 @@ before this one's tokens are known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from penstock.protocol.messages.steps import NewSlot, SlotAdjustments
 from penstock.protocol.sampling import GREEDY_TEMPERATURE, MAX_BIASES, MAX_STOP_TOKENS
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.grammar_rows import only
-from penstock.services.worker.slots import IntArray, SlotTable
+from penstock.services.worker.slots import History, IntArray, SlotTable, history
 
 MOST_ENTRIES = MAX_BIASES + 2 * MAX_STOP_TOKENS
 """Biases, and stop and end tokens that may not come yet, of one slot."""
@@ -53,19 +54,18 @@ class GpuSampler:
             for array in (self._words.tokens, self._words.starts, self._words.ring)
         )
 
-    def begin(self, added: list[NewSlot]) -> None:
-        """Send what new slots ask for beyond numbers; comes before their first step."""
+    def begin(self, added: list[NewSlot], prompts: Sequence[bytes] = ()) -> None:
+        """Send what new slots ask for beyond numbers; comes before their first step. prompts: the
+        plan's."""
         for new in added:
             asked = new.sampling.adjustments
             if asked is not None:
-                self._begin(new, asked)
+                self._begin(new.slot, history(new, prompts), asked)
 
-    def _begin(self, new: NewSlot, asked: SlotAdjustments) -> None:
-        slot, slots = new.slot, self.slots
-        tokens = np.frombuffer(new.tokens, "<i4")
-        prompt, output = tokens[: new.prompt_len], tokens[new.prompt_len :]
+    def _begin(self, slot: int, known: History, asked: SlotAdjustments) -> None:
+        slots = self.slots
         if asked.penalised:
-            occurring, counts = packed_counts(prompt, output)
+            occurring, counts = packed_counts(known.prompt, known.output)
             row = slots.counts[slot].zero_()
             row[self._sent(occurring)] = self._sent(counts)
         if asked.allowed is not None:
@@ -84,7 +84,7 @@ class GpuSampler:
         if asked.bad_words:
             words = [np.frombuffer(word, "<i4").tolist() for word in asked.bad_words]
             host = self._words
-            host.begin(slot, words, output.tolist())
+            host.begin(slot, words, known.output.tolist())
             for array, source in zip(
                 self._word_arrays, (host.tokens, host.starts, host.ring), strict=True
             ):

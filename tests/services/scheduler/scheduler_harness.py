@@ -137,6 +137,8 @@ class Engine:
         self.answers: deque[StepResult | StepFailed] = deque()
         self.streams: dict[tuple[int, int], Stream] = {}
         self.plans: list[StepPlan] = []
+        self.started: list[int] = []
+        """Request of every slot that a plan has added, in order."""
 
     # What owners do.
 
@@ -201,7 +203,10 @@ class Engine:
         self.core.check()
         if plan is not None:
             self.plans.append(plan)
-            answer = self.worker.execute(plan)
+            running = {s.slot: s for s in self.core._planner.batch.sequences.values()}
+            self.started += [running[new.slot].request.id for new in plan.added]
+            whole = {new.slot: running[new.slot].tokens.tolist() for new in plan.added}
+            answer = self.worker.execute(plan, whole)
             if answer is not None:
                 self.answers.append(answer)
         return plan

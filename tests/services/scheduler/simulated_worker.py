@@ -1,5 +1,8 @@
 """A worker in plain Python that executes step plans and refuses every plan that breaks a rule.
 
+It computes with what the plan tells: what stands before the positions that a new slot computes is
+read from its blocks. Whoever knows the sequences whole says so, and it is compared.
+
 K and V are modelled by content: a position holds a hash of all tokens up to it, which is what the
 K and V of a real model depend on. So a block table that is wrong, stale or too short, a block that
 two sequences write, or a prefix hit on other tokens is seen at the read. The token sampled is a
@@ -25,6 +28,8 @@ from penstock.services.scheduler.limits import Limits
 _MASK = (1 << 61) - 1
 _NOT_A_NUMBER = -1
 """Content of a position whose K and V are NaN, and of all that depend on it."""
+_UNSENT = -2
+"""Stands for a token that the plan did not bring."""
 
 
 class BrokenRule(AssertionError):
@@ -75,12 +80,14 @@ class Slot:
     blocks: list[int]
     sampling: SlotSampling
     histories: list[int] = field(default_factory=list)
-    """Hash of the tokens up to each position."""
+    """Hash of the tokens up to each position, once it is known what stands before them."""
     decoding: bool = False
 
-    def __post_init__(self) -> None:
-        history = 0
-        for token in self.tokens:
+    def begin(self, before: list[int]) -> None:
+        """before: the histories of the computed positions."""
+        self.histories = list(before)
+        history = before[-1] if before else 0
+        for token in self.tokens[len(before) :]:
             history = mix(history, token)
             self.histories.append(history)
 
@@ -101,6 +108,8 @@ class SimulatedWorker:
     epoch: int
     poison: int = -1
     not_a_number: int = -1
+    banned_seed: int = -1
+    """Slots with this seed ban every token."""
     fail_steps: dict[int, str] = field(default_factory=dict)
     """Steps that raise, with the reason."""
     token_seconds: float = 0.0
@@ -115,9 +124,18 @@ class SimulatedWorker:
         self._memory: list[list[int | None]] = [
             [None] * self.limits.block_size for _ in range(self.limits.num_blocks)
         ]
+        self._whole: dict[int, list[int]] = {}
+        self._before: dict[int, int] = {}
+        """The history that each history continues."""
 
-    def execute(self, plan: StepPlan) -> StepResult | StepFailed | None:
-        """Run one plan. ``None``: not executed (another epoch, or waiting for a full plan)."""
+    def execute(
+        self, plan: StepPlan, whole: dict[int, list[int]] | None = None
+    ) -> StepResult | StepFailed | None:
+        """Run one plan. ``None``: not executed (another epoch, or waiting for a full plan).
+
+        whole: all tokens of new slots' sequences, as far as the caller knows them.
+        """
+        self._whole = whole or {}
         if plan.epoch != self.epoch:
             return None
         require(plan.step == self._expected, f"plan {plan.step} came, {self._expected} was due")
@@ -150,7 +168,9 @@ class SimulatedWorker:
             require(number in self.slots, f"slot {number} is gone, but was not in use")
             del self.slots[number]
         for new in plan.added:
-            self._add(new)
+            self._add(new, plan.prompts)
+        wanted = dict.fromkeys(new.prompt for new in plan.added if new.prompt >= 0)
+        require(list(wanted) == list(range(len(plan.prompts))), "a prompt that nobody points to")
         require(len(plan.grown) % 2 == 0, "grown holds pairs")
         for number, block in zip(plan.grown[::2], plan.grown[1::2], strict=True):
             slot = self._slot(number)
@@ -162,11 +182,13 @@ class SimulatedWorker:
                 f"slot {number} grew before it needed to",
             )
 
-    def _add(self, new: NewSlot) -> None:
+    def _add(self, new: NewSlot, prompts: list[bytes]) -> None:
         require(0 <= new.slot < self.limits.max_num_seqs, f"there is no slot {new.slot}")
         require(new.slot not in self.slots, f"slot {new.slot} is in use")
-        tokens = token_list(new.tokens)
-        require(all(0 <= t < self.limits.vocab_size for t in tokens), "token out of vocabulary")
+        sent = token_list(new.tokens)
+        tokens = [_UNSENT] * new.start + sent
+        self._require_history(new, prompts)
+        require(all(0 <= t < self.limits.vocab_size for t in sent), "token out of vocabulary")
         require(0 < new.prompt_len <= len(tokens), "the prompt is empty or longer than the tokens")
         require(len(tokens) < self.limits.max_model_len, "no room for one token more")
         require(0 <= new.num_computed < len(tokens), "nothing is left to compute")
@@ -178,6 +200,22 @@ class SimulatedWorker:
         slot = Slot(tokens, new.prompt_len, new.num_computed, [], new.sampling)
         self._append_blocks(slot, new.blocks)
         self.slots[new.slot] = slot
+
+    def _require_history(self, new: NewSlot, prompts: list[bytes]) -> None:
+        """A slot gets the tokens that its adjustments read, and no others that it does not
+        compute."""
+        asked = new.sampling.adjustments
+        if asked is None:
+            require(new.start == new.num_computed, "tokens that nobody reads are sent")
+            require(new.prompt < 0, "a prompt that nobody reads is sent")
+            return
+        require(new.start == min(new.num_computed, new.prompt_len), "output is missing")
+        require((new.prompt >= 0) == (asked.reads_prompt and new.start > 0), "prompt or no prompt")
+        if new.prompt >= 0:
+            prompt = token_list(prompts[new.prompt])
+            require(len(prompt) == new.prompt_len, "the prompt is another one's")
+            sent = token_list(new.tokens)[: new.prompt_len - new.start]
+            require(prompt[new.start :] == sent, "the prompt and its tokens differ")
 
     def _slot(self, number: int) -> Slot:
         require(number in self.slots, f"slot {number} is not in use")
@@ -233,11 +271,16 @@ class SimulatedWorker:
         size = self.limits.block_size
         writers: dict[int, Slot] = {}
         for slot, end in work:
+            if not slot.histories:
+                slot.begin(self._histories(slot))
+                self._require_own_prefix(slot)
             for position in range(slot.computed, end):
                 block = slot.blocks[position // size]
                 require(writers.setdefault(block, slot) is slot, f"block {block} has two writers")
                 self._require_sole_writer(slot, block, position // size)
-                self._memory[block][position % size] = slot.histories[position]
+                history = slot.histories[position]
+                self._memory[block][position % size] = history
+                self._before[history] = slot.histories[position - 1] if position else 0
         for slot, end in work:
             if self.poison in slot.tokens[slot.computed : end]:
                 self._scramble(writers)
@@ -246,6 +289,35 @@ class SimulatedWorker:
             self._scramble(writers)
             raise _StepRaised(self.fail_steps[plan.step])
         self._spread_not_a_number(work)
+
+    def _histories(self, slot: Slot) -> list[int]:
+        """Those of a new slot's computed positions, as they lie in its blocks: written by plans
+        before this one, or by a sequence that stands before it in this one."""
+        found: list[int] = []
+        for position in range(slot.computed):
+            content = self._read(slot, position)
+            if content is None:
+                raise BrokenRule(f"position {position} of a prefix hit was never computed")
+            before = found[-1] if found else 0
+            require(
+                content == _NOT_A_NUMBER or self._before[content] == before,
+                f"position {position} of a prefix hit does not follow the one before it",
+            )
+            found.append(content)
+        return found
+
+    def _require_own_prefix(self, slot: Slot) -> None:
+        """The prefix hit is that of the slot's sequence, where the caller has said what it is."""
+        number = next(number for number, other in self.slots.items() if other is slot)
+        tokens = self._whole.get(number)
+        if tokens is None or not slot.computed:
+            return
+        hit = slot.histories[slot.computed - 1]
+        own = history_hash(tokens[: slot.computed])
+        require(hit in (own, _NOT_A_NUMBER), "a prefix hit has K and V that are not its own")
+        require(
+            slot.tokens[slot.computed :] == tokens[slot.computed :], "tokens that are not its own"
+        )
 
     def _require_sole_writer(self, slot: Slot, block: int, index: int) -> None:
         """No other slot has computed anything in a block that is being written."""
@@ -301,19 +373,24 @@ class SimulatedWorker:
                 )
             slot.computed = end
         rows = decoding + [self.slots[chunk.slot] for chunk in plan.chunks if chunk.sample]
-        tokens, bad_rows = [], []
+        tokens, bad_rows, banned_rows = [], [], []
         for row, slot in enumerate(rows):
             position = len(slot.tokens) - slot.prompt_len
             token = draw(slot.histories[-1], slot.sampling, position, self.limits.vocab_size)
             if self._read(slot, len(slot.tokens) - 1) == _NOT_A_NUMBER:
                 bad_rows.append(row)
                 token = 0
+            elif slot.sampling.seed == self.banned_seed:
+                banned_rows.append(row)
+                token = 0
             slot.append(token)
             slot.decoding = True
             tokens.append(token)
         prefilled = sum(chunk.count for chunk in plan.chunks)
         seconds = 0.001 + self.token_seconds * prefilled
-        return StepResult(plan.epoch, plan.step, token_bytes(tokens), bad_rows, seconds)
+        return StepResult(
+            plan.epoch, plan.step, token_bytes(tokens), bad_rows, seconds, banned_rows=banned_rows
+        )
 
 
 class _StepRaised(Exception):

@@ -368,7 +368,7 @@ def test_one_choice_with_output_makes_the_whole_request_a_continuation() -> None
     assert engine.core.add(2, 0, "t", work, 0.0) is None
     plan = engine.plan()
     assert plan is not None
-    assert [len(new.tokens) // 4 for new in plan.added] == [5, 4, 5]
+    assert [new.length for new in plan.added] == [5, 4, 5]
 
 
 def test_requests_past_their_deadline_end_whether_they_wait_or_run() -> None:

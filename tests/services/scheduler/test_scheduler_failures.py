@@ -175,6 +175,31 @@ def test_rows_that_are_not_finite_end_their_request_only() -> None:
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 4])
+def test_a_request_that_bans_every_token_ends_alone_and_the_cache_keeps_its_prompt(
+    max_in_flight: int,
+) -> None:
+    engine = Engine(max_in_flight=max_in_flight)
+    engine.worker.banned_seed = 7
+    engine.submit(1, prompt(41), max_tokens=8)
+    engine.run()
+    cached = engine.core.stats().blocks_cached
+    engine.submit(2, [*prompt(41), 1, 2], max_tokens=8, seed=7)
+    engine.submit(3, prompt(41), max_tokens=8)
+    engine.run()
+    end = engine.end(2)
+    assert (end.reason, end.status) == (EndReason.ERROR, 400)
+    assert "its own parameters" in end.message
+    assert engine.tokens(2) == []
+    engine.assert_finished(3)
+    assert engine.core.stats().blocks_cached >= cached
+    engine.submit(4, prompt(41), max_tokens=8)
+    engine.run()
+    engine.assert_finished(4)
+    assert engine.streams[4, 0].cached == 40
+    engine.assert_idle()
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2, 4])
 def test_a_sequence_that_used_a_bad_block_of_another_is_computed_again(max_in_flight: int) -> None:
     engine = Engine(not_a_number=999_999, max_in_flight=max_in_flight)
     engine.submit(1, prompt(9), max_tokens=8)

@@ -44,12 +44,7 @@ class Tenants:
 
     def started(self) -> list[str]:
         """Tenants in the order in which their sequences got slots."""
-        starts = []
-        for plan in self.engine.plans:
-            for new in plan.added:
-                first, second = memoryview(new.tokens).cast("i")[:2]
-                starts.append(self.tenant_of[first * 100 + second])
-        return starts
+        return [self.tenant_of[request_id] for request_id in self.engine.started]
 
     def served(self) -> dict[str, float]:
         """Weighted tokens: prompt positions of those that started, and tokens received."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from scheduler_harness import Engine, prompt, small, token_work
-from simulated_worker import token_bytes
 
 from penstock.protocol.messages.tokens import EndReason
 
@@ -191,8 +190,7 @@ def test_the_least_urgent_gives_way_under_the_priority_policy() -> None:
     engine.submit(2, prompt(6, 40), max_tokens=20, priority=1)
     engine.run()
     assert engine.core.stats().counters.preemptions >= 1
-    back = [plan for plan in engine.plans if plan.added][-1]
-    assert back.added[0].tokens.startswith(token_bytes(prompt(6)))
+    assert engine.started[-1] == 1
     engine.assert_finished(1)
     engine.assert_finished(2)
 

@@ -13,7 +13,8 @@ SAMPLING = SlotSampling(1.0, 0, 1.0, 0, 0)
 
 
 def new_slot(slot: int, tokens: list[int], computed: int = 0, blocks: list[int] = []) -> NewSlot:  # noqa: B006
-    return NewSlot(slot, token_bytes(tokens), len(tokens), computed, blocks, SAMPLING)
+    sent = token_bytes(tokens[computed:])
+    return NewSlot(slot, sent, len(tokens), computed, blocks, SAMPLING, start=computed)
 
 
 def first_plan(**changes: object) -> StepPlan:
@@ -55,7 +56,7 @@ def test_a_right_plan_is_executed() -> None:
         ({"chunks": [Chunk(1, 0, 5, True, [0, 1])]}, "not in use"),
         ({"chunks": []}, "computes nothing"),
         ({"added": [new_slot(0, [1, 2, 3, 4, 5], 4, [9])], "chunks": [Chunk(0, 4, 1, True, [1])]},
-         "not its own"),
+         "never computed"),
         ({"added": [new_slot(0, [1, 2]), new_slot(1, [3, 4])],
           "chunks": [Chunk(0, 0, 2, True, [0]), Chunk(1, 0, 2, True, [0])]}, "is written while"),
         ({"repeat": 2}, "repeat"),
@@ -77,8 +78,8 @@ def test_a_wrong_first_plan_is_refused(changes: dict[str, object], words: str) -
         ({"added": [new_slot(1, [7, 8])], "chunks": [Chunk(1, 0, 2, True, [1])]}, "two places"),
         ({"added": [new_slot(1, [1, 2, 3, 4, 9], 4, [0])], "grown": [1, 5],
           "chunks": [Chunk(1, 4, 1, True, [2])]}, "does not decode"),
-        ({"added": [new_slot(1, [9, 2, 3, 4, 9], 4, [0])], "chunks": [Chunk(1, 4, 1, True, [2])]},
-         "not its own"),
+        ({"added": [new_slot(1, [*range(1, 9), 9], 8, [0, 1])],
+          "chunks": [Chunk(1, 8, 1, True, [2])]}, "never computed"),
     ],
 )  # fmt: skip
 def test_a_wrong_later_plan_is_refused(changes: dict[str, object], words: str) -> None:
@@ -86,6 +87,15 @@ def test_a_wrong_later_plan_is_refused(changes: dict[str, object], words: str) -
     worker.execute(first_plan())
     with pytest.raises(BrokenRule, match=words):
         worker.execute(next_plan(**changes))
+
+
+def test_a_prefix_hit_on_other_tokens_is_seen() -> None:
+    worker = SimulatedWorker(ROOMY, 1)
+    worker.execute(first_plan())
+    tokens = [9, 2, 3, 4, 9]
+    hit = next_plan(added=[new_slot(1, tokens, 4, [0])], chunks=[Chunk(1, 4, 1, True, [2])])
+    with pytest.raises(BrokenRule, match="not its own"):
+        worker.execute(hit, {1: tokens})
 
 
 def test_a_block_that_is_overwritten_while_in_use_is_seen() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from asked_slots import EVERY_KIND, asking, biased, ids
 from plan_driver import GREEDY, PlanDriver
 from tiny_models import generated, some_prompts
 
-from penstock.protocol.messages.steps import SlotSampling
+from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.protocol.model_info import read_model_info
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.model_executor import ModelExecutor
@@ -94,3 +95,54 @@ def test_a_strong_penalty_keeps_tokens_from_coming_twice(run: Run) -> None:
     (found,) = run([prompt], [asking(presence=2.0, frequency=2.0, repetition=10.0)], preemptions=2)
     assert len(set(found)) == len(found)
     assert not set(found) & set(prompt)
+
+
+def test_slots_that_begin_behind_a_cached_prefix_draw_as_if_all_had_been_sent(
+    tiny_folder: Folder,
+) -> None:
+    info = read_model_info(tiny_folder("qwen3"))
+    capacity = ExecutorCapacity(120, 16, 16, 600, 256, info.vocab_size)
+    model = load_model(info, torch.float32, torch.device("cpu"), lambda note: None)
+    executor = ModelExecutor(model, capacity)
+    (tokens,) = some_prompts([40])
+    kinds = [*EVERY_KIND, asking(1.2, bad_words=[ids(tokens[-1], 7), ids(9)]), GREEDY]
+
+    def drawn(prompt_len: int, starts: list[int], prompts: list[bytes], step: int) -> list[int]:
+        added = [
+            NewSlot(
+                slot, ids(*tokens[start:]), prompt_len, 32, [0, 1], kind, None, start,
+                0 if prompts and start else -1,
+            )
+            for slot, (kind, start) in enumerate(zip(kinds, starts, strict=True))
+        ]  # fmt: skip
+        chunks = [Chunk(slot, 32, 8, True, [3 + slot]) for slot in range(len(kinds))]
+        plan = StepPlan(1, step, True, [], added, [], chunks, prompts=prompts)
+        found = np.frombuffer(executor.execute(plan).tokens, "<i4").tolist()
+        decoded = executor.execute(StepPlan(1, step + 1, False, [], [], [], []))
+        return [*found, *np.frombuffer(decoded.tokens, "<i4").tolist()]
+
+    owner = NewSlot(0, ids(*tokens), 40, 0, [], GREEDY)
+    executor.execute(StepPlan(1, 1, True, [], [owner], [], [Chunk(0, 0, 40, True, [0, 1, 2])]))
+    for prompt_len in (36, 20):
+        whole = drawn(prompt_len, [0] * len(kinds), [], 2)
+        start = min(32, prompt_len)
+        starts = [32 if kind.adjustments is None else start for kind in kinds]
+        assert drawn(prompt_len, starts, [ids(*tokens[:prompt_len])], 4) == whole
+        assert len(set(whole)) > 3
+
+
+def test_a_row_that_may_take_nothing_is_told_from_one_that_is_not_finite(
+    tiny_folder: Folder,
+) -> None:
+    info = read_model_info(tiny_folder("qwen2"))
+    capacity = ExecutorCapacity(120, 16, 8, 64, 256, info.vocab_size)
+    model = load_model(info, torch.float32, torch.device("cpu"), lambda note: None)
+    model.weights.embedding[5] = torch.nan
+    executor = ModelExecutor(model, capacity)
+    every = ids(*range(info.vocab_size))
+    kinds = [GREEDY, asking(min_tokens=9, ends=every), asking(0.8, allowed=b""), GREEDY]
+    last = [6, 6, 5, 5]
+    added = [NewSlot(slot, ids(7, last[slot]), 2, 0, [], kind) for slot, kind in enumerate(kinds)]
+    chunks = [Chunk(slot, 0, 2, True, [slot]) for slot in range(4)]
+    result = executor.execute(StepPlan(1, 1, True, [], added, [], chunks))
+    assert (result.banned_rows, result.bad_rows) == ([1], [2, 3])

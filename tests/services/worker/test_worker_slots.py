@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from plan_driver import GREEDY, PlanDriver
 
-from penstock.protocol.messages.steps import BlockCopy, Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.protocol.messages.steps import (
+    BlockCopy,
+    Chunk,
+    NewSlot,
+    SlotAdjustments,
+    SlotSampling,
+    StepPlan,
+)
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.null_engine import NullExecutor
-from penstock.services.worker.slots import PlanError, SlotTable
+from penstock.services.worker.slots import PlanError, SlotTable, history
 
 CAPACITY = ExecutorCapacity(
     num_blocks=10,
@@ -25,6 +33,10 @@ CAPACITY = ExecutorCapacity(
 
 def ids(*tokens: int) -> bytes:
     return np.array(tokens, "<i4").tobytes()
+
+
+PENALISED = msgspec.structs.replace(GREEDY, adjustments=SlotAdjustments(repetition=2.0))
+BIASED = msgspec.structs.replace(GREEDY, adjustments=SlotAdjustments(frequency=2.0))
 
 
 def new(slot: int = 0, **changes: object) -> NewSlot:
@@ -84,6 +96,28 @@ def test_output_tokens_of_a_continuation_count() -> None:
     assert table.num_output[2] == 3
 
 
+def test_a_slot_computes_from_the_position_that_its_tokens_begin_at() -> None:
+    table = SlotTable(CAPACITY)
+    part = new(tokens=ids(9, 10, 11, 12), prompt_len=10, num_computed=8, start=8, blocks=[3])
+    added = plan(1, added=[part], chunks=[Chunk(0, 8, 3, False, [4])])
+    (chunk,) = table.apply(added).chunks
+    assert (chunk.start, chunk.tokens.tolist()) == (8, [9, 10, 11])
+    last = table.apply(plan(2, chunks=[Chunk(0, 11, 1, True, [])]))
+    assert (last.chunks[0].start, last.chunks[0].tokens.tolist()) == (11, [12])
+    assert table.num_output[0] == 2
+
+
+def test_what_adjustments_read_is_the_same_however_it_was_sent() -> None:
+    tokens = np.arange(20, 32, dtype="<i4")
+    whole = new(tokens=tokens.tobytes(), prompt_len=9)
+    for start in (0, 4, 8, 9):
+        sent = new(tokens=tokens[start:].tobytes(), prompt_len=9, start=start, prompt=1)
+        found = history(sent, [b"", tokens[:9].tobytes()])
+        assert found.prompt.tolist() == history(whole).prompt.tolist() == tokens[:9].tolist()
+        assert found.output.tolist() == history(whole).output.tolist() == tokens[9:].tolist()
+        assert history(msgspec.structs.replace(sent, prompt=-1)).output.tolist() == [29, 30, 31]
+
+
 def test_a_reused_slot_is_reset_whole() -> None:
     table = SlotTable(CAPACITY)
     sampling = SlotSampling(0.7, 5, 0.5, 2**64 - 1, 3)
@@ -113,6 +147,24 @@ BAD_FIRST: dict[str, tuple[dict[str, object], str]] = {
     "a token past the vocabulary": ({"added": [new(0, tokens=ids(50))]}, "0 … 49"),
     "a negative token": ({"added": [new(0, tokens=ids(-1))]}, "0 … 49"),
     "a prompt longer than its tokens": ({"added": [new(0, prompt_len=6)]}, "prompt_len 6"),
+    "tokens from behind what is computed": ({"added": [new(0, start=1)]}, "from position 1 on"),
+    "a prompt that is not in the plan": ({"added": [new(0, prompt=0)]}, "prompt 0 of 0"),
+    "another one's prompt": (
+        {"added": [new(0, prompt=0)], "prompts": [ids(1, 2)]},
+        "not its prompt of 5 tokens",
+    ),
+    "a prompt past the vocabulary": (
+        {"added": [new(0, prompt=0)], "prompts": [ids(1, 2, 3, 4, 50)]},
+        "0 … 49",
+    ),
+    "penalties without their prompt": (
+        {"added": [new(0, num_computed=5, start=5, sampling=PENALISED)]},
+        "read the prompt",
+    ),
+    "adjustments without their output": (
+        {"added": [new(0, prompt_len=1, num_computed=5, start=5, sampling=BIASED)]},
+        "its output",
+    ),
     "all positions computed": ({"added": [new(0, num_computed=5)]}, "nothing to compute"),
     "computed positions without blocks": (
         {"added": [new(0, num_computed=4, blocks=[])]},

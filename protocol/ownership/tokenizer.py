@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.protocol.codec import Message
+from penstock.protocol.codec import MAX_WORK_BYTES, Message
 from penstock.protocol.messages.membership import Peer
 from penstock.protocol.messages.requests import (
     Accepted,
@@ -187,6 +187,9 @@ class TokenizerLedger:
     def _enqueue(self, request: OwnedRequest, now: float) -> None:
         if request.work is not None:
             message = request.enqueue(request.work, self._address, now)
+            if len(message.work) > MAX_WORK_BYTES:
+                self._end_too_long(request, len(message.work))
+                return
             self._send(self._members.router_address, message)
 
     def _continue(self, request: OwnedRequest, now: float, cause: str, failures: int = 1) -> None:
@@ -340,6 +343,19 @@ class TokenizerLedger:
                 del self.open[request.id]
 
     # --- endings
+
+    def _end_too_long(self, request: OwnedRequest, size: int) -> None:
+        """No message can carry it: to send it again and again would leave its client waiting."""
+        del self.open[request.id]
+        message = (
+            f"the request takes {size} bytes on its way to an engine, with what its answer has so "
+            f"far; a message may carry {MAX_WORK_BYTES}: shorten the prompt, or ask for fewer "
+            "choices at a time"
+        )
+        self._send(
+            request.reply_to,
+            Rejected(request.id, request.attempt, 413, "invalid_request_error", message),
+        )
 
     def _end_choice(self, request: OwnedRequest, number: int) -> None:
         choice = request.choices.get(number)

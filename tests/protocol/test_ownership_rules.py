@@ -30,6 +30,7 @@ from penstock.protocol.messages.requests import (
     first_attempt,
 )
 from penstock.protocol.messages.tokens import End, EndReason, RowDetails, TextBatch, TokenBatch
+from penstock.protocol.ownership import tokenizer as ownership_tokenizer
 from penstock.protocol.ownership.frontend import UNTAKEN_SECONDS, FrontendLedger
 from penstock.protocol.ownership.refusals import NEW_SECONDS, STARTED_SECONDS
 from penstock.protocol.ownership.scheduler import SchedulerLedger
@@ -503,6 +504,25 @@ def test_a_tokenizer_takes_exactly_the_next_index(tokenizer: Any) -> None:
     [(_, batch)] = sent.take(TextBatch)
     assert batch.texts == ["de"]
     assert ledger.open == {}
+
+
+def test_a_continuation_that_no_message_can_carry_ends_with_an_error(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    [(_, enqueue)] = sent.take(Enqueue)
+    monkeypatch.setattr(ownership_tokenizer, "MAX_WORK_BYTES", len(enqueue.work) + 4)
+    ledger.handle(SCHEDULER, Accepted(7, ONE), 0.1)
+    ledger.handle(SCHEDULER, token_row(ONE, 0, "ab"), 0.2)
+    sent.take()
+    ledger.handle(SCHEDULER, Unknown([7], [ONE]), 0.3)
+    ((_, cancel), (to, rejected)) = sent.take()
+    assert isinstance(cancel, Cancel)
+    assert (to, rejected.status) == (address(FRONTEND), 413)
+    assert "fewer choices" in rejected.message
+    ledger.tick(100.0)
+    assert sent.take(Enqueue) == [] and ledger.open == {}
 
 
 def test_the_first_end_in_token_order_wins(tokenizer: Any) -> None:

@@ -20,7 +20,8 @@ from penstock.protocol.config import Config
 from penstock.protocol.config.derive import derive
 from penstock.protocol.config.flags import build_parser
 from penstock.protocol.config.machine import read_machine
-from penstock.protocol.config.resolve import fields, resolve, show
+from penstock.protocol.config.resolve import fields, resolve
+from penstock.protocol.config.shown import show
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.services.launcher.builtin_model import builtin_model
 from penstock.services.launcher.named_model import with_hub_model

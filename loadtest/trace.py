@@ -21,7 +21,7 @@ from penstock.loadtest.options import number
 from penstock.loadtest.timeline import Recording, chrome_trace, span_shares, step_shares
 from penstock.protocol.config import ClusterConfig, ConfigError, resolve
 from penstock.protocol.config.flags import build_parser
-from penstock.protocol.config.resolve import show
+from penstock.protocol.config.shown import show
 from penstock.protocol.participant import Ended
 from penstock.protocol.trace import MAX_SECONDS
 from penstock.services.launcher.runtime_folder import running_routers

@@ -24,7 +24,7 @@ from penstock.protocol.config import Config, ConfigError, build_parser, resolve
 from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.derive import derive
 from penstock.protocol.config.machine import read_machine
-from penstock.protocol.config.resolve import show
+from penstock.protocol.config.shown import show
 from penstock.protocol.config.sources import Provenance, Source
 from penstock.protocol.suggestions import closest
 

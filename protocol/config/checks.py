@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 from penstock.protocol.addresses import is_loopback
 from penstock.protocol.codec import MAX_PROMPT_BYTES
 from penstock.protocol.config.api_keys import read_api_keys
@@ -33,8 +35,19 @@ def contradictions(
     ]
 
 
-def _given(sources: Provenance, name: str) -> bool:
-    return sources[name].origin not in {"default", "derived"}
+_DEFAULTS = {
+    name: value
+    for group in msgspec.structs.asdict(Config()).values()
+    for name, value in msgspec.structs.asdict(group).items()
+}
+
+
+def _given(config: Config, sources: Provenance, name: str) -> bool:
+    """Whether somebody asked for another value than the default, which contradicts nobody."""
+    if sources[name].origin in {"default", "derived"}:
+        return False
+    groups = msgspec.structs.asdict(config).values()
+    return any(getattr(group, name, _DEFAULTS[name]) != _DEFAULTS[name] for group in groups)
 
 
 def _memory(config: Config, sources: Provenance) -> Iterator[str]:
@@ -56,9 +69,9 @@ def _memory(config: Config, sources: Provenance) -> Iterator[str]:
             f"--num-kv-blocks {cache.num_kv_blocks} and --kv-cache-memory-bytes "
             f"{cache.kv_cache_memory_bytes} both set the size of KV memory; give one"
         )
-    if _given(sources, "gpu_memory_utilization"):
+    if _given(config, sources, "gpu_memory_utilization"):
         for other in ("num_kv_blocks", "kv_cache_memory_bytes"):
-            if _given(sources, other):
+            if _given(config, sources, other):
                 yield (
                     f"--gpu-memory-utilization {cache.gpu_memory_utilization} and "
                     f"--{other.replace('_', '-')} {getattr(cache, other)} both set the size of KV "
@@ -70,22 +83,22 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
     device, model, cache = config.device, config.model, config.cache
     if device.device == "cpu" and model.dtype == "float16":
         yield "--device cpu cannot compute in --dtype float16; use bfloat16 or float32"
-    if device.device in {"cpu", "null"} and _given(sources, "gpu_memory_utilization"):
+    if device.device in {"cpu", "null"} and _given(config, sources, "gpu_memory_utilization"):
         yield (
             f"--gpu-memory-utilization {cache.gpu_memory_utilization} has no meaning with "
             f"--device {device.device}; use --kv-cache-memory-bytes or --num-kv-blocks"
         )
-    if device.device == "cpu" and _given(sources, "compress_weights"):
+    if device.device == "cpu" and _given(config, sources, "compress_weights"):
         yield (
             f"--compress-weights {config.loading.compress_weights} has no meaning with --device "
             "cpu, which computes with plain weights"
         )
-    if device.device in {"cpu", "null"} and _given(sources, "device_index"):
+    if device.device in {"cpu", "null"} and _given(config, sources, "device_index"):
         yield (
             f"--device-index {device.device_index} has no meaning with --device {device.device}; "
             "it names a CUDA device"
         )
-    if device.device != "null" and _given(sources, "null_step_ms"):
+    if device.device != "null" and _given(config, sources, "null_step_ms"):
         yield f"--null-step-ms {device.null_step_ms} needs --device null, not {device.device}"
     if device.device == "null":
         for group, name in (
@@ -94,7 +107,7 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
             (config.loading, "compress_weights"),
             (cache, "kv_cache_memory_bytes"),
         ):
-            if _given(sources, name):
+            if _given(config, sources, name):
                 value = getattr(group, name)
                 yield (
                     f"--{name.replace('_', '-')} {value} has no meaning with --device null, "
@@ -149,7 +162,7 @@ def _network(config: Config, sources: Provenance) -> Iterator[str]:
         wanted = 2 + launch.frontends + launch.tokenizers + 2 * launch.data_parallel_size
         if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high) < 65536):
             yield f"--port-range {cluster.port_range}: expected FIRST-LAST within 1-65535"
-        elif int(high) - int(low) + 1 < wanted and _given(sources, "port_range"):
+        elif int(high) - int(low) + 1 < wanted and _given(config, sources, "port_range"):
             yield (
                 f"--port-range {cluster.port_range} has fewer ports than the {wanted} processes of "
                 f"--frontends {launch.frontends}, --tokenizers {launch.tokenizers} and "
@@ -182,19 +195,21 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
         if not _ORIGIN.fullmatch(origin):
             yield f"--allowed-origins {origin}: expected http(s)://HOST[:PORT], and no wildcard"
     if (
-        _given(sources, "keep_alive_comment_s")
+        _given(config, sources, "keep_alive_comment_s")
         and server.keep_alive_comment_s > server.request_timeout_s
     ):
         yield (
             f"--keep-alive-comment-s {server.keep_alive_comment_s:g} is longer than "
             f"--request-timeout-s {server.request_timeout_s:g}: no comment would ever be sent"
         )
-    if launch.data_parallel_size > 1 and _given(sources, "engine"):
+    if launch.data_parallel_size > 1 and _given(config, sources, "engine"):
         yield (
             f"--engine {cluster.engine} names one engine, but --data-parallel-size "
             f"{launch.data_parallel_size} starts several, named 0, 1, …"
         )
-    if launch.drain_timeout_s > server.request_timeout_s and _given(sources, "drain_timeout_s"):
+    if launch.drain_timeout_s > server.request_timeout_s and _given(
+        config, sources, "drain_timeout_s"
+    ):
         yield (
             f"--drain-timeout-s {launch.drain_timeout_s:g} is longer than --request-timeout-s "
             f"{server.request_timeout_s:g}: every request has ended by then"

@@ -22,8 +22,8 @@ from penstock.protocol.config.spelled_numbers import spelled_number
 from penstock.protocol.plain_errors import plain_error
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
-_SECRET = frozenset({"secret", "api_key"})
-_HIDDEN = "<hidden>"
+SECRET = frozenset({"secret", "api_key"})
+HIDDEN = "<hidden>"
 
 
 def flag_of(name: str) -> str:
@@ -192,7 +192,7 @@ class _Gathering:
             self.values[field.name] = field.convert(raw)
             self.sources[field.name] = source
         except msgspec.ValidationError as error:
-            shown = _HIDDEN if field.name in _SECRET else repr(raw)
+            shown = HIDDEN if field.name in SECRET else repr(raw)
             self.faults.append(f"{label} {shown}: {plain_error(error)}")
             self.unread.add(field.flag)
 
@@ -268,17 +268,3 @@ def resolve(
     if faults := gathering.faults + conflicts:
         raise ConfigError("\n".join(faults))
     return config, gathering.sources
-
-
-def show(config: Config, sources: Provenance, groups: Sequence[str]) -> str:
-    """Lines ``name = value  # source`` for ``--show-config``."""
-    lines = []
-    for group in groups:
-        lines.append(f"[{group}]")
-        for name in fields([group]):
-            value = getattr(getattr(config, group), name)
-            source = sources[name]
-            text = _HIDDEN if name in _SECRET and value else repr(value)
-            detail = f" {source.detail}" if source.detail else ""
-            lines.append(f"{name} = {text}  # {source.origin}{detail}")
-    return "\n".join(lines)

@@ -104,7 +104,7 @@ def test_settings_that_compose_writes_exist() -> None:
                 cwd=ROOT,
             )
             assert done.returncode == 0, (name, done.stderr)
-            assert "router = 'tcp://router:5570'" in done.stdout
+            assert 'router = "tcp://router:5570"' in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"device": "null", "threads": 2}, ("--threads 2", "--device null")),
     ({"device": "null", "load_format": "dummy"}, ("--load-format dummy", "--device null")),
     ({"device": "null", "compress_weights": "never"}, ("--compress-weights", "--device null")),
-    ({"device": "cpu", "compress_weights": "auto"}, ("--compress-weights auto", "--device cpu")),
+    ({"device": "cpu", "compress_weights": "never"}, ("--compress-weights never", "--device cpu")),
     ({"device": "null", "kv_cache_memory_bytes": 10**9},
      ("--kv-cache-memory-bytes", "--device null")),
     ({"device": "cuda"}, ("--device cuda", "no CUDA device")),

@@ -103,9 +103,9 @@ def test_cli_show_config_says_where_each_value_is_from_and_hides_secrets(
     monkeypatch.setenv("PENSTOCK_SECRET", "correct horse battery staple")
     assert cli.main(["serve", "/models/x", "--port", "8001", "--show-config"]) == 0
     text = capsys.readouterr().out
-    assert "model = '/models/x'  # flag --model" in text
+    assert 'model = "/models/x"  # flag --model' in text
     assert "port = 8001  # flag --port" in text
-    assert "host = '127.0.0.1'  # default" in text
+    assert 'host = "127.0.0.1"  # default' in text
     assert "horse" not in text
 
 
@@ -119,14 +119,14 @@ def test_cli_processes_started_by_hand_meet_at_one_address_of_the_user(
         lines = capsys.readouterr().out.splitlines()
         found.add(next(line for line in lines if line.startswith("router = ")))
     assert len(found) == 1
-    assert f"'ipc://{tmp_path}/penstock-{os.getuid()}/default/router.sock'" in found.pop()
+    assert f'"ipc://{tmp_path}/penstock-{os.getuid()}/default/router.sock"' in found.pop()
 
 
 def test_cli_a_runtime_dir_names_the_router_too(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert cli.main(["router", "--runtime-dir", str(tmp_path), "--show-config"]) == 0
-    assert f"router = 'ipc://{tmp_path}/router.sock'" in capsys.readouterr().out
+    assert f'router = "ipc://{tmp_path}/router.sock"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["tokenizer", "serve"])
@@ -166,8 +166,8 @@ def test_cli_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
 def test_cli_show_config_without_a_model_shows_the_built_in_one() -> None:
     done = penstock_command("serve", "--show-config")
     assert done.returncode == 0, done.stderr
-    assert "served_model_name = ['penstock-demo']  # derived the built-in model" in done.stdout
-    assert "dtype = 'bfloat16'" in done.stdout
+    assert 'served_model_name = ["penstock-demo"]  # derived the built-in model' in done.stdout
+    assert 'dtype = "bfloat16"' in done.stdout
 
 
 def test_cli_a_reader_that_closes_its_pipe_gets_no_traceback() -> None:
@@ -235,3 +235,63 @@ def test_cli_a_folder_is_served_without_the_hubs_client() -> None:
     )  # fmt: skip
     assert folder in done.stdout
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        [
+            "--port",
+            "8001",
+            "--device",
+            "cpu",
+            "--no-enable-prefix-caching",
+            "--max-model-len",
+            "1k",
+        ],
+        ["--device", "null", "--null-step-ms", "0.5", "--data-parallel-size", "2"],
+        [
+            "--served-model-name",
+            'a"b,c',
+            "--served-model-name",
+            "\\d\x7f\u00e4",
+            "--num-kv-blocks",
+            "99",
+        ],
+        ["--request-timeout-s", "5", "--port-range", "20000-20099", "--max-wait-s", "1e-05"],
+    ],
+)
+def test_cli_show_config_prints_a_file_that_config_loads(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*arguments: str) -> str:
+        assert cli.main(["serve", *arguments, "--show-config"]) == 0
+        return capsys.readouterr().out
+
+    first = shown(*arguments)
+    path = tmp_path / "penstock.toml"
+    path.write_text(first)
+    values, again = ([line.partition("  #")[0] for line in text.splitlines() if text[:1] != "#"]
+                     for text in (first, shown("--config", str(path))))  # fmt: skip
+    assert [line for line in again if line[:1] != "#"] == [
+        line for line in values if line[:1] != "#"
+    ]
+    assert len(values) > 50
+
+
+def test_cli_show_config_leaves_out_a_secret_but_not_where_it_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one\n")
+    keys.chmod(0o600)
+    assert (
+        cli.main(["serve", "--api-key", f"file:{keys}", "--secret", "x" * 20, "--show-config"]) == 0
+    )
+    text = capsys.readouterr().out
+    assert f'api_key = ["file:{keys}"]' in text
+    assert "\n# secret = <hidden>  # flag --secret\n" in text
+    path = tmp_path / "penstock.toml"
+    path.write_text(text)
+    assert cli.main(["serve", "--config", str(path), "--show-config"]) == 0

@@ -1,0 +1,54 @@
+"""What ``--show-config`` prints: a TOML file that ``--config`` reads back to the same settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.protocol.config.api_keys import FILE
+from penstock.protocol.config.fields import Config
+from penstock.protocol.config.resolve import HIDDEN, SECRET, fields
+from penstock.protocol.config.sources import Provenance, Source
+
+
+def show(config: Config, sources: Provenance, groups: Sequence[str]) -> str:
+    """A table for each group, and in it a line for each setting with its source behind it.
+
+    A comment stands where there is no value to write: one that is found later, and a secret.
+    """
+    lines = []
+    for group in groups:
+        lines.append(f"[{group}]")
+        for name in fields([group]):
+            value = getattr(getattr(config, group), name)
+            lines.append(_line(name, value, _origin(sources[name])))
+    return "\n".join(lines)
+
+
+def _line(name: str, value: Any, origin: str) -> str:
+    if value is None:
+        return f"# {name}: {'not set' if origin == 'default' else origin}"
+    if name in SECRET and value and not _in_files(value):
+        return f"# {name} = {HIDDEN}  # {origin}"
+    return f"{name} = {_toml(value)}  # {origin}"
+
+
+def _in_files(value: str | list[str]) -> bool:
+    """Whether the secret itself stands elsewhere."""
+    parts = value if isinstance(value, list) else [value]
+    return all(part.startswith(FILE) for part in parts)
+
+
+def _origin(source: Source) -> str:
+    text = f"{source.origin} {source.detail}".rstrip()
+    return " ".join(text.split())  # a path may hold anything, a comment ends with its line
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        # Of JSON's strings only DEL is none of TOML's.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else str(value)

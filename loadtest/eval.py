@@ -23,7 +23,7 @@ from penstock.demo.grading import ALL_SKILLS, questions
 from penstock.loadtest.environment import environment
 from penstock.loadtest.eval_questions import ENDPOINT, Outcome, ask_all
 from penstock.loadtest.own_server import own_server
-from penstock.loadtest.target import Target, TargetError
+from penstock.loadtest.target import READY_HELP, Target, TargetError
 from penstock.services.library.server_process import ServerFailed
 
 FAILED, WRONG_FLAGS, BELOW, INTERRUPTED = 1, 2, 3, 130
@@ -71,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--show", type=int, default=0, metavar="N",
                         help="print this many wrong answers of each skill")  # fmt: skip
     parser.add_argument("--output-json", metavar="FILE", help="write the figures there")
-    parser.add_argument("--ready-timeout", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument("--ready-timeout", type=float, metavar="SECONDS",
+                        help=READY_HELP)  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress on the terminal")
     return parser
 

@@ -19,6 +19,7 @@ from penstock.loadtest.options import (
     number,
     percentile_list,
 )
+from penstock.loadtest.target import READY_HELP
 
 SAMPLING_FLAGS: dict[str, type[int] | type[float]] = {
     "temperature": float,
@@ -57,7 +58,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     burstiness: float
     seed: int
     warmup_requests: int
-    ready_timeout: float
+    ready_timeout: float | None
     request_timeout: float
     sampling: dict[str, Any]
     """What goes into each body beside the prompt."""
@@ -91,9 +92,8 @@ def _target_flags(parser: argparse.ArgumentParser) -> None:
         "--ready-timeout",
         "--ready-check-timeout-sec",
         type=number(0, 86_400),
-        default=60.0,
         metavar="SECONDS",
-        help="wait this long for /v1/models to list a model (default: 60)",
+        help=READY_HELP,
     )
     group.add_argument(
         "--request-timeout",

@@ -16,8 +16,18 @@ from penstock.loadtest.http_response import BadResponse
 from penstock.loadtest.prompts import Prompt
 
 READY_POLL_S = 0.25
+READY_S = 120.0
+"""A server that answers, and is not ready, has so long where nothing else is said."""
+READY_HELP = (
+    "wait so long for a server that is starting, even where nothing listens yet (default: "
+    f"{READY_S:.0f} for one that answers)"
+)
 READY_ANSWER_S = 10.0
 """One question to a server that is starting may take this long."""
+NOBODY_LISTENS = (
+    "start a server there (`penstock serve`), name another with --base-url, or let "
+    "--ready-timeout SECONDS wait for one that is starting"
+)
 NEVER_READY = (400, 401, 403, 405)
 """Waiting does not help against these."""
 
@@ -96,13 +106,17 @@ class Target:
         framing = b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
         return b"".join((line, self._common, framing, body))
 
-    async def wait_ready(self, seconds: float, *, named: bool = False) -> list[ServedModel]:
+    async def wait_ready(self, seconds: float | None, *, named: bool = False) -> list[ServedModel]:
         """Wait until ``/v1/models`` answers. Returns the models; empty if there is no such list.
 
+        ``seconds``: that long at most, even where nothing listens yet; ``None``: ``READY_S`` for a
+        server that answers, and not at all where nothing listens.
         ``named``: the model's name is known, so that a list which is still empty in the end will
         do. (Servers list nothing while they start; `transformers serve` never lists a folder.)
         Raises ``TargetError``.
         """
+        listens = seconds is None
+        seconds = READY_S if seconds is None else seconds
         deadline = time.monotonic() + seconds
         while True:
             empty = False
@@ -111,6 +125,8 @@ class Target:
                     status, body = await self.get("/v1/models")
             except (ConnectFailed, ConnectionGone, BadResponse) as error:
                 reason = str(error)
+                if listens and isinstance(error, ConnectFailed):
+                    raise TargetError(f"{self.url}: {reason}; {NOBODY_LISTENS}") from None
             except TimeoutError:
                 reason = f"no answer within {READY_ANSWER_S:.0f} s"
             else:

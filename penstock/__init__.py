@@ -14,12 +14,28 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
+    from penstock.protocol.config.sources import ConfigError
     from penstock.protocol.sampling import SamplingParams
     from penstock.services.library.llm import LLM
-    from penstock.services.library.outputs import CompletionOutput, RequestError, RequestOutput
+    from penstock.services.library.outputs import (
+        CompletionOutput,
+        Logprob,
+        RequestError,
+        RequestOutput,
+    )
+    from penstock.services.library.server_process import ServerFailed
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestError", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ConfigError",
+    "Logprob",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "ServerFailed",
+]
 
 _root = _Path(__file__).resolve().parent.parent
 if not (_root / "penstock" / "services").is_dir() and (_root / "services").is_dir():
@@ -29,8 +45,11 @@ _HOMES = {
     "LLM": "penstock.services.library.llm",
     "SamplingParams": "penstock.protocol.sampling",
     "CompletionOutput": "penstock.services.library.outputs",
+    "Logprob": "penstock.services.library.outputs",
     "RequestOutput": "penstock.services.library.outputs",
     "RequestError": "penstock.services.library.outputs",
+    "ServerFailed": "penstock.services.library.server_process",
+    "ConfigError": "penstock.protocol.config.sources",
 }
 
 
@@ -41,3 +60,7 @@ def __getattr__(name: str) -> object:
     import importlib
 
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

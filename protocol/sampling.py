@@ -11,7 +11,7 @@ generation config, then from ``DEFAULTS`` (``resolve``).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -43,12 +43,14 @@ BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 class _NamesParameters(msgspec.StructMeta):
     """A constructor that says how to go on from a parameter that does not exist."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        unknown = [name for name in kwargs if name not in cls.__struct_fields__]
-        if unknown:
-            advice = FOREIGN_PARAMETERS.advice(unknown[0], cls.__struct_fields__)
-            raise TypeError(f"{cls.__name__}() has no parameter {unknown[0]}{advice}")
-        return super().__call__(*args, **kwargs)
+    if not TYPE_CHECKING:  # which then sees the fields, as of any other Struct
+
+        def __call__(cls, *args, **kwargs):  # noqa: N805
+            unknown = [name for name in kwargs if name not in cls.__struct_fields__]
+            if unknown:
+                advice = FOREIGN_PARAMETERS.advice(unknown[0], cls.__struct_fields__)
+                raise TypeError(f"{cls.__name__}() has no parameter {unknown[0]}{advice}")
+            return super().__call__(*args, **kwargs)
 
 
 class SamplingParams(

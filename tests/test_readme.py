@@ -120,7 +120,7 @@ def test_make_serve_and_the_clients_of_the_readme() -> None:
         server.stop()
 
 
-def test_the_library_example_prints_texts() -> None:
+def test_the_library_example_prints_what_the_readme_says() -> None:
     done = subprocess.run(
         [ROOT / ".venv/bin/python", "-c", PYTHON[1]],
         cwd=ROOT,
@@ -129,7 +129,8 @@ def test_the_library_example_prints_texts() -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    said = README[README.index(PYTHON[1]) :]
+    assert done.stdout == re.findall(r"```text\n(.*?)```", said, re.DOTALL)[0]
 
 
 def test_make_serve_takes_a_folder(tmp_path: Path) -> None:

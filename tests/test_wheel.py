@@ -87,3 +87,25 @@ def test_a_server_from_the_wheel_answers_with_the_built_in_model(
     finally:
         server.terminate()
         server.communicate(timeout=30)
+
+
+def test_an_editable_install_is_a_path_that_type_checkers_can_follow(tmp_path: Path) -> None:
+    """An import hook in its place would hide the package from mypy and pyright."""
+    code = "from setuptools import build_meta; import sys; build_meta.build_editable(sys.argv[1])"
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(ROOT / name, source / name)
+    for name in ("penstock", "services", "protocol"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=LEFT_OUT)
+    for name in ("kernels", "loadtest", "demo"):  # where the links of the package lead
+        (source / name).mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=source, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    held = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
+    (path,) = [name for name in held.namelist() if name.endswith(".pth")]
+    assert held.read(path).decode().strip() == str(source)
+    assert not [name for name in held.namelist() if name.endswith("finder.py")]

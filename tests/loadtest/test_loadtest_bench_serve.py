@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.loadtest import bench_serve
+from penstock.loadtest import eval as evaluation
 
 TTFT_MS, ITL_MS = 80.0, 20.0
 SMALL = ["--random-input-len", "8", "--warmup-requests", "0", "--quiet"]
@@ -334,6 +335,19 @@ def test_a_server_that_is_not_there_is_waited_for_and_then_named(
     text = capsys.readouterr().err
     assert "cannot connect to 127.0.0.1:9" in text
     assert "--ready-timeout" in text
+
+
+@pytest.mark.parametrize("tool", [bench_serve.main, evaluation.main])
+def test_where_nothing_listens_the_tool_fails_at_once_and_says_what_to_do(
+    tool: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    assert tool(["--base-url", "http://127.0.0.1:9"]) == 1
+    assert time.monotonic() - began < 10  # 0.1 on a free machine
+    text = capsys.readouterr().err
+    assert text.startswith("penstock: http://127.0.0.1:9: cannot connect")
+    assert "`penstock serve`" in text
+    assert "--base-url" in text
 
 
 def test_a_server_that_lists_no_model_is_measured_when_the_model_is_named(

@@ -28,7 +28,7 @@ ELSEWHERE = {"--help", "--config", "--show-config"}
 SINCE = {
     *("--allowed-origins", "--compress-weights", "--insecure", "--max-tenant-share"),
     *("--download", "--max-wait-s", "--max-waiting-tokens", "--published-host"),
-    "--restart-wait-s",
+    *("--device-index", "--restart-wait-s"),
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {

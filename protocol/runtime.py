@@ -80,6 +80,8 @@ class Service:
     """The common part: mailbox, membership, beats, signals."""
 
     name = ""
+    fatal: tuple[type[Exception], ...] = (Ended,)
+    """Errors that end the process wherever they come up: its state may be wrong after them."""
 
     def __init__(self, config: Config, *, watch_disconnects: bool = False) -> None:
         self.config = config
@@ -127,11 +129,12 @@ class Service:
         self.on_gone(gone, time.monotonic())
 
     def _dispatch(self, sender: int, message: Message, now: float) -> None:
-        """One message; a fault in handling it is logged and costs nobody else anything."""
+        """One message; a fault in handling it is logged and costs nobody else anything, unless it
+        is ``fatal``."""
         began = time.monotonic_ns() if TRACE.on else 0
         try:
             self.handle(sender, message, now)
-        except Ended:
+        except self.fatal:
             raise
         except Exception:
             self.log.exception("message failed", kind=type(message).__name__)
@@ -170,6 +173,8 @@ class Service:
             self._send_trace(now)
         try:
             self.on_tick(now)
+        except self.fatal:
+            raise
         except Exception:
             self.log.exception("tick failed")
 
@@ -344,6 +349,9 @@ class LoopService(Service):
             self._ended(cause)
         except _EndNow:
             self.log.info("ends at once, as told")
+        except self.fatal as cause:
+            self.log.exception(f"{cause}; the process ends, and another one takes its work over")
+            self.exit_code = 1
         finally:
             self._ending = True
             self.stop()

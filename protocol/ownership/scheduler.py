@@ -94,18 +94,30 @@ class SchedulerLedger:
                 ),
             )
             return
-        try:
-            work = _decode_work(message.work)
-            rejected = self.core.add(message.id, message.attempt, message.reply_to, work, now)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-            rejected = Rejected(
-                message.id, message.attempt, 500, "server_error", f"malformed work: {error}"
-            )
+        rejected = self._add(message, now)
         if rejected is None:
             self._taken_at[message.id] = now
             self._send(message.reply_to, Accepted(message.id, message.attempt))
         else:
             self._send(message.reply_to, rejected)
+
+    def _add(self, message: Enqueue, now: float) -> Rejected | None:
+        """Raises what the core raises. The request that it failed on has been answered then: sent
+        to the next engine, it might end that one too."""
+        number, attempt = message.id, message.attempt
+        try:
+            work = _decode_work(message.work)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return Rejected(number, attempt, 500, "server_error", f"malformed work: {error}")
+        try:
+            return self.core.add(number, attempt, message.reply_to, work, now)
+        except Exception:
+            reason = (
+                "the scheduler failed when it took this request in, and is started again; its log "
+                "says why"
+            )
+            self._send(message.reply_to, Rejected(number, attempt, 500, "server_error", reason))
+            raise
 
     def _on_cancel(self, sender: int, message: Cancel, now: float) -> None:
         peer = self._members.peers.get(sender)

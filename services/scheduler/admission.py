@@ -99,6 +99,11 @@ def overloaded(request_id: int, attempt: int, reason: str) -> Rejected:
     )
 
 
+def malformed(request_id: int, attempt: int, error: Exception) -> Rejected:
+    """The answer to what no tokenizer of ours sends."""
+    return Rejected(request_id, attempt, 500, "server_error", f"malformed work: {error}")
+
+
 def make_request(
     request_id: int,
     attempt: int,

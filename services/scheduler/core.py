@@ -22,8 +22,10 @@ from penstock.services.scheduler.admission import (
     WaitingRoom,
     make_request,
     make_sequences,
+    malformed,
     overloaded,
 )
+from penstock.services.scheduler.crash_only import crash_only
 from penstock.services.scheduler.endings import (
     ALL_BANNED,
     LENGTH,
@@ -56,7 +58,10 @@ MAX_STRIKES = 3
 
 
 class SchedulerCore:
-    """Queues, KV blocks and step plans of one engine."""
+    """Queues, KV blocks and step plans of one engine.
+
+    What a method raises is ``CoreFailed``, after which nothing may be called any more.
+    """
 
     def __init__(
         self,
@@ -88,6 +93,7 @@ class SchedulerCore:
 
     # Requests.
 
+    @crash_only
     def add(
         self, request_id: int, attempt: int, owner: str, work: TokenWork, now: float
     ) -> Rejected | None:
@@ -109,6 +115,8 @@ class SchedulerCore:
         except Unservable as error:
             self.counters.rejected_requests += 1
             return error.rejected(request_id, attempt)
+        except (ValueError, OverflowError) as error:
+            return malformed(request_id, attempt, error)
         continued = work.accepted or any(sequence.num_output for sequence in sequences)
         if not continued:
             waiting = self._waiting
@@ -121,23 +129,15 @@ class SchedulerCore:
             if lack:
                 self.counters.rejected_requests += 1
                 return overloaded(request_id, attempt, lack)
-            self.counters.prompt_tokens += request.prompt_len
-        self._requests.add(request)
         for sequence in sequences:
             sequence.resumed = continued
             sequence.suspect = work.stalls >= SUSPECT_STALLS
-            request.open[sequence.choice] = sequence
-        if self._policy.uses_prefix_cache:
-            hits = self._planner.num_hits(sequences[0])
-            request.num_cached = min(hits, request.prompt_len)
-        for sequence in sequences:
-            ending = by_output(sequence)
-            if ending is None:
-                self._waiting.push(sequence)
-            else:
-                self._end(sequence, ending)
+        self._register(request, sequences)
+        if not continued:
+            self.counters.prompt_tokens += request.prompt_len
         return None
 
+    @crash_only
     def cancel(
         self, request_id: int, attempt: int, owner: str | None = None, choice: int = -1
     ) -> bool:
@@ -160,6 +160,7 @@ class SchedulerCore:
         self._close(sequence)
         return True
 
+    @crash_only
     def cancel_owner(self, owner: str) -> int:
         """Drop all requests of an owner; returns how many there were."""
         requests = self._requests.of(owner)
@@ -185,6 +186,7 @@ class SchedulerCore:
         """Owners with open requests."""
         return self._requests.owners()
 
+    @crash_only
     def expire(self, now: float) -> Batches:
         """End what has passed its deadline, and hand out all ends that came about between steps.
 
@@ -195,6 +197,7 @@ class SchedulerCore:
 
     # Steps.
 
+    @crash_only
     def plan(self, now: float) -> StepPlan | None:
         """Plan the next step.
 
@@ -232,6 +235,7 @@ class SchedulerCore:
         """Seconds until ``plan`` should be asked, because the step under way lasts; else 0."""
         return self._in_flight.held_for(now)
 
+    @crash_only
     def apply(self, result: StepResult, now: float) -> Batches:
         """Take the tokens of a step; returns the rows for their owners.
 
@@ -278,6 +282,7 @@ class SchedulerCore:
         self.counters.generated_tokens += generated
         return self._outbox.drain()
 
+    @crash_only
     def fail(self, failed: StepFailed, now: float) -> Batches:
         """A step raised: all that ran goes back to waiting, and the next plan is full.
 
@@ -296,12 +301,14 @@ class SchedulerCore:
             self.counters.ignored_results += 1
         return self._outbox.drain()
 
+    @crash_only
     def worker_gone(self) -> Batches:
         """Every open request waits again; what was in flight counts as a failed step, since it may
         be what ended the worker."""
         self._roll_back(list(self._in_flight.steps), "the worker ended")
         return self._outbox.drain()
 
+    @crash_only
     def restart(self, epoch: int, limits: Limits | None = None) -> Batches:
         """A worker begins a new epoch with an empty cache, perhaps with other limits.
 
@@ -320,6 +327,7 @@ class SchedulerCore:
 
     # Looking in.
 
+    @crash_only
     def stats(self) -> SchedulerStats:
         blocks = self._planner.blocks
         return SchedulerStats(
@@ -334,16 +342,41 @@ class SchedulerCore:
             counters=self.counters,
         )
 
+    @crash_only
     def usable_slots(self, now: float) -> int:
         """How many sequences can run at once now. To be asked a few times a second."""
         full_with, self._planner.full_with = self._planner.full_with, 0
         return self._usable.observe(now, full_with, self.limits.max_num_seqs)
 
+    @property
+    def idle(self) -> bool:
+        """No request is open and no plan unanswered."""
+        return not len(self._requests) and not self._in_flight.steps
+
+    @crash_only
     def check(self) -> None:
-        """Compare all counts with each other; for tests. Raises ``RuntimeError``."""
+        """Compare all counts with each other: O(blocks and all that is open). For tests, and for
+        pauses. Raises ``CoreFailed``."""
         check_state(self._planner, self._waiting, self._requests, self._in_flight.steps)
 
     # Inside.
+
+    def _register(self, request: Request, sequences: list[Sequence]) -> None:
+        """Let sequences wait, those that their output already ends excepted. The request is open
+        when the policy has said where they stand."""
+        endings = [(s, ending) for s in sequences if (ending := by_output(s)) is not None]
+        ended = [sequence for sequence, _ in endings]
+        waiting = [sequence for sequence in sequences if sequence not in ended]
+        request.open = {sequence.choice: sequence for sequence in waiting}
+        if self._policy.uses_prefix_cache:
+            hits = self._planner.num_hits(sequences[0])
+            request.num_cached = min(hits, request.prompt_len)
+        if waiting:
+            self._waiting.push(*waiting)
+        request.open |= {sequence.choice: sequence for sequence in ended}
+        self._requests.add(request)
+        for sequence, ending in endings:
+            self._end(sequence, ending)
 
     def _new_planner(self) -> Planner:
         return Planner(

@@ -19,6 +19,8 @@ from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.runtime import LoopService
 from penstock.protocol.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
 from penstock.services.scheduler.core import Batches, SchedulerCore
+from penstock.services.scheduler.crash_only import CoreFailed
+from penstock.services.scheduler.idle_check import IdleCheck
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy_choice import make_policy
 from penstock.services.scheduler.sent_plans import SentPlans
@@ -33,6 +35,7 @@ class SchedulerService(LoopService):
     """Attaches its engine's worker, takes requests, sends plans, and hands tokens out."""
 
     name = "scheduler"
+    fatal = (*LoopService.fatal, CoreFailed)
 
     def __init__(self, config: Config) -> None:
         try:
@@ -50,6 +53,7 @@ class SchedulerService(LoopService):
         self._answers: list[StepResult | StepFailed] = []
         self._plans = SentPlans(self._send_plan)
         self._plan_at = 0.0
+        self._idle_check = IdleCheck()
 
     def identity(self) -> Identity:
         model = self.config.model
@@ -229,6 +233,7 @@ class SchedulerService(LoopService):
             self.ledger.tick(now)
             self._hand_out(self.core.expire(now))
             self._report(self.core)
+            self._idle_check.tick(self.core, now)
             usable = self.core.usable_slots(now) if self.attached else 0
             self.status.demand = Demand(slots=usable)
         self.report(self.metrics)

@@ -43,20 +43,24 @@ class WaitingQueue:
                 return lanes.first()
         raise IndexError("nothing waits")
 
-    def push(self, sequence: Sequence) -> None:
-        request = sequence.request
-        rank = SUSPECT if sequence.suspect else RESUMED if sequence.resumed else NEW
+    def push(self, *choices: Sequence) -> None:
+        """Sequences of one request that begin to wait. All that the policy is asked comes first."""
+        first = choices[0]
+        request = first.request
+        rank = SUSPECT if first.suspect else RESUMED if first.resumed else NEW
         lanes = self._ranks[rank]
         lane = self._policy.lane(request)
         if rank == NEW and lane not in lanes:
             self._policy.on_lane_opened(lane, lanes.floor())
-        place = QueuePlace(rank, lane, (*self._policy.key(request), sequence.number))
-        lanes.push(lane, place.key, sequence)
-        sequence.queue_place = place
+        key = self._policy.key(request)
+        places = [QueuePlace(rank, lane, (*key, sequence.number)) for sequence in choices]
         if request.num_waiting == 0:
             self.num_requests += 1
             self.num_prompt_tokens += request.prompt_len
-        request.num_waiting += 1
+        request.num_waiting += len(choices)
+        for sequence, place in zip(choices, places, strict=True):
+            lanes.push(lane, place.key, sequence)
+            sequence.queue_place = place
 
     def remove(self, sequence: Sequence) -> None:
         place = sequence.queue_place

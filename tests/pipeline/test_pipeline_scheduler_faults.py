@@ -1,0 +1,104 @@
+"""A whole server on the null device: a request of giant plans, and a policy that fails."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served, served
+
+from penstock.services.launcher.builtin_model import builtin_model
+
+CONTEXT = 131_072
+POISON = 13
+POLICY = f"""
+from penstock.services.scheduler.policy import FirstComeFirstServed
+
+class Policy(FirstComeFirstServed):
+    def key(self, request):
+        if request.priority == {POISON}:
+            raise KeyError("this policy has no key for it")
+        return super().key(request)
+"""
+
+
+def long_model(folder: Path) -> Path:
+    """The built-in model, said to have been trained for a long context."""
+    folder.mkdir()
+    for file in Path(builtin_model()).iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").unlink()
+    config["max_position_embeddings"] = CONTEXT
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def brittle_policy(site: Path) -> Path:
+    """A package that offers it, as an installer leaves it."""
+    info = site / "brittle-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "brittle_policy.py").write_text(POLICY)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brittle\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[penstock.scheduling_policies]\nbrittle = brittle_policy:Policy\n"
+    )
+    return site
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("faults")
+    flags = [
+        *("--device", "null", "--null-step-ms", "10", "--scheduling-policy", "brittle"),
+        *("--model", str(long_model(folder / "long")), "--num-kv-blocks", "20000"),
+    ]
+    environment = {"PYTHONPATH": str(brittle_policy(folder / "site"))}
+    with served(*flags, environment=environment) as found:
+        yield found
+
+
+def complete(server: Served, **body: Any) -> tuple[int, dict[str, Any]]:
+    data = json.dumps({"ignore_eos": True, **body}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(server.url + "/v1/completions", data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_a_hundred_choices_of_the_longest_prompt_are_answered(server: Served) -> None:
+    prompt = [10 + position % 500 for position in range(CONTEXT - 1)]
+    status, answer = complete(server, prompt=prompt, n=128, max_tokens=1)
+    assert status == 200, answer
+    assert answer["usage"]["completion_tokens"] == 128
+
+
+def test_a_policy_that_fails_on_a_request_ends_it_with_an_error_and_no_other(
+    server: Served,
+) -> None:
+    answers: list[tuple[int, dict[str, Any]]] = []
+    neighbour = threading.Thread(
+        target=lambda: answers.append(complete(server, prompt="Once", max_tokens=300, seed=1))
+    )
+    neighbour.start()
+    while server.metrics().get("penstock:num_requests_running", 0) < 1:
+        time.sleep(0.02)
+    status, answer = complete(server, prompt="Once", max_tokens=3, priority=POISON)
+    assert status == 500
+    assert "the scheduler failed when it took this request in" in answer["error"]["message"]
+    neighbour.join(60)
+    ((status, answer),) = answers
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 300), answer
+    assert "the scheduler's core failed in add: KeyError" in server.output
+    assert "scheduler 0 ended with exit code 1" in server.output

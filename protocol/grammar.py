@@ -102,6 +102,8 @@ def from_response_format(value: Any) -> Grammar | None:
     where = "response_format.json_schema"
     format = _object(given.get("json_schema"), where, param)
     _refuse_unknown(format, _SCHEMA_KEYS, where, param)
+    if not format.get("name"):
+        raise BadGrammar(f"{where}.name: Required, and missing", param)
     _check_string(format, "name", MAX_NAME_LENGTH, where)
     _check_string(format, "description", MAX_DESCRIPTION_LENGTH, where)
     if not isinstance(format.get("strict", False), bool):

@@ -49,7 +49,8 @@ class Chat(msgspec.Struct, frozen=True, array_like=True, tag="chat", gc=False):
     messages: bytes
     """JSON array of messages, checked for shape by the frontend."""
     template_kwargs: bytes = b"{}"
-    """JSON object of extra template variables, from an allowlist."""
+    """JSON object of extra template variables, from an allowlist; with ``continue_final_message``
+    true the prompt ends with the last message, open."""
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", gc=False):

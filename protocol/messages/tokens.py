@@ -29,7 +29,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
     row: int
     reason: EndReason
     stop: int | str | None = None
-    """The stop token or stop string that was found."""
+    """The stop token or stop string that was found; for a client, only one that it named."""
     message: str = ""
     status: int = 0
     """HTTP status that an error stands for."""

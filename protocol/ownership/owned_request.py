@@ -66,7 +66,9 @@ class OwnedRequest:
         params = work.params
         detailed = params.echo or params.logprobs is not None or params.prompt_logprobs is not None
         for state in work.choices:
-            choice = self.choices[state.choice] = Choice(make_stream(work), detailed)
+            choice = self.choices[state.choice] = Choice(
+                make_stream(work), detailed, params.stop_token_ids
+            )
             choice.output += state.output
             choice.count = len(state.output) // 4
             if choice.count:

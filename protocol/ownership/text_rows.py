@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import msgspec
@@ -56,11 +57,13 @@ class Stream(Protocol):
 class Choice:
     """What has come of one choice: ``output`` holds its token ids as int32 bytes."""
 
-    __slots__ = ("count", "detailed", "ended", "output", "stream")
+    __slots__ = ("count", "detailed", "ended", "named", "output", "stream")
 
-    def __init__(self, stream: Stream, detailed: bool = False) -> None:
-        """detailed: its rows bring more than text."""
+    def __init__(self, stream: Stream, detailed: bool = False, named: Collection[int] = ()) -> None:
+        """detailed: its rows bring more than text. named: the client's ``stop_token_ids``; an end
+        names no other token."""
         self.stream = stream
+        self.named = named
         self.detailed = detailed
         self.output = bytearray()
         self.count = 0
@@ -83,6 +86,8 @@ class Choice:
         text = delta.text + stream.finish()
         if stream.stop is not None:  # what was held back completed a stop string
             end = End(0, EndReason.STOP, stream.stop)
+        elif last_is_stop and end.stop not in self.named:
+            end = msgspec.structs.replace(end, stop=None)
         return text, tokens, end
 
 

@@ -11,6 +11,7 @@ from aiohttp.typedefs import Handler
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.metrics import Registry
 from penstock.services.frontend import access, generate, playground, system
+from penstock.services.frontend.body import check_is_json
 from penstock.services.frontend.connection import Limits, Runner
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, Context
 from penstock.services.frontend.errors import ApiError, from_rejected, show, status_error
@@ -80,6 +81,8 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             return web.Response(status=204)
         keys = context.keys
         request[TENANT] = "" if route_of(request) in OPEN_ROUTES else keys.tenant(request)
+        if request.method == hdrs.METH_POST and request.match_info.http_exception is None:
+            check_is_json(request)
         return await handler(request)
     except ApiError as error:
         # It holds the request, which holds it: the body's memory would wait for the collector.

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-from aiohttp import StreamReader, web
+from aiohttp import StreamReader, hdrs, web
 
 from penstock.services.frontend.errors import ApiError, bad_request, retry_after, show
 
@@ -20,6 +20,30 @@ READ_TIMEOUT_S = 30.0
 _OPEN = ord("[")
 _TO_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
+
+
+def check_is_json(request: web.Request) -> None:
+    """Raise ``ApiError`` 415 unless the request says that its body is JSON.
+
+    A browser lets every page send text, forms and bodies of no type to any server without asking
+    it first (https://fetch.spec.whatwg.org/#cors-safelisted-request-header), but not JSON.
+    """
+    given = request.headers.get(hdrs.CONTENT_TYPE)
+    kind = request.content_type
+    if given is not None and (kind == "application/json" or kind.endswith("+json")):
+        return
+    if given is None:
+        said = "this request has no Content-Type"
+    elif kind == "application/x-www-form-urlencoded":
+        said = f"this request has {show(given)}, which `curl -d` sends where no header is given"
+    else:
+        said = f"this request has {show(given)}"
+    raise ApiError(
+        415,
+        "The body must be JSON and say so: send the header `Content-Type: application/json`; "
+        f"{said}",
+        code="unsupported_media_type",
+    )
 
 
 def _too_large(limit: int) -> ApiError:

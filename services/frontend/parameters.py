@@ -36,14 +36,14 @@ _HANDLED = (frozenset(PARAMETERS) - {"echo"}) | {
     *("service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"),
     *("priority", "cache_salt", "deadline_s", "response_format"),
 }
-_EMPTY: tuple[Any, ...] = ([], {}, "")
+_NO_ITEMS: tuple[Any, ...] = ([],)
 _NO_TOOLS: tuple[Any, ...] = ("none", "auto")
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     # OpenAI
-    "tools": _EMPTY,
+    "tools": _NO_ITEMS,
     "tool_choice": _NO_TOOLS,
-    "functions": _EMPTY,
+    "functions": _NO_ITEMS,
     "function_call": _NO_TOOLS,
     "modalities": (["text"], []),
     "audio": (),
@@ -57,7 +57,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "early_stopping": (False,),
-    "logits_processors": _EMPTY,
+    "logits_processors": _NO_ITEMS,
     "add_special_tokens": (True,),
     "detokenize": (True,),
     "include_reasoning": (True,),
@@ -81,10 +81,8 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     **_NEUTRAL,
     "add_special_tokens": (False,),
     "echo": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "chat_template": (),
-    "documents": _EMPTY,
+    "documents": _NO_ITEMS,
 }
 COMPLETION_NEUTRAL = {**_NEUTRAL, "top_logprobs": (0,)}
 
@@ -136,6 +134,8 @@ def check_names(body: dict[str, Any], own: frozenset[str], known: dict[str, Any]
         if name not in known:
             unknown.append(name)
         else:
+            if known[name] is _NO_ITEMS and not isinstance(value, list):
+                raise invalid(name, "Expected an array", value)
             neutral = (body.get("n", 1),) if name == "best_of" else known[name]
             if not _is_neutral(value, neutral):
                 unsupported.append(name)

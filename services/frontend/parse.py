@@ -13,11 +13,17 @@ from penstock.services.frontend import parameters
 from penstock.services.frontend.body import decode_object
 from penstock.services.frontend.errors import ApiError, bad_request, retry_after, show
 from penstock.services.frontend.interface import ServedModel
-from penstock.services.frontend.prompts import parse_chat, parse_prompts
+from penstock.services.frontend.prompts import (
+    GENERATION_PROMPT_FIELDS,
+    parse_chat,
+    parse_prompts,
+)
 
 MAX_CHOICES_IN_ALL = 256
 
-_CHAT_FIELDS = frozenset({"messages", "chat_template_kwargs", "top_logprobs"})
+_CHAT_FIELDS = frozenset(
+    {"messages", "chat_template_kwargs", "top_logprobs", *GENERATION_PROMPT_FIELDS}
+)
 _COMPLETION_FIELDS = frozenset({"prompt", "echo"})
 
 

@@ -13,7 +13,7 @@ from penstock.protocol.plain_errors import plain_error
 from penstock.protocol.suggestions import closest
 from penstock.services.frontend.errors import ApiError, bad_request, show
 from penstock.services.frontend.interface import ServedModel
-from penstock.services.frontend.parameters import invalid
+from penstock.services.frontend.parameters import invalid, take_bool
 
 MAX_PROMPTS = 128
 MAX_MESSAGES = 8192
@@ -25,15 +25,23 @@ MAX_TEMPLATE_VALUE_LENGTH = 64
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE_NAMES = frozenset({"role", "content", "name", "tool_call_id"})
 _REASONING = frozenset({"reasoning_content", "reasoning"})
-_MESSAGE_UNSUPPORTED = frozenset(
-    {"tool_calls", "function_call", "audio", "refusal", "annotations", "prefix"}
-)
+_MESSAGE_UNSUPPORTED: dict[str, Any] = {
+    "tool_calls": [],
+    "function_call": None,
+    "audio": None,
+    "refusal": "",
+    "annotations": [],
+    "prefix": False,
+}
+"""Known, not supported yet; with this value (or null) they ask for nothing."""
 TEMPLATE_KWARGS: dict[str, type] = {
     "enable_thinking": bool,
     "thinking": bool,
     "reasoning_effort": str,
 }
 """Template variables that a client may set; the rest are ours (CVE-2025-62426)."""
+GENERATION_PROMPT_FIELDS = ("add_generation_prompt", "continue_final_message")
+"""How a chat's prompt ends, as in vLLM; they travel among the template's variables."""
 
 
 def parse_prompts(value: Any, model: ServedModel, keep: int | None = None) -> list[Prompt]:
@@ -115,8 +123,23 @@ def parse_chat(body: dict[str, Any]) -> Chat:
     if len(messages) > MAX_MESSAGES:
         raise invalid("messages", f"At most {MAX_MESSAGES} messages", messages)
     normalized = [_message(one, f"messages[{index}]") for index, one in enumerate(messages)]
-    kwargs = _template_kwargs(body.get("chat_template_kwargs", {}))
+    kwargs = {**_template_kwargs(body.get("chat_template_kwargs", {})), **_prompt_end(body)}
     return Chat(msgspec.json.encode(normalized), msgspec.json.encode(kwargs))
+
+
+def _prompt_end(body: dict[str, Any]) -> dict[str, Any]:
+    """``add_generation_prompt`` and ``continue_final_message`` where they differ from the default:
+    the prompt ends with the opening of a new assistant message."""
+    adds, continues = (take_bool(body, name) for name in GENERATION_PROMPT_FIELDS)
+    if adds and continues:
+        raise bad_request(
+            "continue_final_message and add_generation_prompt contradict each other: the answer "
+            "either continues the last message or begins a new one; send one of them as false",
+            param="continue_final_message",
+        )
+    if continues:
+        return {"add_generation_prompt": False, "continue_final_message": True}
+    return {} if adds or "add_generation_prompt" not in body else {"add_generation_prompt": False}
 
 
 def _message_error(where: str, expected: str, value: Any) -> ApiError:
@@ -131,7 +154,15 @@ def _message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(role, str) or role not in ROLES:
         raise _message_error(f"{where}.role", f"Expected one of {', '.join(ROLES)}", role)
     found = {"role": "system" if role == "developer" else role}
-    found["content"] = _content(message.get("content"), f"{where}.content")
+    content = message.get("content")
+    if content is None and role == "assistant":
+        content = ""  # as vLLM reads it
+    found["content"] = _content(content, f"{where}.content")
+    if role == "tool" and not message.get("tool_call_id"):
+        raise bad_request(
+            f"{where}.tool_call_id: Required in a message of the role tool, and missing",
+            param="messages",
+        )
     for name, value in message.items():
         if name in ("role", "content") or value is None:
             continue
@@ -148,7 +179,7 @@ def _message(message: Any, where: str) -> dict[str, str]:
             likely = closest(name, {"role", "content", *_MESSAGE_NAMES})
             meant = f"; did you mean {likely}?" if likely else ""
             raise bad_request(f"{where}: unknown field {show(name)}{meant}", param="messages")
-        elif value not in ([], {}, ""):
+        elif type(value) is not type(neutral := _MESSAGE_UNSUPPORTED[name]) or value != neutral:
             raise bad_request(f"{where}.{name}: not supported yet", param="messages")
     return found
 

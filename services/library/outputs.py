@@ -24,7 +24,7 @@ class CompletionOutput(msgspec.Struct, frozen=True):
     finish_reason: str
     """``stop`` or ``length``."""
     stop_reason: int | str | None
-    """The stop token or stop string that was found."""
+    """What was found of ``stop`` and ``stop_token_ids``; ``None`` for the model's end token."""
     logprobs: list[dict[int, Logprob]] | None = None
     """By token id, for each token: itself and the likeliest ones; with ``logprobs`` alone."""
 

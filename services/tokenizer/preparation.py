@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from penstock.protocol.grammar import Grammar, conflict
-from penstock.protocol.messages.requests import Chat, Prompt, TokenWork, Work
+from penstock.protocol.messages.requests import Chat, Prompt, Text, TokenWork, Work
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.sampling import (
     MAX_PROMPT_LOGPROBS,
@@ -24,6 +24,8 @@ from penstock.services.tokenizer.thinking import thinking
 COMPLETION_MAX_TOKENS = 16
 """``max_tokens`` of a completion that does not say (OpenAI's default)."""
 TOKEN_BYTES = 4
+MAX_SHOWN = 40
+"""Characters of a text that an error repeats."""
 TRUNCATED_LENGTHS = 8
 """A prompt that is to be truncated may be so many times as long as what the model takes."""
 MAX_STREAMED_ECHO = 8192
@@ -55,13 +57,26 @@ def _truncated(text_model: TextModel, work: Work, max_model_len: int) -> bytes:
     return text_model.encode_prompt(work.prompt, longest)[-TOKEN_BYTES * keep :]
 
 
-def _check_prompt(ids: bytes, vocab_size: int, max_model_len: int, param: str) -> int:
-    """The prompt's length in tokens. Raises ``PromptError``."""
+def _nothing_to_compute(prompt: Prompt) -> str:
+    """Why a prompt has no tokens."""
+    if isinstance(prompt, Text) and prompt.text:
+        return (
+            f"prompt: this model's tokenizer knows no character of the text "
+            f"{prompt.text[:MAX_SHOWN]!r}, so it has no tokens; send another text, or token ids"
+        )
+    if isinstance(prompt, Chat):
+        return "messages: this model's chat template makes no text of them that has tokens"
+    return "the prompt is empty; send at least one token"
+
+
+def _check_prompt(prompt: Prompt, ids: bytes, vocab_size: int, max_model_len: int) -> int:
+    """The length in tokens of the prompt's ``ids``. Raises ``PromptError``."""
+    param = "messages" if isinstance(prompt, Chat) else "prompt"
     if len(ids) % TOKEN_BYTES:
         raise PromptError(f"the prompt's {len(ids)} bytes are no row of int32 token ids", param)
     length = len(ids) // TOKEN_BYTES
     if not length:
-        raise PromptError("the prompt is empty; send at least one token", param)
+        raise PromptError(_nothing_to_compute(prompt), param)
     _check_vocabulary(np.frombuffer(ids, dtype="<i4"), vocab_size, param)
     if length >= max_model_len:
         raise PromptError(
@@ -200,8 +215,7 @@ def prepare(
     its grammar could be had.
     """
     prompt = _truncated(text_model, work, max_model_len)
-    param = "messages" if isinstance(work.prompt, Chat) else "prompt"
-    length = _check_prompt(prompt, info.vocab_size, max_model_len, param)
+    length = _check_prompt(work.prompt, prompt, info.vocab_size, max_model_len)
     params = resolve(work.params, info.defaults, seed)
     limit = _max_tokens(params, work.prompt, length, max_model_len)
     if params.min_tokens > limit:

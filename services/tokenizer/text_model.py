@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from penstock.protocol.messages.requests import Chat, Prompt, Text, Tokens
 from penstock.protocol.model_info import BadModelFolder, read_text
+from penstock.services.tokenizer import final_message
 from penstock.services.tokenizer.chat_template import (
     ChatTemplate,
     read_chat_template,
@@ -25,6 +26,7 @@ from penstock.services.tokenizer.chat_template import (
     read_variables,
 )
 from penstock.services.tokenizer.control_tokens import ControlTokens, Rendered
+from penstock.services.tokenizer.final_message import OpenMessage
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.token_table import TokenTable, build_token_table
 
@@ -282,7 +284,13 @@ class TextModel:
                 "messages",
             )
         chat, variables = read_messages(messages), read_variables(template_kwargs)
-        return self._control.read(*self._template.render_traced(chat, variables))
+        if not variables.pop(final_message.VARIABLE, False):
+            return self._control.read(*self._template.render_traced(chat, variables))
+        opened = OpenMessage(chat)
+        text, own = self._template.render_traced(opened.messages, variables)
+        end = opened.end(text)
+        opened.check(text[:end])
+        return self._control.read(text[:end], own[:end])
 
     def _plain_encoder(self) -> _PlainEncoder:
         """Made at first need: it doubles the tokenizer's memory, and few requests want it."""

@@ -123,7 +123,8 @@ def test_a_bad_request_is_told_its_cause(
         b"GARBAGE\r\n\r\n",
         b"GET /live HTTP/1.1\r\nHost: x\r\nBad Header: 1\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: five\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
     ids=["no_request_line", "a_bad_header", "a_bad_length", "a_bad_chunk"],
 )

@@ -103,3 +103,28 @@ def test_errors_are_the_sdks_own_exceptions(server: Served, client: openai.OpenA
     wrong = openai.OpenAI(base_url=server.url + "/v1", api_key="wrong", max_retries=0)
     with pytest.raises(openai.AuthenticationError):
         wrong.models.list()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_handed_back_open_is_continued_as_it_would_have_gone_on(
+    client: openai.OpenAI, stream: bool
+) -> None:
+    model = next(iter(client.models.list())).id
+    question = {"role": "user", "content": "What is the capital of France?"}
+    whole = client.chat.completions.create(model=model, messages=[question], temperature=0)
+    text = whole.choices[0].message.content or ""
+    begun = " ".join(text.split(" ")[:2])
+    assert text.startswith(begun) and len(begun) < len(text)
+    messages = [question, {"role": "assistant", "content": begun}]
+    ending = {"continue_final_message": True, "add_generation_prompt": False}
+    asked = {"model": model, "messages": messages, "temperature": 0, "extra_body": ending}
+    if stream:
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        rest = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        stop_reason = chunks[-1].choices[0].model_extra["stop_reason"]
+    else:
+        answer = client.chat.completions.create(**asked)
+        rest = answer.choices[0].message.content or ""
+        stop_reason = answer.choices[0].model_extra["stop_reason"]
+    assert begun + rest == text
+    assert stop_reason is None  # the model's own end token

@@ -550,6 +550,22 @@ def test_a_fault_in_the_text_of_one_request_ends_that_request_alone(tokenizer: A
     assert list(ledger.open) == [8]
 
 
+@pytest.mark.parametrize(("named", "stop"), [([], None), ([9], None), ([9, 7], 7)])
+def test_an_end_names_a_token_to_the_client_only_if_the_client_had_named_it(
+    tokenizer: Any, named: list[int], stop: int | None
+) -> None:
+    ledger, sent = tokenizer
+    params = msgspec.structs.replace(WORK.params, stop_token_ids=named)
+    work = msgspec.msgpack.encode(msgspec.structs.replace(WORK, params=params))
+    ledger.handle(FRONTEND, msgspec.structs.replace(SUBMIT, work=work), 0.0)
+    sent.take()
+    row = token_row(ONE, 0, "ab")
+    ends = [End(0, EndReason.STOP, 7)]
+    ledger.handle(SCHEDULER, msgspec.structs.replace(row, ends=ends), 0.1)
+    [(_, batch)] = sent.take(TextBatch)
+    assert batch.ends == [End(0, EndReason.STOP, stop)]
+
+
 def test_a_stop_string_ends_the_work_of_the_engine(tokenizer: Any) -> None:
     ledger, sent = tokenizer
     ledger.handle(FRONTEND, SUBMIT, 0.0)

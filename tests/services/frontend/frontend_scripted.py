@@ -26,6 +26,7 @@ Script = Callable[[Work, Sink], Coroutine[Any, Any, None]]
 
 STOP = End(0, EndReason.STOP)
 LENGTH = End(0, EndReason.LENGTH)
+JSON = {"Content-Type": "application/json"}
 VOCAB_SIZE = 1000
 MAX_MODEL_LEN = 64
 
@@ -184,7 +185,7 @@ async def serving(
     runner = await start(app, sock, limits)
     try:
         timeout = aiohttp.ClientTimeout(total=20)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, headers=JSON) as session:
             yield Client(session, port, gateway, app)
     finally:
         await runner.cleanup()

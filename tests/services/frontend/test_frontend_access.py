@@ -269,6 +269,7 @@ def test_whatever_a_client_expects_it_is_answered() -> None:
                 reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
                 writer.write(
                     b"POST %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nExpect: %b\r\n"
+                    b"Content-Type: application/json\r\n"
                     b"Content-Length: %d\r\n\r\n%b" % (path.encode(), expectation, len(body), body)
                 )
                 answer = await reader.read()

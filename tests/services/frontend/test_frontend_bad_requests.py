@@ -125,10 +125,16 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 _SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}
+_NAMELESS = {"type": "json_schema", "json_schema": {"schema": {}}}
 PARAMETERS += [
+    ({"tools": {}}, "tools", "array object"),
+    ({"tools": ""}, "tools", "array ''"),
+    ({"functions": {}}, "functions", "array object"),
+    ({"logits_processors": "x"}, "logits_processors", "array 'x'"),
     ({"response_format": "json_object"}, "response_format", "object 'json_object'"),
     ({"response_format": {"type": "xml"}}, "response_format", "'json_object' 'xml'"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema object"),
+    ({"response_format": _NAMELESS}, "response_format", "json_schema.name missing"),
     ({"response_format": {"type": "json_object"}, "bad_words": ["a"]}, "response_format", "bad"),
     ({"response_format": _SCHEMA, "allowed_token_ids": [1]}, "response_format", "allowed_token"),
     (
@@ -199,6 +205,26 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({**HI, "chat_template_kwargs": {"tokenize": True}}, "tokenize"),
     ({**HI, "chat_template_kwargs": {"enable_thinking": "yes"}}, "enable_thinking"),
     ({**HI, "chat_template": "{{ x }}"}, "chat_template supported"),
+    (user("x", tool_calls={}), "tool_calls supported"),
+    (user("x", function_call={}), "function_call supported"),
+    ({"messages": [{"role": "system", "content": None}]}, "messages[0].content null"),
+    ({"messages": [{"role": "tool", "content": "5"}]}, "messages[0].tool_call_id missing"),
+    (
+        {"messages": [{"role": "tool", "content": "5", "tool_call_id": ""}]},
+        "messages[0].tool_call_id missing",
+    ),
+    (
+        {"messages": [{"role": "tool", "content": "5", "tool_call_id": None}]},
+        "messages[0].tool_call_id missing",
+    ),
+    ({"messages": [{"role": "tool", "content": None, "tool_call_id": "a"}]}, "content null"),
+    (
+        {**HI, "add_generation_prompt": True, "continue_final_message": True},
+        "add_generation_prompt continue_final_message contradict",
+    ),
+    ({**HI, "add_generation_prompt": 1}, "add_generation_prompt true false 1"),
+    ({**HI, "continue_final_message": "yes"}, "continue_final_message true false 'yes'"),
+    ({**HI, "chat_template_kwargs": {"continue_final_message": True}}, "continue_final_message"),
 ]
 
 BODIES: list[tuple[bytes, str]] = [
@@ -373,6 +399,7 @@ def test_a_declared_length_over_the_limit_is_refused_before_the_body_is_sent() -
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
         writer.write(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n"
             b"Content-Length: 9999999999\r\n\r\n"
         )
         assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
+import aiohttp
 import pytest
 from frontend_scripted import Client, run
 
@@ -141,3 +144,53 @@ def test_a_page_that_is_named_still_needs_the_key() -> None:
 
     config = ServerConfig(allowed_origins=[CHAT_PAGE], api_key=["k"])
     assert len(run(use, config=config).works) == 1
+
+
+BODY = b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}]}'
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_body_that_does_not_say_that_it_is_json_is_refused(path: str, stream: bool) -> None:
+    """All that a page may send without asking first, and what no page sends but is not JSON."""
+    foreign = (
+        None, "text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x", "text/xml", "application/xml", "text/json",
+        "application/octet-stream", "text/plain; application/json", "application/json, text/plain",
+        "x", "",
+    )  # fmt: skip
+    ours = ("application/json", "Application/JSON; charset=utf-8", "application/vnd.x+json")
+    prompt = "messages" if "chat" in path else "prompt"
+    body = json.dumps({prompt: json.loads(BODY)[prompt], "stream": stream}).encode()
+
+    async def post(client: Client, kind: str | None) -> tuple[int, bytes]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        head += "" if kind is None else f"Content-Type: {kind}\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        answer = await reader.read()
+        writer.close()
+        return int(answer.split()[1]), answer
+
+    async def use(client: Client) -> None:
+        for kind in foreign:
+            status, answer = await post(client, kind)
+            assert (status, b"Content-Type: application/json`" in answer) == (415, True), kind
+            assert (b"`curl -d`" in answer) == (kind == "application/x-www-form-urlencoded")
+        assert client.gateway.works == []
+        for kind in ours:
+            assert (await post(client, kind))[0] == 200, kind
+
+    assert len(run(use).works) == len(ours)
+
+
+def test_what_has_no_body_or_no_route_needs_no_type() -> None:
+    async def use(client: Client) -> None:
+        async with aiohttp.ClientSession() as session:
+            async with session.get(client.url + "/v1/models") as response:
+                assert response.status == 200
+            for path, status in (("/nothing", 404), ("/v1/models", 405)):
+                async with session.post(client.url + path, data=b"x") as response:
+                    assert response.status == status
+
+    run(use)

@@ -21,14 +21,12 @@ from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.stream import EventStream
 
 PATH = "/v1/completions"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 def request_bytes(**fields: Any) -> bytes:
     body = json.dumps({"prompt": "x", **fields}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
-        body
-    )
-    return head + body
+    return b"%sContent-Length: %d\r\n\r\n%s" % (POST, len(body), body)
 
 
 async def connect(client: Client, *, receive_buffer: int | None = None) -> socket.socket:

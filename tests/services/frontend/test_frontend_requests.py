@@ -234,6 +234,38 @@ def test_messages_are_normalized() -> None:
     assert msgspec.json.decode(work.prompt.template_kwargs) == {"enable_thinking": True}
 
 
+@pytest.mark.parametrize("message", [{"content": None}, {}, {"content": None, "tool_calls": []}])
+def test_an_assistants_message_without_content_is_empty(message: dict[str, Any]) -> None:
+    (work,) = works_of(
+        CHAT, {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", **message}]}
+    )
+    assert isinstance(work.prompt, Chat)
+    assert msgspec.json.decode(work.prompt.messages)[1] == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({}, {}),
+        ({"add_generation_prompt": True, "continue_final_message": False}, {}),
+        ({"add_generation_prompt": None, "continue_final_message": None}, {}),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+        (
+            {"add_generation_prompt": False, "continue_final_message": True},
+            {"add_generation_prompt": False, "continue_final_message": True},
+        ),
+        (
+            {"continue_final_message": True},
+            {"add_generation_prompt": False, "continue_final_message": True},
+        ),
+    ],
+)
+def test_a_chat_says_how_its_prompt_ends(fields: dict[str, Any], variables: dict[str, Any]) -> None:
+    (work,) = works_of(CHAT, chat(**fields))
+    assert isinstance(work.prompt, Chat)
+    assert msgspec.json.decode(work.prompt.template_kwargs) == variables
+
+
 def test_the_tenant_is_the_key_else_the_user_else_nobody() -> None:
     (work,) = works_of(TEXT, {"prompt": "x"})
     assert work.tenant == ""

@@ -16,7 +16,7 @@ from penstock.services.frontend.connection import Limits
 from penstock.services.frontend.context import CONTEXT
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 def limited(

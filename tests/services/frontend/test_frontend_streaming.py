@@ -342,7 +342,8 @@ def test_a_connection_serves_further_requests_after_a_stream() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
         for stream in (True, True, False, True):
             body = json.dumps({**PROMPT, "stream": stream}).encode()
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: ")
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
+            writer.write(b"Content-Type: application/json\r\nContent-Length: ")
             writer.write(b"%d\r\n\r\n%s" % (len(body), body))
             head, answer = await read_answer(reader)
             assert head.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -359,7 +360,8 @@ def test_an_http_1_0_client_gets_the_events_bare_and_then_the_end() -> None:
     async def use(client: Client) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
         body = json.dumps({**PROMPT, "stream": True}).encode()
-        writer.write(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body))
+        writer.write(b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n" % len(body))
         writer.write(body)
         head, _, rest = (await reader.read()).partition(b"\r\n\r\n")
         assert b" 200 " in head
@@ -377,7 +379,8 @@ def test_draining_closes_connections_after_their_answer() -> None:
         assert response.headers["Connection"] == "close"
         body = json.dumps({**PROMPT, "stream": True}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: ")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
+        writer.write(b"Content-Type: application/json\r\nContent-Length: ")
         writer.write(b"%d\r\n\r\n%s" % (len(body), body))
         answer = await reader.read()  # ends only because the server closes
         assert b"Connection: close\r\n" in answer

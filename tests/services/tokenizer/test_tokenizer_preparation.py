@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.grammar import Grammar
@@ -50,6 +51,14 @@ def work(prompt: Prompt, **params: object) -> Work:
         time_left=5.0,
         age=0.25,
     )
+
+
+def test_a_text_of_unknown_characters_is_not_called_an_empty_prompt(info: ModelInfo) -> None:
+    knows_only_a = TextModel(Tokenizer(models.BPE({"a": 0}, [])), None)
+    with pytest.raises(PromptError, match=r"knows no character of the text '\\x04'") as error:
+        prepare(work(Text("\x04")), knows_only_a, info, LIMIT, 0)
+    assert "empty" not in str(error.value)
+    assert prepare(work(Text("\x04a")), knows_only_a, info, LIMIT, 0).prompt == bytes(4)
 
 
 HELLO = Chat(b'[{"role": "user", "content": "hello"}]')

@@ -28,6 +28,14 @@ class BlockManager:
         self._by_digest: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._watched: frozenset[bytes] = frozenset()
+        self.watch_passed = True
+        """Nothing has happened since ``watch`` by which more of that chain's blocks may be held."""
+
+    def watch(self, digests: Iterable[bytes]) -> None:
+        """Look out for blocks of this chain that become known, or known ones that are taken."""
+        self._watched = frozenset(digests)
+        self.watch_passed = True
 
     @property
     def num_available(self) -> int:
@@ -88,6 +96,7 @@ class BlockManager:
         for block in blocks:
             if self._ref_counts[block] == 0:
                 del self._cached[block]
+                self.watch_passed = False
             self._ref_counts[block] += 1
 
     def cache(self, block: int, digest: bytes, step: int) -> None:
@@ -96,6 +105,8 @@ class BlockManager:
         Of two blocks with the same content the first stays known.
         """
         if self._digests[block] is None and digest not in self._by_digest:
+            if digest in self._watched:
+                self.watch_passed = False
             self._by_digest[digest] = block
             self._digests[block] = digest
             self._steps[block] = step

@@ -60,7 +60,9 @@ MAX_STRIKES = 3
 class SchedulerCore:
     """Queues, KV blocks and step plans of one engine.
 
-    What a method raises is ``CoreFailed``, after which nothing may be called any more.
+    After whatever a method raises nothing may be called any more. From those that handlers of
+    messages and ticks call it is ``CoreFailed``; who calls ``plan`` and ``apply``, which cost no
+    more than they must, ends by himself.
     """
 
     def __init__(
@@ -197,7 +199,6 @@ class SchedulerCore:
 
     # Steps.
 
-    @crash_only
     def plan(self, now: float) -> StepPlan | None:
         """Plan the next step.
 
@@ -235,7 +236,6 @@ class SchedulerCore:
         """Seconds until ``plan`` should be asked, because the step under way lasts; else 0."""
         return self._in_flight.held_for(now)
 
-    @crash_only
     def apply(self, result: StepResult, now: float) -> Batches:
         """Take the tokens of a step; returns the rows for their owners.
 

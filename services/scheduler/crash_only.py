@@ -29,8 +29,11 @@ def crash_only(method: Callable[P, R]) -> Callable[P, R]:
         except CoreFailed:
             raise
         except Exception as error:
-            raise CoreFailed(
-                f"the scheduler's core failed in {method.__name__}: {type(error).__name__}: {error}"
-            ) from error
+            raise failure_in(method.__name__, error) from error
 
     return call
+
+
+def failure_in(where: str, error: Exception) -> CoreFailed:
+    """Names where the core raised what."""
+    return CoreFailed(f"the scheduler's core failed in {where}: {type(error).__name__}: {error}")

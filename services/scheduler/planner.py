@@ -13,6 +13,7 @@ The order within a step:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.protocol.messages.steps import Chunk, NewSlot
 from penstock.services.scheduler.batch import RunningBatch
@@ -86,6 +87,15 @@ class Step:
         return place
 
 
+class _Unfit(NamedTuple):
+    """A head of the queue that had no room."""
+
+    sequence: Sequence
+    num_tokens: int
+    held: int
+    """Blocks of its cached prefix that others held: it need not take them from the free ones."""
+
+
 class Planner:
     """Plans one step after another over the state that it shares with the core."""
 
@@ -104,6 +114,7 @@ class Planner:
         self.full_with = 0
         """Sequences that ran when KV memory was last found full; whoever reads it sets it to 0."""
         self._stuck: list[Sequence] = []
+        self._unfit: _Unfit | None = None
         self._hasher = BlockHasher(limits.block_size)
         self._policy = policy
         self._caching = enable_prefix_caching
@@ -224,6 +235,9 @@ class Planner:
             sequence = self._waiting.first()
             if sequence.in_flight or (sequence.suspect and len(self.batch)):
                 return
+            if not self._may_fit(sequence, owed):
+                self.full_with = len(self.batch)
+                return
             hits = self._hits(sequence)
             if not self._fits(sequence, hits, owed):
                 self.full_with = len(self.batch)
@@ -266,29 +280,55 @@ class Planner:
         Nothing is reserved by it. It only keeps a newcomer from taking blocks that its elders
         would take back by preemption a moment later.
         """
-        needed = self.limits.blocks_for(len(sequence.tokens) + 1) - len(hits)
-        return needed + owed <= self.blocks.num_available - self.blocks.num_unheld(hits)
+        held = len(hits) - self.blocks.num_unheld(hits)
+        if self._has_room(sequence, held, owed):
+            self._unfit = None
+            return True
+        self._unfit = _Unfit(sequence, len(sequence.tokens), held)
+        self.blocks.watch(sequence.hashes)
+        return False
 
-    def _sent_from(self, sequence: Sequence, num_computed: int) -> int:
-        """Position from which on the worker needs a new sequence's tokens: what is computed
-        already matters to nothing but adjustments."""
-        if sequence.sampling.adjustments is None:
-            return num_computed
+    def _has_room(self, sequence: Sequence, held: int, owed: int) -> bool:
+        """``held``: blocks of its prefix that it shares with those who hold them."""
+        needed = self.limits.blocks_for(len(sequence.tokens) + 1) - held
+        return needed + owed <= self.blocks.num_available
+
+    def _may_fit(self, sequence: Sequence, owed: int) -> bool:
+        """Whether a head of the queue that had no room is worth another look: its prefix of 120,000
+        tokens is not matched anew at every plan while it waits.
+
+        What others hold of its prefix has not grown since, if nobody has taken a block out of the
+        cache and none of its chain has become known. So with too few blocks free it has no room.
+        """
+        unfit = self._unfit
+        if unfit is None or unfit.sequence is not sequence or not self.blocks.watch_passed:
+            return True
+        if unfit.num_tokens != len(sequence.tokens):
+            return True
+        return self._has_room(sequence, unfit.held, owed)
+
+    @staticmethod
+    def _sent_from(sequence: Sequence, num_computed: int) -> int:
+        """Position from which on the worker needs the tokens of a sequence with adjustments. What
+        is computed already matters to nothing else."""
         return min(num_computed, sequence.prompt_len)
 
-    def _shares_prompt(self, sequence: Sequence, start: int) -> bool:
+    @staticmethod
+    def _shares_prompt(sequence: Sequence, start: int) -> bool:
         """Whether the worker needs a whole prompt, of which tokens from ``start`` on are sent."""
         adjustments = sequence.sampling.adjustments
         return start > 0 and adjustments is not None and adjustments.reads_prompt
 
     def _added_bytes(self, step: Step, sequence: Sequence, hits: list[int]) -> int:
         """Bytes by which a plan grows when it takes a sequence in, at most."""
-        start = self._sent_from(sequence, len(hits) * self.limits.block_size)
-        tokens = len(sequence.tokens) - start
-        if self._shares_prompt(sequence, start) and not step.holds_prompt(sequence.request):
-            tokens += sequence.prompt_len
-        asked = sequence.request.sampling_bytes
-        return SLOT_BYTES + asked + TOKEN_BYTES * tokens + BLOCK_BYTES * len(hits)
+        request = sequence.request
+        start = len(hits) * self.limits.block_size
+        size = SLOT_BYTES + request.sampling_bytes + BLOCK_BYTES * len(hits)
+        if sequence.sampling.adjustments is not None:
+            start = self._sent_from(sequence, start)
+            if self._shares_prompt(sequence, start) and not step.holds_prompt(request):
+                size += TOKEN_BYTES * sequence.prompt_len
+        return size + TOKEN_BYTES * (len(sequence.tokens) - start)
 
     def _start(
         self, step: Step, sampled: list[Sequence], sequence: Sequence, hits: list[int]
@@ -303,8 +343,11 @@ class Planner:
             self._counters.prefix_hit_tokens += sequence.num_hits
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = min(sequence.num_hits, sequence.prompt_len)
-        start = self._sent_from(sequence, sequence.num_computed)
-        shares = self._shares_prompt(sequence, start)
+        start, prompt = sequence.num_computed, -1
+        if sequence.sampling.adjustments is not None:
+            start = self._sent_from(sequence, start)
+            if self._shares_prompt(sequence, start):
+                prompt = step.share_prompt(sequence)
         step.added.append(
             NewSlot(
                 slot=sequence.slot,
@@ -315,7 +358,7 @@ class Planner:
                 sampling=sequence.sampling,
                 prompt_logprobs=(sequence.prompt_logprobs.most if sequence.wants_prompt else None),
                 start=start,
-                prompt=step.share_prompt(sequence) if shares else -1,
+                prompt=prompt,
             )
         )
         self._add_chunk(step, sampled, sequence)

@@ -19,7 +19,7 @@ from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.runtime import LoopService
 from penstock.protocol.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
 from penstock.services.scheduler.core import Batches, SchedulerCore
-from penstock.services.scheduler.crash_only import CoreFailed
+from penstock.services.scheduler.crash_only import CoreFailed, failure_in
 from penstock.services.scheduler.idle_check import IdleCheck
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy_choice import make_policy
@@ -167,6 +167,14 @@ class SchedulerService(LoopService):
         return max(held, 0.001) if held else super().patience(now)
 
     def work(self, now: float) -> None:
+        try:
+            self._work(now)
+        except CoreFailed:
+            raise
+        except Exception as error:
+            raise failure_in("a step", error) from error
+
+    def _work(self, now: float) -> None:
         """Answers in, next plans out, then the tokens: the worker never waits for us."""
         core = self.core
         if core is None or self.worker is None or not self.attached:

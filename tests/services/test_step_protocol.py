@@ -40,8 +40,8 @@ def system() -> Iterator[tuple[Start, Join]]:
 class Engine:
     """A worker with the null engine, attached to a scheduler that is the test."""
 
-    def __init__(self, start: Start, join: Join) -> None:
-        start("worker", "--device", "null")
+    def __init__(self, start: Start, join: Join, *flags: str) -> None:
+        start("worker", "--device", "null", *flags)
         self.scheduler = join("scheduler")
         self.address = self.scheduler.peer("worker").address
         self.attach(EPOCH)
@@ -92,6 +92,28 @@ def test_a_worker_fails_a_plan_after_a_gap_and_goes_on_with_a_full_one(engine: E
     engine.send(engine.plan(4))  # not full: of slots that are gone
     assert engine.scheduler.silence(StepResult)
     engine.result(engine.plan(5, full=True))
+
+
+def test_a_step_whose_result_no_message_can_carry_has_failed(system: tuple[Start, Join]) -> None:
+    slots, length, blocks = 200, 2047, 128
+    engine = Engine(
+        *system, "--max-num-seqs", str(slots), "--max-num-batched-tokens", str(slots * length),
+        "--num-kv-blocks", str(slots * blocks),
+    )  # fmt: skip
+    prompt, sampling = bytes(4 * length), SlotSampling(0.0, 0, 1.0, 1, 0)
+    added, chunks = [], []
+    for slot in range(slots):
+        added.append(NewSlot(slot, prompt, length, 0, [], sampling, prompt_logprobs=20))
+        own = [*range(slot * blocks, (slot + 1) * blocks)]
+        chunks.append(Chunk(slot, 0, length, True, own))
+    engine.send(StepPlan(EPOCH, 1, True, [], added, [], chunks))
+    failed = engine.scheduler.next(StepFailed)
+    assert (failed.epoch, failed.step) == (EPOCH, 1)
+    assert "larger than a message may be" in failed.reason
+    engine.send(engine.plan(1))  # sent again: it was not answered, but it has failed
+    engine.send(engine.plan(2))
+    assert engine.scheduler.silence(StepResult)
+    engine.result(engine.plan(3, full=True))
 
 
 def test_a_worker_answers_a_plan_that_comes_again_with_the_same_tokens(engine: Engine) -> None:

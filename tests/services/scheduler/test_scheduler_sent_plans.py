@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+from scheduler_harness import Engine, prompt
+
+from penstock.protocol.faults import Faults
+from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.protocol.messages.steps import StepPlan
+from penstock.services.scheduler.core import MAX_STRIKES, Batches
 from penstock.services.scheduler.sent_plans import RESEND_SECONDS, SentPlans
+from penstock.services.scheduler.service import SchedulerService
 
 
 class Outbox:
@@ -63,3 +72,44 @@ def test_a_plan_that_is_refused_is_not_kept_to_be_sent_again() -> None:
     outbox.takes = True
     plans.resend(100.0)
     assert not outbox.sent
+
+
+class Loop(SchedulerService):
+    """The process's step loop over a core and an outbox that the test holds; nothing else of it."""
+
+    def __init__(self, engine: Engine, outbox: Outbox) -> None:
+        self.core = engine.core
+        self.epoch = engine.core.epoch
+        self.attached = True
+        self.worker = Peer("worker", "w", 1, Identity(1, "x"), Phase.READY, "", Capacity(), 0)
+        self.log = logging.getLogger("test")  # type: ignore[assignment]
+        self.faults = Faults([], "scheduler")
+        self.batches: Batches = []
+        self._answers = []
+        self._plan_at = 0.0
+        self._plans = SentPlans(outbox.send)
+
+    def _hand_out(self, batches: Batches) -> None:
+        self.batches += batches
+
+
+def test_a_plan_that_cannot_be_sent_has_failed_and_its_request_is_given_up_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("test"), "error", lambda event, **facts: None)
+    engine, outbox = Engine(), Outbox()
+    engine.submit(1, prompt(5))
+    loop = Loop(engine, outbox)
+    outbox.takes = False
+    for quarter in range(40):
+        loop.work(quarter / 4)
+        engine.core.check()
+    assert engine.core.stats().counters.failed_steps == MAX_STRIKES
+    ((owner, batch),) = loop.batches
+    assert owner == "tokenizer"
+    assert "could not be sent to the worker" in batch.ends[0].message
+    assert engine.core.idle and not len(loop._plans)
+    outbox.takes = True
+    engine.submit(2, prompt(5))
+    loop.work(20.0)
+    assert outbox.sent and engine.core.stats().running == 1

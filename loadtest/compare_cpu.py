@@ -2,11 +2,12 @@
 
     python -m penstock.loadtest.compare_cpu --model tiny
     python -m penstock.loadtest.compare_cpu --model 0.6b --rounds 3 --tokens 32
+    python -m penstock.loadtest.compare_cpu --folder CHECKPOINT --prompt 1900 --tokens 1 --batch 1
 
-Both take the same random checkpoint and the same prompts. The library chooses its threads itself;
-`generate` runs with each number of threads of ``--transformers-threads`` and its better one counts.
-Each round runs all of them one after the other, so that what else the machine does meets them all;
-the ratio is taken round by round.
+Both take the same checkpoint, a random one or one that is given, and the same prompts. The library
+chooses its threads itself; `generate` runs with each number of threads of
+``--transformers-threads`` and its better one counts. Each round runs all of them one after the
+other, so that what else the machine does meets them all; the ratio is taken round by round.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from penstock.loadtest.make_model import make_model
 from penstock.loadtest.model_sizes import SIZES
 
 PROMPT = 32
+SETTLE_SECONDS = 10.0
+"""All processes of the library start at once, and its worker measures threads again after that."""
 
 
 class Transformers:
@@ -58,6 +61,7 @@ class Ours:
 
     def __init__(self, folder: Path, dtype: str) -> None:
         self.llm = penstock.LLM(str(folder), device="cpu", dtype=dtype, enable_prefix_caching=False)
+        time.sleep(SETTLE_SECONDS)
 
     def tokens_per_second(self, prompts: list[list[int]], tokens: int) -> float:
         params = penstock.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -67,16 +71,24 @@ class Ours:
 
 
 def compare(
-    folder: Path, dtype: str, batches: list[int], rounds: int, tokens: int, threads: list[int]
+    folder: Path,
+    dtype: str,
+    batches: list[int],
+    rounds: int,
+    tokens: int,
+    threads: list[int],
+    length: int = PROMPT,
 ) -> list[dict[str, Any]]:
-    theirs, ours = Transformers(folder, dtype), Ours(folder, dtype)
+    """length: tokens of a prompt."""
+    ours, theirs = Ours(folder, dtype), Transformers(folder, dtype)
     random = np.random.default_rng(0)
     rows = []
     for batch in batches:
-        prompts = random.integers(3, 4000, (batch, PROMPT)).tolist()
-        ours.tokens_per_second(prompts, 4)
+        prompts = random.integers(3, 4000, (batch, length)).tolist()
+        warm = min(tokens, 4)
+        ours.tokens_per_second(prompts, warm)
         for count in threads:
-            theirs.tokens_per_second(prompts, 4, count)
+            theirs.tokens_per_second(prompts, warm, count)
         own: list[float] = []
         other: dict[int, list[float]] = {count: [] for count in threads}
         for _ in range(rounds):
@@ -89,9 +101,11 @@ def compare(
             {
                 "dtype": dtype,
                 "batch": batch,
-                "penstock_tokens_per_s": round(statistics.median(own), 1),
+                "prompt": length,
+                "tokens": tokens,
+                "penstock_tokens_per_s": round(statistics.median(own), 2),
                 "transformers_tokens_per_s": {
-                    count: round(statistics.median(values), 1) for count, values in other.items()
+                    count: round(statistics.median(values), 2) for count, values in other.items()
                 },
                 "ratio": round(statistics.median(ratios), 2),
                 "ratio_spread": [round(ratios[0], 2), round(ratios[-1], 2)],
@@ -105,6 +119,8 @@ def compare(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", choices=sorted(SIZES), default="tiny")
+    parser.add_argument("--folder", type=Path, help="of a checkpoint, instead of a random model")
+    parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of each prompt")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
@@ -114,7 +130,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         for dtype in options.dtype:
-            folder = make_model(Path(place) / dtype, dtype=dtype, **SIZES[options.model])
+            folder = options.folder
+            if folder is None:
+                folder = make_model(Path(place) / dtype, dtype=dtype, **SIZES[options.model])
             compare(
                 folder,
                 dtype,
@@ -122,6 +140,7 @@ def main() -> None:
                 options.rounds,
                 options.tokens,
                 options.transformers_threads,
+                options.prompt,
             )
 
 

@@ -7,10 +7,11 @@ large model gains more by the second thread than it loses, and prefill more than
 numbers are taken from what the machine does now, and a smaller number wins unless a larger one is
 clearly faster.
 
-The moment of the start may be a busy one. So in pauses it is looked at again: a step at a time, for
-a request may come, and ever more seldom while nothing changes. For each number the least of the
-latest looks counts, because other programs only ever make a step longer: one quiet look corrects a
-busy one, and only a machine that stays busy changes a choice that was right.
+The moment of the start is a busy one: all processes of a server start at once. So in pauses it is
+looked at again: a step at a time, for a request may come, and ever more seldom while nothing
+changes. For each number the least that any of the latest looks has measured counts, because other
+programs only ever make a step longer: one quiet look corrects a busy one, and only a machine that
+stays busy changes a choice that was right.
 
 What is measured is an executor of its own (``trial_capacity``), with the same model and KV memory
 for these steps alone: cached prefixes stay as they are.
@@ -45,11 +46,14 @@ STEPS = 3
 SECONDS = 1.0
 """No further round of decode begins after this time, nor of prefill."""
 LOOKS = 3
-"""The latest looks, whose least counts; so many are taken even if nobody uses the server."""
+"""So many looks are taken even if nobody uses the server."""
+REMEMBERED = 8
+"""The latest looks, whose least counts. They reach back for more than half an hour: what another
+program does just when this server pauses says little about when it computes."""
 PAUSE_SECONDS = 2.0
 """Only a pause of this length is used to look again."""
 FIRST_INTERVAL = 15.0
-"""Seconds from one look to the next, twice as many after each one that changes nothing, up to …"""
+"""Seconds after a look that changed something, twice as many after each that did not, up to …"""
 LONGEST_INTERVAL = 960.0
 MOST_SECONDS = 0.5
 """Steps that take longer are not measured in a pause: a request would have to wait for them."""
@@ -175,7 +179,7 @@ class ThreadTrial:
         """executor: used for nothing else; counts: ascending."""
         self._executor, self._counts, self._clock = executor, counts, clock
         self._looks: dict[_Kind, deque[dict[int, float]]] = {
-            kind: deque(maxlen=LOOKS) for kind in (decode_steps, prefill_steps)
+            kind: deque(maxlen=REMEMBERED) for kind in (decode_steps, prefill_steps)
         }
 
     @property
@@ -216,7 +220,7 @@ class ThreadTrial:
                     break
                 yield from self._round(kind, counts, times, limit)
             if times:
-                looks.append({count: statistics.median(some) for count, some in times.items()})
+                looks.append({count: min(some) for count, some in times.items()})
 
     def _short(self, kind: _Kind, limit: float) -> list[int]:
         """Numbers of threads with which a step of a quiet machine takes up to ``limit`` seconds:
@@ -272,7 +276,7 @@ class ThreadReview:
         self.choice = trial.choice
         self._looks = 1
         self._interval = FIRST_INTERVAL
-        self._next: float | None = None
+        self._next = 0.0
         self._used = False
         self._under_way: Iterator[None] | None = None
 
@@ -286,8 +290,6 @@ class ThreadReview:
 
         Past the first looks it is time only if the server was used since the last one.
         """
-        if self._next is None:
-            self._next = now + FIRST_INTERVAL - PAUSE_SECONDS
         if pause < PAUSE_SECONDS:
             return False
         if self._under_way is None:

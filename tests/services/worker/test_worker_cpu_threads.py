@@ -27,6 +27,7 @@ from penstock.services.worker.cpu_threads import (
     MOST_SECONDS,
     PAUSE_SECONDS,
     PREFILL_ROWS,
+    REMEMBERED,
     ROWS,
     StepThreads,
     ThreadChoice,
@@ -142,7 +143,7 @@ def test_a_quiet_look_corrects_a_busy_one_and_only_a_machine_that_stays_busy_a_r
     machine.busy = False
     assert looked_again(trial).prefill == 2
     machine.busy = True
-    assert [looked_again(trial).prefill for _ in range(LOOKS)] == [2] * (LOOKS - 1) + [1]
+    assert [looked_again(trial).prefill for _ in range(REMEMBERED)] == [2] * (REMEMBERED - 1) + [1]
 
 
 def test_a_step_that_takes_too_long_for_a_pause_is_the_last_of_its_kind() -> None:
@@ -266,9 +267,9 @@ def test_looking_again_changes_no_token_and_touches_no_cached_block(tiny_folder:
     trial.start()
     executor.review = ThreadReview(trial)
     now = time.monotonic()
-    assert not executor.improve(now, 60.0)
+    assert not executor.improve(now, 1.0)
     pieces = 0
-    while executor.improve(now + 60.0, 60.0):
+    while executor.improve(now, 60.0):
         pieces += 1
     assert pieces > 10
     assert executor.threads == executor.review.choice.threads

@@ -135,6 +135,10 @@ async def _on_prepare(request: web.Request, response: web.StreamResponse) -> Non
         response.headers[hdrs.CONNECTION] = "close"
 
 
+async def _on_cleanup(app: web.Application) -> None:
+    app[CONTEXT].large_bodies.shutdown(wait=False, cancel_futures=True)
+
+
 async def _expect(request: web.Request) -> None:
     """Ask for the body of a client that waits to be asked. What else it expects is ignored, as
     RFC 9110 section 10.1.1 allows; aiohttp would cut the connection without an answer."""
@@ -154,6 +158,7 @@ def make_app(
     app = web.Application(middlewares=[every_request], client_max_size=config.max_body_bytes)
     app[CONTEXT] = Context(config, gateway, registry, stall_s)
     app.on_response_prepare.append(_on_prepare)
+    app.on_cleanup.append(_on_cleanup)
     for method, path, handler in ROUTES:
         if method == "GET":
             app.router.add_get(path, handler, expect_handler=_expect)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,12 @@ from aiohttp import StreamReader, hdrs, web
 
 from penstock.services.frontend.errors import ApiError, bad_request, retry_after, show
 
+SLICE_BYTES = 64 * 1024
+"""Of a body that is looked at without a pause: some tenths of a millisecond."""
+Pause = Callable[[], None]
+"""Called between two slices: in a thread it lets others run."""
+MAX_VALUES = 2**19
+"""In one body, long arrays of token ids in ``prompt`` apart."""
 MAX_DEPTH = 64
 MAX_CONTAINERS = 100_000
 """Objects and arrays in one body."""
@@ -19,7 +25,7 @@ READ_TIMEOUT_S = 30.0
 
 _OPEN = ord("[")
 _TO_SQUARE = bytes.maketrans(b"{}", b"[]")
-_NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}",'))
 
 
 def check_is_json(request: web.Request) -> None:
@@ -109,36 +115,64 @@ async def _read(content: StreamReader, data: bytearray, limit: int, budget: Body
         ) from None
 
 
-def check_depth(body: bytes) -> None:
-    """Raise ``ApiError`` for nesting that a decoder should not see. Linear, mostly in C.
+def no_pause() -> None:
+    """For small bodies."""
+
+
+def _slices(body: bytes) -> Iterator[bytes]:
+    """The body in parts, none of which ends within an escape."""
+    begin = 0
+    while begin < len(body):
+        part = body[begin : begin + SLICE_BYTES]
+        begin += len(part)
+        if begin < len(body) and (len(part) - len(part.rstrip(b"\\"))) % 2:
+            part, begin = part[:-1], begin - 1
+        yield part
+
+
+def check_depth(body: bytes, pause: Pause = no_pause) -> None:
+    """Raise ``ApiError`` for nesting, or numbers of values, that a decoder should not see. Linear,
+    mostly in C.
 
     Needs no valid JSON: on other input it may count wrongly, and the decoder then refuses it.
     """
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+    counts_values = len(body) > 2 * MAX_VALUES
+    if not counts_values and body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return
-    # Escapes first, so that every quote left opens or closes a string. A run of backslashes
-    # begins with an escape, so pairs go from the left.
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    pieces = bare.translate(_TO_SQUARE, _NOT_STRUCTURE).split(b'"')
-    structure = b"".join(pieces[::2])
-    depth = containers = 0
-    for byte in structure[: 2 * MAX_CONTAINERS + 2]:
-        if byte == _OPEN:
-            depth += 1
-            containers += 1
-            if depth > MAX_DEPTH:
-                raise bad_request(f"The request body is nested deeper than {MAX_DEPTH} levels")
-        else:
-            depth -= 1
-            if depth < 0:
-                return  # not JSON from here on; the decoder gets no further either
-    if containers > MAX_CONTAINERS:
-        raise bad_request(f"The request body holds more than {MAX_CONTAINERS} arrays and objects")
+    depth = containers = values = 0
+    within_string = 0
+    for part in _slices(body):
+        pause()
+        # Escapes first, so that every quote left opens or closes a string. A run of backslashes
+        # begins with an escape, so pairs go from the left.
+        bare = part.replace(b"\\\\", b"").replace(b'\\"', b"")
+        pieces = bare.translate(_TO_SQUARE, _NOT_STRUCTURE).split(b'"')
+        structure = b"".join(pieces[within_string::2])
+        within_string = (within_string + len(pieces) - 1) % 2
+        values += structure.count(b",")
+        if values > MAX_VALUES:
+            raise bad_request(
+                f"The request body holds more than {MAX_VALUES} values beside its token ids"
+            )
+        for byte in structure.translate(None, b","):
+            if byte == _OPEN:
+                depth += 1
+                containers += 1
+                if depth > MAX_DEPTH:
+                    raise bad_request(f"The request body is nested deeper than {MAX_DEPTH} levels")
+            else:
+                depth -= 1
+                if depth < 0:
+                    return  # not JSON from here on; the decoder gets no further either
+        if containers > MAX_CONTAINERS:
+            raise bad_request(
+                f"The request body holds more than {MAX_CONTAINERS} arrays and objects"
+            )
 
 
-def decode_object(body: bytes) -> dict[str, Any]:
+def decode_object(body: bytes, pause: Pause = no_pause) -> dict[str, Any]:
     """Decode a JSON object and leave out its null fields. Raises ``ApiError`` 400."""
-    check_depth(body)
+    check_depth(body, pause)
     try:
         decoded = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
@@ -31,6 +32,8 @@ class Context:
         self.keys = ApiKeys(read_api_keys(config.api_key))
         self.browsers = Browsers(config)
         self.bodies = BodyBudget(max(BODY_BYTES, config.max_body_bytes))
+        self.large_bodies = ThreadPoolExecutor(1, "large-body")
+        """Parses what would hold up the event loop, one body at a time."""
         self.clock = StreamClock(config.keep_alive_comment_s, stall_s=stall_s)
         self.created = int(time.time())
         self.active = 0

@@ -10,7 +10,7 @@ from penstock.protocol.messages.requests import ChoiceState, Prompt, Work
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.suggestions import closest
 from penstock.services.frontend import parameters
-from penstock.services.frontend.body import decode_object
+from penstock.services.frontend.body import Pause, decode_object, no_pause
 from penstock.services.frontend.errors import ApiError, bad_request, retry_after, show
 from penstock.services.frontend.interface import ServedModel
 from penstock.services.frontend.prompts import (
@@ -18,6 +18,7 @@ from penstock.services.frontend.prompts import (
     parse_chat,
     parse_prompts,
 )
+from penstock.services.frontend.token_arrays import decode_completion
 
 MAX_CHOICES_IN_ALL = 256
 
@@ -101,9 +102,17 @@ def find_model(name: object, models: list[ServedModel]) -> tuple[ServedModel, st
     )
 
 
-def parse_request(raw: bytes, models: list[ServedModel], *, chat: bool) -> GenerateRequest:
-    """Check a body. Raises ``ApiError`` that names the parameter, its value and the limit."""
-    body = decode_object(raw)
+def parse_request(
+    raw: bytes, models: list[ServedModel], *, chat: bool, pause: Pause | None = None
+) -> GenerateRequest:
+    """Check a body. Raises ``ApiError`` that names the parameter, its value and the limit.
+
+    pause: for a large body, parsed in a thread; called every now and then to let others run.
+    """
+    if pause is None or chat:
+        body = decode_object(raw, pause or no_pause)
+    else:
+        body = decode_completion(raw, pause)
     parameters.check_names(
         body,
         _CHAT_FIELDS if chat else _COMPLETION_FIELDS,

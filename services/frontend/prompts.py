@@ -14,6 +14,7 @@ from penstock.protocol.suggestions import closest
 from penstock.services.frontend.errors import ApiError, bad_request, show
 from penstock.services.frontend.interface import ServedModel
 from penstock.services.frontend.parameters import invalid, take_bool
+from penstock.services.frontend.token_arrays import IdArray, check_vocabulary
 
 MAX_PROMPTS = 128
 MAX_MESSAGES = 8192
@@ -52,11 +53,13 @@ def parse_prompts(value: Any, model: ServedModel, keep: int | None = None) -> li
     """
     if isinstance(value, str):
         return [_text(value, "prompt")]
+    if isinstance(value, IdArray):
+        return [_long_tokens(value, "prompt", model, keep)]
     if not isinstance(value, list):
         raise invalid("prompt", "Expected a string, token ids, or an array of either", value)
     if not value:
         raise bad_request("prompt: The prompt is empty", param="prompt", code="empty_prompt")
-    if not isinstance(value[0], str | list):
+    if not isinstance(value[0], str | list | IdArray):
         return [_tokens(value, "prompt", model, keep)]
     if len(value) > MAX_PROMPTS:
         raise invalid("prompt", f"At most {MAX_PROMPTS} prompts in one request", value)
@@ -67,6 +70,8 @@ def parse_prompts(value: Any, model: ServedModel, keep: int | None = None) -> li
             prompts.append(_text(one, where))
         elif isinstance(one, list):
             prompts.append(_tokens(one, where, model, keep))
+        elif isinstance(one, IdArray):
+            prompts.append(_long_tokens(one, where, model, keep))
         else:
             raise invalid(where, "Expected a string or token ids", one)
     return prompts
@@ -85,23 +90,34 @@ def _tokens(ids: list[Any], where: str, model: ServedModel, keep: int | None) ->
         checked = msgspec.convert(ids, list[int])
     except (msgspec.ValidationError, OverflowError) as error:
         raise bad_request(f"{where}: {plain_error(error)[:200]}", param="prompt") from None
-    for worst in (min(checked), max(checked)):
-        if not 0 <= worst < model.vocab_size:
-            raise bad_request(
-                f"{where}: Token id {show(worst)} at position {checked.index(worst)} is not in the "
-                f"vocabulary; ids must be at least 0 and below {model.vocab_size}",
-                param="prompt",
-            )
+    check_vocabulary(checked, where, model.vocab_size)
     if keep is not None:
         checked = checked[-keep:]
     if len(checked) > model.max_model_len:
-        raise bad_request(
-            f"{where}: The prompt has {len(checked)} tokens; prompt and output together may "
-            f"have {model.max_model_len} (--max-model-len)",
-            param="prompt",
-            code="context_length_exceeded",
-        )
-    packed = array("i", checked)
+        raise _too_long(where, str(len(checked)), model)
+    return _packed(array("i", checked))
+
+
+def _long_tokens(ids: IdArray, where: str, model: ServedModel, keep: int | None) -> Tokens:
+    """As ``_tokens``, with the length first where all ids count."""
+    if keep is None and ids.is_longer_than(model.max_model_len):
+        raise _too_long(where, f"more than {model.max_model_len}", model)
+    checked = ids.decode(where, model.vocab_size)
+    if keep is not None and len(checked := checked[-keep:]) > model.max_model_len:
+        raise _too_long(where, str(len(checked)), model)
+    return _packed(checked)
+
+
+def _too_long(where: str, tokens: str, model: ServedModel) -> ApiError:
+    return bad_request(
+        f"{where}: The prompt has {tokens} tokens; prompt and output together may have "
+        f"{model.max_model_len} (--max-model-len)",
+        param="prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _packed(packed: array[int]) -> Tokens:
     if sys.byteorder == "big":
         packed.byteswap()
     return Tokens(packed.tobytes())

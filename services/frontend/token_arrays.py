@@ -1,0 +1,173 @@
+"""Token ids in large bodies: measured before they are decoded, and decoded slice by slice.
+
+A decoder holds Python's lock for as long as a call takes, also in a thread: 80 ms for 8 MB of ids,
+in which no stream gets a token. So long arrays are cut out of a body, the rest is decoded, and of
+an array only its commas are counted until its length is known to be allowed.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from array import array
+from typing import Any
+
+import msgspec
+
+from penstock.services.frontend.body import SLICE_BYTES, Pause, decode_object
+from penstock.services.frontend.errors import bad_request, show
+
+MIN_CUT_BYTES = 4096
+"""Shorter arrays stay where they are."""
+MAX_CUTS = 128
+_KEY = re.compile(rb'"prompt"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}\[')
+_SPACE = re.compile(rb"[ \t\r\n]{0,64}")
+_NUMBER_BEGINS = frozenset(b"-0123456789")
+_BACKSLASH = ord("\\")
+_decode = msgspec.json.Decoder(list[int]).decode
+
+
+class IdArray:
+    """The text of a JSON array of token ids, between its brackets. It is not empty."""
+
+    def __init__(self, body: bytes, begin: int, end: int, pause: Pause) -> None:
+        self._body = body
+        self._begin = begin
+        self._end = end
+        self._pause = pause
+
+    def is_longer_than(self, limit: int) -> bool:
+        """Whether it has more than ``limit`` ids. Counts no further than it must."""
+        commas, begin = 0, self._begin
+        while begin < self._end and commas < limit:
+            self._pause()
+            commas += self._body.count(b",", begin, min(begin + SLICE_BYTES, self._end))
+            begin += SLICE_BYTES
+        return commas >= limit
+
+    def _slice_end(self, begin: int) -> int:
+        """Where a slice ends: at a comma, or with the array."""
+        if self._end - begin <= SLICE_BYTES:
+            return self._end
+        end = self._body.rfind(b",", begin, begin + SLICE_BYTES)
+        if end < 0:  # blanks, mostly
+            end = self._body.find(b",", begin + SLICE_BYTES, self._end)
+        return end if end >= 0 else self._end
+
+    def decode(self, where: str, vocab_size: int) -> array[int]:
+        """The ids as int32. Raises ``ApiError`` 400 that names the first that is none."""
+        ids = array("i")
+        begin = self._begin
+        while begin <= self._end:
+            self._pause()
+            end = self._slice_end(begin)
+            try:
+                found = _decode(b"[%b]" % self._body[begin:end])
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                found = []
+            if not found:  # as for two commas, or one at the end
+                raise bad_request(
+                    f"{where}: Expected an array of token ids (type int), and there is something "
+                    f"else, or nothing, between two commas behind the first {len(ids)} ids",
+                    param="prompt",
+                )
+            check_vocabulary(found, where, vocab_size, len(ids))
+            ids.extend(found)
+            begin = end + 1
+        return ids
+
+
+def check_vocabulary(ids: list[int], where: str, vocab_size: int, before: int = 0) -> None:
+    """Raise ``ApiError`` 400 for an id that the model does not have. before: how many ids of the
+    prompt come ahead of these."""
+    for worst in (min(ids), max(ids)):
+        if not 0 <= worst < vocab_size:
+            raise bad_request(
+                f"{where}: Token id {show(worst)} at position {before + ids.index(worst)} is not "
+                f"in the vocabulary; ids must be at least 0 and below {vocab_size}",
+                param="prompt",
+            )
+
+
+def decode_completion(body: bytes, pause: Pause) -> dict[str, Any]:
+    """A large body as ``decode_object`` gives it, in which long arrays of token ids in ``prompt``
+    are ``IdArray``. Raises ``ApiError`` 400."""
+    spans = _long_arrays(body)
+    if not spans:
+        return decode_object(body, pause)
+    names = [secrets.token_hex(16) for _ in spans]  # what no client can have written
+    pieces: list[bytes] = []
+    done = 0
+    for name, (begin, end) in zip(names, spans, strict=True):
+        pieces += (body[done:begin], b'"%b"' % name.encode())
+        done = end
+    decoded = decode_object(b"".join((*pieces, body[done:])), pause)
+    arrays = {
+        name: IdArray(body, begin + 1, end - 1, pause)
+        for name, (begin, end) in zip(names, spans, strict=True)
+    }
+    prompt = decoded.get("prompt")
+    found = prompt if isinstance(prompt, list) else [prompt]
+    placed = [arrays.pop(one, one) if isinstance(one, str) else one for one in found]
+    if arrays:  # they stood elsewhere, and the key only looked like the one that counts
+        return decode_object(body, pause)
+    return {**decoded, "prompt": placed if isinstance(prompt, list) else placed[0]}
+
+
+def _long_arrays(body: bytes) -> list[tuple[int, int]]:
+    """Where long arrays of numbers begin and end in what looks like the value of ``prompt``.
+
+    The first occurrence of the key counts; whoever uses this must see that it was the right one.
+    """
+    key = body.find(b'"prompt"')
+    match = _KEY.match(body, key) if key >= 0 else None
+    if match is None:
+        return []
+    at = _after_space(body, match.end())
+    if body[at : at + 1] and body[at] in _NUMBER_BEGINS:
+        span = _array(body, match.end() - 1)
+        return [span] if span is not None and span[1] - span[0] >= MIN_CUT_BYTES else []
+    found: list[tuple[int, int]] = []
+    while len(found) < MAX_CUTS:
+        first = body[at : at + 1]
+        if first == b"[":
+            span = _array(body, at)
+            if span is None:
+                break
+            if span[1] - span[0] >= MIN_CUT_BYTES:
+                found.append(span)
+            at = span[1]
+        elif first == b'"':
+            at = _after_string(body, at)
+        else:
+            break
+        at = _after_space(body, at)
+        if body[at : at + 1] != b",":
+            break
+        at = _after_space(body, at + 1)
+    return found
+
+
+def _after_space(body: bytes, at: int) -> int:
+    match = _SPACE.match(body, at)
+    return at if match is None else match.end()
+
+
+def _array(body: bytes, begin: int) -> tuple[int, int] | None:
+    """The span of the array that opens at ``begin``, if nothing in it is another or a string."""
+    end = body.find(b"]", begin) + 1
+    if not end or any(body.find(mark, begin + 1, end) >= 0 for mark in (b"[", b'"', b"{")):
+        return None
+    return begin, end
+
+
+def _after_string(body: bytes, begin: int) -> int:
+    """Behind the string that opens at ``begin``; the body's end where it does not close."""
+    at = begin
+    while (at := body.find(b'"', at + 1)) >= 0:
+        before = at
+        while body[before - 1] == _BACKSLASH:
+            before -= 1
+        if (at - before) % 2 == 0:
+            return at + 1
+    return len(body)

@@ -6,9 +6,9 @@ after them can be read for certain (RFC 9112, sections 2.2 and 6.3).
 
 So are those who keep a connection without saying anything: half a header, or one too many.
 
-aiohttp has no public place for this, so ``Connection`` and ``Runner`` touch six of its private
-names: ``_make_server``, ``_connections``, ``_messages``, ``_waiter``, ``_current_request`` and
-``_ErrInfo``.
+aiohttp has no public place for this, so ``Connection`` and ``Runner`` touch five of its private
+names: ``_make_server``, ``_messages``, ``_waiter``, ``_current_request`` and ``_ErrInfo``. Any
+release may change them, so ``pyproject.toml`` allows only those that were tested.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._server.open += 1
         if self._server.is_full():
             self._turn_away(
                 ApiError(
@@ -116,10 +117,12 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._forget_header()
+        self._server.open -= 1
         super().connection_lost(exc)
 
     def _await_header(self) -> None:
-        self._header_timer = self._loop.call_later(self._limits.header_s, self._header_is_late)
+        loop = asyncio.get_running_loop()
+        self._header_timer = loop.call_later(self._limits.header_s, self._header_is_late)
 
     def _forget_header(self) -> None:
         if self._header_timer is not None:
@@ -192,11 +195,13 @@ class Server(web.Server):
             handler_cancellation=application.handler_cancellation,
         )
         self.limits = limits
+        self.open = 0
+        """Connections."""
         self._error_response = error_response
 
     def is_full(self) -> bool:
         """Whether the newest connection is one too many."""
-        return len(self._connections) > self.limits.connections
+        return self.open > self.limits.connections
 
     def __call__(self) -> Connection:
         return Connection(self, asyncio.get_running_loop(), self._error_response)

@@ -11,7 +11,7 @@ from aiohttp import HttpVersion11, web
 
 from penstock.services.frontend.body import body_of
 from penstock.services.frontend.chunks import DONE, Renderer, error_frame
-from penstock.services.frontend.context import CONTEXT, TENANT, Context
+from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, Context
 from penstock.services.frontend.generation import CollectSink, Generation
 from penstock.services.frontend.parse import GenerateRequest, parse_request
 from penstock.services.frontend.stream import EventStream, StreamSink
@@ -101,7 +101,8 @@ async def _streamed(
     request: web.Request, generation: Generation, renderer: Renderer
 ) -> web.StreamResponse:
     parsed = generation.request
-    stream = EventStream(generation, renderer, request.app[CONTEXT].clock)
+    clock, request_id = request.app[CONTEXT].clock, request[REQUEST_ID]
+    stream = EventStream(generation, renderer, clock, request_id)
     generation.open([StreamSink(generation, stream, i) for i in range(len(parsed.prompts))])
     await generation.accepted
     if generation.error is not None:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 from penstock.protocol.messages.requests import Rejected
 from penstock.protocol.messages.tokens import End, RowDetails
+from penstock.services.frontend.backlog import backlog_limit, prompt_bytes, rendered_bytes
 from penstock.services.frontend.chunks import (
     KEEP_ALIVE,
     NO_USAGE,
@@ -35,11 +36,7 @@ from penstock.services.frontend.logprobs import LogprobsRenderer
 HOLD_BYTES = 64 * 1024
 RELEASE_BYTES = 16 * 1024
 """asyncio's low-water mark: below it the transport takes ``write_eof`` without waiting."""
-MAX_BYTES = 256 * 1024
-"""Backlog and held text of one connection; with more its reader is given up."""
 STALL_S = 60.0
-_LOGPROB_BYTES = 80
-"""Of one token's name, bytes and logprob, as JSON."""
 _POLL_S = 0.02
 _MAX_TICK_S = 1.0
 
@@ -69,12 +66,23 @@ class Choice:
 class EventStream:
     """The events of one connection. Held until ``start``."""
 
-    def __init__(self, generation: Generation, renderer: Renderer, clock: StreamClock) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        renderer: Renderer,
+        clock: StreamClock,
+        request_id: str = "",
+    ) -> None:
+        """request_id: for the log."""
         self.held = True
         options = generation.request.options
         self.continuous = options.continuous_usage
         self.suffix = renderer.suffix(NO_USAGE if options.include_usage else b"")
         self._no_usage = NO_USAGE if options.include_usage else b""
+        request = generation.request
+        choices = len(request.prompts) * request.params.n
+        self._limit = backlog_limit(choices, request.params.logprobs)
+        self._request_id = request_id
         self._generation = generation
         self._renderer = renderer
         self._clock = clock
@@ -109,6 +117,7 @@ class EventStream:
         """Send or hold a row; for every row that is not plain text on a free stream."""
         if details is not None:
             text = details.echo + text
+            self._limit += prompt_bytes(details)
         if not self.held:
             if frame := self._frame(choice, text, end, [] if details is None else [details]):
                 self.write(frame)
@@ -118,15 +127,15 @@ class EventStream:
             self._held_bytes += len(text.encode())
         if details is not None:
             choice.details.append(details)
-            self._held_bytes += _rendered_bytes(details)
+            self._held_bytes += rendered_bytes(details)
         choice.end = end
         if text or end is not None or details is not None:
             self._holding[choice] = None
         transport = self._transport
         if transport is not None:
             total = self._held_bytes + transport.get_write_buffer_size()
-            if total > MAX_BYTES:
-                self.give_up()
+            if total > self._limit:
+                self.give_up(f"{total} bytes wait for it; {self._limit} may")
 
     def _frame(
         self, choice: Choice, text: str, end: End | None, details: list[RowDetails]
@@ -213,7 +222,8 @@ class EventStream:
             self._settle()
             return False
         if now - self._progress_at > self._clock.stall_s:
-            self.give_up()
+            waits = self._backlog + self._held_bytes
+            self.give_up(f"it took nothing for {self._clock.stall_s:g} s; {waits} bytes wait")
             return False
         return self.held or self._drained is not None
 
@@ -246,10 +256,12 @@ class EventStream:
         self._generation.abandon()
         self._settle()
 
-    def give_up(self) -> None:
+    def give_up(self, reason: str) -> None:
         """Tear the connection down and cancel the request."""
         if self._transport is not None:
+            _log.warning("the reader of request %s is cut off: %s", self._request_id, reason)
             self._transport.abort()
+            self._transport = None  # the rows of this turn that are still to come change nothing
         self._lost()
 
 
@@ -311,7 +323,7 @@ class StreamClock:
             except Exception:
                 _log.exception("a stream failed")
                 self._watched.pop(stream, None)
-                stream.give_up()
+                stream.give_up("its stream failed")
 
     def _tick(self) -> None:
         self._ticking = bool(self._streams)
@@ -331,12 +343,6 @@ class StreamClock:
         self._polling = bool(self._watched)
         if self._polling:
             asyncio.get_running_loop().call_later(_POLL_S, self._poll)
-
-
-def _rendered_bytes(details: RowDetails) -> int:
-    """About what the details take as JSON."""
-    named = [one for one in (details.tokens, details.prompt) if one is not None]
-    return sum(_LOGPROB_BYTES * len(one.pieces) for one in named)
 
 
 class StreamSink:

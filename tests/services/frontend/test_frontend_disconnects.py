@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import socket
+import struct
 import time
 from typing import Any
 
 import pytest
 from aiohttp import web
-from frontend_scripted import STOP, Client, forever, parse_events, run, say, waiting
+from frontend_scripted import LENGTH, STOP, Client, forever, parse_events, run, say, waiting
 
 from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.logprobs import NamedLogprobs
 from penstock.protocol.messages.requests import Work
+from penstock.protocol.messages.tokens import RowDetails
 from penstock.protocol.ownership.frontend import Sink
 from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.stream import EventStream
@@ -160,7 +164,56 @@ def dechunk(raw: bytes) -> bytes:
     return out
 
 
-def test_a_reader_that_falls_too_far_behind_is_given_up_and_its_memory_is_bounded() -> None:
+def logprobs_of_a_token(most: int) -> RowDetails:
+    """A token with so many likeliest ones beside it."""
+    entry = struct.pack(f"<iif{most}i{most}f", 1, 1, -0.5, *range(most), *[-1.25] * most)
+    return RowDetails(0, NamedLogprobs(most, entry, [b" token"] * (1 + most), [0]))
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+def test_a_reader_is_not_cut_off_for_the_size_of_a_legal_answers_steps(path: str) -> None:
+    """128 choices with 20 logprobs are more than 250 KB a step."""
+    steps, choices = 24, 128
+
+    async def script(work: Work, sink: Sink) -> None:
+        details = logprobs_of_a_token(20)
+        sink.on_accepted(1)
+        for step in range(steps):
+            await asyncio.sleep(0.005)
+            for choice in range(choices):
+                end = LENGTH if step == steps - 1 else None
+                sink.on_text(choice, " token", 1, end, 0, details)
+
+    async def use(client: Client) -> None:
+        chat = path != PATH
+        logprobs = {"logprobs": True, "top_logprobs": 20} if chat else {"logprobs": 20}
+        prompt = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
+        body = {**prompt, **logprobs, "n": choices, "stream": True}
+        loop, data = asyncio.get_running_loop(), json.dumps(body).encode()
+        sock = await connect(client, receive_buffer=4096)
+        head = POST.replace(PATH.encode(), path.encode())
+        await loop.sock_sendall(sock, b"%bContent-Length: %d\r\n\r\n%b" % (head, len(data), data))
+        await asyncio.sleep(0.5)  # meanwhile it takes no more than a buffer
+        raw = b""
+        while not raw.endswith(b"0\r\n\r\n") and (piece := await loop.sock_recv(sock, 1 << 20)):
+            raw += piece
+        sock.close()
+        events = parse_events(dechunk(raw.partition(b"\r\n\r\n")[2]))
+        assert events.pop() == "[DONE]"
+        listed = 0
+        for event in events:
+            for choice in event["choices"]:
+                found = choice["logprobs"]
+                if found is not None:
+                    listed += len(found["content"] if chat else found["tokens"])
+        assert listed == steps * choices
+
+    assert run(use, script).cancelled == []
+
+
+def test_a_reader_that_falls_too_far_behind_is_given_up_and_its_memory_is_bounded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     written = 0
 
     async def script(work: Work, sink: Sink) -> None:
@@ -184,6 +237,8 @@ def test_a_reader_that_falls_too_far_behind_is_given_up_and_its_memory_is_bounde
         sock.close()
 
     run(use, script)
+    (line,) = [r.getMessage() for r in caplog.records if "cut off" in r.getMessage()]
+    assert re.search(r"request req-\w+ is cut off: \d{6} bytes wait for it; 262144 may$", line)
 
 
 @pytest.mark.parametrize("ends", [True, False])

@@ -1,0 +1,32 @@
+"""How far the reader of a stream may fall behind before it is given up."""
+
+from __future__ import annotations
+
+from penstock.protocol.messages.tokens import RowDetails
+
+MIN_BYTES = 256 * 1024
+STEPS = 32
+"""So many steps of an answer may wait, where they are more than ``MIN_BYTES``."""
+FRAME_BYTES = 320
+"""About one event without logprobs, its token's text included."""
+LOGPROB_BYTES = 100
+"""About one token's name, bytes and logprob, as JSON."""
+
+
+def backlog_limit(choices: int, logprobs: int | None) -> int:
+    """Bytes that may wait for the reader of a request with so many choices in all, each of whose
+    tokens is rendered with ``logprobs`` others beside it (``None``: without logprobs)."""
+    listed = 0 if logprobs is None else 1 + logprobs
+    return max(MIN_BYTES, STEPS * choices * (FRAME_BYTES + listed * LOGPROB_BYTES))
+
+
+def rendered_bytes(details: RowDetails) -> int:
+    """About what the details take as JSON."""
+    named = [one for one in (details.tokens, details.prompt) if one is not None]
+    return sum(LOGPROB_BYTES * len(one.pieces) for one in named)
+
+
+def prompt_bytes(details: RowDetails) -> int:
+    """About what they bring once, of the prompt: no sign of a slow reader."""
+    listed = 0 if details.prompt is None else LOGPROB_BYTES * len(details.prompt.pieces)
+    return len(details.echo.encode()) + listed

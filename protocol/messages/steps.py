@@ -175,11 +175,17 @@ class ChunkLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens: PackedLogprobs
 
 
+TOO_EARLY = 425
+"""HTTP's number for a thing that may be tried again later."""
+
+
 class RowFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     row: int
     reason: str
     status: int
-    """HTTP status: 400 where the grammar is to blame, 503 where it is the server."""
+    """HTTP status: 400 where the grammar is to blame, 503 where it is the server. ``TOO_EARLY``
+    goes to no client: the grammar is not compiled yet, and the slot has no token until its sequence
+    has taken one anew."""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False):
@@ -196,7 +202,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     """Of the rows whose slots ask for them."""
     prompt_logprobs: list[ChunkLogprobs] = []
     failures: list[RowFailure] = []
-    """Rows whose grammar cannot go on; their token means nothing."""
+    """Rows whose grammar cannot go on, or not yet; their token means nothing."""
     banned_rows: list[int] = []
     """Rows whose logits were finite until the slot's own adjustments banned every token, or made
     one infinite; their token means nothing."""

@@ -14,7 +14,13 @@ from array import array
 
 from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.messages.requests import Rejected, TokenWork
-from penstock.protocol.messages.steps import StepFailed, StepPlan, StepResult
+from penstock.protocol.messages.steps import (
+    TOO_EARLY,
+    RowFailure,
+    StepFailed,
+    StepPlan,
+    StepResult,
+)
 from penstock.protocol.messages.tokens import EndReason, TokenBatch
 from penstock.services.scheduler.admission import (
     Unservable,
@@ -29,12 +35,15 @@ from penstock.services.scheduler.crash_only import crash_only
 from penstock.services.scheduler.endings import (
     ALL_BANNED,
     LENGTH,
+    MOST_PUT_OFF,
+    NEVER_COMPILED,
     NOT_A_NUMBER,
     Ending,
     by_output,
     fits_no_longer,
     grammar_failed,
     overdue,
+    put_off_seconds,
     struck_out,
 )
 from penstock.services.scheduler.in_flight import StepsInFlight
@@ -208,6 +217,7 @@ class SchedulerCore:
         if self._in_flight.at_limit or self._in_flight.held_for(now):
             return None
         self._expire(now)
+        self._waiting.wake(now)
         step = self._planner.plan(self._in_flight.last + 1)
         for sequence in self._planner.take_stuck():
             self._end(sequence, LENGTH)
@@ -233,8 +243,11 @@ class SchedulerCore:
         return self._outbox.drain()
 
     def held_for(self, now: float) -> float:
-        """Seconds until ``plan`` should be asked, because the step under way lasts; else 0."""
-        return self._in_flight.held_for(now)
+        """Seconds until ``plan`` should be asked, because the step under way lasts, or nothing can
+        run before what is put off; else 0."""
+        if self._in_flight.steps or not self._waiting.num_put_off:
+            return self._in_flight.held_for(now)
+        return max(0.0, self._waiting.next_time - now)
 
     def apply(self, result: StepResult, now: float) -> Batches:
         """Take the tokens of a step; returns the rows for their owners.
@@ -272,7 +285,7 @@ class SchedulerCore:
                 self._bad_row(sequence)
                 continue
             if failures and row in failures:
-                self._end(sequence, grammar_failed(failures[row]))
+                self._failed_row(sequence, failures[row], now)
                 continue
             if banned and row in banned:
                 self._end(sequence, ALL_BANNED)
@@ -332,7 +345,7 @@ class SchedulerCore:
         blocks = self._planner.blocks
         return SchedulerStats(
             running=len(self._planner.batch),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + self._waiting.num_put_off,
             waiting_requests=self._waiting.num_requests,
             open_requests=len(self._requests),
             blocks_total=blocks.num_blocks,
@@ -429,6 +442,20 @@ class SchedulerCore:
             return
         self._end(sequence, NOT_A_NUMBER)
 
+    def _failed_row(self, sequence: Sequence, failure: RowFailure, now: float) -> None:
+        """A row without a mask: it ends, or waits a moment for its grammar. Its K and V stay in the
+        prefix cache, up to the token that it did not get."""
+        if failure.status != TOO_EARLY:
+            self._end(sequence, grammar_failed(failure))
+        elif sequence.times_put_off >= MOST_PUT_OFF:
+            self._end(sequence, NEVER_COMPILED)
+        else:
+            self._in_flight.forget(sequence)
+            self._leave(sequence)
+            self._waiting.put_off(sequence, now + put_off_seconds(sequence.times_put_off))
+            sequence.times_put_off += 1
+            sequence.trusted = False
+
     def _roll_back(self, died: list[Step], reason: str) -> None:
         """Forget all unanswered steps; ``died`` are those that may be to blame for it."""
         involved = dict.fromkeys(self._planner.batch.sequences.values())
@@ -451,11 +478,15 @@ class SchedulerCore:
 
     def _return_to_queue(self, sequence: Sequence) -> None:
         """Let a sequence wait, wherever it is, in the place that is due to it now."""
+        self._leave(sequence)
+        self._waiting.push(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a sequence from its slot or its place in the queue. It is to go on soon."""
         if sequence.running:
             self._planner.batch.release(sequence)
         self._waiting.remove(sequence)
         sequence.resumed = True
-        self._waiting.push(sequence)
 
     def _refit(self, sequence: Sequence) -> None:
         """Hold an open, waiting sequence to new limits."""

@@ -8,6 +8,16 @@ from penstock.protocol.messages.steps import RowFailure
 from penstock.protocol.messages.tokens import EndReason
 from penstock.services.scheduler.sequence import Sequence
 
+FIRST_SECONDS, LONGEST_SECONDS = 0.005, 0.25
+MOST_PUT_OFF = 25
+"""Times that a sequence is put off for its grammar: five seconds together."""
+
+
+def put_off_seconds(times: int) -> float:
+    """How long a sequence is put off that was put off so often before: most grammars take
+    milliseconds, and each try costs a slot and the last tokens of its prompt."""
+    return float(min(FIRST_SECONDS * 2**times, LONGEST_SECONDS))
+
 
 class Ending(NamedTuple):
     """What the row of an end says; ``status`` is an HTTP status, 0 where there is no error."""
@@ -32,6 +42,13 @@ ALL_BANNED = Ending(
     "logit_bias, bad_words, min_tokens, penalties, structured outputs) leave none that may come "
     "next; relax them",
     status=400,
+)
+
+NEVER_COMPILED = Ending(
+    EndReason.ERROR,
+    message="structured output: the grammar was not compiled within "
+    f"{sum(map(put_off_seconds, range(MOST_PUT_OFF))):.0f} s; try again",
+    status=503,
 )
 
 

@@ -34,5 +34,5 @@ def check_state(
             raise RuntimeError("a sequence runs and waits")
         if not (sequence.running or waits or sequence.in_flight):
             raise RuntimeError("a sequence is forgotten: it neither runs nor waits")
-    if places != len(batch) + len(waiting):
+    if places != len(batch) + len(waiting) + waiting.num_put_off:
         raise RuntimeError("a sequence of no open request runs or waits")

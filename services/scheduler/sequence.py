@@ -2,7 +2,8 @@
 
 A sequence is in one of these places:
 
-    waiting    in the waiting queue; holds neither slot nor blocks
+    waiting    in the waiting queue; holds neither slot nor blocks. Put off for a moment where its
+               grammar was not compiled yet
     running    has a slot: either computes its known tokens in chunks (prefill) or decodes
     draining   planned up to its length limit: slot and blocks are gone, results are not yet back
     finished   its end is on the way to the owner
@@ -142,6 +143,9 @@ class Sequence:
     cached_tokens: int = -1
     """Prompt tokens found in the cache when it first ran; -1: never ran."""
 
+    times_put_off: int = 0
+    """How often its grammar was not compiled yet when its next token was due."""
+
     # After failures.
     trusted: bool = False
     """Has produced a token since its last failure."""
@@ -170,3 +174,4 @@ class Sequence:
         self.trusted = self.proven = True
         self.suspect = False
         self.strikes = 0
+        self.times_put_off = 0

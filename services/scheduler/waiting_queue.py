@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.services.scheduler.lanes import Lanes
+from penstock.services.scheduler.ordered_queue import OrderedQueue
 from penstock.services.scheduler.policy import SchedulingPolicy
-from penstock.services.scheduler.sequence import QueuePlace, Sequence
+from penstock.services.scheduler.sequence import QueuePlace, Request, Sequence
 
-SUSPECT, RESUMED, NEW = 0, 1, 2
-"""Ranks: a step that died is cleared up first, then comes what has been running before."""
+SUSPECT, RESUMED, NEW, PUT_OFF = 0, 1, 2, 3
+"""Ranks: a step that died is cleared up first, then comes what has been running before. What is put
+off does not start before its time."""
 
 
 class WaitingQueue:
@@ -20,17 +22,44 @@ class WaitingQueue:
         self._ranks: list[Lanes[Sequence]] = [
             Lanes(policy.lane_key) for _ in (SUSPECT, RESUMED, NEW)
         ]
+        self._put_off: OrderedQueue[Sequence] = OrderedQueue()
         self.num_requests = 0
         """Requests with a waiting sequence."""
         self.num_prompt_tokens = 0
         """Their prompts, each once."""
 
     def __len__(self) -> int:
+        """Sequences that may start."""
         return sum(map(len, self._ranks))
 
     def __iter__(self) -> Iterator[Sequence]:
+        """All, those that are put off last."""
         for lanes in self._ranks:
             yield from lanes
+        yield from self._put_off
+
+    @property
+    def num_put_off(self) -> int:
+        return len(self._put_off)
+
+    @property
+    def next_time(self) -> float:
+        """When the first of those that are put off may start. Raises ``IndexError`` for none."""
+        return self._put_off.first_key()[0]
+
+    def put_off(self, sequence: Sequence, until: float) -> None:
+        """Let a sequence wait, and not start before ``until``, monotonic seconds."""
+        self._enter(sequence.request, 1)
+        place = QueuePlace(PUT_OFF, "", (until, sequence.number))
+        self._put_off.push(place.key, sequence)
+        sequence.queue_place = place
+
+    def wake(self, now: float) -> None:
+        """Let those start that were put off until now."""
+        while len(self._put_off) and self.next_time <= now:
+            sequence = self._put_off[0]
+            self.remove(sequence)
+            self.push(sequence)
 
     @property
     def has_suspect(self) -> bool:
@@ -54,19 +83,25 @@ class WaitingQueue:
             self._policy.on_lane_opened(lane, lanes.floor())
         key = self._policy.key(request)
         places = [QueuePlace(rank, lane, (*key, sequence.number)) for sequence in choices]
-        if request.num_waiting == 0:
-            self.num_requests += 1
-            self.num_prompt_tokens += request.prompt_len
-        request.num_waiting += len(choices)
+        self._enter(request, len(choices))
         for sequence, place in zip(choices, places, strict=True):
             lanes.push(lane, place.key, sequence)
             sequence.queue_place = place
+
+    def _enter(self, request: Request, count: int) -> None:
+        if request.num_waiting == 0:
+            self.num_requests += 1
+            self.num_prompt_tokens += request.prompt_len
+        request.num_waiting += count
 
     def remove(self, sequence: Sequence) -> None:
         place = sequence.queue_place
         if place is None:
             return
-        self._ranks[place.rank].remove(place.lane, place.key)
+        if place.rank == PUT_OFF:
+            self._put_off.remove(place.key)
+        else:
+            self._ranks[place.rank].remove(place.lane, place.key)
         sequence.queue_place = None
         request = sequence.request
         request.num_waiting -= 1

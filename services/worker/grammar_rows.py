@@ -13,7 +13,12 @@ import numpy.typing as npt
 from penstock.protocol.grammar_compiler import make_tokenizer
 from penstock.protocol.messages.steps import NewSlot, RowFailure
 from penstock.protocol.model_info import ModelInfo
-from penstock.services.worker.grammar_slots import Failure, GrammarSlots, Mask
+from penstock.services.worker.grammar_slots import (
+    PATIENCE_SECONDS,
+    Failure,
+    GrammarSlots,
+    Mask,
+)
 from penstock.services.worker.slots import IntArray, output_of
 
 if TYPE_CHECKING:
@@ -34,6 +39,7 @@ class Masks(NamedTuple):
     openings: dict[int, int]
     """By row: a token that alone is to come if it is the likeliest of all, grammar or not."""
     failures: list[RowFailure]
+    """Rows whose grammar has failed or is not compiled yet."""
 
 
 class GrammarRows:
@@ -46,12 +52,14 @@ class GrammarRows:
         self._slots: GrammarSlots | None = None
         self._started: tuple[IntArray, Mask, dict[int, int]] | None = None
 
-    def serve(self, load_tokenizer: Callable[[], LLTokenizer]) -> None:
+    def serve(
+        self, load_tokenizer: Callable[[], LLTokenizer], patience: float = PATIENCE_SECONDS
+    ) -> None:
         """From here on slots may have grammars. ``load_tokenizer`` is called at the first one, or
-        by ``prepare``, in a thread."""
+        by ``prepare``, in a thread. ``patience``: see ``GrammarSlots``."""
         cores = len(os.sched_getaffinity(0))
         threads = min(MOST_THREADS, max(1, cores - OTHERS_CORES))
-        self._slots = GrammarSlots(self._count, self._vocab_size, load_tokenizer, threads)
+        self._slots = GrammarSlots(self._count, self._vocab_size, load_tokenizer, threads, patience)
 
     def prepare(self) -> None:
         """Read the vocabulary now: the interpreter stands still meanwhile."""
@@ -59,7 +67,8 @@ class GrammarRows:
             self._slots.prepare()
 
     def begin(self, added: list[NewSlot]) -> None:
-        """These slots are taken; what sat in them before is forgotten."""
+        """These slots are taken; what sat in them before is forgotten. Where a grammar's beginning
+        raises, its row fails, and no other."""
         for new in added:
             asked = new.sampling.adjustments
             grammar = None if asked is None else asked.grammar
@@ -68,9 +77,13 @@ class GrammarRows:
             self._follows[new.slot] = grammar is not None
             if asked is None or grammar is None or self._slots is None:
                 continue
-            ends = np.frombuffer(asked.ends, "<i4")
-            output = output_of(new).tolist()
-            self._slots.begin(new.slot, grammar, output, asked.min_tokens, ends.tolist())
+            try:
+                ends = np.frombuffer(asked.ends, "<i4").tolist()
+                output = output_of(new).tolist()
+                self._slots.begin(new.slot, grammar, output, asked.min_tokens, ends)
+            except Exception as error:
+                reason = f"the grammar cannot be followed: {type(error).__name__}: {error}"
+                self._slots.fail(new.slot, reason)
 
     def following(self, at: IntArray) -> IntArray:
         """Which rows, whose slots are ``at``, follow a grammar."""

@@ -10,9 +10,7 @@ A mask is a bitmask, 32 tokens an int32: token t is bit t % 32 of word t // 32.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,19 +20,15 @@ import numpy.typing as npt
 
 from penstock.protocol.grammar import BadGrammar, Grammar
 from penstock.protocol.grammar_compiler import compile_grammar, one_line
+from penstock.protocol.messages.steps import TOO_EARLY
+from penstock.services.worker.grammar_prototypes import Prototypes
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-MAX_PROTOTYPES = 128
-"""One for each family of a grammar. What matchers find out stays there, up to some 40 MB."""
-MAX_PROTOTYPE_BYTES = 4 * 1024 * 1024
-"""Of grammars' sources; what is compiled from one may take ten times as much, or more."""
-MAX_COPIES = 1000
-"""Of a prototype: then it is compiled anew, and what it found out is forgotten."""
-COMPILE_SECONDS = 5.0
-"""A grammar, whose vetting took less than one second, must be compiled so soon after it has got its
-slot; no step waits longer."""
+PATIENCE_SECONDS = 0.002
+"""So long a step waits for all grammars that are not compiled yet, together. Most are in this time;
+the rows of the others have no token in it."""
 SLOW_SECONDS = 0.1
 """Of a processor, for one row's token and mask. Ordinary ones take 0.01 to 1 ms; vetting refuses
 those that take half of this at their beginning, but some grow slow under way."""
@@ -56,72 +50,8 @@ class Failure(NamedTuple):
     """HTTP status: 400 where the grammar is to blame, 503 where it is the server."""
 
 
-_Key = tuple[str, bool, str, int]
-
-
-class Prototypes:
-    """Compiled grammars at their beginning, to be copied; the latest ones used.
-
-    What a matcher finds out about a grammar while it makes masks it shares with its copies, under
-    a lock: copies of one make no masks at the same time. So there are *families*, compiled apart,
-    as many as threads; the rows of a family learn from each other, and families do not wait.
-    """
-
-    def __init__(
-        self,
-        compile: Callable[[Grammar], LLMatcher],
-        entries: int = MAX_PROTOTYPES,
-        size: int = MAX_PROTOTYPE_BYTES,
-    ) -> None:
-        self._compile, self._entries, self._max_size = compile, entries, size
-        self._made: OrderedDict[_Key, Future[LLMatcher]] = OrderedDict()
-        self._copies: dict[_Key, int] = {}
-        self._lock = threading.Lock()
-        self.size = 0
-        """Characters of the sources kept."""
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    def copy(self, grammar: Grammar, family: int = 0) -> LLMatcher:
-        """A matcher of its own. Raises ``BadGrammar``; may be called from several threads.
-
-        The first thread that wants a grammar compiles it, the others wait for that.
-        """
-        key = (grammar.kind, grammar.compact, grammar.source, family)
-        with self._lock:
-            self._copies[key] = self._copies.get(key, 0) + 1
-            if self._copies[key] > MAX_COPIES:
-                self._forget(key)
-            future = self._made.get(key)
-            own: Future[LLMatcher] | None = Future() if future is None else None
-            if own is not None:
-                future = self._made[key] = own
-                self._copies[key] = 1
-                self.size += len(grammar.source)
-                self._shrink()
-            else:
-                self._made.move_to_end(key)
-        if own is not None:
-            try:
-                own.set_result(self._compile(grammar))
-            except BaseException as error:
-                with self._lock:
-                    self._forget(key)
-                own.set_exception(error)
-        made: Future[LLMatcher] = own or future  # type: ignore[assignment]  # one of them is
-        return made.result().deep_copy()
-
-    def _shrink(self) -> None:
-        while len(self._made) > 1 and (
-            len(self._made) > self._entries or self.size > self._max_size
-        ):
-            self._forget(next(iter(self._made)))
-
-    def _forget(self, key: _Key) -> None:
-        self._copies.pop(key, None)
-        if self._made.pop(key, None) is not None:
-            self.size -= len(key[2])
+NOT_YET = Failure("its grammar is not compiled yet", TOO_EARLY)
+"""Of a row that may be tried again."""
 
 
 class _Slot:
@@ -141,8 +71,8 @@ class _Slot:
         """Tokens of the answer that the matcher has not seen."""
         self.matcher: LLMatcher | None = None
         self.making: Future[LLMatcher] | None = None
-        self.due = time.monotonic() + COMPILE_SECONDS
-        """When the matcher must be there."""
+        self.spare: Future[None] | None = None
+        """Compiles the grammar for its family, where ``making`` may copy another one's."""
         self.failure: Failure | None = None
         self.slow = 0
         for token in output:
@@ -166,14 +96,14 @@ class _Slot:
         """Whether the next token may be any."""
         return bool(self.starts) and self.opening < 0
 
-    def ready(self) -> LLMatcher | None:
-        """The matcher; ``None`` with ``failure`` set where there is none."""
+    def ready(self, until: float) -> LLMatcher | None:
+        """The matcher; ``None`` with ``failure`` set where there is none by this time. The token
+        that such a row gets is not the answer's: the failure stays."""
         if self.matcher is None and self.failure is None and self.making is not None:
             try:
-                self.matcher = self.making.result(max(0.0, self.due - time.monotonic()))
+                self.matcher = self.making.result(max(0.0, until - time.monotonic()))
             except TimeoutError:
-                reason = f"the grammar was not compiled within {COMPILE_SECONDS:g} s; try again"
-                self.failure = Failure(reason, 503)
+                self.failure = NOT_YET
             except BadGrammar as error:
                 self.failure = Failure(error.message)
             except (KeyboardInterrupt, SystemExit):
@@ -197,9 +127,12 @@ class GrammarSlots:
         vocab_size: int,
         load_tokenizer: Callable[[], LLTokenizer],
         threads: int,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
-        """``load_tokenizer`` is called once, in a thread; ``threads`` compute masks."""
+        """``load_tokenizer`` is called once, in a thread; ``threads`` compute masks; ``patience``:
+        seconds that masks wait for grammars that are not compiled yet."""
         self._slots: list[_Slot | None] = [None] * slots
+        self._patience = patience
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
         self._all = self.mask(range(vocab_size))
@@ -220,7 +153,7 @@ class GrammarSlots:
         """Have the vocabulary read, in a thread. llguidance holds the interpreter meanwhile, so the
         best time is before the first step."""
         if self._tokenizer is None:
-            self._tokenizer = self._filler.submit(self._load)
+            self._tokenizer = self._compilers.submit(self._load)
         return self._tokenizer
 
     def begin(
@@ -242,14 +175,26 @@ class GrammarSlots:
         taken = _Slot(grammar, output, min_tokens, kept)
         self.prepare()
         taken.family = slot % self._threads
+        known = self._prototypes.has(grammar, taken.family)
         taken.making = self._compilers.submit(self._prototypes.copy, grammar, taken.family)
+        if not known:
+            taken.spare = self._compilers.submit(self._prototypes.make, grammar, taken.family)
+        self._slots[slot] = taken
+
+    def fail(self, slot: int, reason: str) -> None:
+        """A sequence takes a slot whose grammar cannot be followed: its row ends."""
+        taken = _Slot(Grammar("regex"), [], 0, None)
+        taken.failure = Failure(reason, 503)
         self._slots[slot] = taken
 
     def forget(self, slot: int) -> None:
         """The slot has no grammar from here on, if it had one."""
         taken, self._slots[slot] = self._slots[slot], None
-        if taken is not None and taken.making is not None:
-            taken.making.cancel()
+        if taken is None or taken.failure is NOT_YET:
+            return  # its sequence comes back, and finds the grammar compiled
+        for job in (taken.making, taken.spare):
+            if job is not None:
+                job.cancel()
 
     def has(self, slot: int) -> bool:
         return self._slots[slot] is not None
@@ -300,9 +245,10 @@ class GrammarSlots:
         return [self._slots[slot] for slot in slots]
 
     def wait(self) -> dict[int, Failure]:
-        """Wait for the masks. Returns the rows whose grammar has failed, each with the reason.
+        """Wait for the masks. Returns the rows whose grammar has failed, each with the reason, or
+        is not compiled yet (``NOT_YET``).
 
-        Such a row allows every token, so that it can be drawn and then ended with an error.
+        Such a row allows every token, so that it can be drawn and then be left out.
         """
         filling, self._filling = self._filling, None
         return {} if filling is None else filling.result()
@@ -325,12 +271,13 @@ class GrammarSlots:
 
     def _fill(self, rows: list[_Slot | None], out: Mask) -> dict[int, Failure]:
         held: list[_Held] = []
+        until = time.monotonic() + self._patience
         for row, slot in enumerate(rows):
-            matcher = None if slot is None or slot.free else slot.ready()
+            matcher = None if slot is None or slot.free else slot.ready(until)
             if slot is not None and matcher is not None:
                 held.append((row, slot, matcher))
             else:
-                out[row] = self._all if slot is None else self._endless(slot)
+                out[row] = self._all if slot is None else self._endless(slot, until)
         if held and self._watched:
             self._watched -= 1
             for one in held:
@@ -371,11 +318,14 @@ class GrammarSlots:
             for _, slot, _ in held:
                 slot.failure = Failure(f"the masks failed: {type(error).__name__}: {error}", 503)
 
-    def _endless(self, slot: _Slot) -> Mask:
+    def _endless(self, slot: _Slot, until: float) -> Mask:
         """Every token but the model's ends: a grammar that waits must be reached."""
         if self._without_ends is None and slot.failure is None:
             try:
-                self._without_ends = self._all & ~self.mask(self.prepare().result().eos_tokens)
+                vocabulary = self.prepare().result(max(0.0, until - time.monotonic()))
+                self._without_ends = self._all & ~self.mask(vocabulary.eos_tokens)
+            except TimeoutError:
+                slot.failure = NOT_YET
             except Exception as error:
                 slot.failure = Failure(f"the vocabulary cannot be read: {error}", 503)
         return self._all if self._without_ends is None else self._without_ends

@@ -233,6 +233,9 @@ class Engine:
             self.step()
             if not self.answers:
                 if self.plan() is None:
+                    if held := self.core.held_for(self.now):
+                        self.now += held
+                        continue
                     self.take(self.core.expire(self.now))
                     return
                 continue
@@ -244,7 +247,7 @@ class Engine:
         epoch = self.core.epoch + 1
         self.worker = SimulatedWorker(
             self.limits, epoch, self.poison, self.not_a_number,
-            token_seconds=self.worker.token_seconds,
+            token_seconds=self.worker.token_seconds, is_early=self.worker.is_early,
         )  # fmt: skip
         self.take(self.core.restart(epoch, limits))
         self.core.check()

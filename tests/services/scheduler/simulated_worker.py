@@ -12,12 +12,15 @@ function of that hash, so that a whole run can be compared with one sequence com
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 from penstock.protocol.messages.steps import (
+    TOO_EARLY,
     Chunk,
     NewSlot,
+    RowFailure,
     SlotSampling,
     StepFailed,
     StepPlan,
@@ -82,6 +85,7 @@ class Slot:
     histories: list[int] = field(default_factory=list)
     """Hash of the tokens up to each position, once it is known what stands before them."""
     decoding: bool = False
+    early: bool = False
 
     def begin(self, before: list[int]) -> None:
         """before: the histories of the computed positions."""
@@ -110,6 +114,8 @@ class SimulatedWorker:
     not_a_number: int = -1
     banned_seed: int = -1
     """Slots with this seed ban every token."""
+    is_early: Callable[[SlotSampling], bool] = lambda _: False
+    """Whether the grammar of a row is not compiled yet; its slot has no token from then on."""
     fail_steps: dict[int, str] = field(default_factory=dict)
     """Steps that raise, with the reason."""
     token_seconds: float = 0.0
@@ -373,7 +379,7 @@ class SimulatedWorker:
                 )
             slot.computed = end
         rows = decoding + [self.slots[chunk.slot] for chunk in plan.chunks if chunk.sample]
-        tokens, bad_rows, banned_rows = [], [], []
+        tokens, bad_rows, banned_rows, failures = [], [], [], []
         for row, slot in enumerate(rows):
             position = len(slot.tokens) - slot.prompt_len
             token = draw(slot.histories[-1], slot.sampling, position, self.limits.vocab_size)
@@ -383,14 +389,19 @@ class SimulatedWorker:
             elif slot.sampling.seed == self.banned_seed:
                 banned_rows.append(row)
                 token = 0
+            slot.early = slot.early or self.is_early(slot.sampling)
+            if slot.early:
+                failures.append(RowFailure(row, "not compiled yet", TOO_EARLY))
+                token = self.executed % self.limits.vocab_size
             slot.append(token)
             slot.decoding = True
             tokens.append(token)
         prefilled = sum(chunk.count for chunk in plan.chunks)
         seconds = 0.001 + self.token_seconds * prefilled
         return StepResult(
-            plan.epoch, plan.step, token_bytes(tokens), bad_rows, seconds, banned_rows=banned_rows
-        )
+            plan.epoch, plan.step, token_bytes(tokens), bad_rows, seconds,
+            failures=failures, banned_rows=banned_rows,
+        )  # fmt: skip
 
 
 class _StepRaised(Exception):

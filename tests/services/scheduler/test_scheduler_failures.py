@@ -319,3 +319,59 @@ def test_proven_sequences_come_back_together_after_one_failure() -> None:
     engine.run()
     for request_id in range(3):
         engine.assert_finished(request_id)
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2, 4])
+def test_a_row_whose_grammar_is_not_compiled_yet_is_tried_again_and_holds_up_no_other(
+    max_in_flight: int,
+) -> None:
+    engine = Engine(max_in_flight=max_in_flight)
+    compiled = False
+    engine.worker.is_early = lambda sampling: sampling.seed == 7 and not compiled
+    engine.submit(1, prompt(41), max_tokens=40)
+    engine.submit(2, [*prompt(41), 1, 2], max_tokens=6, seed=7, n=2)
+    for _ in range(20):
+        engine.step()
+        engine.now += 0.001
+    assert len(engine.tokens(1)) >= 20 - max_in_flight
+    assert engine.tokens(2) == engine.tokens(2, 1) == []
+    starts = engine.started.count(2)
+    assert 4 <= starts <= 8, "it is tried again, and not at every step"
+    compiled = True
+    engine.run()
+    for request_id, choice in ((1, 0), (2, 0), (2, 1)):
+        engine.assert_finished(request_id, choice)
+    assert engine.streams[2, 0].cached == 40
+    engine.assert_idle()
+
+
+def test_a_grammar_that_is_never_compiled_ends_its_request_alone_after_five_seconds() -> None:
+    engine = Engine()
+    engine.worker.is_early = lambda sampling: sampling.seed == 7
+    engine.submit(1, prompt(9), max_tokens=8, seed=7)
+    engine.submit(2, prompt(9), max_tokens=8)
+    engine.run()
+    engine.assert_finished(2)
+    end = engine.end(1)
+    assert (end.reason, end.status) == (EndReason.ERROR, 503)
+    assert "not compiled within 5 s" in end.message
+    assert 4.5 < engine.now < 6.0
+    assert engine.started.count(1) < 40
+    engine.assert_idle()
+
+
+def test_who_waits_for_a_grammar_can_be_cancelled_and_survives_a_restart() -> None:
+    engine = Engine()
+    compiled = False
+    engine.worker.is_early = lambda _: not compiled
+    for request_id in (1, 2):
+        engine.submit(request_id, prompt(9), max_tokens=8)
+    engine.step()
+    assert engine.core.stats().waiting == 2
+    assert engine.core.held_for(engine.now) > 0 or engine.answers
+    assert engine.cancel(1)
+    engine.restart()
+    compiled = True
+    engine.run()
+    engine.assert_finished(2)
+    engine.assert_idle()

@@ -51,6 +51,9 @@ class RandomRun:
             not_a_number=NOT_A_NUMBER if not_a_number else -1,
         )
         self.engine.worker.token_seconds = self.rng.choice([0.0, 0.001, 0.01])
+        early = self.rng.choice([0.0, 0.0, 0.02, 0.2])
+        """How often a grammar is not compiled when a token is due."""
+        self.engine.worker.is_early = lambda _: self.rng.random() < early
         self.left = requests
         self.failures = 0
         self.next_id = 0

@@ -299,7 +299,7 @@ def follow_grammars(folder: Path, make: Callable[[Path], Any]) -> list[list[int]
     executor = make(folder)
     vocab_size = executor.capacity.vocab_size
     executor.grammars.serve(
-        lambda: make_vocabulary(make_tokenizer(vocab_size).to_str(), vocab_size, [2])
+        lambda: make_vocabulary(make_tokenizer(vocab_size).to_str(), vocab_size, [2]), patience=20.0
     )
     driver = PlanDriver(executor, 4)
     return driver.run(some_prompts([5, 9, 12, 7]), 4, samplings=[*samplings, GREEDY], preemptions=2)

@@ -72,7 +72,8 @@ def test_steps_with_rows_of_every_kind_compile_nothing_and_wait_for_nothing(
     capacity = ExecutorCapacity(900, 16, SLOTS, 4096, 4096, CONFIG.vocab_size)
     executor = GpuExecutor(CONFIG, weights, capacity)
     executor.grammars.serve(
-        lambda: make_vocabulary(make_tokenizer(CONFIG.vocab_size).to_str(), CONFIG.vocab_size, [2])
+        lambda: make_vocabulary(make_tokenizer(CONFIG.vocab_size).to_str(), CONFIG.vocab_size, [2]),
+        patience=20.0,
     )
     executor.warm_up()
     compiled: list[object] = []

@@ -17,13 +17,11 @@ from penstock.loadtest.make_model import make_tokenizer
 from penstock.protocol.grammar import BadGrammar, Grammar
 from penstock.protocol.grammar_compiler import compile_grammar
 from penstock.protocol.grammar_compiler import make_tokenizer as make_vocabulary
+from penstock.protocol.messages.steps import NewSlot, SlotAdjustments, SlotSampling
 from penstock.services.worker import grammar_slots
-from penstock.services.worker.grammar_slots import (
-    MAX_COPIES,
-    Failure,
-    GrammarSlots,
-    Prototypes,
-)
+from penstock.services.worker.grammar_prototypes import MAX_COPIES, Prototypes
+from penstock.services.worker.grammar_rows import GrammarRows
+from penstock.services.worker.grammar_slots import NOT_YET, Failure, GrammarSlots
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -32,6 +30,8 @@ SLOTS = 8
 VOCAB_SIZE = 601
 """No multiple of 32, and 89 more than the tokenizer has."""
 END, OTHER_END = 2, 0
+PATIENCE = 20.0
+"""Seconds for grammars to be compiled in, where a test is about something else."""
 DIGITS = Grammar("regex", "[0-9]{2}")
 PERSON = Grammar(
     "json_schema",
@@ -57,7 +57,7 @@ def vocabulary() -> LLTokenizer:
 
 @pytest.fixture
 def slots(vocabulary: LLTokenizer) -> Iterator[GrammarSlots]:
-    one = GrammarSlots(SLOTS, VOCAB_SIZE, lambda: vocabulary, threads=2)
+    one = GrammarSlots(SLOTS, VOCAB_SIZE, lambda: vocabulary, threads=2, patience=PATIENCE)
     yield one
     one.close()
 
@@ -285,7 +285,7 @@ def test_a_vocabulary_that_cannot_be_read_fails_every_row_with_its_cause() -> No
     def load() -> LLTokenizer:
         raise ValueError("no such vocabulary")
 
-    slots = GrammarSlots(2, VOCAB_SIZE, load, threads=1)
+    slots = GrammarSlots(2, VOCAB_SIZE, load, threads=1, patience=PATIENCE)
     slots.begin(0, DIGITS, [])
     assert "no such vocabulary" in fill(slots, 0, 1)[1][0].reason
     assert fill(slots, 0, 1)[1].keys() == {0}
@@ -313,22 +313,74 @@ def test_a_mask_of_another_shape_is_an_error(slots: GrammarSlots) -> None:
     assert slots.wait() == {}
 
 
-def test_begin_returns_before_the_grammar_is_compiled(vocabulary: LLTokenizer) -> None:
+def test_a_row_whose_grammar_is_not_compiled_yet_has_no_token_and_holds_up_no_other(
+    vocabulary: LLTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+
+    def slowly(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+        if grammar is PERSON:
+            go.wait(30)
+        return compile_grammar(grammar, tokenizer)
+
+    monkeypatch.setattr(grammar_slots, "compile_grammar", slowly)
+    slots = GrammarSlots(4, VOCAB_SIZE, lambda: vocabulary, threads=4, patience=0.01)
+    slots.begin(0, DIGITS, [])
+    slots.begin(1, PERSON, [])
+    deadline = time.monotonic() + 30
+    while (found := fill(slots, 0, 1))[1].keys() != {1}:
+        if 0 in found[1]:  # its own compilation may take longer than the patience
+            slots.begin(0, DIGITS, [])
+        assert time.monotonic() < deadline
+    (digits, free), failed = found
+    assert failed == {1: NOT_YET}
+    assert END not in digits and free == ALL
+    go.set()
+    slots.took([0, 1], [*ids("1", vocabulary), 99])
+    assert fill(slots, 0, 1)[1] == {1: NOT_YET}, "what it was given is not the answer's"
+    slots.begin(1, PERSON, [])
+    while 1 in fill(slots, 0, 1)[1]:
+        slots.begin(1, PERSON, [])
+        assert time.monotonic() < deadline
+    assert {vocabulary.decode_str([t])[0] for t in allowed(slots, 1)} <= {"{"}
+    slots.close()
+
+
+def test_begin_returns_before_the_vocabulary_is_read(vocabulary: LLTokenizer) -> None:
     go = threading.Event()
 
     def load() -> LLTokenizer:
-        go.wait(10)
+        go.wait(30)
         return vocabulary
 
-    slots = GrammarSlots(1, VOCAB_SIZE, load, threads=1)
+    slots = GrammarSlots(2, VOCAB_SIZE, load, threads=1, patience=0.01)
     slots.begin(0, DIGITS, [])
-    out = np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)
-    slots.start([0], out)
-    assert not out.any()
+    slots.begin(1, Grammar("regex", "a", start_after=(300).to_bytes(4, "little")), [])
+    assert fill(slots, 0, 1)[1] == {0: NOT_YET, 1: NOT_YET}
     go.set()
-    assert slots.wait() == {}
-    assert out.any()
     slots.close()
+
+
+def test_a_slot_whose_grammar_cannot_begin_fails_alone(vocabulary: LLTokenizer) -> None:
+    rows = GrammarRows(3, VOCAB_SIZE)
+    rows.serve(lambda: vocabulary, PATIENCE)
+    beyond = np.array([10**6], "<i4").tobytes()
+    rows.begin(
+        [
+            new_slot(0, SlotAdjustments(grammar=DIGITS)),
+            new_slot(1, SlotAdjustments(grammar=DIGITS, min_tokens=1, ends=beyond)),
+            new_slot(2, SlotAdjustments(grammar=DIGITS, min_tokens=1, ends=b"\2\0\0\0")),
+        ]
+    )
+    at = np.arange(3)
+    masks = rows.fill(at, rows.following(at), np.empty((3, mask_words(VOCAB_SIZE)), np.int32))
+    assert [(one.row, one.status) for one in masks.failures] == [(1, 503)]
+    assert "cannot be followed: IndexError" in masks.failures[0].reason
+
+
+def new_slot(slot: int, asked: SlotAdjustments) -> NewSlot:
+    sampling = SlotSampling(0.0, 0, 1.0, 0, 0, adjustments=asked)
+    return NewSlot(slot, np.array([5], "<i4").tobytes(), 1, 0, [0], sampling)
 
 
 # --- whole answers
@@ -411,6 +463,25 @@ def test_what_could_not_be_compiled_is_not_kept(vocabulary: LLTokenizer) -> None
             prototypes.copy(Grammar("regex", "("))
     assert len(prototypes) == 0
     assert prototypes.size == 0
+
+
+def test_a_family_uses_what_another_has_compiled_until_it_has_its_own(
+    vocabulary: LLTokenizer,
+) -> None:
+    compiled: list[int] = []
+
+    def counting(grammar: Grammar) -> LLMatcher:
+        compiled.append(1)
+        return compile_grammar(grammar, vocabulary)
+
+    prototypes = Prototypes(counting)
+    prototypes.copy(DIGITS, 0)
+    prototypes.copy(DIGITS, 1)
+    assert len(compiled) == 1 and not prototypes.has(DIGITS, 1)
+    for _ in range(2):
+        prototypes.make(DIGITS, 1)
+        prototypes.copy(DIGITS, 1)
+        assert len(compiled) == 2 and prototypes.has(DIGITS, 1)
 
 
 def test_a_prototype_is_compiled_anew_after_many_copies(vocabulary: LLTokenizer) -> None:

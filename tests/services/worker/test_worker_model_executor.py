@@ -248,7 +248,9 @@ def test_masks_of_a_failed_step_touch_no_later_one(
 ) -> None:
     executor = executor_for(tiny_folder("llama"))
     size = executor.capacity.vocab_size
-    executor.grammars.serve(lambda: make_vocabulary(make_tokenizer(size).to_str(), size, [2]))
+    executor.grammars.serve(
+        lambda: make_vocabulary(make_tokenizer(size).to_str(), size, [2]), patience=20.0
+    )
     ids = np.array([5, 6, 7], "<i4").tobytes()
     innocent = NewSlot(0, ids, 3, 0, [0], GREEDY)
     adjustments = SlotAdjustments(grammar=Grammar("regex", "[0-9]+"))

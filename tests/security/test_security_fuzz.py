@@ -71,7 +71,7 @@ OTHER_PATHS = [
     "/health", "/ready", "/metrics", "/version", "/", "/playground/status", "/playground/schema",
     "/v1/completions/", "/v1//completions", "/v1/%63ompletions", "/%ff", "/../etc/passwd",
 ]  # fmt: skip
-STATUSES = {200, 400, 404, 405}
+STATUSES = {200, 400, 404, 405, 415}
 """What a request of this kind may be answered with; 500 would be the server's own fault."""
 
 

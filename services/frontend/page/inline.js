@@ -22,7 +22,7 @@ function decoded(text) {
     const name = entity.slice(1, -1).toLowerCase();
     if (name in NAMED) return NAMED[name];
     const code = name[1] === 'x' ? parseInt(name.slice(2), 16) : Number(name.slice(1));
-    return code > 0 && code <= 0x10ffff ? String.fromCodePoint(code) : entity;
+    return code > 0 && code <= 0x10_ffff ? String.fromCodePoint(code) : entity;
   });
 }
 

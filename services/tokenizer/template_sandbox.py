@@ -62,10 +62,11 @@ from penstock.services.tokenizer.template_text import (
 MAX_SECONDS = 5.0
 """A rendering that takes longer is given up."""
 FREE_SECONDS = 0.02
-TURN_SECONDS = 0.0005
-PAUSE_SECONDS = 0.0001
+TURN_SECONDS = 0.0002
+LONGEST_PAUSE_SECONDS = 0.001
 """A rendering that takes longer than the first of these gives the interpreter to the other threads
-after every turn, for a pause: they would wait for it ten times as long otherwise."""
+after every turn, for a pause that grows to the last: else slow ones would double what all others
+wait for their first token."""
 
 
 class _WatchLoops(NodeTransformer):
@@ -187,7 +188,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         template's operations raise (``TypeError``, ``ValueError``, ``RecursionError``, …).
         """
         now = time.monotonic()
-        self._running.deadline, self._running.pause_at = now + self._max_seconds, now + FREE_SECONDS
+        self._running.began, self._running.deadline = now, now + self._max_seconds
+        self._running.pause_at = now + FREE_SECONDS
         self._running.made = 0
         out = []
         length = 0
@@ -240,7 +242,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if now > getattr(self._running, "deadline", math.inf):
             raise TemplateLimitExceeded(f"it takes longer than {self._max_seconds:g} s")
         if now > getattr(self._running, "pause_at", math.inf):
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(min((now - self._running.began) / 500, LONGEST_PAUSE_SECONDS))
             self._running.pause_at = time.monotonic() + TURN_SECONDS
 
     def _watched(self, items: Iterable[Any]) -> Iterator[Any]:

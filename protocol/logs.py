@@ -13,13 +13,17 @@ import queue
 import select
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from penstock.protocol.config.terminal import is_terminal, style_of
 from penstock.protocol.console import record_line
 from penstock.protocol.plain_structlog import Logger, structlog
 
 MAX_QUEUED_LINES = 4096
+_LINES_A_WRITE = 64
 _MAX_TEXT = 2000
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -41,16 +45,20 @@ class _Writer(threading.Thread):
             self._dropped += 1
 
     def run(self) -> None:
+        """Write all that waits at once: a burst costs one call of the system, not one a line."""
         while True:
-            line = self._lines.get()
+            lines = [self._lines.get()]
+            while len(lines) < _LINES_A_WRITE and not self._lines.empty():
+                lines.append(self._lines.get())
             dropped, self._dropped = self._dropped, 0
             if dropped:
-                line = f"{self.tell_dropped(dropped)}\n{line}"
+                lines.insert(0, f"{self.tell_dropped(dropped)}\n")
             try:
-                self._write(line.encode("utf-8", "backslashreplace"))
+                self._write("".join(lines).encode("utf-8", "backslashreplace"))
             except OSError:
-                self._dropped += dropped + 1
-            self._lines.task_done()
+                self._dropped += len(lines) - bool(dropped) + dropped
+            for _ in range(len(lines) - bool(dropped)):
+                self._lines.task_done()
 
     def _write(self, data: bytes) -> None:
         """All of ``data``, however little the descriptor takes at once."""
@@ -69,6 +77,9 @@ class _Writer(threading.Thread):
 
 
 _writer: _Writer | None = None
+_encode = msgspec.json.Encoder().encode
+_record: Callable[[str, str, dict[str, Any]], None] = lambda level, event, fields: None  # noqa: E731
+"""Writes one line of this process; nothing before ``set_up``."""
 
 
 class _Lines:
@@ -105,7 +116,7 @@ def set_up(service: str, level: str, form: str) -> Logger:
 
     ``form``: ``json`` (one object a line), ``console``, or ``auto``.
     """
-    global _writer
+    global _writer, _record
     if _writer is None:
         _writer = _Writer(2)
         _writer.start()
@@ -122,6 +133,7 @@ def set_up(service: str, level: str, form: str) -> Logger:
             '{{"event": "log lines dropped", "level": "warning", "lines": {}}}'.format
         )
     writer = _writer
+    _record = _recorder(service, _LEVELS[level], writer.put, renderer)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -148,6 +160,28 @@ class _Handler(logging.Handler):
             logger.log(level, record.getMessage(), exc_info=record.exc_info)
         except Exception:  # a library's malformed record must not end its caller
             structlog.get_logger(library=record.name).error("unreadable log record")
+
+
+def _recorder(
+    service: str, least: int, put: Callable[[str], None], render: Callable[..., str]
+) -> Callable[[str, str, dict[str, Any]], None]:
+    pid, as_json = os.getpid(), isinstance(render, structlog.processors.JSONRenderer)
+
+    def write(level: str, event: str, fields: dict[str, Any]) -> None:
+        if _LEVELS[level] < least:
+            return
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        line = {**fields, "service": service, "pid": pid, "event": event, "level": level}
+        line["timestamp"] = now
+        put(_encode(line).decode() if as_json else render(None, level, line))
+
+    return write
+
+
+def record(level: str, event: str, fields: dict[str, Any]) -> None:
+    """Log short values that JSON knows, for what happens with every request: a fifth of the cost
+    of a logger's line."""
+    _record(level, event, fields)
 
 
 def draw(text: str) -> None:

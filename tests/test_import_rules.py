@@ -166,6 +166,7 @@ def test_a_light_service_starts_without_torch_and_transformers(service: str) -> 
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 SHOW_THE_TIME = {
     "protocol/console.py",
+    "protocol/logs.py",
     "services/frontend/connection.py",
     "services/frontend/context.py",
     "services/frontend/generate.py",

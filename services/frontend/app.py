@@ -16,6 +16,7 @@ from penstock.services.frontend.connection import Limits, Runner
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, Context
 from penstock.services.frontend.errors import ApiError, from_rejected, show, status_error
 from penstock.services.frontend.interface import Gateway, Overloaded
+from penstock.services.frontend.request_log import ERROR_KIND, GENERATION, log_request
 from penstock.services.frontend.stream import STALL_S
 
 BACKLOG = 1024
@@ -87,22 +88,27 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ApiError as error:
         # It holds the request, which holds it: the body's memory would wait for the collector.
         error.__traceback__ = None
-        return _error_response(error)
+        return _refusal(request, error)
     except Overloaded as overloaded:
-        return _error_response(from_rejected(overloaded.rejected))
+        return _refusal(request, from_rejected(overloaded.rejected))
     except web.HTTPException as error:
-        return _error_response(_from_http(request, error))
+        return _refusal(request, _from_http(request, error))
     except ConnectionError:
         raise
     except Exception:
         _log.exception("request %s failed", request[REQUEST_ID])
         error_id = request[REQUEST_ID]
-        return _error_response(status_error(500, f"Internal error in request {error_id}"))
+        return _refusal(request, status_error(500, f"Internal error in request {error_id}"))
+
+
+def _refusal(request: web.Request, error: ApiError) -> web.Response:
+    request[ERROR_KIND] = error.code or error.kind
+    return _error_response(error)
 
 
 @web.middleware
 async def every_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Access, errors and counting, on every route and on none."""
+    """Access, errors, counting and the log, on every route and on none."""
     request[REQUEST_ID] = access.request_id(request)
     status = _CLIENT_GONE
     request.app[CONTEXT].active += 1
@@ -112,7 +118,11 @@ async def every_request(request: web.Request, handler: Handler) -> web.StreamRes
         return response
     finally:
         request.app[CONTEXT].active -= 1
-        request.app[CONTEXT].registry.inc("http_requests_total", route_of(request), str(status))
+        route = route_of(request)
+        request.app[CONTEXT].registry.inc("http_requests_total", route, str(status))
+        log_request(
+            request[REQUEST_ID], route, status, request.get(ERROR_KIND, ""), request.get(GENERATION)
+        )
 
 
 def _stamp(response: web.StreamResponse, request_id: str) -> None:
@@ -178,8 +188,10 @@ async def start(
 
     def error_response(request: web.BaseRequest | None, error: ApiError) -> web.Response:
         response = _error_response(error)
-        _stamp(response, access.request_id(request))
+        request_id = access.request_id(request)
+        _stamp(response, request_id)
         registry.inc("http_requests_total", "other", str(error.status))
+        log_request(request_id, "other", error.status, error.code or error.kind)
         return response
 
     runner = Runner(app, error_response, limits or Limits(), shutdown_timeout=SHUTDOWN_TIMEOUT_S)

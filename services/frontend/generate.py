@@ -14,6 +14,7 @@ from penstock.services.frontend.chunks import DONE, Renderer, error_frame
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, Context
 from penstock.services.frontend.generation import CollectSink, Generation
 from penstock.services.frontend.parse import GenerateRequest, parse_request
+from penstock.services.frontend.request_log import GENERATION
 from penstock.services.frontend.stream import EventStream, StreamSink
 
 LARGE_BODY_BYTES = 256 * 1024
@@ -54,6 +55,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
         arrival=arrival,
         now=context.clock.now,
     )
+    request[GENERATION] = generation
     renderer = Renderer(
         chat=chat,
         answer_id=f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",

@@ -60,6 +60,10 @@ class Generation:
         self.now = now
         self.usage = Usage()
         self.error: ApiError | None = None
+        self.first_at = self.ended_at = 0.0
+        """When the first token came, and when all choices had ended; 0 before."""
+        self.reasons: dict[str, None] = {}
+        """Why its choices ended, each reason once."""
         self.accepted: asyncio.Future[None] = loop.create_future()
         self.finished: asyncio.Future[None] = loop.create_future()
         self._gateway = gateway
@@ -103,12 +107,18 @@ class Generation:
             self.fail(status_error(status, end.message or "The request was aborted"))
             return False
         self._open_choices -= 1
+        self.reasons[reason] = None
         self.meters.finished(reason)
         if self._open_choices == 0 and not self.finished.done():
-            self.meters.end_to_end(self.now() - self.arrival)
+            self._set_finished()
+            self.meters.end_to_end(self.ended_at - self.arrival)
             self._ids.clear()
-            self.finished.set_result(None)
         return True
+
+    def on_first_token(self, now: float) -> None:
+        """Of one of the prompts."""
+        self.first_at = self.first_at or now
+        self.meters.first_token(now - self.arrival)
 
     def fail(self, error: ApiError) -> None:
         """End everything with this error; a second one changes nothing."""
@@ -117,14 +127,14 @@ class Generation:
         self.error = error
         self._end_open_choices("rejected" if self._waiting else "error")
         self._set_accepted()
-        self.finished.set_result(None)
+        self._set_finished()
 
     def abandon(self) -> None:
         """The client is gone: nobody wants the rest."""
         self._end_open_choices("abort")
         self._set_accepted()
         if not self.finished.done():
-            self.finished.set_result(None)
+            self._set_finished()
 
     def close(self) -> None:
         """Cancel whatever is still open. Idempotent."""
@@ -144,6 +154,10 @@ class Generation:
             )
         )
 
+    def _set_finished(self) -> None:
+        self.ended_at = self.now()
+        self.finished.set_result(None)
+
     def _set_accepted(self) -> None:
         if self._waiting:
             self._waiting = False
@@ -155,6 +169,7 @@ class Generation:
         for request_id in ids:
             self._gateway.cancel(request_id)
         if self._open_choices:
+            self.reasons[reason] = None
             self.meters.finished(reason, self._open_choices)
             self._open_choices = 0
 
@@ -193,7 +208,7 @@ class CollectSink:
                 generation.meters.between_tokens((now - self._last[choice]) / tokens, tokens)
             elif not self._has_first:
                 self._has_first = True
-                generation.meters.first_token(now - generation.arrival)
+                generation.on_first_token(now)
             self._last[choice] = now
             generation.usage.completion += tokens
         if cached and choice == 0:

@@ -394,7 +394,7 @@ class StreamSink:
                 self._between_tokens((now - state.last) / tokens, tokens)
             elif not self._has_first:
                 self._has_first = True
-                self._generation.meters.first_token(now - self._generation.arrival)
+                self._generation.on_first_token(now)
             state.last = now
             self._usage.completion += tokens
         if end is not None or cached or self._special or self._stream.held or details is not None:

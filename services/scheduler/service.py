@@ -23,6 +23,7 @@ from penstock.services.scheduler.crash_only import CoreFailed, failure_in
 from penstock.services.scheduler.idle_check import IdleCheck
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy_choice import make_policy
+from penstock.services.scheduler.rate_line import RateLine
 from penstock.services.scheduler.sent_plans import SentPlans
 
 ATTACH_SECONDS = 1.0
@@ -44,6 +45,7 @@ class SchedulerService(LoopService):
             raise ConfigError(str(error)) from None
         super().__init__(config)
         self.metrics = Registry()
+        self._rate_line = RateLine(self.log.info)
         self.core: SchedulerCore | None = None
         self.ledger: SchedulerLedger | None = None
         self.epoch = (self.mailbox.incarnation & 0x7FFF_FFFF) << 16
@@ -240,14 +242,15 @@ class SchedulerService(LoopService):
                 self.ledger.hand_over()
             self.ledger.tick(now)
             self._hand_out(self.core.expire(now))
-            self._report(self.core)
+            self._report(self.core, now)
             self._idle_check.tick(self.core, now)
             usable = self.core.usable_slots(now) if self.attached else 0
             self.status.demand = Demand(slots=usable)
         self.report(self.metrics)
 
-    def _report(self, core: SchedulerCore) -> None:
+    def _report(self, core: SchedulerCore, now: float) -> None:
         stats, metrics = core.stats(), self.metrics
+        self._rate_line.look(stats, now)
         counters = stats.counters
         self.status.load = stats.open_requests
         metrics.set("num_requests_running", stats.running)

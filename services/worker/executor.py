@@ -12,6 +12,9 @@ import msgspec
 from penstock.protocol.messages.steps import StepPlan, StepResult
 from penstock.protocol.trace import DEVICE, STEP, TRACE
 
+PLAIN_KERNELS = "plain torch kernels"
+"""How the summary of an executor begins that could not have the kernels of its device."""
+
 
 class ExecutorCapacity(msgspec.Struct, frozen=True):
     """What an executor can hold; the fields of ``Attached`` by the same names."""

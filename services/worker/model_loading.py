@@ -24,7 +24,7 @@ from penstock.services.worker.cpu_threads import (
     candidates,
     trial_capacity,
 )
-from penstock.services.worker.executor import ExecutorCapacity
+from penstock.services.worker.executor import PLAIN_KERNELS, ExecutorCapacity
 from penstock.services.worker.grammar_rows import tokenizer_loader
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import (
@@ -96,7 +96,7 @@ def load_model_executor(
         executor.summary = set_threads(executor, model, config.device.threads, cores)
     elif isinstance(executor, ModelExecutor):
         reason = why_plain(model, capacity.block_size)
-        executor.summary = f"plain torch kernels: {reason}; {attention.summary}"
+        executor.summary = f"{PLAIN_KERNELS}: {reason}; {attention.summary}"
         run_once(executor, 1)
     else:
         progress("compiling kernels and capturing graphs")

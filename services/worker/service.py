@@ -18,7 +18,7 @@ from penstock.protocol.metrics import Registry
 from penstock.protocol.model_info import fingerprint
 from penstock.protocol.runtime import LoopService
 from penstock.protocol.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
-from penstock.services.worker.executor import Executor
+from penstock.services.worker.executor import PLAIN_KERNELS, Executor
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.step_limit import StepLimits
@@ -111,7 +111,7 @@ class WorkerService(LoopService):
         self.executor = self._loaded
         self._loader = None
         if self.executor.summary:
-            self.log.debug("executor", summary=self.executor.summary)
+            self._say_summary(self.executor)
         limits = self.executor.capacity
         self.status.capacity = Capacity(
             limits.max_model_len,
@@ -126,6 +126,12 @@ class WorkerService(LoopService):
         self._idle_since = self._paused_since = time.monotonic()
         if self._pending_attach is not None:
             self._attach(self._pending_attach)
+
+    def _say_summary(self, executor: Executor) -> None:
+        """What was chosen matters to few; that it is slower than the device could be, to all."""
+        slow = executor.summary.startswith(PLAIN_KERNELS)
+        say = self.log.warning if slow else self.log.debug
+        say("executor", summary=executor.summary)
 
     def on_message(self, sender: int, message: Message, now: float) -> None:
         match message:
@@ -321,7 +327,7 @@ class WorkerService(LoopService):
         self._improving = executor.improve(now, now - self._paused_since)
         self.status.done()
         if executor.summary != summary:
-            self.log.info("executor", summary=executor.summary)
+            self._say_summary(executor)
 
 
 def run(config: Config) -> int:

@@ -75,7 +75,7 @@ class Crowd:
             timeout=aiohttp.ClientTimeout(total=PATIENCE),
             connector=aiohttp.TCPConnector(limit=0),
         )
-        gap = self._spread / len(self._bodies)
+        gap = self._spread / max(1, len(self._bodies))
         self._tasks = [
             asyncio.create_task(self._follow(followed, body, number * gap))
             for number, (followed, body) in enumerate(zip(self.followed, self._bodies, strict=True))

@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from penstock.protocol.messages import membership, requests, steps, tokens
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 Message = (
     membership.Hello

@@ -35,6 +35,16 @@ class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """HTTP status that an error stands for."""
 
 
+class RowStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How row ``row`` of a batch, the first of its choice, came to run; index 0 only."""
+
+    row: int
+    cached: int
+    """Prompt tokens that were found in the prefix cache."""
+    queued_s: float
+    """Seconds from the request's arrival at the server until the choice first ran."""
+
+
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What row ``row`` of a ``TokenBatch`` brings beside its tokens, if its request asks for it."""
 
@@ -68,8 +78,7 @@ class TokenBatch(msgspec.Struct, frozen=True, array_like=True, tag=30, gc=False)
     tokens: bytes
     """int32 token ids of all rows one after another, little endian."""
     ends: list[End]
-    cached: list[int]
-    """For rows with index 0: prompt tokens found in the prefix cache; else 0."""
+    starts: list[RowStart] = []
     logprobs: list[RowLogprobs] = []
 
 
@@ -89,5 +98,5 @@ class TextBatch(msgspec.Struct, frozen=True, array_like=True, tag=31, gc=False):
     released: list[int]
     """Characters released in all, this row's text included."""
     ends: list[End]
-    cached: list[int]
+    starts: list[RowStart] = []
     details: list[RowDetails] = []

@@ -27,7 +27,7 @@ from penstock.protocol.messages.requests import (
     first_attempt,
     submission_of,
 )
-from penstock.protocol.messages.tokens import End, RowDetails, TextBatch
+from penstock.protocol.messages.tokens import End, RowDetails, RowStart, TextBatch
 from penstock.protocol.ownership.peers import Membership, Send, disown, reconcile
 from penstock.protocol.ownership.tombstones import (
     MAX_STALLS,
@@ -58,13 +58,13 @@ class Sink(Protocol):
         text: str,
         tokens: int,
         end: End | None,
-        cached: int,
+        start: RowStart | None = None,
         details: RowDetails | None = None,
     ) -> None:
         """One row: ``text`` may be empty; ``tokens`` counts new output tokens.
 
-        ``cached`` is the number of prompt tokens found in the prefix cache, in a choice's first
-        row; ``details`` are what it brings beside text, where the request asks for more.
+        ``start`` comes with the first row of a choice that ran; ``details`` are what the row
+        brings beside text, where the request asks for more.
         """
 
     def on_rejected(self, rejected: Rejected) -> None:
@@ -314,6 +314,7 @@ class FrontendLedger:
     def _on_text(self, sender: int, batch: TextBatch, now: float) -> None:
         tokens = memoryview(batch.tokens)
         ends = {end.row: end for end in batch.ends} if batch.ends else None
+        starts = {start.row: start for start in batch.starts} if batch.starts else None
         details = {one.row: one for one in batch.details} if batch.details else None
         offset = 0
         stale_ids: list[int] = []
@@ -326,13 +327,10 @@ class FrontendLedger:
             batch.counts,
             batch.texts,
             batch.released,
-            batch.cached,
             strict=True,
         )
-        for row, (request_id, number, attempt, index, count, text, released, cached) in enumerate(
-            rows
-        ):
-            start = offset
+        for row, (request_id, number, attempt, index, count, text, released) in enumerate(rows):
+            first = offset
             offset += 4 * count
             request = self.open.get(request_id)
             if request is None or request.submission != attempt >> 8 or request.tokenizer != sender:
@@ -348,7 +346,7 @@ class FrontendLedger:
             if index > choice.count:
                 self._continue(request, now, "a message was lost")
                 continue
-            choice.output += tokens[start:offset]
+            choice.output += tokens[first:offset]
             choice.count = index + count
             choice.released = released
             if count:
@@ -359,9 +357,10 @@ class FrontendLedger:
                 request.open_choices -= 1
                 if request.open_choices == 0:
                     del self.open[request_id]
+            start = starts.get(row) if starts is not None else None
             more = details.get(row) if details is not None else None
             try:
-                request.sink.on_text(number, text, count, end, cached, more)
+                request.sink.on_text(number, text, count, end, start, more)
             except Exception:
                 self._sink_failed(request)
         if stale_ids:

@@ -12,6 +12,7 @@ from penstock.protocol.messages.tokens import (
     EndReason,
     RowDetails,
     RowLogprobs,
+    RowStart,
     TextBatch,
 )
 
@@ -95,8 +96,8 @@ class TextRows:
     """Columns of one ``TextBatch`` in the making."""
 
     __slots__ = (
-        "attempts", "cached", "choices", "counts", "details", "ends", "ids", "indices", "released",
-        "texts", "tokens",
+        "attempts", "choices", "counts", "details", "ends", "ids", "indices", "released",
+        "starts", "texts", "tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -109,7 +110,7 @@ class TextRows:
         self.texts: list[str] = []
         self.released: list[int] = []
         self.ends: list[End] = []
-        self.cached: list[int] = []
+        self.starts: list[RowStart] = []
         self.details: list[RowDetails] = []
 
     def add(
@@ -121,7 +122,7 @@ class TextRows:
         tokens: memoryview,
         text: str,
         end: End | None,
-        cached: int,
+        start: RowStart | None,
         logprobs: RowLogprobs | None,
     ) -> None:
         """Add a row, and note in ``choice`` what it has brought."""
@@ -139,9 +140,10 @@ class TextRows:
         self.tokens += data
         self.texts.append(text)
         self.released.append(choice.stream.released)
-        self.cached.append(cached)
         choice.output += data
         choice.count += len(tokens)
+        if start is not None:
+            self.starts.append(RowStart(len(self.ids) - 1, start.cached, start.queued_s))
         if end is not None:
             self.ends.append(msgspec.structs.replace(end, row=len(self.ids) - 1))
             choice.ended = True
@@ -157,6 +159,6 @@ class TextRows:
             self.texts,
             self.released,
             self.ends,
-            self.cached,
+            self.starts,
             self.details,
         )

@@ -26,7 +26,7 @@ from penstock.protocol.messages.requests import (
     Work,
     submission_of,
 )
-from penstock.protocol.messages.tokens import End, RowLogprobs, TokenBatch
+from penstock.protocol.messages.tokens import End, RowLogprobs, RowStart, TokenBatch
 from penstock.protocol.ownership.owned_request import OwnedRequest
 from penstock.protocol.ownership.peers import Membership, Send, disown, reconcile
 from penstock.protocol.ownership.refusals import Refusals
@@ -266,21 +266,16 @@ class TokenizerLedger:
     def _on_tokens(self, sender: int, batch: TokenBatch, now: float) -> None:
         tokens = memoryview(batch.tokens).cast("i")
         ends = {end.row: end for end in batch.ends} if batch.ends else None
+        starts = {start.row: start for start in batch.starts} if batch.starts else None
         logprobs = {one.row: one for one in batch.logprobs} if batch.logprobs else None
         offset = 0
         outgoing: dict[str, TextRows] = {}
         stale: list[tuple[int, int]] = []
         rows = zip(
-            batch.ids,
-            batch.choices,
-            batch.attempts,
-            batch.indices,
-            batch.counts,
-            batch.cached,
-            strict=True,
+            batch.ids, batch.choices, batch.attempts, batch.indices, batch.counts, strict=True
         )
-        for row, (request_id, number, attempt, index, count, cached) in enumerate(rows):
-            start = offset
+        for row, (request_id, number, attempt, index, count) in enumerate(rows):
+            first = offset
             offset += count
             request = self.open.get(request_id)
             if request is None or request.attempt != attempt or not self._owns(request, sender):
@@ -297,9 +292,10 @@ class TokenizerLedger:
                 out = outgoing[request.reply_to] = TextRows()
             end = ends.get(row) if ends is not None else None
             found = logprobs.get(row) if logprobs is not None else None
-            new = tokens[start:offset]
+            start = starts.get(row) if starts is not None else None
+            new = tokens[first:offset]
             try:
-                self._add_row(out, request, number, choice, new, end, cached, found)
+                self._add_row(out, request, number, choice, new, end, start, found)
             except Exception:
                 self._give_up(request)
         for address, out in outgoing.items():
@@ -325,7 +321,7 @@ class TokenizerLedger:
         choice: Choice,
         tokens: memoryview,
         end: End | None,
-        cached: int,
+        start: RowStart | None,
         logprobs: RowLogprobs | None,
     ) -> None:
         engine_goes_on = end is None
@@ -334,7 +330,7 @@ class TokenizerLedger:
             self._cancel_at_engine(request, number)
         if request.replayed:
             text = request.replayed.pop(number, "") + text
-        out.add(request.id, request.attempt, number, choice, tokens, text, end, cached, logprobs)
+        out.add(request.id, request.attempt, number, choice, tokens, text, end, start, logprobs)
         if len(tokens):
             request.stalls = 0
         if end is not None:

@@ -22,7 +22,7 @@ from penstock.protocol.messages.membership import (
     Phase,
 )
 from penstock.protocol.messages.requests import Rejected, Work
-from penstock.protocol.messages.tokens import End, RowDetails
+from penstock.protocol.messages.tokens import End, RowDetails, RowStart
 from penstock.protocol.ownership.frontend import UNTAKEN_SECONDS, FrontendLedger, Sink
 from penstock.protocol.participant import Participant
 from penstock.protocol.trace import ACCEPT, TRACE
@@ -265,11 +265,11 @@ class _Waiting:
         text: str,
         tokens: int,
         end: End | None,
-        cached: int,
+        start: RowStart | None = None,
         details: RowDetails | None = None,
     ) -> None:
         self._gateway.begun(self.request_id, self._sink)
-        self._sink.on_text(choice, text, tokens, end, cached, details)
+        self._sink.on_text(choice, text, tokens, end, start, details)
 
     def on_rejected(self, rejected: Rejected) -> None:
         self._gateway.door.left(self.request_id)

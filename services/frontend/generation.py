@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from penstock.protocol.messages.requests import Rejected
-from penstock.protocol.messages.tokens import End, EndReason, RowDetails
+from penstock.protocol.messages.tokens import End, EndReason, RowDetails, RowStart
 from penstock.protocol.metrics import Registry
 from penstock.protocol.ownership.frontend import Sink
 from penstock.services.frontend.chunks import Answer, Usage
@@ -62,6 +62,8 @@ class Generation:
         self.error: ApiError | None = None
         self.first_at = self.ended_at = 0.0
         """When the first token came, and when all choices had ended; 0 before."""
+        self.queued_s = 0.0
+        """Seconds that the last of its choices waited until an engine began with it."""
         self.reasons: dict[str, None] = {}
         """Why its choices ended, each reason once."""
         self.accepted: asyncio.Future[None] = loop.create_future()
@@ -114,6 +116,12 @@ class Generation:
             self.meters.end_to_end(self.ended_at - self.arrival)
             self._ids.clear()
         return True
+
+    def on_start(self, choice: int, start: RowStart) -> None:
+        """A choice of one of the prompts has run; the first one computed its prompt."""
+        if choice == 0:
+            self.usage.cached += start.cached
+        self.queued_s = max(self.queued_s, start.queued_s)
 
     def on_first_token(self, now: float) -> None:
         """Of one of the prompts."""
@@ -198,7 +206,7 @@ class CollectSink:
         text: str,
         tokens: int,
         end: End | None,
-        cached: int,
+        start: RowStart | None = None,
         details: RowDetails | None = None,
     ) -> None:
         generation = self._generation
@@ -211,8 +219,8 @@ class CollectSink:
                 generation.on_first_token(now)
             self._last[choice] = now
             generation.usage.completion += tokens
-        if cached and choice == 0:
-            generation.usage.cached += cached
+        if start is not None:
+            generation.on_start(choice, start)
         if details is not None:
             self._details[choice].append(details)
         if text:

@@ -55,6 +55,8 @@ def _figures(generation: Generation) -> dict[str, Any]:
         "cached_tokens": usage.cached,
         "output_tokens": usage.completion,
     }
+    if generation.queued_s:
+        found["queue_ms"] = round(1000 * generation.queued_s, 1)
     if first:
         found["first_token_ms"] = round(1000 * (first - arrival), 1)
         if usage.completion > 1 and ended > first:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 
 from penstock.protocol.messages.requests import Rejected
-from penstock.protocol.messages.tokens import End, RowDetails
+from penstock.protocol.messages.tokens import End, RowDetails, RowStart
 from penstock.services.frontend.backlog import backlog_limit, prompt_bytes, rendered_bytes
 from penstock.services.frontend.chunks import (
     KEEP_ALIVE,
@@ -384,7 +384,7 @@ class StreamSink:
         text: str,
         tokens: int,
         end: End | None,
-        cached: int,
+        start: RowStart | None = None,
         details: RowDetails | None = None,
     ) -> None:
         state = self._choices[choice]
@@ -397,18 +397,29 @@ class StreamSink:
                 self._generation.on_first_token(now)
             state.last = now
             self._usage.completion += tokens
-        if end is not None or cached or self._special or self._stream.held or details is not None:
-            self._rare(choice, text, end, cached, details)
+        if (
+            end is not None
+            or start is not None
+            or details is not None
+            or self._special
+            or self._stream.held
+        ):
+            self._rare(choice, text, end, start, details)
         elif text:
             self._stream.write(state.prefix + encode(text) + self._suffix)
             state.prefix = state.later
 
     def _rare(
-        self, choice: int, text: str, end: End | None, cached: int, details: RowDetails | None
+        self,
+        choice: int,
+        text: str,
+        end: End | None,
+        start: RowStart | None,
+        details: RowDetails | None,
     ) -> None:
         state = self._choices[choice]
-        if cached and choice == 0:
-            self._usage.cached += cached
+        if start is not None:
+            self._generation.on_start(choice, start)
         if state.ended:
             return
         if end is not None:

@@ -13,7 +13,7 @@ import msgspec
 from penstock.protocol.config import ClusterConfig
 from penstock.protocol.messages.membership import Identity, Phase
 from penstock.protocol.messages.requests import Rejected, Work
-from penstock.protocol.messages.tokens import End, RowDetails
+from penstock.protocol.messages.tokens import End, RowDetails, RowStart
 from penstock.protocol.ownership.frontend import FrontendLedger, OpenRequest
 from penstock.protocol.participant import BeatThread, Participant
 from penstock.protocol.runtime import TICK_SECONDS, open_mailbox
@@ -43,7 +43,7 @@ class Collector:
         text: str,
         tokens: int,
         end: End | None,
-        cached: int,
+        start: RowStart | None = None,
         details: RowDetails | None = None,
     ) -> None:
         if details is not None:
@@ -52,7 +52,8 @@ class Collector:
         if text:
             self.texts.setdefault(choice, []).append(text)
         self.tokens += tokens
-        self.cached = max(self.cached, cached)
+        if start is not None:
+            self.cached = max(self.cached, start.cached)
         if end is not None:
             self.ends[choice] = end
 

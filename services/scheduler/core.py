@@ -218,7 +218,7 @@ class SchedulerCore:
             return None
         self._expire(now)
         self._waiting.wake(now)
-        step = self._planner.plan(self._in_flight.last + 1)
+        step = self._planner.plan(self._in_flight.last + 1, now)
         for sequence in self._planner.take_stuck():
             self._end(sequence, LENGTH)
         if step is None:

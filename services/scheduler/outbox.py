@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from penstock.protocol.logprobs import PackedLogprobs
-from penstock.protocol.messages.tokens import End, EndReason, RowLogprobs, TokenBatch
+from penstock.protocol.messages.tokens import End, EndReason, RowLogprobs, RowStart, TokenBatch
 from penstock.services.scheduler.sequence import Sequence
 
 
@@ -14,13 +14,13 @@ class _Columns:
 
     __slots__ = (
         "attempts",
-        "cached",
         "choices",
         "counts",
         "ends",
         "ids",
         "indices",
         "logprobs",
+        "starts",
         "tokens",
     )
 
@@ -32,7 +32,7 @@ class _Columns:
         self.counts: list[int] = []
         self.tokens = array("i")
         self.ends: list[End] = []
-        self.cached: list[int] = []
+        self.starts: list[RowStart] = []
         self.logprobs: list[RowLogprobs] = []
 
     def batch(self) -> TokenBatch:
@@ -44,7 +44,7 @@ class _Columns:
             counts=self.counts,
             tokens=self.tokens.tobytes(),
             ends=self.ends,
-            cached=self.cached,
+            starts=self.starts,
             logprobs=self.logprobs,
         )
 
@@ -103,7 +103,9 @@ class Outbox:
         columns.attempts.append(request.attempt)
         columns.indices.append(index)
         columns.counts.append(count)
-        columns.cached.append(max(sequence.cached_tokens, 0) if index == 0 else 0)
+        if index == 0 and sequence.cached_tokens >= 0:
+            row = len(columns.ids) - 1
+            columns.starts.append(RowStart(row, sequence.cached_tokens, sequence.queued_s))
         return columns
 
     def drain(self) -> list[tuple[str, TokenBatch]]:

@@ -44,6 +44,8 @@ class Step:
     """A planned step: what its plan says, and what is kept to read its result."""
 
     number: int
+    now: float = 0.0
+    """When it is planned, in the scheduler's monotonic seconds."""
     budget: int = 0
     """Positions that may still be added."""
     added: list[NewSlot] = field(default_factory=list)
@@ -122,9 +124,9 @@ class Planner:
         self._counters = counters
         self._pace = pace
 
-    def plan(self, number: int) -> Step | None:
+    def plan(self, number: int, now: float) -> Step | None:
         """Make step ``number``, or ``None`` when nothing can run."""
-        step = Step(number)
+        step = Step(number, now)
         self._isolate_suspect()
         self._retire()
         preempted = self._grow(step)
@@ -343,6 +345,7 @@ class Planner:
             self._counters.prefix_hit_tokens += sequence.num_hits
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = min(sequence.num_hits, sequence.prompt_len)
+            sequence.queued_s = max(0.0, step.now - sequence.request.arrival)
         start, prompt = sequence.num_computed, -1
         if sequence.sampling.adjustments is not None:
             start = self._sent_from(sequence, start)

@@ -142,6 +142,8 @@ class Sequence:
     """Positions taken from the prefix cache when it last got its slot."""
     cached_tokens: int = -1
     """Prompt tokens found in the cache when it first ran; -1: never ran."""
+    queued_s: float = 0.0
+    """Seconds from the request's arrival until it first ran."""
 
     times_put_off: int = 0
     """How often its grammar was not compiled yet when its next token was due."""

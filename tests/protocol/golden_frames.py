@@ -171,22 +171,24 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "Unknown": (r.Unknown([1], [256], [2]), [27, [1], [256], [2]]),
     "TokenBatch": (
         t.TokenBatch(
-            [1], [0], [256], [7], [2], _IDS, [t.End(0, t.EndReason.STOP, 2, "", 0)], [16],
+            [1], [0], [256], [7], [2], _IDS, [t.End(0, t.EndReason.STOP, 2, "", 0)],
+            [t.RowStart(0, 16, 0.25)],
             [t.RowLogprobs(0, _PACKED, _PACKED)],
         ),
         [
-            30, [1], [0], [256], [7], [2], _IDS, [[0, 1, 2, "", 0]], [16],
+            30, [1], [0], [256], [7], [2], _IDS, [[0, 1, 2, "", 0]], [[0, 16, 0.25]],
             [[0, [2, _IDS], [2, _IDS]]],
         ],
     ),
     "TextBatch": (
         t.TextBatch(
             [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3],
-            [t.End(0, t.EndReason.ERROR, "</s>", "gone", 500)], [16],
+            [t.End(0, t.EndReason.ERROR, "</s>", "gone", 500)], [t.RowStart(0, 16, 0.25)],
             [t.RowDetails(0, NamedLogprobs(2, _IDS, [b"a"], [4]), None, "echo")],
         ),
         [
-            31, [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3], [[0, 4, "</s>", "gone", 500]], [16],
+            31, [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3], [[0, 4, "</s>", "gone", 500]],
+            [[0, 16, 0.25]],
             [[0, [2, _IDS, [b"a"], [4]], None, "echo"]],
         ],
     ),
@@ -256,8 +258,8 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "b7ce2e203fd4eb41"
-"""Of protocol version 9."""
+SCHEMA_HASH = "dae342de20ee3497"
+"""Of protocol version 10."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (
@@ -297,12 +299,13 @@ GOLDEN: dict[str, str] = {
     "Holding": "941aa86970633a2f2f2f74910191cd0100",
     "Unknown": "941b910191cd01009102",
     "TokenBatch": (
-        "9a1e9101910091cd010091079102c40801000000ff7f00009195000102a00091109193009202c40801000000"
-        "ff7f00009202c40801000000ff7f0000"
+        "9a1e9101910091cd010091079102c40801000000ff7f00009195000102a00091930010cb3f"
+        "d00000000000009193009202c40801000000ff7f00009202c40801000000ff7f0000"
     ),
     "TextBatch": (
         "9c1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391950004a43c2f"
-        "733ea4676f6e65cd01f491109194009402c40801000000ff7f000091c401619104c0a46563686f"
+        "733ea4676f6e65cd01f491930010cb3fd0000000000000"
+        "9194009402c40801000000ff7f000091c401619104c0a46563686f"
     ),
     "Attach": "932801a86970633a2f2f2f73",
     "Attached": "99290100cd03e81040cd0800cd1000cd7d00",

@@ -26,7 +26,7 @@ from penstock.protocol.messages.requests import (
     TokenWork,
     Work,
 )
-from penstock.protocol.messages.tokens import End, EndReason, RowDetails, TokenBatch
+from penstock.protocol.messages.tokens import End, EndReason, RowDetails, RowStart, TokenBatch
 from penstock.protocol.ownership.frontend import FrontendLedger
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
@@ -270,7 +270,7 @@ class Record:
         text: str,
         tokens: int,
         end: End | None,
-        cached: int,
+        start: RowStart | None = None,
         details: RowDetails | None = None,
     ) -> None:
         if self.cancelled or self.rejected or choice in self.ends:
@@ -453,7 +453,7 @@ class SimulatedCore:
         batches: dict[str, TokenBatch] = {}
         for request_id, (attempt, owner, work, positions) in list(self.open.items()):
             prompt = list(array("i", work.prompt))
-            batch = batches.setdefault(owner, TokenBatch([], [], [], [], [], b"", [], []))
+            batch = batches.setdefault(owner, TokenBatch([], [], [], [], [], b"", []))
             for choice, position in list(positions.items()):
                 token = token_at(prompt, choice, position)
                 row = len(batch.ids)
@@ -462,10 +462,9 @@ class SimulatedCore:
                 batch.attempts.append(attempt)
                 batch.indices.append(position)
                 batch.counts.append(1)
-                batch.cached.append(0)
                 batches[owner] = batch = TokenBatch(
                     batch.ids, batch.choices, batch.attempts, batch.indices, batch.counts,
-                    batch.tokens + array("i", [token]).tobytes(), batch.ends, batch.cached,
+                    batch.tokens + array("i", [token]).tobytes(), batch.ends,
                 )  # fmt: skip
                 positions[choice] = position + 1
                 end = None

@@ -29,7 +29,14 @@ from penstock.protocol.messages.requests import (
     Work,
     first_attempt,
 )
-from penstock.protocol.messages.tokens import End, EndReason, RowDetails, TextBatch, TokenBatch
+from penstock.protocol.messages.tokens import (
+    End,
+    EndReason,
+    RowDetails,
+    RowStart,
+    TextBatch,
+    TokenBatch,
+)
 from penstock.protocol.ownership import tokenizer as ownership_tokenizer
 from penstock.protocol.ownership.frontend import UNTAKEN_SECONDS, FrontendLedger
 from penstock.protocol.ownership.refusals import NEW_SECONDS, STARTED_SECONDS
@@ -113,7 +120,7 @@ class Ear:
         text: str,
         tokens: int,
         end: End | None,
-        cached: int,
+        start: RowStart | None = None,
         details: RowDetails | None = None,
     ) -> None:
         self.heard.append((text, tokens, end is not None))
@@ -142,7 +149,7 @@ def text_row(number: int, submission: int, index: int, text: str, end: bool = Fa
     tokens = array("i", range(count)).tobytes()
     attempt = first_attempt(submission)
     return TextBatch(
-        [number], [0], [attempt], [index], [count], tokens, [text], [index + count], ends, [0]
+        [number], [0], [attempt], [index], [count], tokens, [text], [index + count], ends
     )
 
 
@@ -225,9 +232,7 @@ def test_a_sink_that_fails_on_a_row_ends_its_own_request_and_no_other(
     sent.take()
     ends = [End(0, EndReason.LENGTH)] if end else []
     tokens = array("i", [7, 8]).tobytes()
-    batch = TextBatch(
-        ids, [0, 0], [ONE, ONE], [0, 0], [1, 1], tokens, ["a", "b"], [1, 1], ends, [0, 0]
-    )
+    batch = TextBatch(ids, [0, 0], [ONE, ONE], [0, 0], [1, 1], tokens, ["a", "b"], [1, 1], ends)
     ledger.handle(TOKENIZER, batch, 0.2)
     assert (deaf.heard, ear.heard) == ([500], [("b", 1, False)])
     assert sent.take() == [(address(TOKENIZER), Cancel([failing], [first_attempt(2) - 1], [-1]))]
@@ -408,7 +413,7 @@ def tokenizer() -> tuple[TokenizerLedger, Sent]:
 def token_row(attempt: int, index: int, letters: str, end: bool = False) -> TokenBatch:
     tokens = array("i", [ord(letter) - 97 for letter in letters]).tobytes()
     ends = [End(0, EndReason.LENGTH)] if end else []
-    return TokenBatch([7], [0], [attempt], [index], [len(letters)], tokens, ends, [0])
+    return TokenBatch([7], [0], [attempt], [index], [len(letters)], tokens, ends)
 
 
 def test_an_engine_hears_whether_one_had_taken_it_and_how_often_it_was_lost(tokenizer: Any) -> None:
@@ -538,9 +543,7 @@ def test_a_fault_in_the_text_of_one_request_ends_that_request_alone(tokenizer: A
     ledger, sent = tokenizer
     ledger.handle(FRONTEND, SUBMIT, 0.0)
     ledger.handle(FRONTEND, msgspec.structs.replace(SUBMIT, id=8), 0.0)
-    both = TokenBatch(
-        [7, 8], [0, 0], [ONE, ONE], [0, 0], [1, 1], b"\xff" * 4 + bytes(4), [], [0, 0]
-    )
+    both = TokenBatch([7, 8], [0, 0], [ONE, ONE], [0, 0], [1, 1], b"\xff" * 4 + bytes(4), [])
     sent.take()
     ledger.handle(SCHEDULER, both, 0.1)
     messages = [message for _, message in sent.take()]

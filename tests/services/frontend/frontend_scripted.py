@@ -15,7 +15,7 @@ from aiohttp import web
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.messages.membership import MetricsAnswer, ProcessMetrics
 from penstock.protocol.messages.requests import Rejected, Work
-from penstock.protocol.messages.tokens import End, EndReason
+from penstock.protocol.messages.tokens import End, EndReason, RowStart
 from penstock.protocol.metrics import Registry
 from penstock.protocol.ownership.frontend import Sink
 from penstock.services.frontend.app import make_app, start
@@ -45,7 +45,8 @@ def say(*texts: str, end: End = STOP, prompt_tokens: int = 3, cached: int = 0) -
             await asyncio.sleep(0)
             for choice in work.choices:
                 last = end if index == len(texts) - 1 else None
-                sink.on_text(choice.choice, text, 1, last, cached if index == 0 else 0)
+                start = RowStart(0, cached, 0.01) if index == 0 else None
+                sink.on_text(choice.choice, text, 1, last, start)
 
     return script
 
@@ -54,7 +55,7 @@ async def forever(work: Work, sink: Sink) -> None:
     """Accept, and talk until cancelled."""
     sink.on_accepted(1)
     while True:
-        sink.on_text(0, "x", 1, None, 0)
+        sink.on_text(0, "x", 1, None)
         await asyncio.sleep(0.005)
 
 

@@ -127,10 +127,10 @@ def test_a_slow_reader_gets_all_text_merged_into_few_events() -> None:
         sink.on_accepted(1)
         await asyncio.sleep(0.05)
         for row in range(rows):
-            sink.on_text(0, piece, 1, None, 0)
+            sink.on_text(0, piece, 1, None)
             if row % 100 == 0:
                 await asyncio.sleep(0)
-        sink.on_text(0, "", 0, STOP, 0)
+        sink.on_text(0, "", 0, STOP)
         sent.set()
 
     async def use(client: Client) -> None:
@@ -182,7 +182,7 @@ def test_a_reader_is_not_cut_off_for_the_size_of_a_legal_answers_steps(path: str
             await asyncio.sleep(0.005)
             for choice in range(choices):
                 end = LENGTH if step == steps - 1 else None
-                sink.on_text(choice, " token", 1, end, 0, details)
+                sink.on_text(choice, " token", 1, end, None, details)
 
     async def use(client: Client) -> None:
         chat = path != PATH
@@ -221,7 +221,7 @@ def test_a_reader_that_falls_too_far_behind_is_given_up_and_its_memory_is_bounde
         sink.on_accepted(1)
         await asyncio.sleep(0.05)
         while True:
-            sink.on_text(0, "x" * 1000, 1, None, 0)
+            sink.on_text(0, "x" * 1000, 1, None)
             written += 1000
             await asyncio.sleep(0)
 
@@ -247,11 +247,11 @@ def test_a_reader_that_takes_nothing_for_too_long_is_given_up(ends: bool) -> Non
         sink.on_accepted(1)
         await asyncio.sleep(0.05)
         for _ in range(80):  # more than the kernel's buffers take, less than the limit
-            sink.on_text(0, "x" * 50_000, 1, None, 0)
+            sink.on_text(0, "x" * 50_000, 1, None)
             await asyncio.sleep(0.001)
             if held(sink):
                 break
-        sink.on_text(0, "x" * 70_000, 1, STOP if ends else None, 0)
+        sink.on_text(0, "x" * 70_000, 1, STOP if ends else None)
         await asyncio.sleep(60)
 
     def held(sink: Any) -> bool:
@@ -284,8 +284,8 @@ def test_a_stream_that_fails_takes_no_other_along(
         sink.on_accepted(1)
         for _ in range(10):
             await asyncio.sleep(0.01)
-            sink.on_text(0, work.tenant, 1, None, 0)
-        sink.on_text(0, "", 0, STOP, 0)
+            sink.on_text(0, work.tenant, 1, None)
+        sink.on_text(0, "", 0, STOP)
 
     async def use(client: Client) -> None:
         monkeypatch.setattr(EventStream, "flush", failing)
@@ -318,8 +318,8 @@ def test_four_hundred_requests_cancelled_at_random_end_exactly_once() -> None:
         sink.on_accepted(1)
         for _ in range(draw.randrange(5)):
             await asyncio.sleep(draw.random() * 0.01)
-            sink.on_text(0, "ab", 1, None, 0)
-        sink.on_text(0, "", 1, STOP, 0)
+            sink.on_text(0, "ab", 1, None)
+        sink.on_text(0, "", 1, STOP)
 
     async def one(client: Client, seed: int, gate: asyncio.Semaphore) -> bool:
         draw = random.Random(-seed)

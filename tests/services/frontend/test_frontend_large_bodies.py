@@ -159,7 +159,7 @@ def test_a_stream_goes_on_beside_bodies_of_eight_megabytes(max_model_len: int) -
             return
         sink.on_accepted(1)
         while True:
-            sink.on_text(0, "x", 1, None, 0)
+            sink.on_text(0, "x", 1, None)
             await asyncio.sleep(frame_s)
 
     async def main() -> tuple[list[float], list[int]]:

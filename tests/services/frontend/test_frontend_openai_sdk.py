@@ -91,7 +91,7 @@ def test_extra_body_fields_and_models() -> None:
 def test_errors_become_the_exceptions_of_the_sdk() -> None:
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(1)
-        sink.on_text(0, "begun", 1, None, 0)
+        sink.on_text(0, "begun", 1, None)
         await asyncio.sleep(0.02)
         sink.on_rejected(rejected(503, "engine lost", kind="server_error"))
 

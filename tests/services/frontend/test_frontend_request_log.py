@@ -15,7 +15,7 @@ from frontend_scripted import LENGTH, Client, Script, forever, rejected, run, sa
 from penstock.protocol import logs
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.messages.requests import Work
-from penstock.protocol.messages.tokens import End, EndReason
+from penstock.protocol.messages.tokens import End, EndReason, RowStart
 from penstock.protocol.ownership.frontend import Sink
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -60,7 +60,7 @@ def test_an_answered_request_has_a_line_with_its_sizes_times_and_finish(
         sink.on_accepted(7)
         for index, end in enumerate((None, None, LENGTH)):
             await asyncio.sleep(0.02)
-            sink.on_text(0, SECRET, 1, end, 4 if index == 0 else 0)
+            sink.on_text(0, SECRET, 1, end, RowStart(0, 4, 0.02) if index == 0 else None)
 
     body = {"messages": [{"role": "user", "content": SECRET}], "stream": stream}
     (line,) = lines_of(capfd, post(CHAT, body), script)
@@ -69,6 +69,7 @@ def test_an_answered_request_has_a_line_with_its_sizes_times_and_finish(
     assert line["id"].startswith("req-")
     assert (line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]) == (7, 4, 3)
     assert line["finish"] == "length"
+    assert line["queue_ms"] == 20
     assert 20 <= line["first_token_ms"] <= line["total_ms"] - 40
     assert 0 < line["tokens_per_s"] <= 50.5
     assert line["timestamp"].endswith("Z")
@@ -77,8 +78,8 @@ def test_an_answered_request_has_a_line_with_its_sizes_times_and_finish(
 def test_several_choices_are_one_line(capfd: Captured) -> None:
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(2)
-        sink.on_text(0, "x", 1, LENGTH, 0)
-        sink.on_text(1, "x", 1, End(0, EndReason.STOP), 0)
+        sink.on_text(0, "x", 1, LENGTH)
+        sink.on_text(1, "x", 1, End(0, EndReason.STOP))
 
     (line,) = lines_of(capfd, post(TEXT, {"prompt": SECRET, "n": 2}), script)
     assert line["finish"] == "length,stop"
@@ -120,9 +121,9 @@ def test_a_request_that_the_pipeline_refuses_has_a_line_at_warning(capfd: Captur
 def test_a_stream_that_ends_with_an_error_has_a_line_at_warning(capfd: Captured) -> None:
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(1)
-        sink.on_text(0, "a", 1, None, 0)
+        sink.on_text(0, "a", 1, None)
         await asyncio.sleep(0.05)
-        sink.on_text(0, "", 0, End(0, EndReason.ERROR, message=SECRET, status=500), 0)
+        sink.on_text(0, "", 0, End(0, EndReason.ERROR, message=SECRET, status=500))
 
     body = {"prompt": "x", "stream": True}
     (line,) = lines_of(capfd, post(TEXT, body), script, level="warning")

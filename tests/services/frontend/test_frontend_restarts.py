@@ -12,7 +12,7 @@ from penstock.protocol.codec import Message
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.messages.membership import Capacity, Identity, Members, Peer, Phase
 from penstock.protocol.messages.requests import Cancel, ChoiceState, Rejected, Submit, Tokens, Work
-from penstock.protocol.messages.tokens import End, RowDetails
+from penstock.protocol.messages.tokens import End, RowDetails, RowStart
 from penstock.protocol.participant import UNREACHABLE_SECONDS, Participant
 from penstock.protocol.sampling import SamplingParams
 from penstock.services.frontend.gateway import PipelineGateway
@@ -60,7 +60,7 @@ class Ear:
         text: str,
         tokens: int,
         end: End | None,
-        cached: int,
+        start: RowStart | None = None,
         details: RowDetails | None = None,
     ) -> None: ...
 

@@ -47,7 +47,7 @@ def token_cost(rows: int, streams: int = STREAMS) -> tuple[float, float]:
         for _ in range(rows):
             started = time.perf_counter()
             for sink in sinks:
-                sink.on_text(0, " token", 1, None, 0)
+                sink.on_text(0, " token", 1, None)
             spent += time.perf_counter() - started
             await asyncio.sleep(0)
             await asyncio.sleep(0)

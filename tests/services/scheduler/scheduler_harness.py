@@ -98,6 +98,7 @@ class Stream:
     received: list[int] = field(default_factory=list)
     end: End | None = None
     cached: int | None = None
+    queued_s: float | None = None
     cancelled: bool = False
 
     @property
@@ -267,9 +268,11 @@ class Engine:
     def _take_batch(self, owner: str, batch: TokenBatch) -> None:
         ends = {end.row: end for end in batch.ends}
         assert len(ends) == len(batch.ends)
+        starts = {start.row: start for start in batch.starts}
+        assert len(starts) == len(batch.starts)
         columns = (batch.ids, batch.choices, batch.attempts, batch.indices, batch.counts)
         tokens, start = token_list(batch.tokens), 0
-        assert len(tokens) == sum(batch.counts) and len(batch.cached) == len(batch.ids)
+        assert len(tokens) == sum(batch.counts)
         for row, values in enumerate(zip(*columns, strict=True)):
             request_id, choice, attempt, index, count = values
             stream = self.streams[request_id, choice]
@@ -279,10 +282,9 @@ class Engine:
             assert stream.end is None, "a row after the end"
             assert (owner, attempt) == (stream.owner, stream.attempt)
             assert index == len(stream.received), "a gap or a token twice"
-            if index == 0:
-                stream.cached = batch.cached[row]
-            else:
-                assert batch.cached[row] == 0
+            if (begun := starts.get(row)) is not None:
+                assert index == 0
+                stream.cached, stream.queued_s = begun.cached, begun.queued_s
             stream.received += tokens[start : start + count]
             assert stream.received == stream.expected[: len(stream.received)], "wrong tokens"
             start += count

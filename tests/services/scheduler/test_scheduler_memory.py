@@ -49,6 +49,18 @@ def test_a_prompt_seen_before_is_computed_only_in_its_last_block() -> None:
     assert (counters.prefix_hit_tokens, counters.prefix_query_tokens) == (12, 32)
 
 
+def test_the_first_row_says_how_long_its_request_waited_to_run() -> None:
+    engine = Engine(small(max_num_seqs=1))
+    engine.submit(1, prompt(4))
+    engine.submit(2, prompt(4, start=50))
+    engine.now += 0.5
+    engine.run()
+    assert engine.streams[1, 0].queued_s == 0.5
+    assert engine.plan() is None
+    queued = engine.streams[2, 0].queued_s
+    assert queued is not None and queued >= 0.5
+
+
 def test_requests_of_one_step_with_one_prefix_compute_it_once() -> None:
     engine = Engine()
     shared = prompt(24)

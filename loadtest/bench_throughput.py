@@ -25,7 +25,7 @@ from penstock.loadtest.offline_engine import (
 )
 from penstock.loadtest.offline_requests import OfflineRequests, draw_requests, moved
 from penstock.loadtest.options import integer, length_range, number
-from penstock.protocol.grammar import from_structured_outputs
+from penstock.protocol.grammar.request import from_structured_outputs
 
 
 def main(arguments: Sequence[str]) -> int:

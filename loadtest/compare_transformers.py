@@ -33,7 +33,7 @@ from transformers import (
 from penstock.loadtest.make_model import make_tokenizer
 from penstock.protocol.config import CacheConfig, Config, DeviceConfig, ModelConfig
 from penstock.protocol.config.fields import SchedulerConfig
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.model_loading import load_model_executor
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import Self
 
 from penstock.loadtest.timeline import Recording, decoded
 from penstock.protocol.config import ClusterConfig
-from penstock.protocol.messages.membership import Identity, Peer, Phase, Trace, Traced
-from penstock.protocol.participant import BeatThread, Participant
-from penstock.protocol.runtime import TICK_SECONDS, open_mailbox
+from penstock.protocol.process.participant import BeatThread, Participant
+from penstock.protocol.process.runtime import TICK_SECONDS, open_mailbox
+from penstock.protocol.wire.messages.membership import Identity, Peer, Phase, Trace, Traced
 
 ANSWER_SECONDS = 15.0
 """How long after its end a recording may take to arrive."""

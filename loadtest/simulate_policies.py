@@ -27,9 +27,9 @@ import numpy as np
 
 from penstock.loadtest.policy_trace import RECORDED, TraceRequest, read
 from penstock.protocol.config import ConfigError
-from penstock.protocol.messages.requests import ChoiceState, TokenWork
-from penstock.protocol.messages.steps import StepPlan, StepResult
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.requests import ChoiceState, TokenWork
+from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy import SchedulingPolicy

@@ -19,9 +19,9 @@ import numpy as np
 
 from penstock.loadtest.timeline import Span, decoded
 from penstock.protocol.config import ConfigError
-from penstock.protocol.messages.membership import Trace
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
-from penstock.protocol.trace import DEVICE, MAX_SECONDS, TRACE
+from penstock.protocol.process.trace import DEVICE, MAX_SECONDS, TRACE
+from penstock.protocol.wire.messages.membership import Trace
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.executor import Executor
 from penstock.services.worker.memory import blocks_for
 

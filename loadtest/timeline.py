@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.protocol.messages.membership import Peer
-from penstock.protocol.trace import DEVICE, EVENT, MAIN, THREADS
+from penstock.protocol.process.trace import DEVICE, EVENT, MAIN, THREADS
+from penstock.protocol.wire.messages.membership import Peer
 
 IDLE_NS = 50_000_000
 """A pause between steps that is longer counts as idle: nobody asked for anything."""

@@ -22,8 +22,8 @@ from penstock.loadtest.timeline import Recording, chrome_trace, span_shares, ste
 from penstock.protocol.config import ClusterConfig, ConfigError, resolve
 from penstock.protocol.config.flags import build_parser
 from penstock.protocol.config.shown import show
-from penstock.protocol.participant import Ended
-from penstock.protocol.trace import MAX_SECONDS
+from penstock.protocol.process.participant import Ended
+from penstock.protocol.process.trace import MAX_SECONDS
 from penstock.services.launcher.runtime_folder import running_routers
 
 INCOMPLETE, REFUSED = 1, 5

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
-from penstock.protocol.grammar import Grammar, from_structured_outputs
+from penstock.protocol.grammar.request import Grammar, from_structured_outputs
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16

@@ -120,10 +120,10 @@ def _users_fault(error: Exception) -> int | None:
     if isinstance(error, ConfigError):
         return BAD_SETTINGS
     # Only a service raises these, so their modules are loaded already.
-    from penstock.protocol.faults import BadFault
-    from penstock.protocol.mailbox import AddressError
     from penstock.protocol.model_info import BadModelFolder
-    from penstock.protocol.security import SecurityError
+    from penstock.protocol.process.faults import BadFault
+    from penstock.protocol.wire.mailbox import AddressError
+    from penstock.protocol.wire.security import SecurityError
 
     if isinstance(error, BadModelFolder):
         return BAD_MODEL
@@ -159,7 +159,7 @@ def _main(arguments: Sequence[str], began: float) -> int:
         print(show(config, sources, command.groups))
         return 0
     if internal.parent_pid is not None:
-        from penstock.protocol.parent_death import end_with_parent
+        from penstock.protocol.process.parent_death import end_with_parent
 
         end_with_parent(internal.parent_pid)
     with _naming_what_is_missing(name):

@@ -134,7 +134,7 @@ def test_only_the_command_line_the_launcher_and_the_configuration_read_the_envir
 def test_llguidance_is_imported_where_it_is_used_and_nowhere_else() -> None:
     """At the head of a file only for its types: frontends, routers and schedulers lack it."""
     users = {
-        "protocol/grammar_compiler.py",
+        "protocol/grammar/compiler.py",
         "services/tokenizer/grammar_process.py",
         "services/worker/grammar_prototypes.py",
         "services/worker/grammar_rows.py",
@@ -165,8 +165,8 @@ def test_a_light_service_starts_without_torch_and_transformers(service: str) -> 
 
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 SHOW_THE_TIME = {
-    "protocol/console.py",
-    "protocol/logs.py",
+    "protocol/process/console.py",
+    "protocol/process/logs.py",
     "services/frontend/connection.py",
     "services/frontend/context.py",
     "services/frontend/generate.py",

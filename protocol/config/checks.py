@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from penstock.protocol.addresses import is_loopback
-from penstock.protocol.codec import MAX_PROMPT_BYTES
 from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.fields import Config
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.sources import ConfigError, Provenance
 from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.wire.addresses import is_loopback
+from penstock.protocol.wire.codec import MAX_PROMPT_BYTES
 
 _ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 

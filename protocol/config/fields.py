@@ -273,7 +273,7 @@ class TestConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     fault: Annotated[
         list[str],
-        Meta(description="Faults to inject (penstock.protocol.faults); for tests only."),
+        Meta(description="Faults to inject (penstock.protocol.process.faults); for tests only."),
     ] = []
 
 

@@ -12,9 +12,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.protocol.codec import MAX_WORK_BYTES, Message
-from penstock.protocol.messages.membership import Peer
-from penstock.protocol.messages.requests import (
+from penstock.protocol.ownership.peers import Membership, Send, disown, reconcile
+from penstock.protocol.ownership.tombstones import (
+    MAX_STALLS,
+    RECONCILE_SECONDS,
+    RESEND_SECONDS,
+)
+from penstock.protocol.wire.codec import MAX_WORK_BYTES, Message
+from penstock.protocol.wire.messages.membership import Peer
+from penstock.protocol.wire.messages.requests import (
     Accepted,
     Cancel,
     ChoiceState,
@@ -27,13 +33,7 @@ from penstock.protocol.messages.requests import (
     first_attempt,
     submission_of,
 )
-from penstock.protocol.messages.tokens import End, RowDetails, RowStart, TextBatch
-from penstock.protocol.ownership.peers import Membership, Send, disown, reconcile
-from penstock.protocol.ownership.tombstones import (
-    MAX_STALLS,
-    RECONCILE_SECONDS,
-    RESEND_SECONDS,
-)
+from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart, TextBatch
 
 UNTAKEN_SECONDS = 30.0
 """A request that no tokenizer takes for so long ends with 503."""

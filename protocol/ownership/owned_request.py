@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
-from penstock.protocol.messages.requests import (
+from penstock.protocol.ownership.refusals import Refusals
+from penstock.protocol.ownership.text_rows import Choice, Stream
+from penstock.protocol.ownership.tombstones import RESEND_SECONDS
+from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Enqueue,
     Submit,
     TokenWork,
     submission_of,
 )
-from penstock.protocol.ownership.refusals import Refusals
-from penstock.protocol.ownership.text_rows import Choice, Stream
-from penstock.protocol.ownership.tombstones import RESEND_SECONDS
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from penstock.protocol.codec import Message
-from penstock.protocol.messages.membership import Peer
-from penstock.protocol.messages.requests import Cancel, Holding
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import Peer
+from penstock.protocol.wire.messages.requests import Cancel, Holding
 
 Send = Callable[[str, Message], bool]
 

@@ -6,9 +6,11 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.protocol.codec import Message
-from penstock.protocol.messages.membership import Peer
-from penstock.protocol.messages.requests import (
+from penstock.protocol.ownership.peers import Membership, Send
+from penstock.protocol.ownership.tombstones import GRACE_SECONDS, Tombstones
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import Peer
+from penstock.protocol.wire.messages.requests import (
     Accepted,
     Cancel,
     Enqueue,
@@ -17,8 +19,6 @@ from penstock.protocol.messages.requests import (
     TokenWork,
     Unknown,
 )
-from penstock.protocol.ownership.peers import Membership, Send
-from penstock.protocol.ownership.tombstones import GRACE_SECONDS, Tombstones
 
 _decode_work = msgspec.msgpack.Decoder(TokenWork).decode
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.protocol.messages.tokens import (
+from penstock.protocol.wire.messages.tokens import (
     End,
     EndReason,
     RowDetails,

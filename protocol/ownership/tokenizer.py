@@ -12,9 +12,19 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.protocol.codec import MAX_WORK_BYTES, Message
-from penstock.protocol.messages.membership import Peer
-from penstock.protocol.messages.requests import (
+from penstock.protocol.ownership.owned_request import OwnedRequest
+from penstock.protocol.ownership.peers import Membership, Send, disown, reconcile
+from penstock.protocol.ownership.refusals import Refusals
+from penstock.protocol.ownership.text_rows import Choice, Stream, TextRows
+from penstock.protocol.ownership.tombstones import (
+    GRACE_SECONDS,
+    MAX_STALLS,
+    RECONCILE_SECONDS,
+    Tombstones,
+)
+from penstock.protocol.wire.codec import MAX_WORK_BYTES, Message
+from penstock.protocol.wire.messages.membership import Peer
+from penstock.protocol.wire.messages.requests import (
     Accepted,
     Cancel,
     Holding,
@@ -26,17 +36,7 @@ from penstock.protocol.messages.requests import (
     Work,
     submission_of,
 )
-from penstock.protocol.messages.tokens import End, RowLogprobs, RowStart, TokenBatch
-from penstock.protocol.ownership.owned_request import OwnedRequest
-from penstock.protocol.ownership.peers import Membership, Send, disown, reconcile
-from penstock.protocol.ownership.refusals import Refusals
-from penstock.protocol.ownership.text_rows import Choice, Stream, TextRows
-from penstock.protocol.ownership.tombstones import (
-    GRACE_SECONDS,
-    MAX_STALLS,
-    RECONCILE_SECONDS,
-    Tombstones,
-)
+from penstock.protocol.wire.messages.tokens import End, RowLogprobs, RowStart, TokenBatch
 
 _decode_work = msgspec.msgpack.Decoder(Work).decode
 _log = logging.getLogger("penstock.ownership")

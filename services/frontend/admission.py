@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.config.fields import AdmissionConfig
-from penstock.protocol.messages.membership import Demand
-from penstock.protocol.messages.requests import Chat, Prompt, Rejected, Text
+from penstock.protocol.wire.messages.membership import Demand
+from penstock.protocol.wire.messages.requests import Chat, Prompt, Rejected, Text
 
 BYTES_PER_TOKEN = 4
 """Of text, until the tokenizer has said how many tokens it is."""

@@ -9,7 +9,7 @@ from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.typedefs import Handler
 
 from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.metrics import Registry
+from penstock.protocol.process.metrics import Registry
 from penstock.services.frontend import access, generate, playground, system
 from penstock.services.frontend.body import check_is_json
 from penstock.services.frontend.connection import Limits, Runner

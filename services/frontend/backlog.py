@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.protocol.messages.tokens import RowDetails
+from penstock.protocol.wire.messages.tokens import RowDetails
 
 MIN_BYTES = 256 * 1024
 STEPS = 32

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
-from penstock.protocol.addresses import is_loopback
 from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.wire.addresses import is_loopback
 from penstock.services.frontend.errors import ApiError, show
 
 _FOREIGN_SITES = frozenset({"cross-site", "same-site"})

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from penstock.protocol.messages.tokens import End, EndReason, RowDetails
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.tokens import End, EndReason, RowDetails
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.logprobs import LogprobsRenderer, prompt_logprobs
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.metrics import Registry
+from penstock.protocol.process.metrics import Registry
 from penstock.services.frontend.access import ApiKeys
 from penstock.services.frontend.body import BodyBudget
 from penstock.services.frontend.browsers import Browsers

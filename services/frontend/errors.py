@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from penstock.protocol.messages.requests import Rejected
+from penstock.protocol.wire.messages.requests import Rejected
 from penstock.services.frontend.json_lines import encode
 
 INVALID_REQUEST = "invalid_request_error"

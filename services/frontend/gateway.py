@@ -11,21 +11,21 @@ import time
 
 import msgspec
 
-from penstock.protocol.codec import Message
 from penstock.protocol.config.fields import AdmissionConfig
-from penstock.protocol.mailbox import Mailbox
-from penstock.protocol.messages.membership import (
+from penstock.protocol.ownership.frontend import UNTAKEN_SECONDS, FrontendLedger, Sink
+from penstock.protocol.process.participant import Participant
+from penstock.protocol.process.trace import ACCEPT, TRACE
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.mailbox import Mailbox
+from penstock.protocol.wire.messages.membership import (
     Identity,
     MetricsAnswer,
     MetricsQuery,
     Peer,
     Phase,
 )
-from penstock.protocol.messages.requests import Rejected, Work
-from penstock.protocol.messages.tokens import End, RowDetails, RowStart
-from penstock.protocol.ownership.frontend import UNTAKEN_SECONDS, FrontendLedger, Sink
-from penstock.protocol.participant import Participant
-from penstock.protocol.trace import ACCEPT, TRACE
+from penstock.protocol.wire.messages.requests import Rejected, Work
+from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart
 from penstock.services.frontend.admission import Door, Surroundings, prompt_tokens
 from penstock.services.frontend.interface import Overloaded, Readiness, ServedModel
 from penstock.services.frontend.parts import Parts

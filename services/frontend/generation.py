@@ -10,10 +10,10 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from penstock.protocol.messages.requests import Rejected
-from penstock.protocol.messages.tokens import End, EndReason, RowDetails, RowStart
-from penstock.protocol.metrics import Registry
 from penstock.protocol.ownership.frontend import Sink
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.wire.messages.requests import Rejected
+from penstock.protocol.wire.messages.tokens import End, EndReason, RowDetails, RowStart
 from penstock.services.frontend.chunks import Answer, Usage
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
 from penstock.services.frontend.interface import Gateway, Overloaded

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.protocol.messages.membership import MetricsAnswer, Peer
-from penstock.protocol.messages.requests import Rejected, Work
 from penstock.protocol.ownership.frontend import Sink
+from penstock.protocol.wire.messages.membership import MetricsAnswer, Peer
+from penstock.protocol.wire.messages.requests import Rejected, Work
 
 
 class ServedModel(msgspec.Struct, frozen=True):

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.protocol.logprobs import Logprob, TokenLogprobs, unpack
-from penstock.protocol.messages.tokens import RowDetails
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.tokens import RowDetails
 
 LOWEST = -9999.0
 """JSON has no infinity."""

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
-from penstock.protocol.grammar import BadGrammar, Grammar, conflict, from_response_format
-from penstock.protocol.messages.requests import MAX_CACHE_SALT, RequestPriority
+from penstock.protocol.grammar.request import BadGrammar, Grammar, conflict, from_response_format
 from penstock.protocol.plain_errors import plain_error
 from penstock.protocol.sampling import PARAMETERS, SamplingParams, parse_field, token_ids
+from penstock.protocol.wire.messages.requests import MAX_CACHE_SALT, RequestPriority
 from penstock.services.frontend.errors import ApiError, bad_request, show
 
 MAX_NAMED = 16

@@ -6,9 +6,9 @@ import hashlib
 
 import msgspec
 
-from penstock.protocol.messages.requests import ChoiceState, Prompt, Work
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.suggestions import closest
+from penstock.protocol.wire.messages.requests import ChoiceState, Prompt, Work
 from penstock.services.frontend import parameters
 from penstock.services.frontend.body import Pause, decode_object, no_pause
 from penstock.services.frontend.errors import ApiError, bad_request, retry_after, show

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from penstock.protocol.messages.membership import Peer, Phase
-from penstock.protocol.participant import Participant
+from penstock.protocol.process.participant import Participant
+from penstock.protocol.wire.messages.membership import Peer, Phase
 
 JOIN_SECONDS = 5.0
 """A frontend that was just started may not have heard from the router yet."""

@@ -18,13 +18,13 @@ from aiohttp import ETag, web
 from aiohttp.typedefs import Handler
 
 from penstock import __version__
-from penstock.protocol.messages.membership import (
+from penstock.protocol.process.metrics import merge
+from penstock.protocol.sampling import DEFAULTS, PARAMETERS, Parameter
+from penstock.protocol.wire.messages.membership import (
     MetricsAnswer,
     MetricsReport,
     Peer,
 )
-from penstock.protocol.metrics import merge
-from penstock.protocol.sampling import DEFAULTS, PARAMETERS, Parameter
 from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.system import json_response
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from penstock.protocol import logs
+from penstock.protocol.process import logs
 from penstock.services.frontend.generation import Generation
 
 QUIET_ROUTES = frozenset({"/live", "/health", "/ready"})

@@ -12,13 +12,13 @@ import time
 
 from aiohttp import web
 
-from penstock.protocol.codec import Message
 from penstock.protocol.config import Config
-from penstock.protocol.mailbox import AddressError
-from penstock.protocol.messages.membership import Identity, Peer, Phase
-from penstock.protocol.metrics import Registry
-from penstock.protocol.runtime import AsyncService
-from penstock.protocol.syn_filter import take_no_more_connections
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.runtime import AsyncService
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.mailbox import AddressError
+from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
+from penstock.protocol.wire.syn_filter import take_no_more_connections
 from penstock.services.frontend.app import BACKLOG, make_app, start
 from penstock.services.frontend.connection import Limits
 from penstock.services.frontend.context import CONTEXT

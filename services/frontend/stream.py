@@ -20,8 +20,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from penstock.protocol.messages.requests import Rejected
-from penstock.protocol.messages.tokens import End, RowDetails, RowStart
+from penstock.protocol.wire.messages.requests import Rejected
+from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart
 from penstock.services.frontend.backlog import backlog_limit, prompt_bytes, rendered_bytes
 from penstock.services.frontend.chunks import (
     KEEP_ALIVE,

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from penstock import __version__
-from penstock.protocol import metrics
+from penstock.protocol.process import metrics
 from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.interface import ServedModel

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from penstock.protocol.messages.membership import Peer, Phase
-from penstock.protocol.plain_structlog import Logger
+from penstock.protocol.process.plain_structlog import Logger
+from penstock.protocol.wire.messages.membership import Peer, Phase
 
 REPEAT_SECONDS = 5.0
 

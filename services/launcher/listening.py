@@ -6,7 +6,7 @@ import fcntl
 import socket
 from pathlib import Path
 
-from penstock.protocol.mailbox import AddressError
+from penstock.protocol.wire.mailbox import AddressError
 
 BACKLOG = 1024
 """Connections that wait while no frontend accepts, for example during a restart."""

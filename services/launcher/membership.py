@@ -6,15 +6,15 @@ import os
 import socket
 
 from penstock.protocol.config import ClusterConfig
-from penstock.protocol.messages.membership import Died, Identity, Peer, Phase
-from penstock.protocol.participant import (
+from penstock.protocol.process.participant import (
     UNREACHABLE_SECONDS,
     BeatThread,
     Ended,
     Participant,
 )
-from penstock.protocol.plain_structlog import Logger
-from penstock.protocol.runtime import open_mailbox
+from penstock.protocol.process.plain_structlog import Logger
+from penstock.protocol.process.runtime import open_mailbox
+from penstock.protocol.wire.messages.membership import Died, Identity, Peer, Phase
 
 HOST = socket.gethostname()
 REJOIN_SECONDS = 3.0

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.protocol import logs
 from penstock.protocol.config.terminal import Style
-from penstock.protocol.console import ERASE_REST, head
-from penstock.protocol.messages.membership import Phase
-from penstock.protocol.plain_structlog import Logger
+from penstock.protocol.process import logs
+from penstock.protocol.process.console import ERASE_REST, head
+from penstock.protocol.process.plain_structlog import Logger
+from penstock.protocol.wire.messages.membership import Phase
 
 REPEAT_SECONDS = 2.0
 REPEAT_PERCENT = 10

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from penstock.protocol.security import private_folder
+from penstock.protocol.wire.security import private_folder
 
 _PREFIX = "penstock-serve-"
 _LOCK = "launcher.lock"
@@ -114,7 +114,7 @@ def _remove_abandoned(root: Path) -> None:
 
 def _remove_dead_sockets(folder: Path) -> None:
     """Remove what killed processes left: each mailbox holds a lock beside its socket while it
-    lives (see ``penstock.protocol.mailbox``)."""
+    lives (see ``penstock.protocol.wire.mailbox``)."""
     for path in folder.glob("*.lock"):
         lock = _lock(path, create=False)
         if lock is not None:

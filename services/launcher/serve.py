@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 import penstock
-from penstock.protocol import logs
 from penstock.protocol.config import Config
 from penstock.protocol.config.terminal import is_terminal, style_of
-from penstock.protocol.console import rendered
-from penstock.protocol.messages.membership import Peer
 from penstock.protocol.model_info import read_model_info
-from penstock.protocol.plain_structlog import Logger
-from penstock.protocol.syn_filter import take_no_more_connections
+from penstock.protocol.process import logs
+from penstock.protocol.process.console import rendered
+from penstock.protocol.process.plain_structlog import Logger
+from penstock.protocol.wire.messages.membership import Peer
+from penstock.protocol.wire.syn_filter import take_no_more_connections
 from penstock.services.launcher.environment import child_environment
 from penstock.services.launcher.listening import answers_ready, check_router_is_free, listen, url
 from penstock.services.launcher.membership import Membership

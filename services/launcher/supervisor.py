@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from penstock.protocol.messages.membership import Peer, Phase
-from penstock.protocol.plain_structlog import Logger
+from penstock.protocol.process.plain_structlog import Logger
+from penstock.protocol.wire.messages.membership import Peer, Phase
 from penstock.services.launcher.draining import Draining
 from penstock.services.launcher.processes import Child, describe, exit_code
 

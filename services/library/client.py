@@ -11,12 +11,12 @@ import time
 import msgspec
 
 from penstock.protocol.config import ClusterConfig
-from penstock.protocol.messages.membership import Identity, Phase
-from penstock.protocol.messages.requests import Rejected, Work
-from penstock.protocol.messages.tokens import End, RowDetails, RowStart
 from penstock.protocol.ownership.frontend import FrontendLedger, OpenRequest
-from penstock.protocol.participant import BeatThread, Participant
-from penstock.protocol.runtime import TICK_SECONDS, open_mailbox
+from penstock.protocol.process.participant import BeatThread, Participant
+from penstock.protocol.process.runtime import TICK_SECONDS, open_mailbox
+from penstock.protocol.wire.messages.membership import Identity, Phase
+from penstock.protocol.wire.messages.requests import Rejected, Work
+from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart
 
 JOIN_SECONDS = 10.0
 

@@ -14,12 +14,12 @@ from typing import Any, Self
 
 import msgspec
 
-from penstock.protocol.grammar import from_structured_outputs
+from penstock.protocol.grammar.request import from_structured_outputs
 from penstock.protocol.logprobs import TokenLogprobs, unpack
-from penstock.protocol.messages.requests import Chat, ChoiceState, Prompt, Work
-from penstock.protocol.messages.tokens import EndReason, RowDetails
 from penstock.protocol.plain_errors import plain_error
 from penstock.protocol.sampling import PARAMETERS, SamplingParams
+from penstock.protocol.wire.messages.requests import Chat, ChoiceState, Prompt, Work
+from penstock.protocol.wire.messages.tokens import EndReason, RowDetails
 from penstock.services.library.client import Collector, PipelineClient
 from penstock.services.library.outputs import (
     CompletionOutput,

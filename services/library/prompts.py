@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
-from penstock.protocol.messages.requests import Prompt, Text, Tokens
+from penstock.protocol.wire.messages.requests import Prompt, Text, Tokens
 
 PromptLike = str | Sequence[int]
 _NO_PROMPTS = (bytes, bytearray, memoryview, dict, set, frozenset)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.protocol.codec import Message
-from penstock.protocol.messages.membership import Phase
-from penstock.protocol.messages.requests import (
+from penstock.protocol.ownership.tombstones import Tombstones
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import Phase
+from penstock.protocol.wire.messages.requests import (
     Cancel,
     Enqueue,
     Rejected,
     Submit,
     first_attempt,
 )
-from penstock.protocol.ownership.tombstones import Tombstones
 from penstock.services.router.placement import Placement
 from penstock.services.router.roster import Roster
 

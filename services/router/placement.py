@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.protocol.messages.membership import Phase
+from penstock.protocol.wire.messages.membership import Phase
 from penstock.services.router.roster import Member, Roster
 
 ROUTE_SECONDS = 60.0

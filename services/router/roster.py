@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.protocol import codec
-from penstock.protocol.codec import Message
-from penstock.protocol.messages.membership import (
+from penstock.protocol.process.metrics import merge
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import (
     Beat,
     BeatAnswer,
     Capacity,
@@ -24,7 +25,6 @@ from penstock.protocol.messages.membership import (
     Refused,
     WhoAreYou,
 )
-from penstock.protocol.metrics import merge
 
 SILENCE_SECONDS = 3.0
 """Six beats missed: the process is dead or cut off."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
-from penstock.protocol.codec import Message
 from penstock.protocol.config import Config
-from penstock.protocol.messages.membership import (
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.runtime import AsyncService
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import (
     Beat,
     Died,
     Goodbye,
@@ -15,9 +17,7 @@ from penstock.protocol.messages.membership import (
     MetricsQuery,
     Phase,
 )
-from penstock.protocol.messages.requests import Cancel, Enqueue, Submit
-from penstock.protocol.metrics import Registry
-from penstock.protocol.runtime import AsyncService
+from penstock.protocol.wire.messages.requests import Cancel, Enqueue, Submit
 from penstock.services.router.dispatch import Dispatcher
 from penstock.services.router.roster import Roster
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import msgspec
 
 from penstock.protocol.config.derive import waiting_tokens_limit
-from penstock.protocol.messages.requests import Rejected, TokenWork
-from penstock.protocol.messages.steps import SlotAdjustments, SlotSampling
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.requests import Rejected, TokenWork
+from penstock.protocol.wire.messages.steps import SlotAdjustments, SlotSampling
 from penstock.services.scheduler.block_hash import chain_root
 from penstock.services.scheduler.limits import (
     MAX_SAMPLING_BYTES,

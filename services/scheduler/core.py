@@ -13,15 +13,15 @@ import itertools
 from array import array
 
 from penstock.protocol.logprobs import PackedLogprobs
-from penstock.protocol.messages.requests import Rejected, TokenWork
-from penstock.protocol.messages.steps import (
+from penstock.protocol.wire.messages.requests import Rejected, TokenWork
+from penstock.protocol.wire.messages.steps import (
     TOO_EARLY,
     RowFailure,
     StepFailed,
     StepPlan,
     StepResult,
 )
-from penstock.protocol.messages.tokens import EndReason, TokenBatch
+from penstock.protocol.wire.messages.tokens import EndReason, TokenBatch
 from penstock.services.scheduler.admission import (
     Unservable,
     UsableSlots,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.protocol.messages.steps import RowFailure
-from penstock.protocol.messages.tokens import EndReason
+from penstock.protocol.wire.messages.steps import RowFailure
+from penstock.protocol.wire.messages.tokens import EndReason
 from penstock.services.scheduler.sequence import Sequence
 
 FIRST_SECONDS, LONGEST_SECONDS = 0.005, 0.25

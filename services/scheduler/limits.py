@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from penstock.protocol.messages.steps import Attached
+from penstock.protocol.wire.messages.steps import Attached
 
 TOKEN_BYTES = 4
 BLOCK_BYTES = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from penstock.protocol.logprobs import PackedLogprobs
-from penstock.protocol.messages.tokens import End, EndReason, RowLogprobs, RowStart, TokenBatch
+from penstock.protocol.wire.messages.tokens import End, EndReason, RowLogprobs, RowStart, TokenBatch
 from penstock.services.scheduler.sequence import Sequence
 
 

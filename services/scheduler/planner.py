@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.protocol.messages.steps import Chunk, NewSlot
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot
 from penstock.services.scheduler.batch import RunningBatch
 from penstock.services.scheduler.block_hash import BlockHasher
 from penstock.services.scheduler.block_manager import BlockManager

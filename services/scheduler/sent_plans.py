@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from penstock.protocol.messages.steps import StepPlan
+from penstock.protocol.wire.messages.steps import StepPlan
 
 RESEND_SECONDS = 2.0
 """A plan without an answer is sent again; the worker answers twice or executes what it missed."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.protocol.logprobs import PackedLogprobs, entry_bytes
-from penstock.protocol.messages.steps import SlotSampling
+from penstock.protocol.wire.messages.steps import SlotSampling
 
 QueueKey = tuple[float, ...]
 

@@ -8,16 +8,16 @@ import socket
 import time
 from pathlib import Path
 
-from penstock.protocol.codec import Message
 from penstock.protocol.config import Config, ConfigError
-from penstock.protocol.messages.membership import Capacity, Demand, Identity, Peer, Phase
-from penstock.protocol.messages.requests import Enqueue, Rejected
-from penstock.protocol.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
-from penstock.protocol.metrics import Registry
 from penstock.protocol.model_info import fingerprint
 from penstock.protocol.ownership.scheduler import SchedulerLedger
-from penstock.protocol.runtime import LoopService
-from penstock.protocol.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.runtime import LoopService
+from penstock.protocol.process.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import Capacity, Demand, Identity, Peer, Phase
+from penstock.protocol.wire.messages.requests import Enqueue, Rejected
+from penstock.protocol.wire.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.crash_only import CoreFailed, failure_in
 from penstock.services.scheduler.idle_check import IdleCheck

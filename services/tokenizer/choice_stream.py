@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from penstock.protocol.messages.tokens import RowDetails, RowLogprobs
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.tokens import RowDetails, RowLogprobs
 from penstock.services.tokenizer.detokenizer import new_detokenizer
 from penstock.services.tokenizer.stop_strings import StopStrings
 from penstock.services.tokenizer.text_model import TextModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from penstock.protocol.messages.requests import Chat, Text, Tokens, Work
+from penstock.protocol.wire.messages.requests import Chat, Text, Tokens, Work
 
 _Key = tuple[int, int]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
-from penstock.protocol.trace import ENCODE, THREADS, TRACE
+from penstock.protocol.process.trace import ENCODE, THREADS, TRACE
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.protocol.grammar import MAX_SOURCE_BYTES, BadGrammar, Grammar, read_schema
+from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, BadGrammar, Grammar, read_schema
 from penstock.services.tokenizer.grammar_process import (
     Answer,
     Ask,

@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from penstock.protocol.grammar import MAX_SOURCE_BYTES, BadGrammar, Grammar, read_schema
-from penstock.protocol.grammar_compiler import (
+from penstock.protocol.grammar.compiler import (
     compile_grammar,
     load_tokenizer,
     no_extension,
     one_line,
 )
-from penstock.protocol.json_schema_check import refuse
+from penstock.protocol.grammar.json_schema.check import refuse
+from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, BadGrammar, Grammar, read_schema
 from penstock.protocol.model_info import BadModelFolder
-from penstock.protocol.parent_death import end_with_parent
+from penstock.protocol.process.parent_death import end_with_parent
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

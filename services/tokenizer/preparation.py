@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.protocol.grammar import Grammar, conflict
-from penstock.protocol.messages.requests import Chat, Prompt, Text, TokenWork, Work
+from penstock.protocol.grammar.request import Grammar, conflict
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.sampling import (
     MAX_PROMPT_LOGPROBS,
@@ -16,6 +15,7 @@ from penstock.protocol.sampling import (
     resolve,
     token_ids,
 )
+from penstock.protocol.wire.messages.requests import Chat, Prompt, Text, TokenWork, Work
 from penstock.services.tokenizer.grammar_check import GrammarCheck
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.text_model import TextModel

@@ -9,15 +9,15 @@ import socket
 import time
 from concurrent.futures import CancelledError, Future
 
-from penstock.protocol.codec import Message
 from penstock.protocol.config import Config
-from penstock.protocol.messages.membership import Identity, Peer, Phase
-from penstock.protocol.messages.requests import Rejected, TokenWork, Work
-from penstock.protocol.metrics import Registry
 from penstock.protocol.model_info import ModelInfo, fingerprint, read_model_info
 from penstock.protocol.ownership.text_rows import Stream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
-from penstock.protocol.runtime import AsyncService
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.runtime import AsyncService
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
+from penstock.protocol.wire.messages.requests import Rejected, TokenWork, Work
 from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.encode_room import EncodeRoom, work_bytes
 from penstock.services.tokenizer.encode_threads import EncodeThreads

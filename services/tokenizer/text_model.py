@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from penstock.protocol.messages.requests import Chat, Prompt, Text, Tokens
 from penstock.protocol.model_info import BadModelFolder, read_text
+from penstock.protocol.wire.messages.requests import Chat, Prompt, Text, Tokens
 from penstock.services.tokenizer import final_message
 from penstock.services.tokenizer.chat_template import (
     ChatTemplate,

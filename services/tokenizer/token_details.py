@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Callable
 
 from penstock.protocol.logprobs import NamedLogprobs, PackedLogprobs, entry_bytes
-from penstock.protocol.messages.tokens import RowDetails, RowLogprobs
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.tokens import RowDetails, RowLogprobs
 from penstock.services.tokenizer.detokenizer import Detokenizer, new_detokenizer
 from penstock.services.tokenizer.text_model import TextModel
 from penstock.services.tokenizer.token_table import piece_bytes

@@ -24,7 +24,7 @@ from penstock.kernels.sampling import (
     allowed_mask,
     begin_counts,
 )
-from penstock.protocol.messages.steps import NewSlot, SlotAdjustments
+from penstock.protocol.wire.messages.steps import NewSlot, SlotAdjustments
 from penstock.services.worker.slots import History, history
 
 IntArray = npt.NDArray[np.int64]

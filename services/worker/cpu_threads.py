@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import torch
 
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
 
 WORTHWHILE = 0.85

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.protocol.messages.steps import StepPlan, StepResult
-from penstock.protocol.trace import DEVICE, STEP, TRACE
+from penstock.protocol.process.trace import DEVICE, STEP, TRACE
+from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 
 PLAIN_KERNELS = "plain torch kernels"
 """How the summary of an executor begins that could not have the kernels of its device."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from penstock.protocol.grammar import Grammar
+from penstock.protocol.grammar.request import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.protocol.grammar_compiler import make_tokenizer
-from penstock.protocol.messages.steps import NewSlot, RowFailure
+from penstock.protocol.grammar.compiler import make_tokenizer
 from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.wire.messages.steps import NewSlot, RowFailure
 from penstock.services.worker.grammar_slots import (
     PATIENCE_SECONDS,
     Failure,

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.protocol.grammar import BadGrammar, Grammar
-from penstock.protocol.grammar_compiler import compile_grammar, one_line
-from penstock.protocol.messages.steps import TOO_EARLY
+from penstock.protocol.grammar.compiler import compile_grammar, one_line
+from penstock.protocol.grammar.request import BadGrammar, Grammar
+from penstock.protocol.wire.messages.steps import TOO_EARLY
 from penstock.services.worker.grammar_prototypes import Prototypes
 
 if TYPE_CHECKING:

@@ -21,14 +21,14 @@ from penstock.kernels.sampling import (
     choose,
 )
 from penstock.kernels.sampling.logprobs import logprobs
-from penstock.protocol.messages.steps import (
+from penstock.protocol.sampling import GREEDY_TEMPERATURE
+from penstock.protocol.wire.messages.steps import (
     ChunkLogprobs,
     RowFailure,
     RowLogprobs,
     StepPlan,
     StepResult,
 )
-from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.adjustments import SlotAdjuster
 from penstock.services.worker.cpu_threads import StepThreads, ThreadReview
 from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity

@@ -13,8 +13,8 @@ import torch
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import read_machine
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cpu_threads import (
     StepThreads,

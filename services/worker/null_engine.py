@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernels.draw_keys import UInt64Array
-from penstock.protocol.messages.steps import StepPlan, StepResult
+from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
 from penstock.services.worker.slots import IntArray, SlotTable
 from penstock.services.worker.step_logprobs import (

@@ -9,15 +9,15 @@ import time
 from collections import deque
 from pathlib import Path
 
-from penstock.protocol.codec import Message
 from penstock.protocol.config import Config
-from penstock.protocol.large_blocks import give_back_freed
-from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phase
-from penstock.protocol.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
-from penstock.protocol.metrics import Registry
 from penstock.protocol.model_info import fingerprint
-from penstock.protocol.runtime import LoopService
-from penstock.protocol.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
+from penstock.protocol.process.large_blocks import give_back_freed
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.runtime import LoopService
+from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
+from penstock.protocol.wire.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
 from penstock.services.worker.executor import PLAIN_KERNELS, Executor
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor

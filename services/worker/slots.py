@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernels.draw_keys import UInt64Array, draw_keys
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotAdjustments, StepPlan
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotAdjustments, StepPlan
 from penstock.services.worker.executor import ExecutorCapacity
 
 FREE, PREFILLING, DECODING = 0, 1, 2

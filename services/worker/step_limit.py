@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from penstock.protocol.messages.steps import StepPlan
+from penstock.protocol.wire.messages.steps import StepPlan
 
 SHORTEST_SECONDS = 10.0
 FACTOR = 20.0

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.protocol.logprobs import OWN_WORDS, PackedLogprobs
-from penstock.protocol.messages.steps import ChunkLogprobs, RowLogprobs
+from penstock.protocol.wire.messages.steps import ChunkLogprobs, RowLogprobs
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 
 Words = npt.NDArray[np.int32]

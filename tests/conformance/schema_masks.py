@@ -10,8 +10,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from penstock.protocol.grammar_compiler import WHITESPACE, parser_limits
-from penstock.protocol.json_schema_check import OPTIONS, exact, refuse
+from penstock.protocol.grammar.compiler import WHITESPACE, parser_limits
+from penstock.protocol.grammar.json_schema.check import OPTIONS, exact, refuse
 
 DEMO_TOKENIZER = Path(__file__).parents[2] / "demo" / "model" / "tokenizer.json"
 CLOSING = (b'"', b"}", b"]", b"@", b",", b":", b"0", b" ")

@@ -9,9 +9,9 @@ import pytest
 from schema_faults import faults
 from schema_masks import compiled, compiled_raw, takes, tokenizer
 
-from penstock.protocol.grammar import Grammar
-from penstock.protocol.grammar_compiler import compile_grammar
-from penstock.protocol.json_schema_check import exact, refuse
+from penstock.protocol.grammar.compiler import compile_grammar
+from penstock.protocol.grammar.json_schema.check import exact, refuse
+from penstock.protocol.grammar.request import Grammar
 
 DEFS = {"word": {"type": "string", "maxLength": 3}}
 CAT = {

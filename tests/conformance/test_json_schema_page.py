@@ -8,10 +8,10 @@ from pathlib import Path
 
 from schema_masks import compiled
 
-from penstock.protocol.grammar import from_response_format, from_structured_outputs
-from penstock.protocol.json_schema.formats import FORMATS
-from penstock.protocol.json_schema.keywords import ANNOTATIONS, ENFORCED, REFUSED
-from penstock.protocol.json_schema.places import MAX_DEPTH, MAX_VALUES
+from penstock.protocol.grammar.json_schema.formats import FORMATS
+from penstock.protocol.grammar.json_schema.keywords import ANNOTATIONS, ENFORCED, REFUSED
+from penstock.protocol.grammar.json_schema.places import MAX_DEPTH, MAX_VALUES
+from penstock.protocol.grammar.request import from_response_format, from_structured_outputs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "structured-outputs.md").read_text()
 TABLE = PAGE[PAGE.index("| feature |") : PAGE.index("How the answer is written")]

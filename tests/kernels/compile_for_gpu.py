@@ -32,7 +32,7 @@ from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
 from penstock.kernels.gpu.sampler_memory import sampler_slots, sampler_space, stretches_of
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.rotary import RopeParameters
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu import kernel_choice
 from penstock.services.worker.gpu.executor import GpuExecutor

@@ -22,8 +22,8 @@ import pytest
 from penstock.loadtest.make_model import make_model
 from penstock.loadtest.own_server import own_server
 from penstock.loadtest.timeline import Recording, Span, chrome_trace, decoded, step_shares
-from penstock.protocol.messages.membership import Capacity, Identity, Peer
-from penstock.protocol.trace import DEVICE, EVENT, MAIN, NAMES, PLAN
+from penstock.protocol.process.trace import DEVICE, EVENT, MAIN, NAMES, PLAN
+from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer
 
 ROLES = ("frontend", "tokenizer", "router", "scheduler", "worker")
 ROUNDING_US = 0.01

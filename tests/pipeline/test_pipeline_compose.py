@@ -40,9 +40,9 @@ from simulated_hosts import (
     why_no_namespaces,
 )
 
-from penstock.protocol.mailbox import Mailbox
-from penstock.protocol.messages.membership import MetricsAnswer, MetricsQuery
-from penstock.protocol.security import CurveKeys
+from penstock.protocol.wire.mailbox import Mailbox
+from penstock.protocol.wire.messages.membership import MetricsAnswer, MetricsQuery
+from penstock.protocol.wire.security import CurveKeys
 
 SCALE = {"tokenizer": 3, "frontend": 2}
 ROLES = ("router", "worker", "scheduler", "tokenizer", "frontend")

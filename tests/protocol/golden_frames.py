@@ -10,13 +10,13 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from penstock.protocol.grammar import Grammar
+from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.logprobs import NamedLogprobs, PackedLogprobs
-from penstock.protocol.messages import membership as m
-from penstock.protocol.messages import requests as r
-from penstock.protocol.messages import steps as s
-from penstock.protocol.messages import tokens as t
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages import membership as m
+from penstock.protocol.wire.messages import requests as r
+from penstock.protocol.wire.messages import steps as s
+from penstock.protocol.wire.messages import tokens as t
 
 
 def pack(value: Any) -> bytes:

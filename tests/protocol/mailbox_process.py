@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.protocol.mailbox import Mailbox
-from penstock.protocol.messages.requests import Holding, Taken
-from penstock.protocol.security import CurveKeys
+from penstock.protocol.wire.mailbox import Mailbox
+from penstock.protocol.wire.messages.requests import Holding, Taken
+from penstock.protocol.wire.security import CurveKeys
 
 
 def main(mode: str, target: str, extra: str = "") -> None:

@@ -14,9 +14,21 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.protocol import codec
-from penstock.protocol.messages.membership import Beat, Capacity, Goodbye, Hello, Identity, Phase
-from penstock.protocol.messages.requests import (
+from penstock.protocol.ownership.frontend import FrontendLedger
+from penstock.protocol.ownership.scheduler import SchedulerLedger
+from penstock.protocol.ownership.tokenizer import TokenizerLedger
+from penstock.protocol.process.participant import Ended, Participant
+from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.messages.membership import (
+    Beat,
+    Capacity,
+    Goodbye,
+    Hello,
+    Identity,
+    Phase,
+)
+from penstock.protocol.wire.messages.requests import (
     Cancel,
     ChoiceState,
     Enqueue,
@@ -26,12 +38,7 @@ from penstock.protocol.messages.requests import (
     TokenWork,
     Work,
 )
-from penstock.protocol.messages.tokens import End, EndReason, RowDetails, RowStart, TokenBatch
-from penstock.protocol.ownership.frontend import FrontendLedger
-from penstock.protocol.ownership.scheduler import SchedulerLedger
-from penstock.protocol.ownership.tokenizer import TokenizerLedger
-from penstock.protocol.participant import Ended, Participant
-from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.tokens import End, EndReason, RowDetails, RowStart, TokenBatch
 from penstock.services.router.dispatch import Dispatcher
 from penstock.services.router.roster import Roster
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.protocol.json_schema.patterns import translate
-from penstock.protocol.json_schema_check import refuse
+from penstock.protocol.grammar.json_schema.check import refuse
+from penstock.protocol.grammar.json_schema.patterns import translate
 
 
 def nested(levels: int, keyword: str) -> dict[str, Any]:

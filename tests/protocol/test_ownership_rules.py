@@ -10,33 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.protocol.codec import MAX_PROMPT_BYTES, MAX_WORK_BYTES, Message
-from penstock.protocol.grammar import MAX_SOURCE_BYTES, Grammar
-from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phase
-from penstock.protocol.messages.requests import (
-    Accepted,
-    Cancel,
-    ChoiceState,
-    Enqueue,
-    Holding,
-    Rejected,
-    Submit,
-    Taken,
-    Text,
-    Tokens,
-    TokenWork,
-    Unknown,
-    Work,
-    first_attempt,
-)
-from penstock.protocol.messages.tokens import (
-    End,
-    EndReason,
-    RowDetails,
-    RowStart,
-    TextBatch,
-    TokenBatch,
-)
+from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, Grammar
 from penstock.protocol.ownership import tokenizer as ownership_tokenizer
 from penstock.protocol.ownership.frontend import UNTAKEN_SECONDS, FrontendLedger
 from penstock.protocol.ownership.refusals import NEW_SECONDS, STARTED_SECONDS
@@ -60,6 +34,32 @@ from penstock.protocol.sampling import (
     MAX_STOP_TOKENS,
     MAX_TOKENS,
     SamplingParams,
+)
+from penstock.protocol.wire.codec import MAX_PROMPT_BYTES, MAX_WORK_BYTES, Message
+from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
+from penstock.protocol.wire.messages.requests import (
+    Accepted,
+    Cancel,
+    ChoiceState,
+    Enqueue,
+    Holding,
+    Rejected,
+    Submit,
+    Taken,
+    Text,
+    Tokens,
+    TokenWork,
+    Unknown,
+    Work,
+    first_attempt,
+)
+from penstock.protocol.wire.messages.tokens import (
+    End,
+    EndReason,
+    RowDetails,
+    RowStart,
+    TextBatch,
+    TokenBatch,
 )
 
 FRONTEND, TOKENIZER, OTHER, SCHEDULER = 1, 2, 3, 4

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from penstock.protocol import codec
-from penstock.protocol.messages import membership, requests, steps, tokens
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.messages import membership, requests, steps, tokens
 
 MESSAGES: dict[str, type[msgspec.Struct]] = {kind.__name__: kind for kind in codec.Message.__args__}
 PREFIX = b"\x00" * codec.PREFIX_BYTES
@@ -127,7 +127,7 @@ def test_the_schema_hash_sees_order_names_types_tags_and_ranges() -> None:
 
 
 def test_the_schema_hash_is_the_same_in_every_process() -> None:
-    code = "from penstock.protocol import codec; print(codec.SCHEMA_HASH)"
+    code = "from penstock.protocol.wire import codec; print(codec.SCHEMA_HASH)"
     for seed in ("1", "2"):
         out = subprocess.run(
             [sys.executable, "-c", code],

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from penstock.loadtest.make_model import make_model
-from penstock.protocol.codec import MAX_PROMPT_BYTES
 from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.derive import derive
@@ -18,6 +17,7 @@ from penstock.protocol.config.machine import Machine, read_machine
 from penstock.protocol.config.resolve import fields
 from penstock.protocol.config.sources import Source
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.codec import MAX_PROMPT_BYTES
 
 LAPTOP = Machine(cores=8, physical_cores=4, gpus=0)
 SERVER = Machine(cores=64, physical_cores=32, gpus=1)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.protocol.config.terminal import Style, style_of
-from penstock.protocol.console import record_line, rendered
+from penstock.protocol.process.console import record_line, rendered
 
 PLAIN, COLOUR = Style(), Style(colour=True, cursor=True)
 RECORD = {

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from mailbox_process import short_folder
 
-from penstock.protocol.faults import BadFault, FaultError, Faults
-from penstock.protocol.mailbox import Mailbox
-from penstock.protocol.messages.requests import Accepted, Taken
+from penstock.protocol.process.faults import BadFault, FaultError, Faults
+from penstock.protocol.wire.mailbox import Mailbox
+from penstock.protocol.wire.messages.requests import Accepted, Taken
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_mailbox_plays_the_faults_of_messages() -> None:
 @pytest.mark.parametrize("action", ["kill", "stop"])
 def test_a_process_kills_or_stops_itself(action: str) -> None:
     code = (
-        "from penstock.protocol.faults import Faults\n"
+        "from penstock.protocol.process.faults import Faults\n"
         f"faults = Faults(['worker:{action}@step=2'], 'worker')\n"
         "faults.at('step'); print('one', flush=True); faults.at('step'); print('two', flush=True)"
     )

@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from penstock.loadtest.make_model import SPECIAL_TOKENS, make_tokenizer
-from penstock.protocol.grammar import (
+from penstock.protocol.grammar.compiler import compile_grammar
+from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
+from penstock.protocol.grammar.request import (
     MAX_CHOICES,
     MAX_DEPTH,
     MAX_SOURCE_BYTES,
@@ -23,8 +25,6 @@ from penstock.protocol.grammar import (
     from_structured_outputs,
     read_schema,
 )
-from penstock.protocol.grammar_compiler import compile_grammar
-from penstock.protocol.grammar_compiler import make_tokenizer as make_vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

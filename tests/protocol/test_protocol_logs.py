@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-START = "from penstock.protocol import logs; log = logs.set_up('worker', 'info', 'json')\n"
+START = "from penstock.protocol.process import logs; log = logs.set_up('worker', 'info', 'json')\n"
 
 
 def run(body: str, start: str = START) -> list[dict[str, Any]]:

@@ -19,12 +19,12 @@ import pytest
 import zmq
 from mailbox_process import Peer, main, running, short_folder
 
-from penstock.protocol import codec
-from penstock.protocol import mailbox as mailbox_module
-from penstock.protocol.codec import Message
-from penstock.protocol.mailbox import MAX_IPC_PATH, AddressError, Mailbox
-from penstock.protocol.messages.requests import Submit, Taken
-from penstock.protocol.security import SecurityError
+from penstock.protocol.wire import codec
+from penstock.protocol.wire import mailbox as mailbox_module
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.mailbox import MAX_IPC_PATH, AddressError, Mailbox
+from penstock.protocol.wire.messages.requests import Submit, Taken
+from penstock.protocol.wire.security import SecurityError
 
 MIB = 1024 * 1024
 BLOCKED = 0.05
@@ -366,7 +366,7 @@ def test_a_second_owner_of_an_address_is_refused_and_steals_nothing(
     for _ in range(2):
         with pytest.raises(AddressError, match=r"in use|cannot listen"):
             Mailbox(target)
-    code = f"from penstock.protocol.mailbox import Mailbox; Mailbox({target!r})"
+    code = f"from penstock.protocol.wire.mailbox import Mailbox; Mailbox({target!r})"
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert again.returncode != 0
     assert target.removeprefix("tcp://") in again.stderr.splitlines()[-1]

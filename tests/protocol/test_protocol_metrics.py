@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from penstock.protocol.messages.membership import (
+from penstock.protocol.process.metrics import MAX_SERIES, METRICS, Registry, merge, render
+from penstock.protocol.wire.messages.membership import (
     MetricSample,
     MetricsAnswer,
     MetricsReport,
     ProcessMetrics,
 )
-from penstock.protocol.metrics import MAX_SERIES, METRICS, Registry, merge, render
 
 LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\\\|\\"|\\n)*)"(?:,|$)')

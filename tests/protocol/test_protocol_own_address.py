@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from penstock.protocol import own_address
 from penstock.protocol.config import ClusterConfig
-from penstock.protocol.mailbox import AddressError
-from penstock.protocol.own_address import OwnAddress, find_own_address
+from penstock.protocol.wire import advertised_address as own_address
+from penstock.protocol.wire.advertised_address import OwnAddress, find_own_address
+from penstock.protocol.wire.mailbox import AddressError
 
 HERE = "tcp://127.0.0.1:5570"
 

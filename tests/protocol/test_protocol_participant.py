@@ -11,11 +11,19 @@ import msgspec
 import pytest
 from mailbox_process import short_folder
 
-from penstock.protocol import codec
-from penstock.protocol import participant as participant_module
-from penstock.protocol.codec import Message
-from penstock.protocol.mailbox import Mailbox
-from penstock.protocol.messages.membership import (
+from penstock.protocol.process import participant as participant_module
+from penstock.protocol.process.participant import (
+    CARRY_SECONDS,
+    HELLO_SECONDS,
+    UNREACHABLE_SECONDS,
+    BeatThread,
+    Ended,
+    Participant,
+)
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.mailbox import Mailbox
+from penstock.protocol.wire.messages.membership import (
     Beat,
     BeatAnswer,
     Capacity,
@@ -29,15 +37,7 @@ from penstock.protocol.messages.membership import (
     Refused,
     WhoAreYou,
 )
-from penstock.protocol.messages.requests import Taken
-from penstock.protocol.participant import (
-    CARRY_SECONDS,
-    HELLO_SECONDS,
-    UNREACHABLE_SECONDS,
-    BeatThread,
-    Ended,
-    Participant,
-)
+from penstock.protocol.wire.messages.requests import Taken
 
 ROUTER = "ipc:///run/router.sock"
 OWN = "ipc:///run/own.sock"

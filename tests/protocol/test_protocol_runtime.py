@@ -18,12 +18,12 @@ import zmq
 from mailbox_process import short_folder
 from tiny_services import Running, started
 
-from penstock.protocol import codec
-from penstock.protocol.mailbox import Mailbox
-from penstock.protocol.messages.membership import Identity, Members, Peer, Phase
-from penstock.protocol.messages.requests import Accepted, Holding, Taken
-from penstock.protocol.participant import BeatThread, Participant
-from penstock.protocol.security import CurveKeys
+from penstock.protocol.process.participant import BeatThread, Participant
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.mailbox import Mailbox
+from penstock.protocol.wire.messages.membership import Identity, Members, Peer, Phase
+from penstock.protocol.wire.messages.requests import Accepted, Holding, Taken
+from penstock.protocol.wire.security import CurveKeys
 
 SECRET = "correct horse battery staple"
 START = 8.0

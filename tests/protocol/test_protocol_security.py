@@ -18,12 +18,12 @@ import zmq
 import zmq.utils.z85
 from mailbox_process import running, short_folder
 
-from penstock.protocol import codec
-from penstock.protocol.addresses import is_loopback
-from penstock.protocol.codec import Message
-from penstock.protocol.mailbox import Mailbox
-from penstock.protocol.messages.requests import Taken
-from penstock.protocol.security import CurveKeys, SecurityError, safe_context
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.addresses import is_loopback
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.mailbox import Mailbox
+from penstock.protocol.wire.messages.requests import Taken
+from penstock.protocol.wire.security import CurveKeys, SecurityError, safe_context
 
 SECRET = "correct horse battery staple"
 LOOPBACK = "tcp://127.0.0.1"

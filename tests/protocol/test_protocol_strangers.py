@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.protocol.mailbox import Mailbox
-from penstock.protocol.messages.requests import Taken
-from penstock.protocol.security import CurveKeys
+from penstock.protocol.wire.mailbox import Mailbox
+from penstock.protocol.wire.messages.requests import Taken
+from penstock.protocol.wire.security import CurveKeys
 
 SECRET = "a secret of good length"
 OTHER = "another secret of good length"

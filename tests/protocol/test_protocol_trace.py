@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.protocol import trace
-from penstock.protocol.messages.membership import Fenced, Trace, Traced
-from penstock.protocol.trace import EVENT, MAX_SECONDS, NAMES, PLAN, RING_EVENTS, Recorder
+from penstock.protocol.process import trace
+from penstock.protocol.process.trace import EVENT, MAX_SECONDS, NAMES, PLAN, RING_EVENTS, Recorder
+from penstock.protocol.wire.messages.membership import Fenced, Trace, Traced
 
 ROOT = Path(__file__).resolve().parents[2]
 OBSERVER = "ipc:///o"
@@ -135,7 +135,7 @@ def guarded(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 def test_without_tracing_a_place_that_records_does_one_check_and_no_more() -> None:
     """Every event is added below ``if began``, and ``began`` reads the clock only while on."""
     seen = 0
-    for path in [*sorted((ROOT / "services").rglob("*.py")), ROOT / "protocol" / "runtime.py"]:
+    for path in [*sorted((ROOT / "services").rglob("*.py")), ROOT / "protocol/process/runtime.py"]:
         if path.name == "step_times.py":  # it is called for steps whose events were recorded
             continue
         tree = ast.parse(path.read_text())

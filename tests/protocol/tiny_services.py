@@ -19,12 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.protocol import codec, participant, runtime
-from penstock.protocol.codec import Message
 from penstock.protocol.config import ClusterConfig, Config, LaunchConfig, ObservabilityConfig
-from penstock.protocol.messages.membership import Phase
-from penstock.protocol.messages.requests import Accepted, Holding, Taken
-from penstock.protocol.runtime import AsyncService, LoopService, Service
+from penstock.protocol.process import participant, runtime
+from penstock.protocol.process.runtime import AsyncService, LoopService, Service
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import Phase
+from penstock.protocol.wire.messages.requests import Accepted, Holding, Taken
 
 
 class Echo(Service):

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.protocol.codec import Message
-from penstock.protocol.mailbox import Mailbox
-from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phase
-from penstock.protocol.participant import BeatThread, Participant
+from penstock.protocol.process.participant import BeatThread, Participant
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.mailbox import Mailbox
+from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.services.launcher.builtin_model import builtin_model
 
 PATIENCE = 20.0

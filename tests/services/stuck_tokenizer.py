@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from penstock.protocol.messages.requests import Tokens, TokenWork, Work
+from penstock.protocol.wire.messages.requests import Tokens, TokenWork, Work
 from penstock.services import cli
 from penstock.services.tokenizer import service
 from penstock.services.tokenizer.preparation import prepare

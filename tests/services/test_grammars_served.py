@@ -8,9 +8,10 @@ import msgspec
 import psutil
 from service_member import Member, small_system
 
-from penstock.protocol.grammar import Grammar
-from penstock.protocol.messages.membership import Capacity
-from penstock.protocol.messages.requests import (
+from penstock.protocol.grammar.request import Grammar
+from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.membership import Capacity
+from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Enqueue,
     Rejected,
@@ -21,7 +22,6 @@ from penstock.protocol.messages.requests import (
     Work,
     first_attempt,
 )
-from penstock.protocol.sampling import SamplingParams
 
 
 def submit(frontend: Member, number: int, grammar: Grammar | None) -> None:

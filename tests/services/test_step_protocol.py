@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from service_member import Join, Start, small_system
 
-from penstock.protocol.messages.membership import Capacity
-from penstock.protocol.messages.requests import Accepted, ChoiceState, Enqueue, TokenWork
-from penstock.protocol.messages.steps import (
+from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.membership import Capacity
+from penstock.protocol.wire.messages.requests import Accepted, ChoiceState, Enqueue, TokenWork
+from penstock.protocol.wire.messages.steps import (
     Attach,
     Attached,
     Chunk,
@@ -21,8 +22,7 @@ from penstock.protocol.messages.steps import (
     StepPlan,
     StepResult,
 )
-from penstock.protocol.messages.tokens import TokenBatch
-from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.tokens import TokenBatch
 
 PROMPT = array("i", [5, 6, 7]).tobytes()
 EPOCH = 77

@@ -13,7 +13,8 @@ import pytest
 import stuck_tokenizer
 from service_member import small_system
 
-from penstock.protocol.messages.requests import (
+from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Prompt,
     Rejected,
@@ -23,7 +24,6 @@ from penstock.protocol.messages.requests import (
     Work,
     first_attempt,
 )
-from penstock.protocol.sampling import SamplingParams
 from penstock.services.tokenizer.encode_room import EncodeRoom
 from penstock.services.tokenizer.encode_threads import EncodeThreads
 from penstock.services.tokenizer.service import LOST_THREAD

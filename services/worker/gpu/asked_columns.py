@@ -13,7 +13,7 @@ from penstock.kernels.gpu.sampler_memory import (
     ASKS_BIASES,
     ASKS_PENALTIES,
 )
-from penstock.protocol.messages.steps import SlotAdjustments
+from penstock.protocol.wire.messages.steps import SlotAdjustments
 from penstock.services.worker.slots import IntArray, SlotTable
 
 ASKED_NUMBERS = ("asks", "top_k", "entry_count", "logprobs")

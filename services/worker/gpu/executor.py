@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from penstock.kernels.sampling import NOT_FINITE, NOTHING_LEFT
-from penstock.protocol.messages.steps import NewSlot, RowFailure, StepPlan, StepResult
-from penstock.protocol.trace import PREPARE, TRACE
+from penstock.protocol.process.trace import PREPARE, TRACE
+from penstock.protocol.wire.messages.steps import NewSlot, RowFailure, StepPlan, StepResult
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows

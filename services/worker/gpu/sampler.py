@@ -26,8 +26,8 @@ from penstock.kernels.gpu.sampler_memory import (
 )
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.sampling import WordTable, allowed_mask, packed_counts
-from penstock.protocol.messages.steps import NewSlot, SlotAdjustments
 from penstock.protocol.sampling import GREEDY_TEMPERATURE, MAX_BIASES, MAX_STOP_TOKENS
+from penstock.protocol.wire.messages.steps import NewSlot, SlotAdjustments
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.grammar_rows import only
 from penstock.services.worker.slots import History, IntArray, SlotTable, history

@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from penstock.protocol.trace import DEVICE, STEP, TRACE
+from penstock.protocol.process.trace import DEVICE, STEP, TRACE
 
 _LONGEST_SPAN = 1_000_000_000
 """The time between two events is a float of 24 bits: of a second the rounding is below 0.1 µs."""

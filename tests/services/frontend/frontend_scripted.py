@@ -13,11 +13,11 @@ import aiohttp
 from aiohttp import web
 
 from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.messages.membership import MetricsAnswer, ProcessMetrics
-from penstock.protocol.messages.requests import Rejected, Work
-from penstock.protocol.messages.tokens import End, EndReason, RowStart
-from penstock.protocol.metrics import Registry
 from penstock.protocol.ownership.frontend import Sink
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.wire.messages.membership import MetricsAnswer, ProcessMetrics
+from penstock.protocol.wire.messages.requests import Rejected, Work
+from penstock.protocol.wire.messages.tokens import End, EndReason, RowStart
 from penstock.services.frontend.app import make_app, start
 from penstock.services.frontend.connection import Limits
 from penstock.services.frontend.interface import Overloaded, Readiness, ServedModel

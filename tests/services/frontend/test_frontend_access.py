@@ -10,8 +10,8 @@ import pytest
 from frontend_scripted import Client, rejected, run, say
 
 from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.messages.membership import ProcessMetrics
-from penstock.protocol.metrics import Registry
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.wire.messages.membership import ProcessMetrics
 from penstock.services.frontend.app import OPEN_ROUTES, ROUTES
 from penstock.services.frontend.interface import Readiness, ServedModel
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.protocol.config import AdmissionConfig
-from penstock.protocol.messages.membership import Demand
-from penstock.protocol.messages.requests import Chat, Rejected, Text, Tokens
+from penstock.protocol.wire.messages.membership import Demand
+from penstock.protocol.wire.messages.requests import Chat, Rejected, Text, Tokens
 from penstock.services.frontend.admission import (
     UNSEEN_SECONDS,
     Door,

@@ -18,9 +18,9 @@ from frontend_scripted import LENGTH, STOP, Client, forever, parse_events, run, 
 
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.logprobs import NamedLogprobs
-from penstock.protocol.messages.requests import Work
-from penstock.protocol.messages.tokens import RowDetails
 from penstock.protocol.ownership.frontend import Sink
+from penstock.protocol.wire.messages.requests import Work
+from penstock.protocol.wire.messages.tokens import RowDetails
 from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.stream import EventStream
 

@@ -13,8 +13,8 @@ from frontend_scripted import Client, ScriptedGateway, run, say, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.protocol.messages.requests import Chat, Work
 from penstock.protocol.ownership.frontend import Sink
+from penstock.protocol.wire.messages.requests import Chat, Work
 from penstock.services.frontend import token_arrays
 from penstock.services.frontend.body import MAX_VALUES, decode_object, no_pause
 from penstock.services.frontend.errors import ApiError

@@ -9,8 +9,8 @@ import pytest
 from frontend_scripted import Client, rejected, run, say
 
 from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.messages.requests import Work
 from penstock.protocol.ownership.frontend import Sink
+from penstock.protocol.wire.messages.requests import Work
 
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 

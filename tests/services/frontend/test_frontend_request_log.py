@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from frontend_scripted import LENGTH, Client, Script, forever, rejected, run, say
 
-from penstock.protocol import logs
 from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.messages.requests import Work
-from penstock.protocol.messages.tokens import End, EndReason, RowStart
 from penstock.protocol.ownership.frontend import Sink
+from penstock.protocol.process import logs
+from penstock.protocol.wire.messages.requests import Work
+from penstock.protocol.wire.messages.tokens import End, EndReason, RowStart
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SECRET = "a secret that nobody may read"

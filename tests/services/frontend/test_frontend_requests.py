@@ -10,11 +10,11 @@ import pytest
 from frontend_scripted import LENGTH, Client, rejected, run, say
 
 from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.grammar import Grammar
-from penstock.protocol.messages.requests import Chat, Text, Tokens, Work
-from penstock.protocol.messages.tokens import End, EndReason
+from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.ownership.frontend import Sink
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.requests import Chat, Text, Tokens, Work
+from penstock.protocol.wire.messages.tokens import End, EndReason
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

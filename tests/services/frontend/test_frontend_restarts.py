@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
-from penstock.protocol.codec import Message
 from penstock.protocol.config.fields import AdmissionConfig
-from penstock.protocol.messages.membership import Capacity, Identity, Members, Peer, Phase
-from penstock.protocol.messages.requests import Cancel, ChoiceState, Rejected, Submit, Tokens, Work
-from penstock.protocol.messages.tokens import End, RowDetails, RowStart
-from penstock.protocol.participant import UNREACHABLE_SECONDS, Participant
+from penstock.protocol.process.participant import UNREACHABLE_SECONDS, Participant
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import Capacity, Identity, Members, Peer, Phase
+from penstock.protocol.wire.messages.requests import (
+    Cancel,
+    ChoiceState,
+    Rejected,
+    Submit,
+    Tokens,
+    Work,
+)
+from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart
 from penstock.services.frontend.gateway import PipelineGateway
 from penstock.services.frontend.interface import Overloaded
 from penstock.services.frontend.parts import FAILED_STARTS, JOIN_SECONDS, Parts

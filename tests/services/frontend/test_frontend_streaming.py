@@ -10,9 +10,9 @@ import pytest
 from frontend_scripted import LENGTH, STOP, Client, parse_events, rejected, run, say
 
 from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.messages.requests import Work
-from penstock.protocol.messages.tokens import End, EndReason
 from penstock.protocol.ownership.frontend import Sink
+from penstock.protocol.wire.messages.requests import Work
+from penstock.protocol.wire.messages.tokens import End, EndReason
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

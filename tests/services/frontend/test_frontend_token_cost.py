@@ -10,8 +10,8 @@ import time
 
 from frontend_scripted import Client, run
 
-from penstock.protocol.messages.requests import Work
 from penstock.protocol.ownership.frontend import Sink
+from penstock.protocol.wire.messages.requests import Work
 
 STREAMS = 64
 

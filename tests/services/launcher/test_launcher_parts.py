@@ -17,14 +17,14 @@ import msgspec
 import pytest
 
 import penstock
-from penstock.protocol import logs
 from penstock.protocol.config import Config, resolve
 from penstock.protocol.config.fields import DeviceConfig, LaunchConfig
 from penstock.protocol.config.terminal import Style
-from penstock.protocol.mailbox import AddressError, Mailbox
-from penstock.protocol.messages.membership import Phase
 from penstock.protocol.model_info import BadModelFolder, read_model_info
-from penstock.protocol.security import SecurityError
+from penstock.protocol.process import logs
+from penstock.protocol.wire.mailbox import AddressError, Mailbox
+from penstock.protocol.wire.messages.membership import Phase
+from penstock.protocol.wire.security import SecurityError
 from penstock.services.cli import COMMANDS
 from penstock.services.launcher.builtin_model import builtin_model
 from penstock.services.launcher.environment import child_environment
@@ -180,7 +180,7 @@ def test_launcher_removes_the_sockets_of_killed_processes_from_a_named_folder(
 ) -> None:
     code = (
         "import os, sys\n"
-        "from penstock.protocol.mailbox import Mailbox\n"
+        "from penstock.protocol.wire.mailbox import Mailbox\n"
         "print(Mailbox('ipc://' + sys.argv[1]).address, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )

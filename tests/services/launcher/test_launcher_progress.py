@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.protocol import logs
 from penstock.protocol.config.terminal import Style
-from penstock.protocol.console import record_line
-from penstock.protocol.messages.membership import Phase
+from penstock.protocol.process import logs
+from penstock.protocol.process.console import record_line
+from penstock.protocol.wire.messages.membership import Phase
 from penstock.services.launcher import progress
 from penstock.services.launcher.progress import StartupLines
 

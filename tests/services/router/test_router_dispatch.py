@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.protocol import codec
-from penstock.protocol.codec import Message
-from penstock.protocol.messages.membership import (
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import (
     Beat,
     Capacity,
     Demand,
@@ -18,7 +18,13 @@ from penstock.protocol.messages.membership import (
     MetricsReport,
     Phase,
 )
-from penstock.protocol.messages.requests import Cancel, Enqueue, Rejected, Submit, first_attempt
+from penstock.protocol.wire.messages.requests import (
+    Cancel,
+    Enqueue,
+    Rejected,
+    Submit,
+    first_attempt,
+)
 from penstock.services.router.dispatch import (
     HOLD_SECONDS,
     LOADING_HOLD_SECONDS,

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.protocol import codec
-from penstock.protocol.codec import Message
-from penstock.protocol.messages.membership import (
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import (
     Beat,
     BeatAnswer,
     Capacity,

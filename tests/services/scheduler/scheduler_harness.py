@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from simulated_worker import SimulatedWorker, output_alone, token_bytes, token_list
 
-from penstock.protocol.messages.requests import ChoiceState, Rejected, TokenWork
-from penstock.protocol.messages.steps import SlotSampling, StepFailed, StepPlan, StepResult
-from penstock.protocol.messages.tokens import End, EndReason, TokenBatch
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.requests import ChoiceState, Rejected, TokenWork
+from penstock.protocol.wire.messages.steps import SlotSampling, StepFailed, StepPlan, StepResult
+from penstock.protocol.wire.messages.tokens import End, EndReason, TokenBatch
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy import SchedulingPolicy

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
-from penstock.protocol.messages.steps import (
+from penstock.protocol.wire.messages.steps import (
     TOO_EARLY,
     Chunk,
     NewSlot,
@@ -102,7 +102,7 @@ class Slot:
 
 @dataclass
 class SimulatedWorker:
-    """Executes plans one at a time, as ``protocol/messages/steps.py`` says.
+    """Executes plans one at a time, as ``protocol/wire/messages/steps.py`` says.
 
     ``poison``: a step that computes this token raises (as a kernel fault would).
     ``not_a_number``: K, V and logits of this token and of all that attend to it are NaN.

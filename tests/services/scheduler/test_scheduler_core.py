@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from scheduler_harness import Engine, prompt, small, token_work
 
-from penstock.protocol.messages.requests import ChoiceState
-from penstock.protocol.messages.tokens import EndReason
-from penstock.protocol.runtime import TICK_SECONDS
+from penstock.protocol.process.runtime import TICK_SECONDS
+from penstock.protocol.wire.messages.requests import ChoiceState
+from penstock.protocol.wire.messages.tokens import EndReason
 from penstock.services.scheduler.service import SchedulerService
 
 

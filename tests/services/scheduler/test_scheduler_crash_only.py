@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from scheduler_harness import Engine, prompt, small, token_work
 
-from penstock.protocol.codec import Message
-from penstock.protocol.messages.requests import Accepted, Enqueue, Rejected
 from penstock.protocol.ownership.scheduler import SchedulerLedger
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.requests import Accepted, Enqueue, Rejected
 from penstock.services.scheduler.crash_only import CoreFailed
 from penstock.services.scheduler.idle_check import IdleCheck
 from penstock.services.scheduler.policy import FirstComeFirstServed

@@ -8,11 +8,11 @@ import msgspec
 from scheduler_harness import prompt, small, token_work
 from simulated_worker import SimulatedWorker, token_list
 
-from penstock.protocol.codec import Message
-from penstock.protocol.messages.membership import Peer
-from penstock.protocol.messages.requests import Accepted, Enqueue, Rejected, TokenWork
-from penstock.protocol.messages.steps import StepResult
 from penstock.protocol.ownership.scheduler import SchedulerLedger
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import Peer
+from penstock.protocol.wire.messages.requests import Accepted, Enqueue, Rejected, TokenWork
+from penstock.protocol.wire.messages.steps import StepResult
 from penstock.services.scheduler.core import SchedulerCore
 from penstock.services.scheduler.policy_choice import make_policy
 

@@ -6,8 +6,8 @@ import pytest
 from scheduler_harness import ROOMY, Engine, prompt, small, token_work
 from simulated_worker import token_bytes
 
-from penstock.protocol.messages.steps import StepFailed, StepResult
-from penstock.protocol.messages.tokens import EndReason
+from penstock.protocol.wire.messages.steps import StepFailed, StepResult
+from penstock.protocol.wire.messages.tokens import EndReason
 from penstock.services.scheduler.core import SchedulerCore
 from penstock.services.scheduler.policy_choice import make_policy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler_harness import Engine, prompt, small, token_work
 
-from penstock.protocol.messages.tokens import EndReason
+from penstock.protocol.wire.messages.tokens import EndReason
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_decode() -> None:

@@ -8,7 +8,7 @@ import pytest
 from scheduler_harness import token_work
 from simulated_worker import token_bytes
 
-from penstock.protocol.messages.steps import StepPlan, StepResult
+from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.scheduler.core import SchedulerCore
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy_choice import make_policy

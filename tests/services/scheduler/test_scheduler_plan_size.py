@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scheduler_harness import Engine, small, token_work
 from simulated_worker import token_bytes
 
-from penstock.protocol import codec
-from penstock.protocol.messages.requests import ChoiceState, TokenWork
-from penstock.protocol.messages.steps import StepPlan
-from penstock.protocol.messages.tokens import End, EndReason
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.messages.requests import ChoiceState, TokenWork
+from penstock.protocol.wire.messages.steps import StepPlan
+from penstock.protocol.wire.messages.tokens import End, EndReason
 from penstock.services.scheduler import planner
 from penstock.services.scheduler.core import SchedulerCore
 from penstock.services.scheduler.limits import MAX_SEQUENCE_TOKENS, Limits

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from scheduler_harness import Engine, prompt, small
 
-from penstock.protocol.messages.steps import StepResult
+from penstock.protocol.wire.messages.steps import StepResult
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, STEP_SECONDS, PrefillPace
 

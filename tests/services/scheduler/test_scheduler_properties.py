@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Engine
 
-from penstock.protocol.messages.tokens import EndReason
+from penstock.protocol.wire.messages.tokens import EndReason
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy_choice import POLICIES
 

@@ -7,9 +7,9 @@ import logging
 import pytest
 from scheduler_harness import Engine, prompt
 
-from penstock.protocol.faults import Faults
-from penstock.protocol.messages.membership import Capacity, Identity, Peer, Phase
-from penstock.protocol.messages.steps import StepPlan
+from penstock.protocol.process.faults import Faults
+from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
+from penstock.protocol.wire.messages.steps import StepPlan
 from penstock.services.scheduler.core import MAX_STRIKES, Batches
 from penstock.services.scheduler.sent_plans import RESEND_SECONDS, SentPlans
 from penstock.services.scheduler.service import SchedulerService

@@ -7,7 +7,7 @@ import pytest
 from scheduler_harness import ROOMY, Engine
 from simulated_worker import BrokenRule, SimulatedWorker, token_bytes
 
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan, StepResult
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan, StepResult
 
 SAMPLING = SlotSampling(1.0, 0, 1.0, 0, 0)
 

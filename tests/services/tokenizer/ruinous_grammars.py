@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from penstock.protocol.grammar import Grammar
+from penstock.protocol.grammar.request import Grammar
 from penstock.services.tokenizer import grammar_process
 from penstock.services.tokenizer.grammar_process import walk
 

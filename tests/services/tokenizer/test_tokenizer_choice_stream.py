@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.logprobs import PackedLogprobs
-from penstock.protocol.messages.tokens import RowLogprobs
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.tokens import RowLogprobs
 from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.text_model import TextModel
 

@@ -16,7 +16,7 @@ import pytest
 import ruinous_grammars
 
 from penstock.loadtest.make_model import make_tokenizer
-from penstock.protocol.grammar import MAX_SOURCE_BYTES, Grammar
+from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, Grammar
 from penstock.services.tokenizer import grammar_check
 from penstock.services.tokenizer.grammar_check import GrammarCheck, GrammarsBusy, Verdicts
 from penstock.services.tokenizer.grammar_process import MAX_FRAME, Ask, FrameReader, frame

@@ -9,10 +9,10 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from penstock.loadtest.make_model import make_model
-from penstock.protocol.grammar import Grammar
-from penstock.protocol.messages.requests import Chat, ChoiceState, Prompt, Text, Tokens, Work
+from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.requests import Chat, ChoiceState, Prompt, Text, Tokens, Work
 from penstock.services.tokenizer.preparation import PromptError, prepare
 from penstock.services.tokenizer.text_model import TextModel
 

@@ -15,8 +15,8 @@ from tokenizer_zoo import byte_level, llama_2, zoo
 from tokenizers import Tokenizer
 
 from penstock.loadtest.make_model import make_model
-from penstock.protocol.messages.requests import Chat, Text, Tokens
 from penstock.protocol.model_info import BadModelFolder
+from penstock.protocol.wire.messages.requests import Chat, Text, Tokens
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.text_model import TextModel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.protocol.messages.steps import SlotAdjustments, SlotSampling
+from penstock.protocol.wire.messages.steps import SlotAdjustments, SlotSampling
 
 
 def ids(*tokens: int) -> bytes:

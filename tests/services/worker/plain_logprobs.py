@@ -11,7 +11,7 @@ from plan_driver import PlanDriver
 from transformers import AutoModelForCausalLM
 
 from penstock.protocol.logprobs import OWN_WORDS, PackedLogprobs
-from penstock.protocol.messages.steps import SlotSampling
+from penstock.protocol.wire.messages.steps import SlotSampling
 
 LISTED = [0, 3, 20]
 TOLERANCE = 1e-4

@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 
 from penstock.protocol.logprobs import PackedLogprobs
-from penstock.protocol.messages.steps import (
+from penstock.protocol.wire.messages.steps import (
     Chunk,
     NewSlot,
     SlotSampling,

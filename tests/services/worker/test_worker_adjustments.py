@@ -12,8 +12,8 @@ from asked_slots import EVERY_KIND, asking, biased, ids
 from plan_driver import GREEDY, PlanDriver
 from tiny_models import generated, some_prompts
 
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_loading import load_model

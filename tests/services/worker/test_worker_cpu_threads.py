@@ -19,7 +19,7 @@ from penstock.protocol.config import (
     DeviceConfig,
     ModelConfig,
 )
-from penstock.protocol.messages.steps import StepPlan, StepResult
+from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.cpu_threads import (
     FIRST_INTERVAL,
     LONGEST_INTERVAL,

@@ -20,7 +20,7 @@ from penstock.protocol.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from penstock.protocol.messages.steps import SlotSampling
+from penstock.protocol.wire.messages.steps import SlotSampling
 from penstock.services.worker.loading import load_executor
 
 pytestmark = [

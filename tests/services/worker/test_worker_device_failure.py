@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.protocol.config import ClusterConfig, Config
-from penstock.protocol.messages.steps import Attach, StepPlan, StepResult
+from penstock.protocol.wire.messages.steps import Attach, StepPlan, StepResult
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.null_engine import NullExecutor
 from penstock.services.worker.service import DeviceFailed, WorkerService

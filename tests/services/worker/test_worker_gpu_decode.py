@@ -9,7 +9,7 @@ import torch
 import triton
 from sharp_model import CONFIG, executor_of, sharp_weights
 
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.gpu.compressed_layers import Compression, compress_all
 from penstock.services.worker.gpu.executor import GpuExecutor
 

@@ -18,17 +18,17 @@ from plan_driver import GREEDY, PlanDriver
 from tiny_models import generated, some_prompts
 
 from penstock.loadtest.make_model import make_tokenizer
-from penstock.protocol.grammar import Grammar
-from penstock.protocol.grammar_compiler import compile_grammar
-from penstock.protocol.grammar_compiler import make_tokenizer as make_vocabulary
-from penstock.protocol.messages.steps import (
+from penstock.protocol.grammar.compiler import compile_grammar
+from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
+from penstock.protocol.grammar.request import Grammar
+from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.messages.steps import (
     Chunk,
     NewSlot,
     SlotAdjustments,
     SlotSampling,
     StepPlan,
 )
-from penstock.protocol.model_info import read_model_info
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu import shared_rows as rows_module
 from penstock.services.worker.gpu.chunk_rows import ChunkRows

@@ -13,9 +13,9 @@ from asked_slots import EVERY_KIND, asking, biased, ids
 from sharp_model import CONFIG as SMALL
 
 from penstock.loadtest.make_model import make_tokenizer
-from penstock.protocol.grammar import Grammar
-from penstock.protocol.grammar_compiler import make_tokenizer as make_vocabulary
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
+from penstock.protocol.grammar.request import Grammar
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.models.decoder import allocate_weights

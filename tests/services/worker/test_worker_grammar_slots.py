@@ -14,10 +14,10 @@ import pytest
 
 from penstock.kernels.sampling.allowed_tokens import allowed_mask, mask_words
 from penstock.loadtest.make_model import make_tokenizer
-from penstock.protocol.grammar import BadGrammar, Grammar
-from penstock.protocol.grammar_compiler import compile_grammar
-from penstock.protocol.grammar_compiler import make_tokenizer as make_vocabulary
-from penstock.protocol.messages.steps import NewSlot, SlotAdjustments, SlotSampling
+from penstock.protocol.grammar.compiler import compile_grammar
+from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
+from penstock.protocol.grammar.request import BadGrammar, Grammar
+from penstock.protocol.wire.messages.steps import NewSlot, SlotAdjustments, SlotSampling
 from penstock.services.worker import grammar_slots
 from penstock.services.worker.grammar_prototypes import MAX_COPIES, Prototypes
 from penstock.services.worker.grammar_rows import GrammarRows

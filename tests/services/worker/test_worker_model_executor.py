@@ -15,16 +15,16 @@ from tiny_models import VARIANTS, generated, make_model, some_prompts
 
 from penstock.kernels.activation import silu_and_mul
 from penstock.loadtest.make_model import make_tokenizer
-from penstock.protocol.grammar import Grammar
-from penstock.protocol.grammar_compiler import make_tokenizer as make_vocabulary
-from penstock.protocol.messages.steps import (
+from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
+from penstock.protocol.grammar.request import Grammar
+from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.messages.steps import (
     Chunk,
     NewSlot,
     SlotAdjustments,
     SlotSampling,
     StepPlan,
 )
-from penstock.protocol.model_info import read_model_info
 from penstock.services.worker.cpu_threads import StepThreads
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.model_executor import Hidden, ModelExecutor

@@ -23,8 +23,8 @@ from penstock.protocol.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from penstock.protocol.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.model_executor import ModelExecutor

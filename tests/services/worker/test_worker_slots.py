@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from plan_driver import GREEDY, PlanDriver
 
-from penstock.protocol.messages.steps import (
+from penstock.protocol.wire.messages.steps import (
     BlockCopy,
     Chunk,
     NewSlot,

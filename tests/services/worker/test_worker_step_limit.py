@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.protocol.messages.steps import Chunk, StepPlan
+from penstock.protocol.wire.messages.steps import Chunk, StepPlan
 from penstock.services.worker.step_limit import (
     NEW_SECONDS,
     NEW_SECONDS_PER_POSITION,

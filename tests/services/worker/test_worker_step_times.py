@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.protocol.messages.membership import Trace
-from penstock.protocol.trace import DEVICE, EVENT, STEP, TRACE
+from penstock.protocol.process.trace import DEVICE, EVENT, STEP, TRACE
+from penstock.protocol.wire.messages.membership import Trace
 from penstock.services.worker.gpu.step_times import StepTimes
 
 

@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from penstock.protocol.json_schema.keywords import SchemaRefused
-from penstock.protocol.json_schema.places import Schema
-from penstock.protocol.json_schema.shapes import TYPES
+from penstock.protocol.grammar.json_schema.keywords import SchemaRefused
+from penstock.protocol.grammar.json_schema.places import Schema
+from penstock.protocol.grammar.json_schema.shapes import TYPES
 
 MAX_LEVELS = 6
 """How deep properties of two objects are compared."""

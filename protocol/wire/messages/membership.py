@@ -183,7 +183,7 @@ class Members(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
 
 
 class MetricSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One metric of one process. ``name`` indexes ``penstock.protocol.metrics.METRICS``."""
+    """One metric of one process. ``name`` indexes ``penstock.protocol.process.metrics.METRICS``."""
 
     name: str
     labels: list[str]
@@ -213,8 +213,8 @@ class MetricsAnswer(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=Fal
 
 
 class Trace(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
-    """Record what you do for so many seconds (``penstock.protocol.trace`` has the most), then
-    send it to the observer ``reply_to``, a member."""
+    """Record what you do for so many seconds (``penstock.protocol.process.trace`` has the most),
+    then send it to the observer ``reply_to``, a member."""
 
     reply_to: str
     seconds: float
@@ -226,7 +226,7 @@ class Traced(msgspec.Struct, frozen=True, array_like=True, tag=13, gc=False):
     names: list[str]
     """What the names of the events stand for."""
     events: bytes
-    """See ``penstock.protocol.trace.EVENT``."""
+    """See ``penstock.protocol.process.trace.EVENT``."""
     dropped: int
     """Events that newer ones have overwritten."""
     more: bool

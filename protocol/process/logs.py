@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.config.terminal import is_terminal, style_of
-from penstock.protocol.console import record_line
-from penstock.protocol.plain_structlog import Logger, structlog
+from penstock.protocol.process.console import record_line
+from penstock.protocol.process.plain_structlog import Logger, structlog
 
 MAX_QUEUED_LINES = 4096
 _LINES_A_WRITE = 64

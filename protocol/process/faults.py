@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from penstock.protocol.codec import Message
+from penstock.protocol.wire.codec import Message
 
 _SPEC = re.compile(
     r"(?P<service>\w+):(?P<action>raise|oom|sleep|stop|kill|drop|delay)"

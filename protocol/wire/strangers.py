@@ -13,7 +13,7 @@ import socket
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from penstock.protocol.security import BAD_HANDSHAKE
+from penstock.protocol.wire.security import BAD_HANDSHAKE
 
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | BAD_HANDSHAKE
 _MAX_TOLD = 1024

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from math import isfinite, lcm, trunc
 
-from penstock.protocol.json_schema.keywords import SchemaRefused, shown
-from penstock.protocol.json_schema.places import Place
+from penstock.protocol.grammar.json_schema.keywords import SchemaRefused, shown
+from penstock.protocol.grammar.json_schema.places import Place
 
 EXACT = 2**53
 """Up to here, every whole number is a 64-bit float."""

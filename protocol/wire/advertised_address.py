@@ -20,7 +20,7 @@ from types import FrameType
 import msgspec
 
 from penstock.protocol.config import ClusterConfig
-from penstock.protocol.mailbox import AddressError, split_tcp
+from penstock.protocol.wire.mailbox import AddressError, split_tcp
 
 RETRY_SECONDS = 0.25
 COMPLAINT_SECONDS = 30.0

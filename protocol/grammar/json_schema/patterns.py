@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from string import hexdigits, punctuation
 
-from penstock.protocol.json_schema.keywords import SchemaRefused, shown
+from penstock.protocol.grammar.json_schema.keywords import SchemaRefused, shown
 
 CLASSES = {
     "d": "0-9",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.protocol.json_schema.keywords import SchemaRefused
-from penstock.protocol.json_schema.places import Place
-from penstock.protocol.json_schema.shapes import TYPES
+from penstock.protocol.grammar.json_schema.keywords import SchemaRefused
+from penstock.protocol.grammar.json_schema.places import Place
+from penstock.protocol.grammar.json_schema.shapes import TYPES
 
 MAX_ROUNDS = 64
 """Definitions that refer to each other in so long a chain, against the order, are let through."""

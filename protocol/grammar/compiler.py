@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.protocol.grammar import BadGrammar, Grammar, read_schema
-from penstock.protocol.json_schema_check import OPTIONS, exact
+from penstock.protocol.grammar.json_schema.check import OPTIONS, exact
+from penstock.protocol.grammar.request import BadGrammar, Grammar, read_schema
 from penstock.protocol.model_info import BadModelFolder, read_text
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import itertools
 import struct
 import time
 
-from penstock.protocol.codec import Message
-from penstock.protocol.messages.membership import Trace, Traced
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import Trace, Traced
 
 MAX_SECONDS = 60.0
 RING_EVENTS = 1 << 18

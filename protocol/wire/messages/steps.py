@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.protocol.grammar import Grammar
+from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.logprobs import PackedLogprobs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.protocol.json_schema.keywords import Kind, SchemaRefused, shown
+from penstock.protocol.grammar.json_schema.keywords import Kind, SchemaRefused, shown
 
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 MAX_COUNT = 2**31 - 1

@@ -12,7 +12,7 @@ import struct
 import msgspec
 from msgspec import inspect
 
-from penstock.protocol.messages import membership, requests, steps, tokens
+from penstock.protocol.wire.messages import membership, requests, steps, tokens
 
 PROTOCOL_VERSION = 10
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.protocol import codec
-from penstock.protocol.codec import Message
-from penstock.protocol.mailbox import Mailbox
-from penstock.protocol.messages.membership import (
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.mailbox import Mailbox
+from penstock.protocol.wire.messages.membership import (
     Beat,
     BeatAnswer,
     Capacity,

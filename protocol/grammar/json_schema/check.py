@@ -8,11 +8,11 @@ ends is valid. Found by JSON-Schema-Test-Suite and random walks (``tests/conform
 
 from __future__ import annotations
 
-from penstock.protocol.json_schema.choices import Choices
-from penstock.protocol.json_schema.endings import check_endings
-from penstock.protocol.json_schema.exact import exact, merges
-from penstock.protocol.json_schema.formats import FORMATS
-from penstock.protocol.json_schema.keywords import (
+from penstock.protocol.grammar.json_schema.choices import Choices
+from penstock.protocol.grammar.json_schema.endings import check_endings
+from penstock.protocol.grammar.json_schema.exact import exact, merges
+from penstock.protocol.grammar.json_schema.formats import FORMATS
+from penstock.protocol.grammar.json_schema.keywords import (
     ENFORCED,
     IN_PLACE,
     SchemaRefused,
@@ -20,10 +20,14 @@ from penstock.protocol.json_schema.keywords import (
     draft_of,
     shown,
 )
-from penstock.protocol.json_schema.numbers import check_exact, check_multiples, check_numbers
-from penstock.protocol.json_schema.patterns import translate, unspelled
-from penstock.protocol.json_schema.places import Place, check_size, places, resolve
-from penstock.protocol.json_schema.shapes import check_shape
+from penstock.protocol.grammar.json_schema.numbers import (
+    check_exact,
+    check_multiples,
+    check_numbers,
+)
+from penstock.protocol.grammar.json_schema.patterns import translate, unspelled
+from penstock.protocol.grammar.json_schema.places import Place, check_size, places, resolve
+from penstock.protocol.grammar.json_schema.shapes import check_shape
 
 OPTIONS: dict[str, str | bool | None] = {
     "item_separator": ",",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from penstock.protocol.json_schema.keywords import (
+from penstock.protocol.grammar.json_schema.keywords import (
     ENFORCED,
     IN_PLACE,
     Kind,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from penstock.protocol.json_schema.formats import OWN
-from penstock.protocol.json_schema.keywords import (
+from penstock.protocol.grammar.json_schema.formats import OWN
+from penstock.protocol.grammar.json_schema.keywords import (
     ENFORCED,
     IN_PLACE,
     Kind,
@@ -14,10 +14,10 @@ from penstock.protocol.json_schema.keywords import (
     asks_for_nothing,
     shown,
 )
-from penstock.protocol.json_schema.numbers import close, leaking_bounds
-from penstock.protocol.json_schema.patterns import translate
-from penstock.protocol.json_schema.places import Place, check_size, places
-from penstock.protocol.json_schema.shapes import check_shape
+from penstock.protocol.grammar.json_schema.numbers import close, leaking_bounds
+from penstock.protocol.grammar.json_schema.patterns import translate
+from penstock.protocol.grammar.json_schema.places import Place, check_size, places
+from penstock.protocol.grammar.json_schema.shapes import check_shape
 
 _NAMES = ("$id", "id", "$schema", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
 

@@ -16,18 +16,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.protocol import logs
-from penstock.protocol.codec import Message
 from penstock.protocol.config import ClusterConfig, Config
-from penstock.protocol.faults import Faults
-from penstock.protocol.large_blocks import give_back_large_blocks
-from penstock.protocol.mailbox import AddressError, Mailbox
-from penstock.protocol.messages.membership import Identity, Peer, Phase, Trace
-from penstock.protocol.metrics import Registry
-from penstock.protocol.own_address import find_own_address
-from penstock.protocol.participant import BeatThread, Ended, Participant
-from penstock.protocol.security import CurveKeys
-from penstock.protocol.trace import TRACE
+from penstock.protocol.process import logs
+from penstock.protocol.process.faults import Faults
+from penstock.protocol.process.large_blocks import give_back_large_blocks
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.participant import BeatThread, Ended, Participant
+from penstock.protocol.process.trace import TRACE
+from penstock.protocol.wire.advertised_address import find_own_address
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.mailbox import AddressError, Mailbox
+from penstock.protocol.wire.messages.membership import Identity, Peer, Phase, Trace
+from penstock.protocol.wire.security import CurveKeys
 
 _encode = msgspec.msgpack.Encoder().encode
 TICK_SECONDS = 0.25

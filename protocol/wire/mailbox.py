@@ -20,19 +20,19 @@ from pathlib import Path
 
 import zmq
 
-from penstock.protocol import codec
-from penstock.protocol.addresses import is_loopback
-from penstock.protocol.codec import Message
-from penstock.protocol.faults import Faults
-from penstock.protocol.outbox import OUTBOX_BYTES, Sender, end_when_unanswered
-from penstock.protocol.security import (
+from penstock.protocol.process.faults import Faults
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.addresses import is_loopback
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.outbox import OUTBOX_BYTES, Sender, end_when_unanswered
+from penstock.protocol.wire.security import (
     BAD_HANDSHAKE,
     CurveKeys,
     SecurityError,
     private_folder,
     safe_context,
 )
-from penstock.protocol.strangers import EVENTS, Strangers
+from penstock.protocol.wire.strangers import EVENTS, Strangers
 
 MAX_IPC_PATH = 107
 """Longest path of a Unix socket on Linux, without the final NUL."""

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.protocol.messages.membership import (
+from penstock.protocol.wire.messages.membership import (
     MetricSample,
     MetricsAnswer,
     MetricsReport,

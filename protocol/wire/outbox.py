@@ -14,9 +14,9 @@ from collections import deque
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from penstock.protocol import codec
-from penstock.protocol.codec import Message
-from penstock.protocol.security import CurveKeys, handshake_complaint
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.security import CurveKeys, handshake_complaint
 
 OUTBOX_BYTES = 64 * 1024 * 1024
 RETRY_SECONDS = (0.002, 0.25)

@@ -1,0 +1,1 @@
+"""Structured outputs: what may be asked for, and how it is compiled."""

@@ -1,1 +1,0 @@
-"""Every message, one file a boundary. ``penstock.protocol.codec`` lists them with their tags."""

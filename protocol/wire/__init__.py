@@ -1,0 +1,1 @@
+"""Messages between processes, and the sockets that carry them."""

@@ -1,0 +1,1 @@
+"""Every message, a file a boundary. ``penstock.protocol.wire.codec`` has their tags."""

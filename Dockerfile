@@ -27,6 +27,7 @@ FROM tools AS wheel
 COPY README.md LICENSE ./
 COPY penstock ./penstock
 COPY protocol ./protocol
+COPY client ./client
 COPY services ./services
 COPY kernels ./kernels
 COPY loadtest ./loadtest

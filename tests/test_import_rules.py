@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = ("protocol", "services", "kernels", "loadtest", "demo", "penstock")
+SHIPPED = ("client", "protocol", "services", "kernels", "loadtest", "demo", "penstock")
 SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker", "launcher")
 FORBIDDEN = {
     "frontend": {"torch", "transformers", "triton", "llguidance"},
@@ -23,6 +23,7 @@ FORBIDDEN = {
 }
 OWN = {
     "worker": ("penstock.kernels",),
+    "frontend": ("penstock.client",),
 }
 """What a service may import of ``penstock`` beside ``penstock.protocol`` and itself."""
 UNSAFE_MODULES = {
@@ -87,6 +88,23 @@ def test_the_protocol_imports_no_service_and_nothing_heavy() -> None:
             assert not ours or within(module, ("penstock.protocol",)), f"{path} imports {module}"
             heavy = {"torch", "transformers", "aiohttp", "triton"}
             assert module.partition(".")[0] not in heavy, f"{path} imports {module}"
+
+
+def test_the_client_imports_the_protocol_and_nothing_heavy() -> None:
+    allowed = ("penstock.protocol", "penstock.client")
+    for path, tree in sources("client"):
+        for module in imported(tree, package_of(path)):
+            ours = module.startswith("penstock.")
+            assert not ours or within(module, allowed), f"{path} imports {module}"
+            heavy = {"torch", "transformers", "aiohttp", "triton"}
+            assert module.partition(".")[0] not in heavy, f"{path} imports {module}"
+
+
+def test_only_the_frontend_and_the_library_import_the_client() -> None:
+    for path, tree in sources("protocol", "services", "kernels"):
+        if not str(path).startswith(("services/frontend/", "services/library/")):
+            for module in imported(tree, package_of(path)):
+                assert not within(module, ("penstock.client",)), f"{path} imports {module}"
 
 
 def test_kernels_import_nothing_of_ours_but_kernels() -> None:

@@ -46,7 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_module_the_page_and_the_built_in_model(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     missing = set()
-    for folder in ("demo", "kernels", "loadtest", "protocol", "services"):
+    for folder in ("client", "demo", "kernels", "loadtest", "protocol", "services"):
         for path in (ROOT / folder).rglob("*.py"):
             missing |= {f"penstock/{path.relative_to(ROOT)}"} - held
     for folder in ("demo/model", "services/frontend/page"):

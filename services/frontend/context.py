@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
+from penstock.client.interface import Gateway
 from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
@@ -14,7 +15,6 @@ from penstock.services.frontend.access import ApiKeys
 from penstock.services.frontend.body import BodyBudget
 from penstock.services.frontend.browsers import Browsers
 from penstock.services.frontend.generation import Meters
-from penstock.services.frontend.interface import Gateway
 from penstock.services.frontend.stream import STALL_S, StreamClock
 
 BODY_BYTES = 512 * 1024 * 1024

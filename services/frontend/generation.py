@@ -10,13 +10,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from penstock.protocol.ownership.frontend import Sink
+from penstock.client.interface import Gateway, Overloaded
+from penstock.client.ledger import Sink
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.protocol.wire.messages.tokens import End, EndReason, RowDetails, RowStart
 from penstock.services.frontend.chunks import Answer, Usage
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
-from penstock.services.frontend.interface import Gateway, Overloaded
 from penstock.services.frontend.parse import GenerateRequest
 
 _REASONS = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}

@@ -6,13 +6,13 @@ import hashlib
 
 import msgspec
 
+from penstock.client.interface import ServedModel
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.suggestions import closest
 from penstock.protocol.wire.messages.requests import ChoiceState, Prompt, Work
 from penstock.services.frontend import parameters
 from penstock.services.frontend.body import Pause, decode_object, no_pause
 from penstock.services.frontend.errors import ApiError, bad_request, retry_after, show
-from penstock.services.frontend.interface import ServedModel
 from penstock.services.frontend.prompts import (
     GENERATION_PROMPT_FIELDS,
     parse_chat,

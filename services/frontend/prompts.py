@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from penstock.client.interface import ServedModel
 from penstock.protocol.plain_errors import plain_error
 from penstock.protocol.suggestions import closest
 from penstock.protocol.wire.messages.requests import Chat, Prompt, Text, Tokens
 from penstock.services.frontend.errors import ApiError, bad_request, show
-from penstock.services.frontend.interface import ServedModel
 from penstock.services.frontend.parameters import invalid, take_bool
 from penstock.services.frontend.token_arrays import IdArray, check_vocabulary
 

@@ -12,6 +12,7 @@ import time
 
 from aiohttp import web
 
+from penstock.client.gateway import PipelineGateway
 from penstock.protocol.config import Config
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.runtime import AsyncService
@@ -22,7 +23,6 @@ from penstock.protocol.wire.syn_filter import take_no_more_connections
 from penstock.services.frontend.app import BACKLOG, make_app, start
 from penstock.services.frontend.connection import Limits
 from penstock.services.frontend.context import CONTEXT
-from penstock.services.frontend.gateway import PipelineGateway
 from penstock.services.frontend.open_files import connection_limit
 
 JOIN_SECONDS = 10.0

@@ -9,10 +9,10 @@ import msgspec
 from aiohttp import web
 
 from penstock import __version__
+from penstock.client.interface import ServedModel
 from penstock.protocol.process import metrics
 from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.errors import ApiError
-from penstock.services.frontend.interface import ServedModel
 from penstock.services.frontend.parse import find_model
 
 METRICS_TIMEOUT_S = 5.0

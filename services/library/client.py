@@ -10,8 +10,8 @@ import time
 
 import msgspec
 
+from penstock.client.ledger import ClientLedger, OpenRequest
 from penstock.protocol.config import ClusterConfig
-from penstock.protocol.ownership.frontend import FrontendLedger, OpenRequest
 from penstock.protocol.process.participant import BeatThread, Participant
 from penstock.protocol.process.runtime import TICK_SECONDS, open_mailbox
 from penstock.protocol.wire.messages.membership import Identity, Phase
@@ -80,7 +80,7 @@ class PipelineClient:
         identity = Identity(os.getpid(), socket.gethostname())
         self._participant = Participant("frontend", self._mailbox, router, identity)
         self._participant.status.phase = Phase.READY
-        self.ledger = FrontendLedger(
+        self.ledger = ClientLedger(
             self._mailbox.address, self._mailbox.incarnation, self._participant, self._mailbox.send
         )
         self._participant.on_change = lambda gone: self.ledger.peers_gone(gone, time.monotonic())

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.protocol.ownership.frontend import FrontendLedger
+from penstock.client.ledger import ClientLedger
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.process.participant import Ended, Participant
@@ -298,7 +298,7 @@ class FrontendNode(Node):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self.ledger = FrontendLedger(self.address, self.incarnation, self.participant, self.send)
+        self.ledger = ClientLedger(self.address, self.incarnation, self.participant, self.send)
 
     def submit(self, prompt: list[int], params: SamplingParams, stop: int) -> Record:
         record = Record(prompt, params, stop, frontend=self)

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, Grammar
 from penstock.protocol.ownership import tokenizer as ownership_tokenizer
-from penstock.protocol.ownership.frontend import UNTAKEN_SECONDS, FrontendLedger
 from penstock.protocol.ownership.refusals import NEW_SECONDS, STARTED_SECONDS
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
@@ -136,10 +136,10 @@ WORK = Work(Tokens(PROMPT), SamplingParams(seed=1), [ChoiceState(0)], "", None, 
 
 
 @pytest.fixture
-def frontend() -> tuple[FrontendLedger, Sent, Ear, int]:
+def frontend() -> tuple[ClientLedger, Sent, Ear, int]:
     """A ledger with one request that was just submitted."""
     sent, ear = Sent(), Ear()
-    ledger = FrontendLedger(address(FRONTEND), FRONTEND, Members(), sent)
+    ledger = ClientLedger(address(FRONTEND), FRONTEND, Members(), sent)
     return ledger, sent, ear, ledger.submit(WORK, ear, 0.0)
 
 
@@ -341,7 +341,7 @@ def test_only_what_no_engine_has_accepted_can_wait_too_long(frontend: Any) -> No
 
 def test_a_ledger_may_be_told_to_wait_longer_for_a_tokenizer() -> None:
     sent, ear = Sent(), Ear()
-    ledger = FrontendLedger(address(FRONTEND), FRONTEND, Members(), sent, UNTAKEN_SECONDS + 60.0)
+    ledger = ClientLedger(address(FRONTEND), FRONTEND, Members(), sent, UNTAKEN_SECONDS + 60.0)
     ledger.submit(WORK, ear, 0.0)
     ledger.tick(UNTAKEN_SECONDS + 60.0)
     assert ear.heard == []

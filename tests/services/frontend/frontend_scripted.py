@@ -12,15 +12,15 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from penstock.client.interface import Overloaded, Readiness, ServedModel
+from penstock.client.ledger import Sink
 from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.ownership.frontend import Sink
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.wire.messages.membership import MetricsAnswer, ProcessMetrics
 from penstock.protocol.wire.messages.requests import Rejected, Work
 from penstock.protocol.wire.messages.tokens import End, EndReason, RowStart
 from penstock.services.frontend.app import make_app, start
 from penstock.services.frontend.connection import Limits
-from penstock.services.frontend.interface import Overloaded, Readiness, ServedModel
 
 Script = Callable[[Work, Sink], Coroutine[Any, Any, None]]
 

@@ -16,9 +16,9 @@ import pytest
 from aiohttp import web
 from frontend_scripted import LENGTH, STOP, Client, forever, parse_events, run, say, waiting
 
+from penstock.client.ledger import Sink
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.logprobs import NamedLogprobs
-from penstock.protocol.ownership.frontend import Sink
 from penstock.protocol.wire.messages.requests import Work
 from penstock.protocol.wire.messages.tokens import RowDetails
 from penstock.services.frontend.context import CONTEXT

@@ -13,13 +13,13 @@ from frontend_scripted import Client, ScriptedGateway, run, say, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.protocol.ownership.frontend import Sink
+from penstock.client.interface import ServedModel
+from penstock.client.ledger import Sink
 from penstock.protocol.wire.messages.requests import Chat, Work
 from penstock.services.frontend import token_arrays
 from penstock.services.frontend.body import MAX_VALUES, decode_object, no_pause
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.generate import LARGE_BODY_BYTES
-from penstock.services.frontend.interface import ServedModel
 from penstock.services.frontend.parse import parse_request
 from penstock.services.frontend.prompts import parse_prompts
 from penstock.services.frontend.token_arrays import decode_completion

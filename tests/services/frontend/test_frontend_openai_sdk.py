@@ -8,8 +8,8 @@ import openai
 import pytest
 from frontend_scripted import Client, rejected, run, say
 
+from penstock.client.ledger import Sink
 from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.ownership.frontend import Sink
 from penstock.protocol.wire.messages.requests import Work
 
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]

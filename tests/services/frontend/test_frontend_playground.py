@@ -11,11 +11,11 @@ import pytest
 from frontend_scripted import Client, ScriptedGateway, serving
 
 import penstock.services.frontend
+from penstock.client.interface import Readiness
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.sampling import PARAMETERS, parse_field
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, ProcessMetrics
-from penstock.services.frontend.interface import Readiness
 from penstock.services.frontend.playground import FILES, UNSEEN
 
 PAGE = Path(penstock.services.frontend.__file__).with_name("page")

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from frontend_scripted import LENGTH, Client, Script, forever, rejected, run, say
 
+from penstock.client.ledger import Sink
 from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.ownership.frontend import Sink
 from penstock.protocol.process import logs
 from penstock.protocol.wire.messages.requests import Work
 from penstock.protocol.wire.messages.tokens import End, EndReason, RowStart

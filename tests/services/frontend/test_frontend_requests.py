@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from frontend_scripted import LENGTH, Client, rejected, run, say
 
+from penstock.client.ledger import Sink
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.grammar.request import Grammar
-from penstock.protocol.ownership.frontend import Sink
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import Chat, Text, Tokens, Work
 from penstock.protocol.wire.messages.tokens import End, EndReason

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from frontend_scripted import LENGTH, STOP, Client, parse_events, rejected, run, say
 
+from penstock.client.ledger import Sink
 from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.ownership.frontend import Sink
 from penstock.protocol.wire.messages.requests import Work
 from penstock.protocol.wire.messages.tokens import End, EndReason
 

@@ -10,7 +10,7 @@ import time
 
 from frontend_scripted import Client, run
 
-from penstock.protocol.ownership.frontend import Sink
+from penstock.client.ledger import Sink
 from penstock.protocol.wire.messages.requests import Work
 
 STREAMS = 64

@@ -11,8 +11,11 @@ import time
 
 import msgspec
 
+from penstock.client.admission import AdmissionController, PipelineLoad, prompt_tokens
+from penstock.client.interface import Overloaded, Readiness, ServedModel
+from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger, Sink
+from penstock.client.parts import Parts
 from penstock.protocol.config.fields import AdmissionConfig
-from penstock.protocol.ownership.frontend import UNTAKEN_SECONDS, FrontendLedger, Sink
 from penstock.protocol.process.participant import Participant
 from penstock.protocol.process.trace import ACCEPT, TRACE
 from penstock.protocol.wire.codec import Message
@@ -26,9 +29,6 @@ from penstock.protocol.wire.messages.membership import (
 )
 from penstock.protocol.wire.messages.requests import Rejected, Work
 from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart
-from penstock.services.frontend.admission import Door, Surroundings, prompt_tokens
-from penstock.services.frontend.interface import Overloaded, Readiness, ServedModel
-from penstock.services.frontend.parts import Parts
 
 MAX_OPEN_REQUESTS = 16_384
 METRICS_SECONDS = 1.0
@@ -47,7 +47,7 @@ class PipelineGateway:
         participant: Participant,
         limits: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - it is frozen
     ) -> None:
-        self.ledger = FrontendLedger(
+        self.ledger = ClientLedger(
             mailbox.address,
             mailbox.incarnation,
             participant,
@@ -57,7 +57,7 @@ class PipelineGateway:
         self.is_draining = False
         self.is_closed = False
         """This process ends now; nothing is opened any more."""
-        self.door = Door(limits)
+        self.admission = AdmissionController(limits)
         self.parts = Parts(participant, limits.restart_wait_s, time.monotonic())
         self._limits = limits
         self._uninformed = 0
@@ -89,7 +89,7 @@ class PipelineGateway:
             raise Overloaded(_unavailable("the router does not keep up; try again"))
         # What is too long to be served at all will be told so, not that the server is full.
         tokens = min(prompt_tokens(work.prompt), self._longest)
-        refusal = self.door.refusal(
+        refusal = self.admission.refusal(
             len(self.ledger.open), work.tenant, tokens, work.time_left, now, random.random()
         )
         if refusal is not None:
@@ -98,10 +98,10 @@ class PipelineGateway:
             params = msgspec.structs.replace(work.params, seed=secrets.randbits(63))
             work = msgspec.structs.replace(work, params=params)
         began = time.monotonic_ns() if TRACE.on else 0
-        waiting = _Waiting(self, sink)
+        waiting = _UntilFirstRow(self, sink)
         request_id = waiting.request_id = self.ledger.submit(work, waiting, now)
         if request_id in self.ledger.open:  # else it was refused at once
-            self.door.entered(request_id, work.tenant, tokens)
+            self.admission.entered(request_id, work.tenant, tokens)
         if began:
             TRACE.add(ACCEPT, began, request_id)
         return request_id
@@ -128,12 +128,12 @@ class PipelineGateway:
             self._uninformed -= 1
 
     def cancel(self, request_id: int) -> None:
-        self.door.left(request_id)
+        self.admission.left(request_id)
         self.ledger.cancel(request_id)
 
     def begun(self, request_id: int, sink: Sink) -> None:
         """The first row is here: the others go straight to ``sink``."""
-        self.door.started(request_id)
+        self.admission.started(request_id)
         request = self.ledger.open.get(request_id)
         if request is not None:
             request.sink = sink
@@ -193,8 +193,8 @@ class PipelineGateway:
     # --- what the process calls
 
     def tick(self, now: float) -> None:
-        """Resend and compare; tell the door what the membership says, and the others what is
-        open here. Call it a few times a second."""
+        """Resend and compare; tell the admission controller what the membership says, and the
+        others what is open here. Call it a few times a second."""
         self._end_waiting(now)
         self.ledger.tick(now)
         participant, requests = self._participant, self.ledger.open
@@ -203,15 +203,15 @@ class PipelineGateway:
         longest = max((peer.capacity.max_model_len for peer in engines), default=0)
         self._longest = longest or self._longest
         slots = participant.others.slots or sum(peer.capacity.max_num_seqs for peer in engines)
-        around = Surroundings(
+        load = PipelineLoad(
             slots=slots * len(requests) / choices if choices else float(slots),
             kv_tokens=sum(p.capacity.num_blocks * p.capacity.block_size for p in engines),
             frontends=1 + len(participant.of("frontend")),
             others=participant.others,
         )
-        self.door.look(around, len(requests), now)
+        self.admission.look(load, len(requests), now)
         participant.status.load = len(requests)
-        participant.status.demand = self.door.demand(len(requests))
+        participant.status.demand = self.admission.demand(len(requests))
 
     def _end_waiting(self, now: float) -> None:
         """End what has waited too long, or in vain, for a part of the server to come back."""
@@ -245,8 +245,8 @@ class PipelineGateway:
         return self.ledger.handle(sender, message, now)
 
 
-class _Waiting:
-    """The sink of a request without its first token: what comes here, the door must know."""
+class _UntilFirstRow:
+    """The sink of a request without its first token: the admission controller hears what comes."""
 
     __slots__ = ("_gateway", "_sink", "request_id")
 
@@ -256,7 +256,7 @@ class _Waiting:
         self._sink = sink
 
     def on_accepted(self, prompt_tokens: int) -> None:
-        self._gateway.door.counted(self.request_id, prompt_tokens)
+        self._gateway.admission.counted(self.request_id, prompt_tokens)
         self._sink.on_accepted(prompt_tokens)
 
     def on_text(
@@ -272,7 +272,7 @@ class _Waiting:
         self._sink.on_text(choice, text, tokens, end, start, details)
 
     def on_rejected(self, rejected: Rejected) -> None:
-        self._gateway.door.left(self.request_id)
+        self._gateway.admission.left(self.request_id)
         self._sink.on_rejected(rejected)
 
 

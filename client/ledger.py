@@ -125,7 +125,7 @@ class OpenRequest:
         self.untaken_since = now
 
 
-class FrontendLedger:
+class ClientLedger:
     """All requests that this frontend has open."""
 
     def __init__(

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from penstock.client.gateway import PipelineGateway
+from penstock.client.interface import Overloaded
+from penstock.client.parts import FAILED_STARTS, JOIN_SECONDS, Parts
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.participant import UNREACHABLE_SECONDS, Participant
 from penstock.protocol.sampling import SamplingParams
@@ -22,9 +25,6 @@ from penstock.protocol.wire.messages.requests import (
     Work,
 )
 from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart
-from penstock.services.frontend.gateway import PipelineGateway
-from penstock.services.frontend.interface import Overloaded
-from penstock.services.frontend.parts import FAILED_STARTS, JOIN_SECONDS, Parts
 
 ROUTER = "ipc:///run/router.sock"
 CAPACITY = Capacity(4096, 8, 16, 1000, 32_000)

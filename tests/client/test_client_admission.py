@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from penstock.client.admission import (
+    UNSEEN_SECONDS,
+    AdmissionController,
+    PipelineLoad,
+    prompt_tokens,
+)
 from penstock.protocol.config import AdmissionConfig
 from penstock.protocol.wire.messages.membership import Demand
 from penstock.protocol.wire.messages.requests import Chat, Rejected, Text, Tokens
-from penstock.services.frontend.admission import (
-    UNSEEN_SECONDS,
-    Door,
-    Surroundings,
-    prompt_tokens,
-)
 
 SLOTS = 10
 SERVICE = 2.0
@@ -37,7 +37,7 @@ class Engine:
     last: int = 0
 
     def __post_init__(self) -> None:
-        self.door = Door(self.limits)
+        self.admission = AdmissionController(self.limits)
         self.random = random.Random(1)
         self.look()
 
@@ -46,21 +46,21 @@ class Engine:
         return len(self.queue) + len(self.running)
 
     def look(self) -> None:
-        around = Surroundings(float(SLOTS), 1000, self.frontends, self.others)
-        self.door.look(around, self.open, self.now)
+        load = PipelineLoad(float(SLOTS), 1000, self.frontends, self.others)
+        self.admission.look(load, self.open, self.now)
 
     def ask(
         self, tenant: str = "", tokens: int = 10, left: float | None = None, draw: float = 0.5
     ) -> Rejected | None:
-        refusal = self.door.refusal(self.open, tenant, tokens, left, self.now, draw)
+        refusal = self.admission.refusal(self.open, tenant, tokens, left, self.now, draw)
         if refusal is None:
             self.last += 1
             self.queue.append(self.last)
-            self.door.entered(self.last, tenant, tokens)
+            self.admission.entered(self.last, tenant, tokens)
         return refusal
 
     def cancel(self, request_id: int) -> None:
-        self.door.left(request_id)
+        self.admission.left(request_id)
         self.queue.remove(request_id)
 
     def pass_time(self, seconds: float, **arrivals: float) -> dict[str, list[int]]:
@@ -74,7 +74,7 @@ class Engine:
             while self.queue and len(self.running) < SLOTS:
                 request_id = self.queue.pop(0)
                 self.running[request_id] = self.now + SERVICE * self.random.uniform(0.5, 1.5)
-                self.door.started(request_id)
+                self.admission.started(request_id)
             self.look()
             for tenant, rate in arrivals.items():
                 due[tenant] += rate * TICK
@@ -193,7 +193,7 @@ def test_the_prompt_tokens_that_wait_are_bounded() -> None:
     engine.pass_time(TICK)
     assert engine.ask(tokens=90) is None
     assert engine.ask(tokens=20) is not None
-    engine.door.counted(engine.last, 60)  # the tokenizer knows better
+    engine.admission.counted(engine.last, 60)  # the tokenizer knows better
     assert engine.ask(tokens=20) is None
 
 
@@ -201,8 +201,8 @@ def test_left_to_itself_the_bound_on_tokens_follows_kv_memory() -> None:
     engine = Engine(limits())
     engine.ask(tokens=2**20 - 5)
     assert engine.ask(tokens=6) is not None
-    around = Surroundings(float(SLOTS), 2**18)
-    engine.door.look(around, engine.open, engine.now)
+    load = PipelineLoad(float(SLOTS), 2**18)
+    engine.admission.look(load, engine.open, engine.now)
     assert engine.ask(tokens=2**20) is None
     assert engine.ask(tokens=6) is not None
 
@@ -325,9 +325,9 @@ def test_others_hear_what_is_open_here() -> None:
     for _ in range(SLOTS + 4):
         engine.ask(tokens=7)
     engine.pass_time(TICK)
-    assert engine.door.demand(engine.open) == Demand(SLOTS + 4, 4, 28, 0)
+    assert engine.admission.demand(engine.open) == Demand(SLOTS + 4, 4, 28, 0)
     engine.pass_time(4 * SERVICE)
-    assert engine.door.demand(engine.open) == Demand(0, 0, 0, SLOTS + 4)
+    assert engine.admission.demand(engine.open) == Demand(0, 0, 0, SLOTS + 4)
 
 
 def test_a_tenant_s_requests_elsewhere_are_taken_to_be_as_many_as_here() -> None:
@@ -348,5 +348,5 @@ def test_a_tenant_s_requests_elsewhere_are_taken_to_be_as_many_as_here() -> None
 def test_an_engine_that_is_back_before_it_is_seen_refuses_nobody() -> None:
     engine = Engine(limits())
     engine.pass_time(10.0, someone=20.0)
-    engine.door.look(Surroundings(0.0, 1000), engine.open, engine.now)
+    engine.admission.look(PipelineLoad(0.0, 1000), engine.open, engine.now)
     assert engine.ask() is None

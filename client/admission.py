@@ -1,7 +1,7 @@
 """Whether a new request may come in: decided before anything is computed for it.
 
-``Door`` has no clock and no socket: it is told what is open here (exactly), what other frontends
-have open (as of their last beats) and what the engines hold, and answers at once.
+``AdmissionController`` has no clock and no socket: it is told what is open here (exactly), what
+other frontends have open (as of their last beats) and what the engines hold, and answers at once.
 
 A request that waits longer than its client does is work for nobody, and so is all that waits behind
 it. So the queue is bounded by time first: what waits, over the rate at which requests end while the
@@ -26,11 +26,11 @@ from penstock.protocol.wire.messages.requests import Chat, Prompt, Rejected, Tex
 
 BYTES_PER_TOKEN = 4
 """Of text, until the tokenizer has said how many tokens it is."""
-COMPANY_SECONDS = 60.0
+TENANT_SECONDS = 60.0
 """A tenant that came within this time counts as there."""
 MEMORY = 4.0
 FORGET_SECONDS = 10.0
-"""An idle server forgets its pace: what comes next may be of another kind."""
+"""An idle server forgets how long requests take: what comes next may be of another kind."""
 UNSEEN_SECONDS = 1.0
 """What another frontend does is known so much later at worst: its beat and the answer to ours."""
 LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 1.0, 30.0
@@ -46,7 +46,7 @@ def prompt_tokens(prompt: Prompt) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PipelineLoad:
     """What the membership says."""
 
     slots: float = 1.0
@@ -57,7 +57,7 @@ class Surroundings:
     others: Demand = field(default_factory=Demand)
 
 
-class Pace:
+class ServiceTime:
     """How long a request keeps its slot, from how many hold one and how many came to hold one.
 
     By Little's law the mean time in a slot is the number of taken slots, summed over time, over the
@@ -96,7 +96,7 @@ class Pace:
         return slots * self._requests / self._seconds if known else math.inf
 
 
-class Company:
+class RecentTenants:
     """Whether another tenant came lately. Remembers two, which is enough to tell."""
 
     def __init__(self) -> None:
@@ -110,27 +110,27 @@ class Company:
 
     def has_other_than(self, tenant: str, now: float) -> bool:
         _, when = self._other if self._last[0] == tenant else self._last
-        return now - when <= COMPANY_SECONDS
+        return now - when <= TENANT_SECONDS
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingRequest:
     """A request of this frontend without its first token."""
 
     tenant: str
     tokens: int
 
 
-class Door:
+class AdmissionController:
     """Counts what waits and refuses what would wait too long."""
 
     def __init__(self, limits: AdmissionConfig) -> None:
         self._limits = limits
-        self._around = Surroundings()
+        self._load = PipelineLoad()
         self._engines_out = False
-        self._pace = Pace()
-        self._company = Company()
-        self._waiting: dict[int, _Waiting] = {}
+        self._service_time = ServiceTime()
+        self._tenants_seen = RecentTenants()
+        self._waiting: dict[int, _WaitingRequest] = {}
         self._tokens = 0
         self._tenants: Counter[str] = Counter()
         self._recent: deque[tuple[float, int]] = deque()
@@ -142,7 +142,7 @@ class Door:
 
     def entered(self, request_id: int, tenant: str, tokens: int) -> None:
         self._begun += 1
-        self._waiting[request_id] = _Waiting(tenant, tokens)
+        self._waiting[request_id] = _WaitingRequest(tenant, tokens)
         self._tenants[tenant] += 1
         self._tokens += tokens
 
@@ -174,11 +174,11 @@ class Door:
 
     # --- what is known
 
-    def look(self, around: Surroundings, open_requests: int, now: float) -> None:
+    def look(self, load: PipelineLoad, open_requests: int, now: float) -> None:
         """Take in what the membership says now. Call it a few times a second."""
         # While no engine is ready, who comes waits for the next one, which will be like the last.
-        self._engines_out = not around.slots
-        self._around = replace(around, slots=around.slots or self._around.slots)
+        self._engines_out = not load.slots
+        self._load = replace(load, slots=load.slots or self._load.slots)
         self._recent.append((now, open_requests))
         while now - self._recent[0][0] > UNSEEN_SECONDS:
             self._recent.popleft()
@@ -193,25 +193,25 @@ class Door:
     def _observe(self, open_requests: int, now: float) -> tuple[float, float, float]:
         """(requests known to wait for a slot, those that probably do, those that end in a
         second)."""
-        around, others = self._around, self._around.others
+        load, others = self._load, self._load.others
         there = open_requests + others.open
-        excess = max(0.0, there - around.slots)
+        excess = max(0.0, there - load.slots)
         begun = self._begun + others.ended + others.open - excess
         # Waiting for an engine says nothing about how long a request keeps its slot.
         taken = 0.0 if self._engines_out else there - excess
-        self._pace.observe(now, taken, begun, around.slots)
+        self._service_time.observe(now, taken, begun, load.slots)
         known = len(self._waiting) + others.waiting
         unseen = self._unseen(open_requests)
-        ahead = min(max(0.0, there + unseen - around.slots), known + unseen)
-        return min(excess, known), ahead, self._pace.rate(around.slots)
+        ahead = min(max(0.0, there + unseen - load.slots), known + unseen)
+        return min(excess, known), ahead, self._service_time.rate(load.slots)
 
     def _unseen(self, open_requests: int) -> int:
         """Requests that the other frontends have let in since they were last heard of: as many each
         as this one. Else they would all fill the same free places at the same time."""
-        if self._around.frontends == 1:
+        if self._load.frontends == 1:
             return 0
         least = min((count for _, count in self._recent), default=open_requests)
-        return max(0, open_requests - least) * (self._around.frontends - 1)
+        return max(0, open_requests - least) * (self._load.frontends - 1)
 
     # --- the decision
 
@@ -231,7 +231,7 @@ class Door:
         """
         waiting, ahead, rate = self._observe(open_requests, now)
         wait = (ahead + 1.0) / rate
-        self._company.came(tenant, now)
+        self._tenants_seen.came(tenant, now)
         found = self._over_share(tenant, waiting, rate, now) or self._full(
             waiting, ahead, wait, tokens, time_left
         )
@@ -247,8 +247,8 @@ class Door:
     ) -> tuple[int, str] | None:
         limits = self._limits
         share = limits.max_tenant_share
-        own = self._tenants[tenant] * self._around.frontends  # each sees its part of them
-        if not (own and waiting and share < 1.0 and self._company.has_other_than(tenant, now)):
+        own = self._tenants[tenant] * self._load.frontends  # each sees its part of them
+        if not (own and waiting and share < 1.0 and self._tenants_seen.has_other_than(tenant, now)):
             return None
         room = min(float(limits.max_waiting_requests), limits.max_wait_s * rate)
         if own < share / (1.0 - share) * (room - waiting):
@@ -262,7 +262,7 @@ class Door:
     def _full(
         self, waiting: float, ahead: float, wait: float, tokens: int, time_left: float | None
     ) -> tuple[int, str] | None:
-        limits, around = self._limits, self._around
+        limits, load = self._limits, self._load
         patience = limits.max_wait_s if time_left is None else min(limits.max_wait_s, time_left)
         if waiting >= limits.max_waiting_requests:
             reason = (
@@ -275,8 +275,8 @@ class Door:
                 f"{wait:.1f} s, longer than {patience:g} s (--max-wait-s, or its own time)"
             )
         else:
-            there = self._tokens + around.others.waiting_tokens
-            most = waiting_tokens_limit(limits.max_waiting_tokens, around.kv_tokens)
+            there = self._tokens + load.others.waiting_tokens
+            most = waiting_tokens_limit(limits.max_waiting_tokens, load.kv_tokens)
             if not there or there + tokens <= most:
                 return None
             reason = (

@@ -1,0 +1,1 @@
+"""The client of the pipeline, shared by the frontend and the library."""

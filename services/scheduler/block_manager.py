@@ -13,7 +13,12 @@ All operations are O(1) for each block, except the repair after a failed step.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+OnCached = Callable[[bytes, int], None]
+"""(digest, block): the content can be found from now on."""
+OnEvicted = Callable[[bytes], None]
+"""The content of this digest can be found no more."""
 
 
 class BlockManager:
@@ -31,6 +36,8 @@ class BlockManager:
         self._watched: frozenset[bytes] = frozenset()
         self.watch_passed = True
         """Nothing has happened since ``watch`` by which more of that chain's blocks may be held."""
+        self.on_cached: OnCached | None = None
+        self.on_evicted: OnEvicted | None = None
 
     def watch(self, digests: Iterable[bytes]) -> None:
         """Look out for blocks of this chain that become known, or known ones that are taken."""
@@ -110,6 +117,8 @@ class BlockManager:
             self._by_digest[digest] = block
             self._digests[block] = digest
             self._steps[block] = step
+            if self.on_cached is not None:
+                self.on_cached(digest, block)
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Let these blocks be found no more; whoever holds them keeps them."""
@@ -123,6 +132,11 @@ class BlockManager:
         for block in [b for b in self._by_digest.values() if self._steps[b] >= step]:
             self._forget(block)
 
+    def forget_all(self) -> None:
+        """Forget every block. O(cached blocks)."""
+        for block in list(self._by_digest.values()):
+            self._forget(block)
+
     def _forget(self, block: int) -> None:
         self._unname(block)
         if self._ref_counts[block] == 0:
@@ -134,6 +148,8 @@ class BlockManager:
         if digest is not None:
             del self._by_digest[digest]
             self._digests[block] = None
+            if self.on_evicted is not None:
+                self.on_evicted(digest)
 
     def check(self, tables: Iterable[list[int]]) -> None:
         """Compare every count with the block tables in use. Raises ``RuntimeError``."""

@@ -31,6 +31,7 @@ from penstock.services.scheduler.admission import (
     malformed,
     overloaded,
 )
+from penstock.services.scheduler.block_manager import OnCached, OnEvicted
 from penstock.services.scheduler.crash_only import crash_only
 from penstock.services.scheduler.endings import (
     ALL_BANNED,
@@ -97,6 +98,8 @@ class SchedulerCore:
         self._requests = RequestRegistry()
         self._waiting = WaitingQueue(policy)
         self._pace = PrefillPace()
+        self._on_cached: OnCached | None = None
+        self._on_evicted: OnEvicted | None = None
         self._planner = self._new_planner()
         self._outbox = Outbox()
         self._numbers = itertools.count()
@@ -335,10 +338,18 @@ class SchedulerCore:
             self.limits = limits
             for sequence in self._requests.sequences():
                 self._refit(sequence)
+        self._planner.blocks.forget_all()
         self._planner = self._new_planner()
         return self._outbox.drain()
 
     # Looking in.
+
+    def follow_cache(self, on_cached: OnCached, on_evicted: OnEvicted) -> None:
+        """Tell of every block that enters the prefix cache or leaves it, from now on and over all
+        epochs. Both are called in the step loop and must be quick."""
+        self._on_cached, self._on_evicted = on_cached, on_evicted
+        blocks = self._planner.blocks
+        blocks.on_cached, blocks.on_evicted = on_cached, on_evicted
 
     @crash_only
     def stats(self) -> SchedulerStats:
@@ -392,9 +403,11 @@ class SchedulerCore:
             self._end(sequence, ending)
 
     def _new_planner(self) -> Planner:
-        return Planner(
+        planner = Planner(
             self.limits, self._policy, self._caching, self._waiting, self.counters, self._pace
         )
+        planner.blocks.on_cached, planner.blocks.on_evicted = self._on_cached, self._on_evicted
+        return planner
 
     def _append(
         self, sequence: Sequence, token: int, step: int, logprobs: PackedLogprobs | None

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.protocol.ownership.peers import Membership, Send, disown, reconcile
+from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
 from penstock.protocol.ownership.tombstones import (
     MAX_STALLS,
     RECONCILE_SECONDS,
@@ -132,7 +132,7 @@ class ClientLedger:
         self,
         address: str,
         incarnation: int,
-        members: Membership,
+        members: Peers,
         send: Send,
         untaken_s: float = UNTAKEN_SECONDS,
     ) -> None:

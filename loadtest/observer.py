@@ -11,7 +11,7 @@ from typing import Self
 from penstock.loadtest.timeline import Recording, decoded
 from penstock.protocol.config import ClusterConfig
 from penstock.protocol.process.participant import BeatThread, Participant
-from penstock.protocol.process.runtime import TICK_SECONDS, open_mailbox
+from penstock.protocol.process.service import TICK_SECONDS, open_mailbox
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase, Trace, Traced
 
 ANSWER_SECONDS = 15.0

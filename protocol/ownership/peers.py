@@ -12,16 +12,14 @@ from penstock.protocol.wire.messages.requests import Cancel, Holding
 Send = Callable[[str, Message], bool]
 
 
-class Membership(Protocol):
+class Peers(Protocol):
     """The part of ``Participant`` that the rules need."""
 
     router_address: str
     peers: dict[int, Peer]
 
 
-def disown(
-    members: Membership, send: Send, sender: int, ids: list[int], attempts: list[int]
-) -> None:
+def disown(members: Peers, send: Send, sender: int, ids: list[int], attempts: list[int]) -> None:
     """Tell a process that works for nobody to drop it; one that is no member hears nothing."""
     peer = members.peers.get(sender)
     if peer is not None:
@@ -29,7 +27,7 @@ def disown(
 
 
 def reconcile(
-    members: Membership,
+    members: Peers,
     send: Send,
     service: str,
     own_address: str,

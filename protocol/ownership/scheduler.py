@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.protocol.ownership.peers import Membership, Send
+from penstock.protocol.ownership.peers import Peers, Send
 from penstock.protocol.ownership.tombstones import GRACE_SECONDS, Tombstones
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Peer
@@ -50,7 +50,7 @@ class Core(Protocol):
 class SchedulerLedger:
     """Guards the core: known attempts, tombstones, lost owners, reconciliation."""
 
-    def __init__(self, members: Membership, send: Send, core: Core) -> None:
+    def __init__(self, members: Peers, send: Send, core: Core) -> None:
         self.core = core
         self.draining = False
         self._members = members

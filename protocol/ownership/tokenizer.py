@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.protocol.ownership.owned_request import OwnedRequest
-from penstock.protocol.ownership.peers import Membership, Send, disown, reconcile
+from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
 from penstock.protocol.ownership.refusals import Refusals
 from penstock.protocol.ownership.text_rows import Choice, Stream, TextRows
 from penstock.protocol.ownership.tombstones import (
@@ -52,7 +52,7 @@ class TokenizerLedger:
     def __init__(
         self,
         address: str,
-        members: Membership,
+        members: Peers,
         send: Send,
         begin: Callable[[int, int, Work], None],
         make_stream: Callable[[TokenWork], Stream],

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from penstock.client.gateway import PipelineGateway
 from penstock.protocol.config import Config
+from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
-from penstock.protocol.process.runtime import AsyncService
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.mailbox import AddressError
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase

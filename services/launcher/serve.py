@@ -22,9 +22,9 @@ from penstock.protocol.process.console import rendered
 from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.syn_filter import take_no_more_connections
+from penstock.services.launcher.cluster_view import ClusterView
 from penstock.services.launcher.environment import child_environment
 from penstock.services.launcher.listening import answers_ready, check_router_is_free, listen, url
-from penstock.services.launcher.membership import Membership
 from penstock.services.launcher.processes import Child
 from penstock.services.launcher.progress import (
     Announcement,
@@ -151,7 +151,7 @@ def _of_folder(config: Config) -> Config:
 @contextlib.contextmanager
 def _cluster(
     config: Config,
-) -> Iterator[tuple[Config, Logger, Membership]]:
+) -> Iterator[tuple[Config, Logger, ClusterView]]:
     """A place for the sockets, the log, and a seat among the members, until the end.
 
     Yields the configuration with the router's address. Raises ``AddressError``, ``SecurityError``.
@@ -165,7 +165,7 @@ def _cluster(
         level, form = config.observability.log_level, config.observability.log_format
         log = logs.set_up("launcher", level, form)
         stack.callback(logs.flush)
-        members = Membership(cluster, log)
+        members = ClusterView(cluster, log)
         stack.callback(members.close)
         yield msgspec.structs.replace(config, cluster=cluster), log, members
 

@@ -13,7 +13,7 @@ import msgspec
 from penstock.client.ledger import ClientLedger, OpenRequest
 from penstock.protocol.config import ClusterConfig
 from penstock.protocol.process.participant import BeatThread, Participant
-from penstock.protocol.process.runtime import TICK_SECONDS, open_mailbox
+from penstock.protocol.process.service import TICK_SECONDS, open_mailbox
 from penstock.protocol.wire.messages.membership import Identity, Phase
 from penstock.protocol.wire.messages.requests import Rejected, Work
 from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from penstock.protocol.config import Config
+from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
-from penstock.protocol.process.runtime import AsyncService
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import (
     Beat,

@@ -11,8 +11,8 @@ from pathlib import Path
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import fingerprint
 from penstock.protocol.ownership.scheduler import SchedulerLedger
+from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.metrics import Registry
-from penstock.protocol.process.runtime import LoopService
 from penstock.protocol.process.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Capacity, Demand, Identity, Peer, Phase

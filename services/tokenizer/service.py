@@ -13,8 +13,8 @@ from penstock.protocol.config import Config
 from penstock.protocol.model_info import ModelInfo, fingerprint, read_model_info
 from penstock.protocol.ownership.text_rows import Stream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
+from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
-from penstock.protocol.process.runtime import AsyncService
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Rejected, TokenWork, Work

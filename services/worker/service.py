@@ -12,8 +12,8 @@ from pathlib import Path
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import fingerprint
 from penstock.protocol.process.large_blocks import give_back_freed
+from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.metrics import Registry
-from penstock.protocol.process.runtime import LoopService
 from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase

@@ -135,7 +135,7 @@ def guarded(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 def test_without_tracing_a_place_that_records_does_one_check_and_no_more() -> None:
     """Every event is added below ``if began``, and ``began`` reads the clock only while on."""
     seen = 0
-    for path in [*sorted((ROOT / "services").rglob("*.py")), ROOT / "protocol/process/runtime.py"]:
+    for path in [*sorted((ROOT / "services").rglob("*.py")), ROOT / "protocol/process/service.py"]:
         if path.name == "step_times.py":  # it is called for steps whose events were recorded
             continue
         tree = ast.parse(path.read_text())

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.protocol.config import ClusterConfig, Config, LaunchConfig, ObservabilityConfig
-from penstock.protocol.process import participant, runtime
-from penstock.protocol.process.runtime import AsyncService, LoopService, Service
+from penstock.protocol.process import async_service, loop_service, participant
+from penstock.protocol.process.async_service import AsyncService
+from penstock.protocol.process.loop_service import LoopService
+from penstock.protocol.process.service import Service
 from penstock.protocol.wire import codec
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Phase
@@ -79,7 +81,7 @@ def main(kind: str, options: dict[str, Any]) -> int:
     if "version" in options:
         codec.PROTOCOL_VERSION = options["version"]
     if "tick_s" in options:
-        runtime.TICK_SECONDS = options["tick_s"]
+        async_service.TICK_SECONDS = loop_service.TICK_SECONDS = options["tick_s"]
         participant.BEAT_SECONDS = 2.5  # the router's answers wake the service as well
     if kind == "router":
         from penstock.services.router.service import run

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from scheduler_harness import Engine, prompt, small, token_work
 
-from penstock.protocol.process.runtime import TICK_SECONDS
+from penstock.protocol.process.service import TICK_SECONDS
 from penstock.protocol.wire.messages.requests import ChoiceState
 from penstock.protocol.wire.messages.tokens import EndReason
 from penstock.services.scheduler.service import SchedulerService

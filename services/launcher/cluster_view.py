@@ -13,7 +13,7 @@ from penstock.protocol.process.participant import (
     Participant,
 )
 from penstock.protocol.process.plain_structlog import Logger
-from penstock.protocol.process.runtime import open_mailbox
+from penstock.protocol.process.service import open_mailbox
 from penstock.protocol.wire.messages.membership import Died, Identity, Peer, Phase
 
 HOST = socket.gethostname()
@@ -21,7 +21,7 @@ REJOIN_SECONDS = 3.0
 """A router that says nothing to a member that joined anew for so long hangs."""
 
 
-class Membership:
+class ClusterView:
     """Who is there, as the router says."""
 
     def __init__(self, cluster: ClusterConfig, log: Logger) -> None:

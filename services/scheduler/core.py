@@ -13,6 +13,7 @@ import itertools
 from array import array
 
 from penstock.protocol.logprobs import PackedLogprobs
+from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.requests import Rejected, TokenWork
 from penstock.protocol.wire.messages.steps import (
     TOO_EARLY,
@@ -85,9 +86,10 @@ class SchedulerCore:
         max_in_flight: int = 2,
         most_in_flight: int = 2,
         max_waiting_tokens: int | None = None,
+        shape: StepShape = StepShape(),  # noqa: B008 - it is frozen
     ) -> None:
         """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
-        shorter than a round trip to the worker."""
+        shorter than a round trip to the worker. ``shape``: how its device likes steps."""
         self.limits = limits
         self.epoch = epoch
         self.counters = Counters()
@@ -97,13 +99,14 @@ class SchedulerCore:
         self._room = WaitingRoom(max_waiting_requests, max_waiting_tokens)
         self._requests = RequestRegistry()
         self._waiting = WaitingQueue(policy)
-        self._pace = PrefillPace()
+        self._shape = shape
+        self._pace = PrefillPace(shape)
         self._on_cached: OnCached | None = None
         self._on_evicted: OnEvicted | None = None
         self._planner = self._new_planner()
         self._outbox = Outbox()
         self._numbers = itertools.count()
-        self._in_flight = StepsInFlight(max_in_flight, most_in_flight)
+        self._in_flight = StepsInFlight(max_in_flight, most_in_flight, shape)
 
     # Requests.
 
@@ -404,7 +407,13 @@ class SchedulerCore:
 
     def _new_planner(self) -> Planner:
         planner = Planner(
-            self.limits, self._policy, self._caching, self._waiting, self.counters, self._pace
+            self.limits,
+            self._policy,
+            self._caching,
+            self._waiting,
+            self.counters,
+            self._pace,
+            self._shape,
         )
         planner.blocks.on_cached, planner.blocks.on_evicted = self._on_cached, self._on_evicted
         return planner

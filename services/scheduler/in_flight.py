@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections import deque
 from math import ceil
 
+from penstock.protocol.wire.messages.engine import StepShape
 from penstock.services.scheduler.planner import Step
 from penstock.services.scheduler.sequence import Sequence
 
-ROUND_TRIP_SECONDS = 0.0015
-"""From a result to the worker's next plan, at worst: six sleeping threads are woken on the way
-(measured on an H200 host: 1.1 to 1.6 ms). Steps that are planned beyond the running one must last
-that long, or the device waits."""
-LEAD_SECONDS = 0.015
-"""Ahead of a step's end the next one is planned at the latest: taking in 128 long prompts takes the
-scheduler 7 ms and the worker 5."""
-CERTAIN_SHARE = 0.6
-"""Of the time that prefill is predicted to take, it surely takes so much: a token costs more behind
-a long context than behind none, and the first steps are slow. Of a step of 50 ms enough is left to
-hear 150 prompts of 2,000 tokens."""
 _SMOOTHING = 0.2
 
 
@@ -31,12 +21,13 @@ class StepsInFlight:
     at once, it would do without them, and so would the step behind it.
     """
 
-    def __init__(self, limit: int, most: int) -> None:
+    def __init__(self, limit: int, most: int, shape: StepShape) -> None:
+        self._shape = shape
         self.steps: deque[Step] = deque()
         self.last = 0
         """Number of the newest step of the epoch."""
         self._least, self._most, self._limit = limit, max(limit, most), limit
-        self._seconds = ROUND_TRIP_SECONDS
+        self._seconds = shape.round_trip_seconds
         self._busy_until = 0.0
         """When all that is planned ends at the earliest."""
         self._last_full = 0
@@ -50,19 +41,19 @@ class StepsInFlight:
         """Seconds that the next plan should wait; 0: none, or until a result is there."""
         if not self.steps or self.at_limit:
             return 0.0
-        return max(0.0, self._busy_until - LEAD_SECONDS - now)
+        return max(0.0, self._busy_until - self._shape.lead_seconds - now)
 
     def took(self, seconds: float, now: float) -> None:
         """The oldest step is over; it took so long in the worker."""
         self._busy_until = now + sum(step.least_seconds for step in self.steps)
         self._seconds += _SMOOTHING * (seconds - self._seconds)
-        needed = 1 + ceil(ROUND_TRIP_SECONDS / max(self._seconds, 1e-6))
+        needed = 1 + ceil(self._shape.round_trip_seconds / max(self._seconds, 1e-6))
         self._limit = min(self._most, max(self._least, needed))
 
     def push(self, step: Step, prefill_seconds: float, now: float) -> bool:
         """Note a new step, whose prefill is predicted to take so long. Returns whether its plan
         must be full: it then tells the worker to drop every slot first."""
-        step.least_seconds = CERTAIN_SHARE * prefill_seconds
+        step.least_seconds = self._shape.certain_share * prefill_seconds
         self._busy_until = max(self._busy_until, now) + step.least_seconds
         self.steps.append(step)
         self.last = step.number

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import msgspec
 
-from penstock.protocol.wire.messages.steps import Attached
+from penstock.protocol.wire.messages.engine import EngineSizes
 
 TOKEN_BYTES = 4
 BLOCK_BYTES = 5
 """Of a block's number in a plan, at most."""
 SLOT_BYTES = 192
 """Of a new slot and its chunk in a plan without tokens, blocks and adjustments, at most."""
+MOST_ROW_TOKENS = 255
+"""Of a row of a result: a byte counts them."""
 MAX_SEQUENCE_TOKENS = 4 * 1024 * 1024
 """Of one sequence, so that a plan which takes it in fits a frame, whatever else it asks for: twice
 its tokens (the prompt comes once more where penalties read it), blocks of 8 tokens or more, and
@@ -20,28 +22,22 @@ MAX_SAMPLING_BYTES = 4 * 1024 * 1024
 allowed tokens are 1 MiB, a grammar is 256 KiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Sizes of one engine. Raises ``ValueError`` for sizes that cannot work together."""
-
-    num_blocks: int
-    block_size: int
-    """Tokens in one KV block."""
-    max_num_seqs: int
-    """Slots of the worker."""
-    max_num_batched_tokens: int
-    """Positions computed in one step, prefill and decode together."""
-    max_model_len: int
-    vocab_size: int
+class Limits(EngineSizes, frozen=True, array_like=True, gc=False):
+    """Sizes of one engine that work together. Raises ``ValueError`` for those that cannot."""
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        for name, value in msgspec.structs.asdict(self).items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.max_num_seqs > self.max_num_batched_tokens:
+        if self.max_row_tokens > MOST_ROW_TOKENS:
             raise ValueError(
-                f"max_num_seqs {self.max_num_seqs} is larger than max_num_batched_tokens "
-                f"{self.max_num_batched_tokens}: a step could not hold one token of every running "
+                f"max_row_tokens is {self.max_row_tokens}: a result counts up to {MOST_ROW_TOKENS}"
+            )
+        if self.max_num_seqs * self.max_row_tokens > self.max_num_batched_tokens:
+            each = "one token" if self.max_row_tokens == 1 else f"{self.max_row_tokens} tokens"
+            raise ValueError(
+                f"max_num_seqs {self.max_num_seqs} is too large for max_num_batched_tokens "
+                f"{self.max_num_batched_tokens}: a step could not hold {each} of every running "
                 "sequence; lower --max-num-seqs or raise --max-num-batched-tokens"
             )
         if self.max_sequence_len < 2:
@@ -51,15 +47,8 @@ class Limits:
             )
 
     @classmethod
-    def of(cls, attached: Attached) -> Limits:
-        return cls(
-            num_blocks=attached.num_blocks,
-            block_size=attached.block_size,
-            max_num_seqs=attached.max_num_seqs,
-            max_num_batched_tokens=attached.max_num_batched_tokens,
-            max_model_len=attached.max_model_len,
-            vocab_size=attached.vocab_size,
-        )
+    def of(cls, sizes: EngineSizes) -> Limits:
+        return cls(*msgspec.structs.astuple(sizes))
 
     @property
     def kv_tokens(self) -> int:

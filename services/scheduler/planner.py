@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot
 from penstock.services.scheduler.batch import RunningBatch
 from penstock.services.scheduler.block_hash import BlockHasher
@@ -25,12 +26,6 @@ from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, PrefillPace
 from penstock.services.scheduler.sequence import Request, Sequence
 from penstock.services.scheduler.stats import Counters
 from penstock.services.scheduler.waiting_queue import WaitingQueue
-
-ROW_UNITS = {4096: 512, 1024: 256, 256: 128}
-"""From so many rows on, a GPU computes a step in whole multiples of the value; what is missing is
-padding: 556 tokens of prefill beside 14 decode rows take 16.2 ms, 498 take 13.8 (Qwen3-8B, H200).
-Not finer than ``MIXED_ROWS`` of the worker's ``gpu/graphs.py``."""
-
 
 PLAN_BYTES = 8 * 1024 * 1024
 """A plan takes no further sequence in when it would be longer than this; the next one does. A plan
@@ -109,6 +104,7 @@ class Planner:
         waiting: WaitingQueue,
         counters: Counters,
         pace: PrefillPace,
+        shape: StepShape,
     ) -> None:
         self.limits = limits
         self.blocks = BlockManager(limits.num_blocks)
@@ -123,6 +119,8 @@ class Planner:
         self._waiting = waiting
         self._counters = counters
         self._pace = pace
+        units = shape.row_units
+        self._row_units = list(zip(units[::2], units[1::2], strict=True))
 
     def plan(self, number: int, now: float) -> Step | None:
         """Make step ``number``, or ``None`` when nothing can run."""
@@ -157,7 +155,7 @@ class Planner:
 
     def _budget(self, decoding: list[Sequence]) -> int:
         """Positions of prefill that a step may carry beside its decode rows: where time bounds it,
-        so many that large steps have a whole number of ``ROW_UNITS``."""
+        so many that large steps have a whole number of the device's ``row_units``."""
         rows = len(decoding)
         left = self.limits.max_num_batched_tokens - rows
         waiting = len(self._waiting) + len(self.batch) - rows
@@ -166,7 +164,7 @@ class Planner:
         bound = self._pace.most_tokens(rows, waiting)
         if bound is None or bound >= left:
             return left
-        for least, unit in ROW_UNITS.items():
+        for least, unit in self._row_units:
             whole = round((rows + bound) / unit) * unit
             if whole >= least:
                 # Rounded down it may leave nothing beside many decode rows, in every step.

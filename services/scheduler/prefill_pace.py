@@ -4,8 +4,9 @@ Every stream waits for the whole step. A step full of prefill lasts many times a
 only decodes, and each waiting reader sees a pause. So while sequences decode, a step takes only as
 much prefill as is predicted to fit into ``STEP_SECONDS`` beside its decode rows. Where that is less
 than a chunk worth computing, because the model is large or the device slow, it takes
-``CHUNK_TOKENS``, but no more than ``FACTOR`` times the time of its decode rows while one prompt
-waits, ``FACTOR_EACH`` more for each beside it, ``MOST_FACTOR`` at most: small chunks beside few
+``chunk_tokens``, but no more than ``prefill_factor`` times the time of its decode rows while one
+prompt waits, ``prefill_factor_each`` more for each beside it, ``most_prefill_factor`` at most: the
+worker says what these are for its device. Small chunks beside few
 rows are cheap, as the weights are read anyway, and a load that never ends is computed in larger
 ones, with steps between them that only decode. Where many
 sequences wait beside those that decode, as after a burst, the prefill may take longer by their
@@ -19,18 +20,10 @@ grow, and both with them.
 
 from __future__ import annotations
 
+from penstock.protocol.wire.messages.engine import StepShape
+
 STEP_SECONDS = 0.0085
 """Half of the 17 ms that a screen shows a picture for; what it costs is in docs/benchmarks.md."""
-CHUNK_TOKENS = 1024
-"""A step of 1,280 tokens computes 335 of them a millisecond, one of 8,192 380 (Qwen3-0.6B, H200);
-smaller ones fewer."""
-FACTOR = 1.25
-"""A prefill token beside 14 decode rows of Qwen3-8B takes 15 µs in a step of 256 rows, 18 in one of
-512 and 21 in one of 1,024 (H200)."""
-FACTOR_EACH = 0.4
-MOST_FACTOR = 4.4
-"""Of 64 streams of Qwen3-8B nearly every second pause is one with prefill, 15 ms, and the others
-are 7: with 0.3 and 3.5 the median is 7.2 to 7.3, close to the former, with these 7.05 (H200)."""
 PATIENCE_SECONDS = 0.1
 LEAST_TOKENS = 64
 """A chunk is never cut below this: its fixed costs would exceed it."""
@@ -54,7 +47,8 @@ _FASTEST = 1e-8
 class PrefillPace:
     """Learns from the steps that are over."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: StepShape) -> None:
+        self._shape = shape
         self._decode_seconds = 0.0
         """Of a step that only decodes; 0 while unknown."""
         self._token_seconds = 0.0
@@ -108,8 +102,10 @@ class PrefillPace:
         if not (self._token_seconds and self._decode_seconds):
             return None
         decode, token = self._decode_seconds, max(self._token_seconds, _FASTEST)
-        factor = min(MOST_FACTOR, FACTOR + FACTOR_EACH * max(0, waiting - 1))
-        fair = max(STEP_SECONDS - decode, min(factor * decode, CHUNK_TOKENS * token))
+        shape = self._shape
+        factor = shape.prefill_factor + shape.prefill_factor_each * max(0, waiting - 1)
+        factor = min(shape.most_prefill_factor, factor)
+        fair = max(STEP_SECONDS - decode, min(factor * decode, shape.chunk_tokens * token))
         seconds = max(fair, min(PATIENCE_SECONDS, fair * (1 + waiting / decoding)))
         return max(LEAST_TOKENS, int(seconds / token))
 

@@ -8,6 +8,8 @@ import socket
 import time
 from pathlib import Path
 
+import msgspec
+
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import fingerprint
 from penstock.protocol.ownership.scheduler import SchedulerLedger
@@ -94,7 +96,7 @@ class SchedulerService(LoopService):
     def _on_attached(self, message: Attached, now: float) -> None:
         if message.epoch != self.epoch or self.attached:
             return
-        limits = Limits.of(message)
+        limits = Limits.of(message.sizes)
         self.attached = True
         if self.core is None:
             config = self.config
@@ -106,18 +108,15 @@ class SchedulerService(LoopService):
                 config.admission.max_waiting_requests,
                 most_in_flight=MOST_IN_FLIGHT,
                 max_waiting_tokens=config.admission.max_waiting_tokens,
+                shape=message.shape,
             )
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
             gc.collect()
             gc.freeze()
         else:
             self._hand_out(self.core.restart(self.epoch, limits))
-        self.status.capacity = Capacity(
-            limits.max_sequence_len,
-            limits.max_num_seqs,
-            limits.block_size,
-            limits.num_blocks,
-            limits.vocab_size,
+        self.status.capacity = msgspec.structs.replace(
+            Capacity(*msgspec.structs.astuple(limits)), max_model_len=limits.max_sequence_len
         )
         if self._draining_since is None:
             self.set_phase(Phase.READY)

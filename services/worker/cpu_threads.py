@@ -29,8 +29,9 @@ import msgspec
 import numpy as np
 import torch
 
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
-from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
+from penstock.services.worker.executor import DirectExecutor
 
 WORTHWHILE = 0.85
 """More threads are taken for at most this share of the time that fewer need."""
@@ -111,7 +112,7 @@ def preferred(seconds: dict[int, float]) -> int:
     return best
 
 
-def trial_capacity(capacity: ExecutorCapacity) -> ExecutorCapacity:
+def trial_capacity(capacity: EngineSizes) -> EngineSizes:
     """What an executor must hold for the steps that are measured, within another's capacity."""
     tokens = min(PREFILL_ROWS, capacity.max_num_batched_tokens, capacity.max_model_len)
     rows = min(ROWS, capacity.max_num_seqs, capacity.max_num_batched_tokens)
@@ -162,7 +163,7 @@ def prefill_steps(executor: DirectExecutor, clock: Clock) -> Iterator[float | No
         yield taken if count == most else None
 
 
-def prefill_plan(capacity: ExecutorCapacity, count: int) -> StepPlan:
+def prefill_plan(capacity: EngineSizes, count: int) -> StepPlan:
     """A prompt of ``count`` tokens, alone."""
     ids = (np.arange(count, dtype=np.int64) % capacity.vocab_size).astype("<i4").tobytes()
     blocks = list(range(-(-count // capacity.block_size)))
@@ -338,7 +339,7 @@ def agreeing(executor: LogitsExecutor, counts: list[int]) -> list[int]:
 class LogitsExecutor(Protocol):
     """What ``agreeing`` needs of an executor."""
 
-    capacity: ExecutorCapacity
+    capacity: EngineSizes
 
     def logits(self, plan: StepPlan) -> torch.Tensor: ...
 

@@ -7,33 +7,20 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Protocol
 
-import msgspec
-
 from penstock.protocol.process.trace import DEVICE, STEP, TRACE
+from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 
 PLAIN_KERNELS = "plain torch kernels"
 """How the summary of an executor begins that could not have the kernels of its device."""
 
 
-class ExecutorCapacity(msgspec.Struct, frozen=True):
-    """What an executor can hold; the fields of ``Attached`` by the same names."""
-
-    num_blocks: int
-    """KV blocks: ids 0 … ``num_blocks`` - 1."""
-    block_size: int
-    """Positions in a block."""
-    max_num_seqs: int
-    """Slots: 0 … ``max_num_seqs`` - 1."""
-    max_num_batched_tokens: int
-    max_model_len: int
-    vocab_size: int
-
-
 class Executor(Protocol):
     """Executes step plans, in order. Used from one thread."""
 
-    capacity: ExecutorCapacity
+    capacity: EngineSizes
+    shape: StepShape
+    """How its device likes its steps."""
     device: str
     """Where it computes: ``cpu``, the name of a GPU, or ``null``."""
     dtype: str
@@ -77,7 +64,8 @@ class Executor(Protocol):
 class DirectExecutor(ABC):
     """The part of an executor that computes each step at once, in ``execute``."""
 
-    capacity: ExecutorCapacity
+    capacity: EngineSizes
+    shape = StepShape()
     max_in_flight = 1
 
     def __init__(self) -> None:

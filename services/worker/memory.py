@@ -8,7 +8,7 @@ import psutil
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
-from penstock.services.worker.executor import ExecutorCapacity
+from penstock.protocol.wire.messages.engine import EngineSizes
 
 EXTRA_BLOCKS = 2
 """Blocks of KV memory beside those of sequences; see ``ModelExecutor``."""
@@ -37,7 +37,7 @@ def blocks_for(tokens: int, block_size: int) -> int:
 
 def plan_capacity(
     config: Config, info: ModelInfo, block_bytes: int, budget_bytes: int
-) -> ExecutorCapacity:
+) -> EngineSizes:
     """Decide the number of KV blocks and ``max_model_len``.
 
     block_bytes: K and V of one block over all layers; budget_bytes: what is free for KV memory.
@@ -68,7 +68,7 @@ def plan_capacity(
             f"{block_size}, from {reason}); lower --max-model-len or raise "
             "--kv-cache-memory-bytes or --num-kv-blocks"
         )
-    return ExecutorCapacity(
+    return EngineSizes(
         num_blocks=blocks,
         block_size=block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
@@ -78,7 +78,7 @@ def plan_capacity(
     )
 
 
-def check_fits(capacity: ExecutorCapacity, block_bytes: int, free_bytes: int) -> None:
+def check_fits(capacity: EngineSizes, block_bytes: int, free_bytes: int) -> None:
     """Raises ``ConfigError`` when the KV memory that was asked for is not free.
 
     On the CPU blocks take memory when they are first used: what other programs take meanwhile is

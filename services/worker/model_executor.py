@@ -22,6 +22,7 @@ from penstock.kernels.sampling import (
 )
 from penstock.kernels.sampling.logprobs import logprobs
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
     ChunkLogprobs,
     RowFailure,
@@ -31,7 +32,7 @@ from penstock.protocol.wire.messages.steps import (
 )
 from penstock.services.worker.adjustments import SlotAdjuster
 from penstock.services.worker.cpu_threads import StepThreads, ThreadReview
-from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
+from penstock.services.worker.executor import DirectExecutor
 from penstock.services.worker.grammar_rows import GrammarRows, Masks, only
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import Decoder, KVCache
@@ -72,7 +73,7 @@ class ModelExecutor(DirectExecutor):
     """
 
     def __init__(
-        self, model: Decoder, capacity: ExecutorCapacity, attention: PlainAttention = REFERENCE
+        self, model: Decoder, capacity: EngineSizes, attention: PlainAttention = REFERENCE
     ) -> None:
         """Takes KV memory for ``capacity.num_blocks`` blocks and ``EXTRA_BLOCKS`` more: one that
         padding rows write to, and one that is never written and stands for "no block"."""

@@ -14,6 +14,7 @@ import torch
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import read_machine
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cpu_threads import (
@@ -24,7 +25,7 @@ from penstock.services.worker.cpu_threads import (
     candidates,
     trial_capacity,
 )
-from penstock.services.worker.executor import PLAIN_KERNELS, ExecutorCapacity
+from penstock.services.worker.executor import PLAIN_KERNELS
 from penstock.services.worker.grammar_rows import tokenizer_loader
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import (
@@ -141,7 +142,7 @@ def choose_compression(model: Decoder, config: Config, progress: Progress) -> Co
 
 def make_executor(
     model: Decoder,
-    capacity: ExecutorCapacity,
+    capacity: EngineSizes,
     attention: PlainAttention,
     compression: Compression | None = None,
 ) -> AnyExecutor:
@@ -265,14 +266,14 @@ def plan_memory(
     info: ModelInfo,
     attention: PlainAttention,
     compression: Compression | None,
-) -> ExecutorCapacity:
+) -> EngineSizes:
     """What the executor may hold, after a measured step.
 
     Compressed weights are dropped where the KV memory that is asked for, or a sequence of the
     model's length, has no room beside them. Raises ``ConfigError`` where it has none anyway.
     """
 
-    def planned() -> ExecutorCapacity:
+    def planned() -> EngineSizes:
         budget = kv_budget(model, config, info, attention, compression)
         size = block_bytes(model, config.cache.block_size)
         capacity = plan_capacity(config, info, size, budget)
@@ -308,7 +309,7 @@ def kv_budget(
     if model.device.type == "cpu":
         tokens = min(tokens, CPU_PROFILE_TOKENS)
     block_size = config.cache.block_size
-    capacity = ExecutorCapacity(
+    capacity = EngineSizes(
         num_blocks=blocks_for(tokens, block_size),
         block_size=block_size,
         max_num_seqs=1 if model.device.type == "cpu" else config.scheduler.max_num_seqs,

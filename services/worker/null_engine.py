@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernels.draw_keys import UInt64Array
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
-from penstock.services.worker.executor import DirectExecutor, ExecutorCapacity
+from penstock.services.worker.executor import DirectExecutor
 from penstock.services.worker.slots import IntArray, SlotTable
 from penstock.services.worker.step_logprobs import (
     Words,
@@ -30,7 +31,7 @@ class NullExecutor(DirectExecutor):
     """Answers at once, or ``step_seconds`` after each plan was begun."""
 
     def __init__(
-        self, capacity: ExecutorCapacity, end_tokens: list[int], step_seconds: float = 0.0
+        self, capacity: EngineSizes, end_tokens: list[int], step_seconds: float = 0.0
     ) -> None:
         """``end_tokens`` are never produced, unless nothing else is left."""
         super().__init__()

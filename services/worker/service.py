@@ -9,6 +9,8 @@ import time
 from collections import deque
 from pathlib import Path
 
+import msgspec
+
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import fingerprint
 from penstock.protocol.process.large_blocks import give_back_freed
@@ -112,14 +114,7 @@ class WorkerService(LoopService):
         self._loader = None
         if self.executor.summary:
             self._say_summary(self.executor)
-        limits = self.executor.capacity
-        self.status.capacity = Capacity(
-            limits.max_model_len,
-            limits.max_num_seqs,
-            limits.block_size,
-            limits.num_blocks,
-            limits.vocab_size,
-        )
+        self.status.capacity = Capacity(*msgspec.structs.astuple(self.executor.capacity))
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
         self.set_phase(Phase.READY, str(self._load_report) if self._load_report else "")
@@ -152,19 +147,9 @@ class WorkerService(LoopService):
             self.scheduler = message.reply_to
             self._expected = 0
             self._answers.clear()
-        limits = self.executor.capacity
+        rank, executor = self.config.cluster.rank, self.executor
         self.mailbox.send(
-            message.reply_to,
-            Attached(
-                self.epoch,
-                self.config.cluster.rank,
-                limits.num_blocks,
-                limits.block_size,
-                limits.max_num_seqs,
-                limits.max_num_batched_tokens,
-                limits.max_model_len,
-                limits.vocab_size,
-            ),
+            message.reply_to, Attached(self.epoch, rank, executor.capacity, executor.shape)
         )
 
     def _execute(self, plan: StepPlan) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernels.draw_keys import UInt64Array, draw_keys
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotAdjustments, StepPlan
-from penstock.services.worker.executor import ExecutorCapacity
 
 FREE, PREFILLING, DECODING = 0, 1, 2
 _UINT64 = (1 << 64) - 1
@@ -80,7 +80,7 @@ class SlotTable:
     """
 
     def __init__(
-        self, capacity: ExecutorCapacity, table_multiple: int = 1, empty_block: int = 0
+        self, capacity: EngineSizes, table_multiple: int = 1, empty_block: int = 0
     ) -> None:
         """``table_multiple``: block tables are this many entries wide, or a multiple of it;
         ``empty_block``: what stands in the entries that have no block."""
@@ -149,10 +149,6 @@ class SlotTable:
     def apply(self, plan: StepPlan) -> PlannedStep:
         """Change the slots as the plan says. Raises ``PlanError``; the slots are then undefined."""
         self._check_number(plan)
-        if plan.copies:
-            raise PlanError("block copies between memory tiers: this worker has one tier")
-        if plan.repeat != 1:
-            raise PlanError(f"repeat={plan.repeat}: this worker executes a plan once")
         self.fresh_blocks = []
         self.added = [new.slot for new in plan.added]
         self.appended = []

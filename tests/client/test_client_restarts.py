@@ -27,7 +27,7 @@ from penstock.protocol.wire.messages.requests import (
 from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart
 
 ROUTER = "ipc:///run/router.sock"
-CAPACITY = Capacity(4096, 8, 16, 1000, 32_000)
+CAPACITY = Capacity(1000, 16, 8, 2048, 4096, 32_000)
 WAIT = 30.0
 SERVICES = {1: "router", 2: "tokenizer", 3: "scheduler", 4: "worker"}
 

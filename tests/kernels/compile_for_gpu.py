@@ -32,8 +32,8 @@ from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
 from penstock.kernels.gpu.sampler_memory import sampler_slots, sampler_space, stretches_of
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.rotary import RopeParameters
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
-from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu import kernel_choice
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.models.decoder import DecoderConfig, allocate_weights
@@ -104,7 +104,7 @@ def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **options: A
 
 def executor(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> GpuExecutor:
     weights = allocate_weights(config, dtype, torch.device("cpu"))
-    return GpuExecutor(config, weights, ExecutorCapacity(64, block_size, 64, 256, 512, 512))
+    return GpuExecutor(config, weights, EngineSizes(64, block_size, 64, 256, 512, 512))
 
 
 COMPRESSED = [

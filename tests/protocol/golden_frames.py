@@ -13,6 +13,7 @@ from typing import Any
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.logprobs import NamedLogprobs, PackedLogprobs
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages import engine as e
 from penstock.protocol.wire.messages import membership as m
 from penstock.protocol.wire.messages import requests as r
 from penstock.protocol.wire.messages import steps as s
@@ -69,8 +70,8 @@ def _head(size: int, fixed: int, fixed_limit: int, small: int | None) -> bytes:
     return b"\xdc" + struct.pack(">H", size)
 
 
-_CAPACITY = m.Capacity(4096, 64, 16, 1000, 32000)
-_CAPACITY_ROW: list[Any] = [4096, 64, 16, 1000, 32000]
+_CAPACITY = m.Capacity(1000, 16, 64, 2048, 4096, 32000, 5)
+_CAPACITY_ROW: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5]
 _DEMAND = m.Demand(70, 6, 70000, 900, 64)
 _DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64]
 _IDENTITY = m.Identity(4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de")
@@ -192,29 +193,35 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
             [[0, [2, _IDS, [b"a"], [4]], None, "echo"]],
         ],
     ),
-    "Attach": (s.Attach(1, "ipc:///s"), [40, 1, "ipc:///s"]),
+    "Attach": (s.Attach(1, "ipc:///s", [7, 300]), [40, 1, "ipc:///s", [7, 300]]),
     "Attached": (
-        s.Attached(1, 0, 1000, 16, 64, 2048, 4096, 32000),
-        [41, 1, 0, 1000, 16, 64, 2048, 4096, 32000],
+        s.Attached(
+            1, 2, e.EngineSizes(1000, 16, 64, 2048, 4096, 32000, 5),
+            e.StepShape([256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125),
+        ),
+        [
+            41, 1, 2, [1000, 16, 64, 2048, 4096, 32000, 5],
+            [[256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125],
+        ],
     ),
     "StepPlan": (
         s.StepPlan(
             1, 2, True, [0], [_SLOT], [1, 9], [s.Chunk(3, 0, 2, True, [7])],
-            [s.BlockCopy(0, 1, 1, 2)], 4, [_IDS],
+            [_IDS],
         ),
         [
-            *(42, 1, 2, True, [0], [_SLOT_ROW], [1, 9], [[3, 0, 2, True, [7]]], [[0, 1, 1, 2]], 4),
+            *(42, 1, 2, True, [0], [_SLOT_ROW], [1, 9], [[3, 0, 2, True, [7]]]),
             [_IDS],
         ],
     ),
     "StepResult": (
         s.StepResult(
             1, 2, _IDS, [1], 0.125, [s.RowLogprobs(1, _PACKED)], [s.ChunkLogprobs(3, 16, _PACKED)],
-            [s.RowFailure(1, "no", 503)], [2],
+            [s.RowFailure(1, "no", 503)], [2], b"\x01",
         ),
         [
             *(43, 1, 2, _IDS, [1], 0.125, [[1, [2, _IDS]]], [[3, 16, [2, _IDS]]]),
-            *([[1, "no", 503]], [2]),
+            *([[1, "no", 503]], [2], b"\x01"),
         ],
     ),
     "StepFailed": (s.StepFailed(1, 2, "boom"), [44, 1, 2, "boom"]),
@@ -258,8 +265,8 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "dae342de20ee3497"
-"""Of protocol version 10."""
+SCHEMA_HASH = "204fec759f5781c4"
+"""Of protocol version 11."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (
@@ -268,8 +275,9 @@ GOLDEN: dict[str, str] = {
     ),
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
-        "9e03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
-        "00000000000595cd10004010cd03e8cd7d00c4016d02954606ce00011170cd038440c3"
+        "9e03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000"
+        "cb40240000000000000597cd03e81040cd0800cd1000cd7d0005c4016d02954606ce00011170cd03"
+        "8440c3"
     ),
     "BeatAnswer": "9304cf7fffffffffffffff954606ce00011170cd038440",
     "WhoAreYou": "920505",
@@ -277,9 +285,9 @@ GOLDEN: dict[str, str] = {
     "Died": "9307ce00010000a6686f73742d61",
     "Fenced": "920801",
     "Members": (
-        "980909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73742d61a1"
-        "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a57265616479a095"
-        "cd10004010cd03e8cd7d0003920b0c0291ccc8c3"
+        "980909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73"
+        "742d61a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465"
+        "a57265616479a097cd03e81040cd0800cd1000cd7d000503920b0c0291ccc8c3"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (
@@ -307,18 +315,22 @@ GOLDEN: dict[str, str] = {
         "733ea4676f6e65cd01f491930010cb3fd0000000000000"
         "9194009402c40801000000ff7f000091c401619104c0a46563686f"
     ),
-    "Attach": "932801a86970633a2f2f2f73",
-    "Attached": "99290100cd03e81040cd0800cd1000cd7d00",
+    "Attach": "942801a86970633a2f2f2f739207cd012c",
+    "Attached": (
+        "9529010297cd03e81040cd0800cd1000cd7d00059892cd0100cc80cd0200cb3ff8000000000000cb3fe00000"
+        "00000000cb4010000000000000cb3fe8000000000000cb3fd0000000000000cb3fc0000000000000"
+    ),
     "StepPlan": (
-        "9b2a0102c39100919903c40801000000ff7f0000010092050698cb3fe000000000000028cb3fd00000000000"
-        "00cfffffffffffffffff01cb3fc00000000000009acb3ff4000000000000cbbff8000000000000cb3ff80000"
-        "00000000c40801000000ff7f0000c40801000000ff7f0000c40801000000ff7f000091c40801000000ff7f00"
-        "0003c40801000000ff7f000096a57265676578a2612bc3af726573706f6e73655f666f726d6174c404050000"
-        "00c40405000000050204009201099195030002c391079194000101020491c40801000000ff7f0000"
+        "992a0102c39100919903c40801000000ff7f0000010092050698cb3fe000000000000028cb3fd000"
+        "0000000000cfffffffffffffffff01cb3fc00000000000009acb3ff4000000000000cbbff8000000"
+        "000000cb3ff8000000000000c40801000000ff7f0000c40801000000ff7f0000c40801000000ff7f"
+        "000091c40801000000ff7f000003c40801000000ff7f000096a57265676578a2612bc3af72657370"
+        "6f6e73655f666f726d6174c40405000000c40405000000050204009201099195030002c3910791c4"
+        "0801000000ff7f0000"
     ),
     "StepResult": (
-        "9a2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
-        "9202c40801000000ff7f0000919301a26e6fcd01f79102"
+        "9b2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f0000"
+        "919303109202c40801000000ff7f0000919301a26e6fcd01f79102c40101"
     ),
     "StepFailed": "942c0102a4626f6f6d",
     "Identity": (

@@ -10,6 +10,7 @@ import pytest
 from service_member import Join, Start, small_system
 
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.membership import Capacity
 from penstock.protocol.wire.messages.requests import Accepted, ChoiceState, Enqueue, TokenWork
 from penstock.protocol.wire.messages.steps import (
@@ -140,13 +141,14 @@ class Frontier:
 
     def __init__(self, start: Start, join: Join) -> None:
         start("scheduler")
-        self.worker = join("worker", Capacity(64, 4, 16, 32, 1000))
+        self.worker = join("worker", Capacity(32, 16, 4, 64, 64, 1000))
         self.tokenizer = join("tokenizer")
         self.address = self.worker.peer("scheduler").address
         attach = self.worker.next(Attach)
         self.epoch = attach.epoch
-        self.to_scheduler(Attached(self.epoch + 1, 0, 1, 16, 1, 16, 16, 10))  # not of this epoch
-        self.to_scheduler(Attached(self.epoch, 0, 32, 16, 4, 64, 64, 1000))
+        other = EngineSizes(1, 16, 1, 16, 16, 10)
+        self.to_scheduler(Attached(self.epoch + 1, 0, other))  # not of this epoch
+        self.to_scheduler(Attached(self.epoch, 0, EngineSizes(32, 16, 4, 64, 64, 1000)))
         self.enqueue(1)
 
     def to_scheduler(self, message: Attached | StepResult | StepFailed) -> None:

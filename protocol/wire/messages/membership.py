@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.protocol.wire.messages.engine import EngineSizes
+
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """First message of every process to the router. Its layout is frozen for ever."""
@@ -28,14 +30,8 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     remedy: str
 
 
-class Capacity(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What an engine can hold; all zero for other services and until the model is loaded."""
-
-    max_model_len: int = 0
-    max_num_seqs: int = 0
-    block_size: int = 0
-    num_blocks: int = 0
-    vocab_size: int = 0
+class Capacity(EngineSizes, frozen=True, array_like=True, gc=False):
+    """What an engine can do."""
 
 
 class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.logprobs import PackedLogprobs
+from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag=40, gc=False):
@@ -23,6 +24,10 @@ class Attach(msgspec.Struct, frozen=True, array_like=True, tag=40, gc=False):
 
     epoch: int
     reply_to: str
+    group: list[int] = []
+    """Incarnations of the engine's workers in the order of their ranks. A worker belongs to one
+    group for life: asked to join another one, or when one of it is lost, it ends, and its
+    replacement begins anew."""
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
@@ -30,14 +35,8 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
 
     epoch: int
     rank: int
-    num_blocks: int
-    """KV blocks that the scheduler may hand out: ids 0 … ``num_blocks`` - 1."""
-    block_size: int
-    max_num_seqs: int
-    """Slots: 0 … ``max_num_seqs`` - 1."""
-    max_num_batched_tokens: int
-    max_model_len: int
-    vocab_size: int
+    sizes: EngineSizes
+    shape: StepShape = StepShape()
 
 
 class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -130,17 +129,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Blocks appended to the slot's table before the chunk runs."""
 
 
-class BlockCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Copy a block between memory tiers (0 is the device). Room for swap; unused today."""
-
-    source_tier: int
-    source: int
-    target_tier: int
-    target: int
-
-
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=42, gc=False):
-    """One step. Executed in the order: ``gone``, ``copies``, ``added``, ``grown``, then compute."""
+    """One step. Executed in the order: ``gone``, ``added``, ``grown``, then compute."""
 
     epoch: int
     step: int
@@ -152,9 +142,6 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=42, gc=False):
     grown: list[int]
     """Flat pairs (slot, block): one block appended to a decoding slot's table."""
     chunks: list[Chunk]
-    copies: list[BlockCopy] = []
-    repeat: int = 1
-    """Run the decode rows this many times; any newer plan ends it. 1 today."""
     prompts: list[bytes] = []
     """Prompts that ``added`` points into: the choices of a request share one copy."""
 
@@ -192,7 +179,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     epoch: int
     step: int
     tokens: bytes
-    """int32 sampled ids, one a row, in the order above, little endian."""
+    """int32 sampled ids, in the order of the rows above, little endian."""
     bad_rows: list[int]
     """Rows whose logits, as the model made them, were not finite; their token means nothing, nor do
     the K and V that they were computed from."""
@@ -206,6 +193,10 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     banned_rows: list[int] = []
     """Rows whose logits were finite until the slot's own adjustments banned every token, or made
     one infinite; their token means nothing."""
+    counts: bytes = b""
+    """How many tokens each row brings, a byte a row, ``max_row_tokens`` at most; empty: one each. A
+    row brings no more than its block table has positions for. After one that brings none, the next
+    step computes the slot's last token again."""
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=44, gc=False):

@@ -230,7 +230,7 @@ def test_a_frontend_hears_with_each_beat_what_others_have_open_and_what_engines_
 
 
 @pytest.mark.parametrize(
-    "changes", [{"phase": Phase.DRAINING}, {"capacity": Capacity(4096, 64, 16, 1000, 32000)}]
+    "changes", [{"phase": Phase.DRAINING}, {"capacity": Capacity(1000, 16, 64, 2048, 4096, 32000)}]
 )
 def test_a_change_of_phase_or_capacity_is_told_to_all_at_once_and_alone(
     roster: Roster, wire: Wire, changes: dict[str, Any]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from simulated_worker import SimulatedWorker, output_alone, token_bytes, token_list
 
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.requests import ChoiceState, Rejected, TokenWork
 from penstock.protocol.wire.messages.steps import SlotSampling, StepFailed, StepPlan, StepResult
 from penstock.protocol.wire.messages.tokens import End, EndReason, TokenBatch
@@ -119,6 +120,7 @@ class Engine:
         poison: int = -1,
         not_a_number: int = -1,
         max_waiting_tokens: int | None = None,
+        shape: StepShape = StepShape(),  # noqa: B008 - it is frozen
     ) -> None:
         self.limits = limits
         self.poison = poison
@@ -132,6 +134,7 @@ class Engine:
             max_waiting,
             max_in_flight,
             max_waiting_tokens=max_waiting_tokens,
+            shape=shape,
         )
         self.worker = SimulatedWorker(limits, 1, poison, not_a_number)
         self.now = 0.0

@@ -166,7 +166,6 @@ class SimulatedWorker:
     # Slots and block tables.
 
     def _rearrange(self, plan: StepPlan) -> None:
-        require(not plan.copies and plan.repeat == 1, "copies and repeat are not used today")
         if plan.full:
             require(not plan.gone and not plan.grown, "a full plan begins without slots")
             self.slots.clear()

@@ -11,6 +11,7 @@ from simulated_worker import token_bytes
 
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire import codec
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.requests import ChoiceState, TokenWork
 from penstock.protocol.wire.messages.steps import StepPlan
 from penstock.protocol.wire.messages.tokens import End, EndReason
@@ -18,7 +19,6 @@ from penstock.services.scheduler import planner
 from penstock.services.scheduler.core import SchedulerCore
 from penstock.services.scheduler.limits import MAX_SEQUENCE_TOKENS, Limits
 from penstock.services.scheduler.policy_choice import make_policy
-from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.null_engine import NullExecutor
 
 MIB = 1024 * 1024
@@ -41,7 +41,7 @@ class NullEngine:
         self.core = SchedulerCore(
             limits, 1, make_policy("fcfs"), True, 10_000, max_waiting_tokens=2**40
         )
-        capacity = ExecutorCapacity(**{name: getattr(limits, name) for name in limits.__slots__})
+        capacity = EngineSizes(*msgspec.structs.astuple(limits))
         self.worker = NullExecutor(capacity, [])
         self.plans: list[StepPlan] = []
         self.sizes: list[int] = []

@@ -6,13 +6,14 @@ import msgspec
 import pytest
 from scheduler_harness import Engine, prompt, small
 
+from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.steps import StepResult
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, STEP_SECONDS, PrefillPace
 
 
 def learnt(decode_seconds: float, token_seconds: float) -> PrefillPace:
-    pace = PrefillPace()
+    pace = PrefillPace(StepShape())
     for _ in range(100):
         pace.observe(8, 0, decode_seconds)
         pace.observe(8, 1000, decode_seconds + 1000 * token_seconds)
@@ -20,7 +21,7 @@ def learnt(decode_seconds: float, token_seconds: float) -> PrefillPace:
 
 
 def test_nothing_is_bounded_before_steps_of_both_kinds_were_seen() -> None:
-    pace = PrefillPace()
+    pace = PrefillPace(StepShape())
     assert pace.most_tokens(8, 0) is None
     pace.observe(0, 500, 0.1)
     assert pace.most_tokens(8, 0) is None
@@ -72,7 +73,7 @@ def test_chunks_are_never_cut_below_a_useful_size() -> None:
 
 @pytest.mark.parametrize("first_seconds", [0.012, 0.02, 0.2])
 def test_a_slow_first_prompt_does_not_keep_chunks_small_for_ever(first_seconds: float) -> None:
-    pace = PrefillPace()
+    pace = PrefillPace(StepShape())
     pace.observe(0, 128, first_seconds)
     for _ in range(10):
         pace.observe(14, 0, 0.0047)
@@ -125,7 +126,7 @@ class TimedEngine(Engine):
     """Steps take 2 ms, and more for each token of prefill."""
 
     def __init__(self, limits: Limits, token_seconds: float = 20e-6) -> None:
-        super().__init__(limits)
+        super().__init__(limits, shape=StepShape(row_units=[4096, 512, 1024, 256, 256, 128]))
         self.token_seconds = token_seconds
         self.sizes: list[tuple[int, int]] = []
         """Decode rows and prefill tokens of each step."""

@@ -59,7 +59,6 @@ def test_a_right_plan_is_executed() -> None:
          "never computed"),
         ({"added": [new_slot(0, [1, 2]), new_slot(1, [3, 4])],
           "chunks": [Chunk(0, 0, 2, True, [0]), Chunk(1, 0, 2, True, [0])]}, "is written while"),
-        ({"repeat": 2}, "repeat"),
     ],
 )  # fmt: skip
 def test_a_wrong_first_plan_is_refused(changes: dict[str, object], words: str) -> None:

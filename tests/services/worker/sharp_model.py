@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from penstock.kernels.rotary import RopeParameters
-from penstock.services.worker.executor import ExecutorCapacity
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.compressed_layers import Compression
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.models.decoder import (
@@ -51,7 +51,7 @@ def executor_of(
     warm: bool = True,
     compression: Compression | None = None,
 ) -> GpuExecutor:
-    capacity = ExecutorCapacity(900, 16, slots, 4096, 4096, CONFIG.vocab_size)
+    capacity = EngineSizes(900, 16, slots, 4096, 4096, CONFIG.vocab_size)
     executor = GpuExecutor(CONFIG, weights, capacity, compression)
     if warm:
         executor.warm_up()

@@ -13,8 +13,8 @@ from plan_driver import GREEDY, PlanDriver
 from tiny_models import generated, some_prompts
 
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
-from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_loading import load_model
 
@@ -26,7 +26,7 @@ Run = Callable[..., list[list[int]]]
 def run(tiny_folder: Folder) -> Run:
     """Outputs of prompts with these samplings, by an executor of their own."""
     info = read_model_info(tiny_folder("qwen3"))
-    capacity = ExecutorCapacity(120, 16, 8, 64, 256, info.vocab_size)
+    capacity = EngineSizes(120, 16, 8, 64, 256, info.vocab_size)
     model = load_model(info, torch.float32, torch.device("cpu"), lambda note: None)
 
     def outputs(
@@ -101,7 +101,7 @@ def test_slots_that_begin_behind_a_cached_prefix_draw_as_if_all_had_been_sent(
     tiny_folder: Folder,
 ) -> None:
     info = read_model_info(tiny_folder("qwen3"))
-    capacity = ExecutorCapacity(120, 16, 16, 600, 256, info.vocab_size)
+    capacity = EngineSizes(120, 16, 16, 600, 256, info.vocab_size)
     model = load_model(info, torch.float32, torch.device("cpu"), lambda note: None)
     executor = ModelExecutor(model, capacity)
     (tokens,) = some_prompts([40])
@@ -135,7 +135,7 @@ def test_a_row_that_may_take_nothing_is_told_from_one_that_is_not_finite(
     tiny_folder: Folder,
 ) -> None:
     info = read_model_info(tiny_folder("qwen2"))
-    capacity = ExecutorCapacity(120, 16, 8, 64, 256, info.vocab_size)
+    capacity = EngineSizes(120, 16, 8, 64, 256, info.vocab_size)
     model = load_model(info, torch.float32, torch.device("cpu"), lambda note: None)
     model.weights.embedding[5] = torch.nan
     executor = ModelExecutor(model, capacity)

@@ -19,6 +19,7 @@ from penstock.protocol.config import (
     DeviceConfig,
     ModelConfig,
 )
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.cpu_threads import (
     FIRST_INTERVAL,
@@ -40,14 +41,13 @@ from penstock.services.worker.cpu_threads import (
     prefill_steps,
     trial_capacity,
 )
-from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.model_executor import MANY_ROWS, ModelExecutor
 from penstock.services.worker.null_engine import NullExecutor
 from penstock.services.worker.service import WorkerService
 
 Folder = Callable[[str], Path]
-CAPACITY = ExecutorCapacity(64, 16, 64, 256, 512, 99)
+CAPACITY = EngineSizes(64, 16, 64, 256, 512, 99)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def trial_on(machine: Machine) -> ThreadTrial:
     return ThreadTrial(machine, [1, 2], machine.clock)
 
 
-@pytest.mark.parametrize("capacity", [CAPACITY, ExecutorCapacity(1, 8, 1, 1, 8, 99)])
-def test_steps_are_measured_within_the_capacity(capacity: ExecutorCapacity) -> None:
+@pytest.mark.parametrize("capacity", [CAPACITY, EngineSizes(1, 8, 1, 1, 8, 99)])
+def test_steps_are_measured_within_the_capacity(capacity: EngineSizes) -> None:
     ticks = iter(float(tick) for tick in range(1000))
     executor = NullExecutor(trial_capacity(capacity), [])
     for steps in (decode_steps, prefill_steps):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.protocol.config import ClusterConfig, Config
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Attach, StepPlan, StepResult
-from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.null_engine import NullExecutor
 from penstock.services.worker.service import DeviceFailed, WorkerService
 
@@ -49,7 +49,7 @@ def worker(tmp_path: Path) -> Iterator[WorkerService]:
     service.mailbox.close()
 
 
-CAPACITY = ExecutorCapacity(8, 16, 2, 32, 64, 100)
+CAPACITY = EngineSizes(8, 16, 2, 32, 64, 100)
 
 
 @pytest.mark.parametrize("executor", [BrokenDevice(CAPACITY, []), BrokenInFlight(CAPACITY, [])])

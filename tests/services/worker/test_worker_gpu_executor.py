@@ -22,6 +22,7 @@ from penstock.protocol.grammar.compiler import compile_grammar
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
     Chunk,
     NewSlot,
@@ -29,7 +30,6 @@ from penstock.protocol.wire.messages.steps import (
     SlotSampling,
     StepPlan,
 )
-from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu import shared_rows as rows_module
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.executor import GpuExecutor
@@ -50,13 +50,13 @@ def silent(note: str) -> None:
 def gpu_executor(folder: Path, block_size: int = 16) -> GpuExecutor:
     info = read_model_info(folder)
     model = load_model(info, torch.float32, DEVICE, silent)
-    capacity = ExecutorCapacity(80, block_size, 8, 48, 256, info.vocab_size)
+    capacity = EngineSizes(80, block_size, 8, 48, 256, info.vocab_size)
     return GpuExecutor(model.config, model.weights, capacity)
 
 
 def plain_executor(folder: Path) -> ModelExecutor:
     info = read_model_info(folder)
-    capacity = ExecutorCapacity(80, 16, 8, 48, 256, info.vocab_size)
+    capacity = EngineSizes(80, 16, 8, 48, 256, info.vocab_size)
     return ModelExecutor(load_model(info, torch.float32, torch.device("cpu"), silent), capacity)
 
 

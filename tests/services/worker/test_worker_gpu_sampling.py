@@ -15,8 +15,8 @@ from sharp_model import CONFIG as SMALL
 from penstock.loadtest.make_model import make_tokenizer
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
 from penstock.protocol.grammar.request import Grammar
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
-from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.models.decoder import allocate_weights
 
@@ -69,7 +69,7 @@ def test_steps_with_rows_of_every_kind_compile_nothing_and_wait_for_nothing(
             if norm is not None:
                 norm.fill_(1.0)
     weights.norm.fill_(1.0)
-    capacity = ExecutorCapacity(900, 16, SLOTS, 4096, 4096, CONFIG.vocab_size)
+    capacity = EngineSizes(900, 16, SLOTS, 4096, 4096, CONFIG.vocab_size)
     executor = GpuExecutor(CONFIG, weights, capacity)
     executor.grammars.serve(
         lambda: make_vocabulary(make_tokenizer(CONFIG.vocab_size).to_str(), CONFIG.vocab_size, [2]),

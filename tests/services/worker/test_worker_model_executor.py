@@ -18,6 +18,7 @@ from penstock.loadtest.make_model import make_tokenizer
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
     Chunk,
     NewSlot,
@@ -26,7 +27,6 @@ from penstock.protocol.wire.messages.steps import (
     StepPlan,
 )
 from penstock.services.worker.cpu_threads import StepThreads
-from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.model_executor import Hidden, ModelExecutor
 from penstock.services.worker.model_loading import load_model
 from penstock.services.worker.models import decoder as decoder_module
@@ -50,7 +50,7 @@ def executor_for(
     slots: int = 16,
 ) -> Any:
     info = read_model_info(folder)
-    capacity = ExecutorCapacity(600, block_size, slots, budget, 512, info.vocab_size)
+    capacity = EngineSizes(600, block_size, slots, budget, 512, info.vocab_size)
     return kind(load_model(info, dtype, CPU, silent), capacity)
 
 

@@ -24,8 +24,8 @@ from penstock.protocol.config import (
     SchedulerConfig,
 )
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
-from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_loading import load_model
@@ -104,7 +104,7 @@ def executor_for(
     device: torch.device = CPU,
 ) -> ModelExecutor:
     info = read_model_info(folder)
-    capacity = ExecutorCapacity(300, block_size, 16, 256, 512, info.vocab_size)
+    capacity = EngineSizes(300, block_size, 16, 256, 512, info.vocab_size)
     return ModelExecutor(load_model(info, dtype, device, silent), capacity, attention)
 
 

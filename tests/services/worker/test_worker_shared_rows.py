@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from penstock.services.worker.executor import ExecutorCapacity
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.shared_rows import LEAST_ROWS, LEAST_SAVED, shared_rows
 from penstock.services.worker.slots import SlotTable
 
@@ -16,7 +16,7 @@ SIZE = 16
 
 def table(contexts: list[tuple[int, int]], common: int) -> SlotTable:
     """Slots with (positions, blocks of the common prefix); all other blocks are their own."""
-    slots = SlotTable(ExecutorCapacity(1 << 20, SIZE, len(contexts), 512, 1 << 14, 100))
+    slots = SlotTable(EngineSizes(1 << 20, SIZE, len(contexts), 512, 1 << 14, 100))
     fresh = common
     for slot, (positions, shared) in enumerate(contexts):
         count = -(-(positions + 1) // SIZE)

@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 from plan_driver import GREEDY, PlanDriver
 
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
-    BlockCopy,
     Chunk,
     NewSlot,
     SlotAdjustments,
     SlotSampling,
     StepPlan,
 )
-from penstock.services.worker.executor import ExecutorCapacity
 from penstock.services.worker.null_engine import NullExecutor
 from penstock.services.worker.slots import PlanError, SlotTable, history
 
-CAPACITY = ExecutorCapacity(
+CAPACITY = EngineSizes(
     num_blocks=10,
     block_size=8,
     max_num_seqs=4,
@@ -205,8 +204,6 @@ BAD_FIRST: dict[str, tuple[dict[str, object], str]] = {
         },
         "max_num_batched_tokens is 32",
     ),
-    "block copies": ({"copies": [BlockCopy(0, 1, 0, 2)]}, "copies"),
-    "a repeated plan": ({"repeat": 2}, "repeat=2"),
 }
 
 
@@ -244,7 +241,7 @@ def test_decoding_without_a_block_or_past_the_longest_sequence_is_refused() -> N
         table.apply(plan(10))
 
 
-NULL_CAPACITY = ExecutorCapacity(5000, 16, 64, 512, 1024, 1000)
+NULL_CAPACITY = EngineSizes(5000, 16, 64, 512, 1024, 1000)
 
 
 def test_null_tokens_depend_on_seed_choice_and_position_only() -> None:
@@ -260,7 +257,7 @@ def test_null_tokens_depend_on_seed_choice_and_position_only() -> None:
 
 
 def test_null_tokens_lie_in_the_vocabulary_and_skip_the_end_tokens() -> None:
-    capacity = ExecutorCapacity(1000, 16, 64, 512, 512, 7)
+    capacity = EngineSizes(1000, 16, 64, 512, 512, 7)
     outputs = PlanDriver(NullExecutor(capacity, [0, 6, 2, 99])).run(
         [[1]] * 8, 200, samplings=[SlotSampling(1.0, 0, 1.0, seed, 0) for seed in range(8)]
     )

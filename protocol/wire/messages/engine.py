@@ -1,0 +1,48 @@
+"""What an engine holds and how its device likes its steps: said once, by its worker."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineSizes(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Sizes of one engine; all zero for other services and until the model is loaded."""
+
+    num_blocks: int = 0
+    """KV blocks that the scheduler may hand out: ids 0 … ``num_blocks`` - 1."""
+    block_size: int = 0
+    """Positions in one KV block."""
+    max_num_seqs: int = 0
+    """Slots: 0 … ``max_num_seqs`` - 1."""
+    max_num_batched_tokens: int = 0
+    """Positions computed in one step, prefill and decode together."""
+    max_model_len: int = 0
+    vocab_size: int = 0
+    max_row_tokens: int = 1
+    """The most tokens that a row of a step may bring, 255 at most; each row computes as many
+    positions."""
+
+
+class StepShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the scheduler should know of a device to plan good steps for it. The defaults are for
+    devices that nobody has measured, such as CPUs and the null device."""
+
+    row_units: list[int] = []
+    """Flat pairs (rows, multiple), the most rows first: from so many rows on, a step is computed in
+    whole multiples, and what is missing is padding."""
+    chunk_tokens: int = 1024
+    """Prefill tokens beside decode rows that are worth a step, where one takes long."""
+    prefill_factor: float = 1.25
+    """They may take so many times as long as the decode rows while one prompt waits, …"""
+    prefill_factor_each: float = 0.4
+    """… so much more for each beside it, …"""
+    most_prefill_factor: float = 4.4
+    """… and so many times at most."""
+    certain_share: float = 0.6
+    """Of the time that prefill is predicted to take, it surely takes so much."""
+    round_trip_seconds: float = 0.0015
+    """From a result to the worker's next plan, at worst: steps that are planned beyond the running
+    one must last that long, or the device waits."""
+    lead_seconds: float = 0.015
+    """Ahead of a step's end the next one is planned at the latest: so long do scheduler and worker
+    take for the largest plans."""

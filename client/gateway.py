@@ -13,8 +13,9 @@ import msgspec
 
 from penstock.client.admission import AdmissionController, PipelineLoad, prompt_tokens
 from penstock.client.interface import Overloaded, Readiness, ServedModel
-from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger, Sink
+from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.parts import Parts
+from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.participant import Participant
 from penstock.protocol.process.trace import ACCEPT, TRACE
@@ -28,7 +29,6 @@ from penstock.protocol.wire.messages.membership import (
     Phase,
 )
 from penstock.protocol.wire.messages.requests import Rejected, Work
-from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart
 
 MAX_OPEN_REQUESTS = 16_384
 METRICS_SECONDS = 1.0
@@ -259,17 +259,9 @@ class _UntilFirstRow:
         self._gateway.admission.counted(self.request_id, prompt_tokens)
         self._sink.on_accepted(prompt_tokens)
 
-    def on_text(
-        self,
-        choice: int,
-        text: str,
-        tokens: int,
-        end: End | None,
-        start: RowStart | None = None,
-        details: RowDetails | None = None,
-    ) -> None:
+    def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
         self._gateway.begun(self.request_id, self._sink)
-        self._sink.on_text(choice, text, tokens, end, start, details)
+        self._sink.on_row(choice, text, tokens, extras)
 
     def on_rejected(self, rejected: Rejected) -> None:
         self._gateway.admission.left(self.request_id)

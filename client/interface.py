@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.client.ledger import Sink
+from penstock.client.sink import Sink
 from penstock.protocol.wire.messages.membership import MetricsAnswer, Peer
 from penstock.protocol.wire.messages.requests import Rejected, Work
 

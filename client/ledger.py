@@ -1,17 +1,19 @@
 """The frontend's side: it owns a request until ``Taken``, and watches it to its end.
 
-It can always start the request again elsewhere: it keeps the prompt, the output ids and the
-number of characters that the client has seen.
+It can always start the request again elsewhere: it keeps the prompt, the output ids and how much
+the client has seen on each channel.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
+from penstock.client.open_request import OpenRequest
+from penstock.client.sink import Sink, extras_of
 from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
 from penstock.protocol.ownership.tombstones import (
     MAX_STALLS,
@@ -33,7 +35,7 @@ from penstock.protocol.wire.messages.requests import (
     first_attempt,
     submission_of,
 )
-from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart, TextBatch
+from penstock.protocol.wire.messages.tokens import TextBatch
 
 UNTAKEN_SECONDS = 30.0
 """A request that no tokenizer takes for so long ends with 503."""
@@ -41,88 +43,6 @@ QUICK_RETRIES = 4
 """A request that draining peers hand back is sent on at once so often, then once a second."""
 _encode = msgspec.msgpack.Encoder().encode
 _log = logging.getLogger("penstock.ownership")
-
-
-class Sink(Protocol):
-    """Where one request's events go. Called in order; never after its end.
-
-    What a sink raises ends its own request with a 500 and concerns no other.
-    """
-
-    def on_accepted(self, prompt_tokens: int) -> None:
-        """The request waits or runs in an engine. Called once, before any text."""
-
-    def on_text(
-        self,
-        choice: int,
-        text: str,
-        tokens: int,
-        end: End | None,
-        start: RowStart | None = None,
-        details: RowDetails | None = None,
-    ) -> None:
-        """One row: ``text`` may be empty; ``tokens`` counts new output tokens.
-
-        ``start`` comes with the first row of a choice that ran; ``details`` are what the row
-        brings beside text, where the request asks for more.
-        """
-
-    def on_rejected(self, rejected: Rejected) -> None:
-        """The whole request ends with this error, before or after ``on_accepted``."""
-
-
-class OpenChoice:
-    """What has come of one choice: ``output`` holds its token ids as int32 bytes."""
-
-    __slots__ = ("count", "ended", "output", "released")
-
-    def __init__(self) -> None:
-        self.output = bytearray()
-        self.count = 0
-        self.released = 0
-        self.ended = False
-
-
-class OpenRequest:
-    """A request between its submission and its end."""
-
-    __slots__ = (
-        "accepted",
-        "arrived",
-        "began",
-        "choices",
-        "deadline",
-        "id",
-        "max_tokens",
-        "open_choices",
-        "prompt",
-        "resend_at",
-        "sink",
-        "stalls",
-        "submission",
-        "tokenizer",
-        "untaken_since",
-        "work",
-    )
-
-    def __init__(self, request_id: int, work: Work, sink: Sink, now: float) -> None:
-        self.id = request_id
-        self.work = work
-        self.sink = sink
-        self.arrived = now - work.age
-        self.began = now
-        self.deadline = now + work.time_left if work.time_left is not None else None
-        self.submission = 1
-        self.tokenizer = 0
-        """Incarnation of the tokenizer that owns it; 0 until ``Taken``."""
-        self.accepted = False
-        self.prompt = b""
-        self.max_tokens = 0
-        self.choices = {state.choice: OpenChoice() for state in work.choices}
-        self.open_choices = len(self.choices)
-        self.stalls = 0
-        self.resend_at = now + RESEND_SECONDS
-        self.untaken_since = now
 
 
 class ClientLedger:
@@ -255,7 +175,7 @@ class ClientLedger:
         """Take a message of a request; ``False`` when it is none."""
         match message:
             case TextBatch():
-                self._on_text(sender, message, now)
+                self._on_rows(sender, message, now)
             case Taken():
                 self._owner(sender, message.id, message.attempt)
             case Accepted():
@@ -311,11 +231,10 @@ class ClientLedger:
             return
         self._end(request, message)
 
-    def _on_text(self, sender: int, batch: TextBatch, now: float) -> None:
+    def _on_rows(self, sender: int, batch: TextBatch, now: float) -> None:
         tokens = memoryview(batch.tokens)
-        ends = {end.row: end for end in batch.ends} if batch.ends else None
-        starts = {start.row: start for start in batch.starts} if batch.starts else None
-        details = {one.row: one for one in batch.details} if batch.details else None
+        extras = extras_of(batch)
+        channels = {one.row: one.released for one in batch.events} if batch.events else None
         offset = 0
         stale_ids: list[int] = []
         stale_attempts: list[int] = []
@@ -348,19 +267,20 @@ class ClientLedger:
                 continue
             choice.output += tokens[first:offset]
             choice.count = index + count
-            choice.released = released
+            if channels is not None and row in channels:
+                choice.released = channels[row]
+            else:
+                choice.released.text = released
             if count:
                 request.stalls = 0
-            end = ends.get(row) if ends is not None else None
-            if end is not None:
+            more = extras.get(row) if extras is not None else None
+            if more is not None and more.end is not None:
                 choice.ended = True
                 request.open_choices -= 1
                 if request.open_choices == 0:
                     del self.open[request_id]
-            start = starts.get(row) if starts is not None else None
-            more = details.get(row) if details is not None else None
             try:
-                request.sink.on_text(number, text, count, end, start, more)
+                request.sink.on_row(number, text, count, more)
             except Exception:
                 self._sink_failed(request)
         if stale_ids:

@@ -17,6 +17,7 @@ from penstock.protocol.wire.messages.requests import (
     TokenWork,
     submission_of,
 )
+from penstock.protocol.wire.messages.tokens import Content
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -54,8 +55,8 @@ class OwnedRequest:
         self.work: TokenWork | None = None
         self.choices: dict[int, Choice] = {}
         self.open_choices = 0
-        self.replayed: dict[int, str] = {}
-        """Text that a continuation found unreleased; goes out with the next row."""
+        self.replayed: dict[int, Content] = {}
+        """What a continuation found unreleased; goes out with the next row."""
         self.refusals = Refusals()
         self.stalls = 0
         self.resend_at = 0.0
@@ -69,18 +70,16 @@ class OwnedRequest:
             choice = self.choices[state.choice] = Choice(
                 make_stream(work), detailed, params.stop_token_ids
             )
-            choice.output += state.output
-            choice.count = len(state.output) // 4
-            if choice.count:
-                text = choice.stream.replay(memoryview(state.output).cast("i"), state.released)
-                self.replayed[state.choice] = text
+            if state.output:
+                tokens = memoryview(state.output).cast("i")
+                self.replayed[state.choice] = choice.replay(tokens, state.released)
         self.open_choices = len(self.choices)
 
     def enqueue(self, work: TokenWork, own_address: str, now: float) -> Enqueue:
         """The message to an engine: the work, with the open choices as they are now."""
         changes: dict[str, Any] = {
             "choices": [
-                ChoiceState(number, bytes(choice.output), choice.stream.released)
+                ChoiceState(number, bytes(choice.output), choice.released)
                 for number, choice in self.choices.items()
                 if not choice.ended
             ],

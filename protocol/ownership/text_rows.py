@@ -1,26 +1,37 @@
-"""Tokens of a choice become text, and texts become the columns of a ``TextBatch``."""
+"""Tokens of a choice become events, and events become the columns of a ``TextBatch``."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from copy import copy
 from typing import Protocol
 
 import msgspec
 
 from penstock.protocol.wire.messages.tokens import (
+    Content,
     End,
     EndReason,
+    Event,
+    Reasoning,
+    Released,
     RowDetails,
+    RowEvents,
     RowLogprobs,
     RowStart,
+    Text,
     TextBatch,
+    ToolArguments,
+    ToolCallOpened,
 )
 
 
 class Delta(Protocol):
     """What a stream makes of some tokens."""
 
-    text: str
+    @property
+    def content(self) -> Content: ...
+
     used: int
     """How many of the tokens belong to the answer; the rest lie after a stop string."""
     stop: str | None
@@ -28,10 +39,7 @@ class Delta(Protocol):
 
 
 class Stream(Protocol):
-    """The text of one choice: incremental decode and stop strings."""
-
-    released: int
-    """Characters released in all."""
+    """The content of one choice: incremental decode, stop strings, parsers."""
 
     @property
     def stop(self) -> str | None:
@@ -40,25 +48,64 @@ class Stream(Protocol):
     def push(self, tokens: memoryview, last_is_stop: bool) -> Delta:
         """Take int32 tokens; with ``last_is_stop`` the last one ends the choice unseen."""
 
-    def finish(self) -> str:
+    def finish(self) -> Content:
         """The choice ended: release what was held back."""
 
-    def replay(self, tokens: memoryview, released: int) -> str:
-        """Rebuild the state after a continuation; returns the text after ``released``."""
+    def replay(self, tokens: memoryview) -> Content:
+        """Rebuild the state after a continuation; returns all that these tokens brought."""
 
     def details(
         self, row: int, first: bool, tokens: memoryview, found: RowLogprobs | None
     ) -> RowDetails | None:
-        """What row ``row`` brings beside the text of these tokens, which were pushed last.
+        """What row ``row`` brings beside the content of these tokens, which were pushed last.
 
         first: nothing came of the choice before them.
         """
 
 
+def joined(first: Content, second: Content) -> Content:
+    """One after the other."""
+    if isinstance(first, str) and isinstance(second, str):
+        return first + second
+    return [*_listed(first), *_listed(second)]
+
+
+def _listed(content: Content) -> list[Event]:
+    if isinstance(content, str):
+        return [Text(content)] if content else []
+    return content
+
+
+def unreleased(content: Content, released: Released) -> Content:
+    """What of ``content``, all that a choice has brought, lies after ``released``.
+
+    A part of an event has no logprobs: its tokens had theirs in another row.
+    """
+    if isinstance(content, str):
+        return content[released.text :]
+    skip, left = copy(released), list[Event]()
+    for event in content:
+        match event:
+            case Text(text):
+                rest, skip.text = text[skip.text :], max(0, skip.text - len(text))
+                left += [Text(rest)] if rest else []
+            case Reasoning(text):
+                rest, skip.reasoning = text[skip.reasoning :], max(0, skip.reasoning - len(text))
+                left += [Reasoning(rest)] if rest else []
+            case ToolArguments(index, text):
+                rest, skip.arguments = text[skip.arguments :], max(0, skip.arguments - len(text))
+                left += [ToolArguments(index, rest)] if rest else []
+            case ToolCallOpened() if skip.calls:
+                skip.calls -= 1
+            case _:
+                left.append(event)
+    return left
+
+
 class Choice:
     """What has come of one choice: ``output`` holds its token ids as int32 bytes."""
 
-    __slots__ = ("count", "detailed", "ended", "named", "output", "stream")
+    __slots__ = ("count", "detailed", "ended", "named", "output", "released", "stream")
 
     def __init__(self, stream: Stream, detailed: bool = False, named: Collection[int] = ()) -> None:
         """detailed: its rows bring more than text. named: the client's ``stop_token_ids``; an end
@@ -67,11 +114,20 @@ class Choice:
         self.named = named
         self.detailed = detailed
         self.output = bytearray()
+        self.released = Released()
         self.count = 0
         self.ended = False
 
-    def push(self, tokens: memoryview, end: End | None) -> tuple[str, memoryview, End | None]:
-        """The text of int32 tokens, those of them that count, and the end, if this is it.
+    def replay(self, tokens: memoryview, released: Released) -> Content:
+        """Go on after a choice that another tokenizer began, from its int32 ids and what has gone
+        out of it. Returns what lies after that; usually empty."""
+        self.output += tokens.tobytes()
+        self.count = len(tokens)
+        self.released = released
+        return unreleased(self.stream.replay(tokens), released)
+
+    def push(self, tokens: memoryview, end: End | None) -> tuple[Content, memoryview, End | None]:
+        """The content of int32 tokens, those of them that count, and the end, if this is it.
 
         The first end in token order wins: the engine's, or a stop string before it.
         """
@@ -81,23 +137,23 @@ class Choice:
         )
         delta = stream.push(tokens, last_is_stop)
         if delta.stop is not None:
-            return delta.text, tokens[: delta.used], End(0, EndReason.STOP, delta.stop)
+            return delta.content, tokens[: delta.used], End(0, EndReason.STOP, delta.stop)
         if end is None:
-            return delta.text, tokens, None
-        text = delta.text + stream.finish()
+            return delta.content, tokens, None
+        content = joined(delta.content, stream.finish())
         if stream.stop is not None:  # what was held back completed a stop string
             end = End(0, EndReason.STOP, stream.stop)
         elif last_is_stop and end.stop not in self.named:
             end = msgspec.structs.replace(end, stop=None)
-        return text, tokens, end
+        return content, tokens, end
 
 
 class TextRows:
     """Columns of one ``TextBatch`` in the making."""
 
     __slots__ = (
-        "attempts", "choices", "counts", "details", "ends", "ids", "indices", "released",
-        "starts", "texts", "tokens",
+        "attempts", "choices", "counts", "details", "ends", "events", "ids", "indices",
+        "released", "starts", "texts", "tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -112,6 +168,7 @@ class TextRows:
         self.ends: list[End] = []
         self.starts: list[RowStart] = []
         self.details: list[RowDetails] = []
+        self.events: list[RowEvents] = []
 
     def add(
         self,
@@ -120,7 +177,7 @@ class TextRows:
         number: int,
         choice: Choice,
         tokens: memoryview,
-        text: str,
+        content: Content,
         end: End | None,
         start: RowStart | None,
         logprobs: RowLogprobs | None,
@@ -138,8 +195,15 @@ class TextRows:
         self.indices.append(choice.count)
         self.counts.append(len(tokens))
         self.tokens += data
-        self.texts.append(text)
-        self.released.append(choice.stream.released)
+        released = choice.released
+        if isinstance(content, str):
+            released.text += len(content)
+            self.texts.append(content)
+        else:
+            released.add(content)
+            self.texts.append("")
+            self.events.append(RowEvents(len(self.ids) - 1, content, copy(released)))
+        self.released.append(released.text)
         choice.output += data
         choice.count += len(tokens)
         if start is not None:
@@ -161,4 +225,5 @@ class TextRows:
             self.ends,
             self.starts,
             self.details,
+            self.events,
         )

@@ -15,7 +15,7 @@ import msgspec
 from penstock.protocol.ownership.owned_request import OwnedRequest
 from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
 from penstock.protocol.ownership.refusals import Refusals
-from penstock.protocol.ownership.text_rows import Choice, Stream, TextRows
+from penstock.protocol.ownership.text_rows import Choice, Stream, TextRows, joined
 from penstock.protocol.ownership.tombstones import (
     GRACE_SECONDS,
     MAX_STALLS,
@@ -325,12 +325,12 @@ class TokenizerLedger:
         logprobs: RowLogprobs | None,
     ) -> None:
         engine_goes_on = end is None
-        text, tokens, end = choice.push(tokens, end)
+        content, tokens, end = choice.push(tokens, end)
         if engine_goes_on and end is not None:
             self._cancel_at_engine(request, number)
         if request.replayed:
-            text = request.replayed.pop(number, "") + text
-        out.add(request.id, request.attempt, number, choice, tokens, text, end, start, logprobs)
+            content = joined(request.replayed.pop(number, ""), content)
+        out.add(request.id, request.attempt, number, choice, tokens, content, end, start, logprobs)
         if len(tokens):
             request.stalls = 0
         if end is not None:

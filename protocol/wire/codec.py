@@ -100,11 +100,11 @@ def _describe(kind: inspect.Type, out: dict[str, str]) -> str:
     if isinstance(kind, inspect.Metadata):
         return _describe(kind.type, out)
     if isinstance(kind, inspect.StructType):
-        name = kind.cls.__name__
-        if name not in out:
-            out[name] = ""
+        name, place = kind.cls.__name__, f"{kind.cls.__module__}.{kind.cls.__name__}"
+        if place not in out:
+            out[place] = ""
             fields = ",".join(f"{f.name}:{_describe(f.type, out)}" for f in kind.fields)
-            out[name] = f"{name}#{kind.tag}({fields})"
+            out[place] = f"{name}#{kind.tag}({fields})"
         return name
     if isinstance(kind, inspect.EnumType):
         return f"{kind.cls.__name__}({','.join(f'{e.name}={e.value}' for e in kind.cls)})"

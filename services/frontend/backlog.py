@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.protocol.wire.messages.tokens import RowDetails
+from penstock.client.sink import RowExtras
+from penstock.protocol.logprobs import NamedLogprobs
+from penstock.protocol.wire.messages.tokens import RowDetails, Scores, ToolCallOpened, Vector
 
 MIN_BYTES = 256 * 1024
 STEPS = 32
@@ -20,10 +22,20 @@ def backlog_limit(choices: int, logprobs: int | None) -> int:
     return max(MIN_BYTES, STEPS * choices * (FRAME_BYTES + listed * LOGPROB_BYTES))
 
 
-def rendered_bytes(details: RowDetails) -> int:
-    """About what the details take as JSON."""
-    named = [one for one in (details.tokens, details.prompt) if one is not None]
-    return sum(LOGPROB_BYTES * len(one.pieces) for one in named)
+def rendered_bytes(text: str, extras: RowExtras) -> int:
+    """About what a row takes as JSON."""
+    details = extras.details or RowDetails(0, None)
+    parts: list[NamedLogprobs | None] = [details.tokens, details.prompt]
+    size = len(text.encode()) + len(details.echo.encode())
+    for event in extras.events or ():
+        size += FRAME_BYTES
+        if isinstance(event, Vector | Scores):
+            size += 4 * len(event.values)
+            continue
+        parts.append(event.logprobs)
+        if not isinstance(event, ToolCallOpened):
+            size += len(event.text.encode())
+    return size + sum(LOGPROB_BYTES * len(named.pieces) for named in parts if named is not None)
 
 
 def prompt_bytes(details: RowDetails) -> int:

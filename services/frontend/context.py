@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from penstock.client.interface import Gateway
+from penstock.client.meters import Meters
 from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.services.frontend.access import ApiKeys
 from penstock.services.frontend.body import BodyBudget
 from penstock.services.frontend.browsers import Browsers
-from penstock.services.frontend.generation import Meters
 from penstock.services.frontend.stream import STALL_S, StreamClock
 
 BODY_BYTES = 512 * 1024 * 1024

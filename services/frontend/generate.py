@@ -9,13 +9,14 @@ from functools import partial
 
 from aiohttp import HttpVersion11, web
 
+from penstock.client.answers import Answer
 from penstock.services.frontend.body import body_of
 from penstock.services.frontend.chunks import DONE, Renderer, error_frame
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, Context
-from penstock.services.frontend.generation import CollectSink, Generation
+from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.parse import GenerateRequest, parse_request
 from penstock.services.frontend.request_log import GENERATION
-from penstock.services.frontend.stream import EventStream, StreamSink
+from penstock.services.frontend.stream import EventStream
 
 LARGE_BODY_BYTES = 256 * 1024
 PAUSE_S = 0.0003
@@ -63,6 +64,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
         model=parsed.model,
         params=parsed.params,
         lists_prompt=parsed.lists_prompt,
+        options=parsed.options,
     )
     try:
         if parsed.stream:
@@ -86,16 +88,15 @@ def _let_others_run() -> None:
 
 
 async def _whole(generation: Generation, renderer: Renderer) -> web.Response:
-    sinks = [CollectSink(generation) for _ in generation.request.prompts]
-    generation.open(sinks)
+    answers = [Answer() for _ in range(generation.open_choices)]
+    generation.open(answers)
     await generation.finished
     if generation.error is not None:
         raise generation.error
-    choices = [choice for sink in sinks for choice in sink.choices()]
-    if any(choice.details for choice in choices):  # thousands of small objects: others go on
-        body = await asyncio.to_thread(renderer.body, choices, generation.usage)
+    if any(answer.details for answer in answers):  # thousands of small objects: others go on
+        body = await asyncio.to_thread(renderer.body, answers, generation.usage)
     else:
-        body = renderer.body(choices, generation.usage)
+        body = renderer.body(answers, generation.usage)
     return web.Response(body=body, content_type="application/json")
 
 
@@ -105,7 +106,7 @@ async def _streamed(
     parsed = generation.request
     clock, request_id = request.app[CONTEXT].clock, request[REQUEST_ID]
     stream = EventStream(generation, renderer, clock, request_id)
-    generation.open([StreamSink(generation, stream, i) for i in range(len(parsed.prompts))])
+    generation.open([stream.answer(index) for index in range(generation.open_choices)])
     await generation.accepted
     if generation.error is not None:
         raise generation.error

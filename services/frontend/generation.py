@@ -10,33 +10,17 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from penstock.client.answers import Answer, AnswerSink, RequestProgress
 from penstock.client.interface import Gateway, Overloaded
-from penstock.client.ledger import Sink
-from penstock.protocol.process.metrics import Registry
+from penstock.client.meters import Meters
 from penstock.protocol.wire.messages.requests import Rejected
-from penstock.protocol.wire.messages.tokens import End, EndReason, RowDetails, RowStart
-from penstock.services.frontend.chunks import Answer, Usage
+from penstock.protocol.wire.messages.tokens import End
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
 from penstock.services.frontend.parse import GenerateRequest
 
-_REASONS = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}
 
-
-class Meters:
-    """The series that requests are counted in."""
-
-    def __init__(self, registry: Registry) -> None:
-        self.first_token = registry.histogram("time_to_first_token_seconds").observe
-        self.between_tokens = registry.histogram("inter_token_latency_seconds").observe
-        self.end_to_end = registry.histogram("e2e_request_latency_seconds").observe
-        self._registry = registry
-
-    def finished(self, reason: str, choices: int = 1) -> None:
-        self._registry.inc("request_finished_total", reason, amount=choices)
-
-
-class Generation:
-    """The state that the sinks of one HTTP request share with its handler.
+class Generation(RequestProgress):
+    """What the sinks of one HTTP request share with its handler.
 
     The handler awaits ``accepted``, then ``finished``, looks at ``error`` after each, and calls
     ``close`` whatever happens.
@@ -53,19 +37,11 @@ class Generation:
         arrival: float,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        prompts = len(request.prompts)
+        super().__init__(prompts, prompts * request.params.n, meters, arrival, now)
         loop = asyncio.get_running_loop()
         self.request = request
-        self.meters = meters
-        self.arrival = arrival
-        self.now = now
-        self.usage = Usage()
         self.error: ApiError | None = None
-        self.first_at = self.ended_at = 0.0
-        """When the first token came, and when all choices had ended; 0 before."""
-        self.queued_s = 0.0
-        """Seconds that the last of its choices waited until an engine began with it."""
-        self.reasons: dict[str, None] = {}
-        """Why its choices ended, each reason once."""
         self.accepted: asyncio.Future[None] = loop.create_future()
         self.finished: asyncio.Future[None] = loop.create_future()
         self._gateway = gateway
@@ -73,15 +49,18 @@ class Generation:
         self._timeout_s = timeout_s = min(timeout_s, request.deadline_s or timeout_s)
         self._own_deadline = timeout_s == request.deadline_s
         self._ids: list[int] = []
-        self._unaccepted = len(request.prompts)
-        self._open_choices = len(request.prompts) * request.params.n
         self._waiting = True
         self._closed = False
         self._deadline = loop.call_later(max(0.0, arrival + timeout_s - now()), self._on_deadline)
 
-    def open(self, sinks: Sequence[Sink]) -> None:
-        """Hand every prompt to the gateway. Raises ``ApiError`` where it is overloaded."""
-        for prompt, sink in enumerate(sinks):
+    def open(self, answers: Sequence[Answer]) -> None:
+        """Hand every prompt to the gateway. Raises ``ApiError`` where it is overloaded.
+
+        answers: of all choices, prompt by prompt.
+        """
+        n = self.request.params.n
+        for prompt in range(len(self.request.prompts)):
+            sink = AnswerSink(self, answers[prompt * n : (prompt + 1) * n])
             age = self.now() - self.arrival
             left = max(0.0, self._timeout_s - age)
             work = self.request.work(prompt, tenant=self._tenant, time_left=left, age=age)
@@ -93,40 +72,22 @@ class Generation:
                 raise self.error
 
     def on_accepted(self, prompt_tokens: int) -> None:
-        self.usage.prompt += prompt_tokens
-        self._unaccepted -= 1
-        if self._unaccepted == 0:
+        super().on_accepted(prompt_tokens)
+        if self.unaccepted == 0:
             self._set_accepted()
 
     def on_rejected(self, rejected: Rejected) -> None:
         self.fail(from_rejected(rejected))
 
-    def on_end(self, end: End) -> bool:
-        """A choice ended. False: with an error, which ends the whole request."""
-        reason = _REASONS.get(end.reason)
-        if reason is None:
-            status = end.status if 400 <= end.status < 600 else 500
-            self.fail(status_error(status, end.message or "The request was aborted"))
-            return False
-        self._open_choices -= 1
-        self.reasons[reason] = None
-        self.meters.finished(reason)
-        if self._open_choices == 0 and not self.finished.done():
-            self._set_finished()
-            self.meters.end_to_end(self.ended_at - self.arrival)
+    def on_failed(self, end: End) -> None:
+        status = end.status if 400 <= end.status < 600 else 500
+        self.fail(status_error(status, end.message or "The request was aborted"))
+
+    def on_all_ended(self) -> None:
+        if not self.finished.done():
+            super().on_all_ended()
+            self.finished.set_result(None)
             self._ids.clear()
-        return True
-
-    def on_start(self, choice: int, start: RowStart) -> None:
-        """A choice of one of the prompts has run; the first one computed its prompt."""
-        if choice == 0:
-            self.usage.cached += start.cached
-        self.queued_s = max(self.queued_s, start.queued_s)
-
-    def on_first_token(self, now: float) -> None:
-        """Of one of the prompts."""
-        self.first_at = self.first_at or now
-        self.meters.first_token(now - self.arrival)
 
     def fail(self, error: ApiError) -> None:
         """End everything with this error; a second one changes nothing."""
@@ -176,62 +137,7 @@ class Generation:
         ids, self._ids = self._ids, []
         for request_id in ids:
             self._gateway.cancel(request_id)
-        if self._open_choices:
+        if self.open_choices:
             self.reasons[reason] = None
-            self.meters.finished(reason, self._open_choices)
-            self._open_choices = 0
-
-
-class CollectSink:
-    """Gathers the text of one prompt's choices for an unstreamed answer."""
-
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-        n = generation.request.params.n
-        self._texts: list[list[str]] = [[] for _ in range(n)]
-        self._details: list[list[RowDetails]] = [[] for _ in range(n)]
-        self._ends: list[End | None] = [None] * n
-        self._last = [0.0] * n
-        self._has_first = False
-
-    def on_accepted(self, prompt_tokens: int) -> None:
-        self._generation.on_accepted(prompt_tokens)
-
-    def on_rejected(self, rejected: Rejected) -> None:
-        self._generation.on_rejected(rejected)
-
-    def on_text(
-        self,
-        choice: int,
-        text: str,
-        tokens: int,
-        end: End | None,
-        start: RowStart | None = None,
-        details: RowDetails | None = None,
-    ) -> None:
-        generation = self._generation
-        if tokens:
-            now = generation.now()
-            if self._last[choice]:
-                generation.meters.between_tokens((now - self._last[choice]) / tokens, tokens)
-            elif not self._has_first:
-                self._has_first = True
-                generation.on_first_token(now)
-            self._last[choice] = now
-            generation.usage.completion += tokens
-        if start is not None:
-            generation.on_start(choice, start)
-        if details is not None:
-            self._details[choice].append(details)
-        if text:
-            self._texts[choice].append(text)
-        if end is not None and self._ends[choice] is None and generation.on_end(end):
-            self._ends[choice] = end
-
-    def choices(self) -> list[Answer]:
-        """Every choice; for a request that finished without an error."""
-        return [
-            Answer("".join(texts), end, details)
-            for texts, end, details in zip(self._texts, self._ends, self._details, strict=True)
-            if end is not None
-        ]
+            self.meters.finished(reason, self.open_choices)
+            self.open_choices = 0

@@ -1,15 +1,15 @@
 """Server-sent events: from rows of text to bytes on the client's connection.
 
-A token's way is short: ``StreamSink.on_text`` appends one frame (three byte strings joined), and
-once in a turn of the event loop every stream with new frames is written in one piece, as one HTTP
-chunk. No task wakes up and no object is built for a token.
+A token's way is short: ``StreamedAnswer.add_text`` appends one frame (three byte strings joined),
+and once in a turn of the event loop every stream with new frames is written in one piece, as one
+HTTP chunk. No task wakes up and no object is built for a token.
 
 aiohttp writes the headers and the end; between them the bytes go straight to the transport::
 
     response.prepare()  →  start()  …  flush() …  →  finish()  →  response.write_eof(tail)
 
 A slow reader is noticed by the transport's backlog: above ``HOLD_BYTES`` the stream is *held*,
-text is kept unrendered and merged by choice, and goes out when the backlog is below
+rows are gathered unrendered, by choice, and go out when the backlog is below
 ``RELEASE_BYTES``.
 """
 
@@ -20,18 +20,12 @@ import logging
 import time
 from collections.abc import Callable
 
-from penstock.protocol.wire.messages.requests import Rejected
-from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart
+from penstock.client.answers import Answer
+from penstock.client.sink import RowExtras
 from penstock.services.frontend.backlog import backlog_limit, prompt_bytes, rendered_bytes
-from penstock.services.frontend.chunks import (
-    KEEP_ALIVE,
-    NO_USAGE,
-    Renderer,
-    usage_member,
-)
+from penstock.services.frontend.chunks import KEEP_ALIVE, ChoiceFrames, Renderer
 from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.json_lines import encode
-from penstock.services.frontend.logprobs import LogprobsRenderer
 
 HOLD_BYTES = 64 * 1024
 RELEASE_BYTES = 16 * 1024
@@ -43,24 +37,37 @@ _MAX_TICK_S = 1.0
 _log = logging.getLogger("penstock.frontend")
 
 
-class Choice:
-    """The stream of one choice."""
+class StreamedAnswer(Answer):
+    """The answer of one choice, which leaves it as frames; while its stream is held it gathers."""
 
-    __slots__ = ("details", "end", "ended", "last", "later", "logprobs", "prefix", "texts")
+    __slots__ = ("_frames", "_stream")
 
-    def __init__(self, first: bytes, later: bytes, logprobs: LogprobsRenderer) -> None:
-        self.prefix = first
-        self.later = later
-        self.last = 0.0
-        """Time of the newest token; 0 before the first."""
-        self.texts: list[str] = []
-        """Text held back."""
-        self.details: list[RowDetails] = []
-        """Details held back."""
-        self.logprobs = logprobs
-        self.end: End | None = None
-        """An end held back."""
-        self.ended = False
+    def __init__(self, stream: EventStream, frames: ChoiceFrames) -> None:
+        super().__init__()
+        self._stream = stream
+        self._frames = frames
+
+    def add_text(self, text: str) -> None:
+        stream = self._stream
+        if not stream.direct:
+            super().add_text(text)
+            stream.added(self, len(text.encode()))
+            return
+        frames = self._frames
+        stream.write(frames.prefix + encode(text) + frames.suffix)
+        frames.prefix = frames.later
+
+    def add(self, text: str, extras: RowExtras) -> None:
+        super().add(text, extras)
+        if extras.details is not None:
+            self._stream.expect(prompt_bytes(extras.details))
+        self._stream.added(self, rendered_bytes(text, extras))
+
+    def take(self) -> bytes:
+        """The frames of what has come since the last ones; empty if nothing is to be said."""
+        frames = self._frames.render(self)
+        self.clear()
+        return frames
 
 
 class EventStream:
@@ -75,11 +82,10 @@ class EventStream:
     ) -> None:
         """request_id: for the log."""
         self.held = True
-        options = generation.request.options
-        self.continuous = options.continuous_usage
-        self.suffix = renderer.suffix(NO_USAGE if options.include_usage else b"")
-        self._no_usage = NO_USAGE if options.include_usage else b""
+        self.direct = False
+        """Plain text may be written as it comes: not held, and nothing in its frames changes."""
         request = generation.request
+        self._all_direct = not request.options.continuous_usage
         choices = len(request.prompts) * request.params.n
         self._limit = backlog_limit(choices, request.params.logprobs)
         self._request_id = request_id
@@ -90,17 +96,16 @@ class EventStream:
         self._chunked = True
         self._pending: list[bytes] = []
         self._dirty = False
-        self._holding: dict[Choice, None] = {}
+        self._holding: dict[StreamedAnswer, None] = {}
         self._held_bytes = 0
         self._written_at = 0.0
         self._backlog = 0
         self._progress_at = 0.0
         self._drained: asyncio.Future[None] | None = None
 
-    def choice(self, index: int) -> Choice:
-        first = self._renderer.prefix(index, first=True)
-        later = self._renderer.prefix(index, first=False)
-        return Choice(first, later, self._renderer.logprobs())
+    def answer(self, index: int) -> StreamedAnswer:
+        """Of the choice with this index, over all prompts."""
+        return StreamedAnswer(self, self._renderer.choice(index, self._generation.usage))
 
     # --- rows in
 
@@ -111,43 +116,23 @@ class EventStream:
             self._dirty = True
             self._clock.mark(self)
 
-    def put(
-        self, choice: Choice, text: str, end: End | None, details: RowDetails | None = None
-    ) -> None:
-        """Send or hold a row; for every row that is not plain text on a free stream."""
-        if details is not None:
-            text = details.echo + text
-            self._limit += prompt_bytes(details)
+    def expect(self, size: int) -> None:
+        """A row of so many bytes comes once: they are no sign of a slow reader."""
+        self._limit += size
+
+    def added(self, answer: StreamedAnswer, size: int) -> None:
+        """The answer has grown by about so many bytes: send or hold them."""
         if not self.held:
-            if frame := self._frame(choice, text, end, [] if details is None else [details]):
-                self.write(frame)
+            if frames := answer.take():
+                self.write(frames)
             return
-        if text:
-            choice.texts.append(text)
-            self._held_bytes += len(text.encode())
-        if details is not None:
-            choice.details.append(details)
-            self._held_bytes += rendered_bytes(details)
-        choice.end = end
-        if text or end is not None or details is not None:
-            self._holding[choice] = None
+        self._held_bytes += size
+        self._holding[answer] = None
         transport = self._transport
         if transport is not None:
             total = self._held_bytes + transport.get_write_buffer_size()
             if total > self._limit:
                 self.give_up(f"{total} bytes wait for it; {self._limit} may")
-
-    def _frame(
-        self, choice: Choice, text: str, end: End | None, details: list[RowDetails]
-    ) -> bytes:
-        logprobs = encode(choice.logprobs.member(details)) if details else b"null"
-        if not text and end is None and logprobs == b"null":
-            return b""
-        usage = usage_member(self._generation.usage) if self.continuous else self._no_usage
-        prefix, choice.prefix = choice.prefix, choice.later
-        if end is not None:
-            return self._renderer.last(prefix, text, end, usage, logprobs)
-        return prefix + encode(text) + self._renderer.suffix(usage, logprobs)
 
     # --- bytes out
 
@@ -176,21 +161,22 @@ class EventStream:
         self._written_at = now
         backlog = transport.get_write_buffer_size()
         if backlog > HOLD_BYTES and not self.held:
-            self.held = True
+            self._hold(True)
             self._backlog = backlog
             self._progress_at = now
             self._clock.watch(self)
 
+    def _hold(self, held: bool) -> None:
+        self.held = held
+        self.direct = self._all_direct and not held
+
     def _release(self) -> None:
-        self.held = False
+        self._hold(False)
         holding, self._holding = self._holding, {}
         self._held_bytes = 0
-        for choice in holding:
-            text, end, details = "".join(choice.texts), choice.end, choice.details
-            choice.texts.clear()
-            choice.end, choice.details = None, []
-            if frame := self._frame(choice, text, end, details):
-                self._pending.append(frame)
+        for answer in holding:
+            if frames := answer.take():
+                self._pending.append(frames)
         self.flush(self._clock.now())
 
     def tick(self, now: float, keep_alive_s: float) -> None:
@@ -343,87 +329,3 @@ class StreamClock:
         self._polling = bool(self._watched)
         if self._polling:
             asyncio.get_running_loop().call_later(_POLL_S, self._poll)
-
-
-class StreamSink:
-    """Renders the rows of one prompt's choices into the stream of its connection."""
-
-    __slots__ = (
-        "_between_tokens",
-        "_choices",
-        "_generation",
-        "_has_first",
-        "_now",
-        "_special",
-        "_stream",
-        "_suffix",
-        "_usage",
-    )
-
-    def __init__(self, generation: Generation, stream: EventStream, prompt: int) -> None:
-        n = generation.request.params.n
-        self._choices = [stream.choice(prompt * n + choice) for choice in range(n)]
-        self._generation = generation
-        self._stream = stream
-        self._usage = generation.usage
-        self._between_tokens = generation.meters.between_tokens
-        self._now = generation.now
-        self._suffix = stream.suffix
-        self._special = stream.continuous
-        self._has_first = False
-
-    def on_accepted(self, prompt_tokens: int) -> None:
-        self._generation.on_accepted(prompt_tokens)
-
-    def on_rejected(self, rejected: Rejected) -> None:
-        self._generation.on_rejected(rejected)
-
-    def on_text(
-        self,
-        choice: int,
-        text: str,
-        tokens: int,
-        end: End | None,
-        start: RowStart | None = None,
-        details: RowDetails | None = None,
-    ) -> None:
-        state = self._choices[choice]
-        if tokens:
-            now = self._now()
-            if state.last:
-                self._between_tokens((now - state.last) / tokens, tokens)
-            elif not self._has_first:
-                self._has_first = True
-                self._generation.on_first_token(now)
-            state.last = now
-            self._usage.completion += tokens
-        if (
-            end is not None
-            or start is not None
-            or details is not None
-            or self._special
-            or self._stream.held
-        ):
-            self._rare(choice, text, end, start, details)
-        elif text:
-            self._stream.write(state.prefix + encode(text) + self._suffix)
-            state.prefix = state.later
-
-    def _rare(
-        self,
-        choice: int,
-        text: str,
-        end: End | None,
-        start: RowStart | None,
-        details: RowDetails | None,
-    ) -> None:
-        state = self._choices[choice]
-        if start is not None:
-            self._generation.on_start(choice, start)
-        if state.ended:
-            return
-        if end is not None:
-            state.ended = True
-            if not self._generation.on_end(end):
-                return
-        self._stream.put(state, text, end, details)

@@ -10,62 +10,34 @@ import time
 
 import msgspec
 
-from penstock.client.ledger import ClientLedger, OpenRequest
+from penstock.client.answers import Answer, AnswerSink, RequestProgress
+from penstock.client.ledger import ClientLedger
+from penstock.client.meters import Meters
+from penstock.client.open_request import OpenRequest
 from penstock.protocol.config import ClusterConfig
+from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import BeatThread, Participant
 from penstock.protocol.process.service import TICK_SECONDS, open_mailbox
 from penstock.protocol.wire.messages.membership import Identity, Phase
-from penstock.protocol.wire.messages.requests import Rejected, Work
-from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart
+from penstock.protocol.wire.messages.requests import Work
 
 JOIN_SECONDS = 10.0
 
 
-class Collector:
-    """What has come of one prompt so far."""
+class Submission:
+    """One prompt in the pipeline, and what has come of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work, meters: Meters) -> None:
+        self.id = 0
         self.request: OpenRequest | None = None
-        self.texts: dict[int, list[str]] = {}
-        self.details: dict[int, list[RowDetails]] = {}
-        self.ends: dict[int, End] = {}
-        self.cached = 0
-        self.tokens = 0
-        self.accepted = False
-        self.rejected: Rejected | None = None
-
-    def on_accepted(self, prompt_tokens: int) -> None:
-        self.accepted = True
-
-    def on_text(
-        self,
-        choice: int,
-        text: str,
-        tokens: int,
-        end: End | None,
-        start: RowStart | None = None,
-        details: RowDetails | None = None,
-    ) -> None:
-        if details is not None:
-            self.details.setdefault(choice, []).append(details)
-            text = details.echo + text
-        if text:
-            self.texts.setdefault(choice, []).append(text)
-        self.tokens += tokens
-        if start is not None:
-            self.cached = max(self.cached, start.cached)
-        if end is not None:
-            self.ends[choice] = end
-
-    def on_rejected(self, rejected: Rejected) -> None:
-        self.rejected = rejected
+        """``None``: it was refused at once."""
+        self.progress = RequestProgress(1, len(work.choices), meters, time.monotonic())
+        self.answers = [Answer() for _ in work.choices]
 
     @property
     def done(self) -> bool:
-        request = self.request
-        return self.rejected is not None or (
-            request is not None and len(self.ends) == len(request.choices)
-        )
+        progress = self.progress
+        return not progress.open_choices or bool(progress.rejected or progress.failed)
 
 
 class PipelineClient:
@@ -76,6 +48,7 @@ class PipelineClient:
         """Raises ``TimeoutError`` when the router does not answer."""
         self.lock = threading.RLock()
         self._closed = threading.Event()
+        self._meters = Meters(Registry())
         self._mailbox = open_mailbox(ClusterConfig(router=router), "frontend")
         identity = Identity(os.getpid(), socket.gethostname())
         self._participant = Participant("frontend", self._mailbox, router, identity)
@@ -100,14 +73,16 @@ class PipelineClient:
     def vocab_size(self) -> int:
         return max(p.capacity.vocab_size for p in self._participant.of("scheduler"))
 
-    def submit(self, work: Work, collector: Collector) -> int:
-        """Send a request on its way; ``pump`` brings its events. Returns its id."""
+    def submit(self, work: Work) -> Submission:
+        """Send a request on its way; ``pump`` brings its events."""
         if work.params.seed is None:
             params = msgspec.structs.replace(work.params, seed=secrets.randbits(63))
             work = msgspec.structs.replace(work, params=params)
-        request_id = self.ledger.submit(work, collector, time.monotonic())
-        collector.request = self.ledger.open.get(request_id)  # else it was refused at once
-        return request_id
+        submission = Submission(work, self._meters)
+        sink = AnswerSink(submission.progress, submission.answers)
+        submission.id = self.ledger.submit(work, sink, time.monotonic())
+        submission.request = self.ledger.open.get(submission.id)
+        return submission
 
     def pump(self, seconds: float) -> None:
         """Wait up to ``seconds`` for messages and handle them. Raises ``Ended`` when fenced."""

@@ -14,13 +14,14 @@ from typing import Any, Self
 
 import msgspec
 
+from penstock.client.answers import FINISH_REASONS, RequestProgress
 from penstock.protocol.grammar.request import from_structured_outputs
 from penstock.protocol.logprobs import TokenLogprobs, unpack
 from penstock.protocol.plain_errors import plain_error
 from penstock.protocol.sampling import PARAMETERS, SamplingParams
 from penstock.protocol.wire.messages.requests import Chat, ChoiceState, Prompt, Work
-from penstock.protocol.wire.messages.tokens import EndReason, RowDetails
-from penstock.services.library.client import Collector, PipelineClient
+from penstock.protocol.wire.messages.tokens import RowDetails
+from penstock.services.library.client import PipelineClient, Submission
 from penstock.services.library.outputs import (
     CompletionOutput,
     Logprob,
@@ -112,21 +113,21 @@ class LLM:
         works = map(_work, prompts, params)
         shown = sys.stderr.isatty() if progress is None else progress
         with self._client.lock, ProgressLine(len(given), shown) as line:
-            collectors = self._collect(works, len(given), line, max_open)
-        return [_output(prompt, one) for prompt, one in zip(given, collectors, strict=True)]
+            submissions = self._collect(works, len(given), line, max_open)
+        return [_output(prompt, one) for prompt, one in zip(given, submissions, strict=True)]
 
     def _collect(
         self, prepared: Iterable[Work], count: int, line: ProgressLine, max_open: int
-    ) -> list[Collector]:
+    ) -> list[Submission]:
         """Run all requests, ``max_open`` at a time; on an error cancel what is left.
 
         The first are on their way while the others are still prepared, and all are prepared before
         any is awaited: a wrong prompt is found at once.
         """
         client = self._client
-        collectors = [Collector() for _ in range(count)]
+        done: dict[int, Submission] = {}
         waiting = deque(range(min(max_open, count), count))
-        running: dict[int, int] = {}
+        running: dict[int, Submission] = {}
         works: list[Work] = []
         pause_until = 0.0
         try:
@@ -134,30 +135,30 @@ class LLM:
             for number, work in enumerate(prepared):
                 works.append(work)
                 if number < max_open:
-                    running[number] = client.submit(work, collectors[number])
+                    running[number] = client.submit(work)
                 if time.monotonic() >= pump_at:  # many prompts take seconds: what is open goes on
                     client.pump(0.0)
                     pump_at = time.monotonic() + _PUMP_SECONDS
             while waiting or running:
                 while waiting and len(running) < max_open and time.monotonic() >= pause_until:
                     number = waiting.popleft()
-                    running[number] = client.submit(works[number], collectors[number])
+                    running[number] = client.submit(works[number])
                 client.pump(0.1)
-                for number in [n for n in running if collectors[n].done]:
-                    del running[number]
-                    if _wants_retry(collectors[number]):
-                        collectors[number] = Collector()
+                for number, one in [found for found in running.items() if found[1].done]:
+                    if _wants_retry(one.progress):
                         waiting.appendleft(number)
                         pause_until = time.monotonic() + RETRY_SECONDS
                     else:
-                        _check(number, collectors[number])
-                        line.finished(collectors[number].tokens)
+                        _check(number, one.progress)
+                        done[number] = one
+                        line.finished(one.progress.usage.completion)
+                    del running[number]
                 if not self._server.alive:
                     raise ServerFailed(f"the server has ended: {self._server.last_words()}")
         finally:
-            for request_id in running.values():
-                client.ledger.cancel(request_id)
-        return collectors
+            for one in running.values():
+                client.ledger.cancel(one.id)
+        return [done[number] for number in range(count)]
 
     def close(self) -> None:
         """End all processes. The object is of no use afterwards."""
@@ -222,44 +223,45 @@ def _first_fault(params: SamplingParams) -> str:
     return ""
 
 
-def _wants_retry(collector: Collector) -> bool:
-    rejected = collector.rejected
-    return rejected is not None and rejected.status == _OVERLOADED and not collector.accepted
+def _wants_retry(progress: RequestProgress) -> bool:
+    rejected = progress.rejected
+    return rejected is not None and rejected.status == _OVERLOADED and bool(progress.unaccepted)
 
 
-def _check(number: int, collector: Collector) -> None:
-    rejected = collector.rejected
+def _check(number: int, progress: RequestProgress) -> None:
+    rejected = progress.rejected
     if rejected is not None:
         kind = ValueError if rejected.status < 500 else RequestError
         raise kind(f"prompt {number}: {rejected.message}")
-    for end in collector.ends.values():
-        if end.reason in (EndReason.ERROR, EndReason.ABORT):
-            raise RequestError(f"prompt {number}: {end.message}")
+    if progress.failed is not None:
+        raise RequestError(f"prompt {number}: {progress.failed.message}")
 
 
-def _output(given: PromptLike | None, collector: Collector) -> RequestOutput:
-    request = collector.request
+def _output(given: PromptLike | None, submission: Submission) -> RequestOutput:
+    request = submission.request
     if request is None:
         raise RequestError("the request was never submitted")
     outputs = []
-    for number, choice in sorted(request.choices.items()):
-        end = collector.ends[number]
+    for number, answer in enumerate(submission.answers):
+        end = answer.end
+        if end is None:
+            raise RequestError("the request has not ended")
         outputs.append(
             CompletionOutput(
                 number,
-                "".join(collector.texts.get(number, ())),
-                list(array("i", bytes(choice.output))),
-                "length" if end.reason == EndReason.LENGTH else "stop",
+                answer.text,
+                list(array("i", bytes(request.choices[number].output))),
+                FINISH_REASONS[end.reason],
                 end.stop,
-                _logprobs(collector.details.get(number, [])),
+                _logprobs(answer.details),
             )
         )
     return RequestOutput(
         given if isinstance(given, str) else None,
         _prompt_ids(given, request.prompt),
         outputs,
-        collector.cached,
-        _prompt_logprobs(collector.details.get(0, [])),
+        submission.progress.usage.cached,
+        _prompt_logprobs(submission.answers[0].details),
     )
 
 

@@ -21,7 +21,7 @@ TokenRow: TypeAlias = "memoryview[int] | array[int] | list[int]"
 class Delta(msgspec.Struct, gc=False):
     """What some tokens brought."""
 
-    text: str
+    content: str
     """Released text; empty while a character or a possible stop string is unfinished."""
     used: int
     """How many of the tokens belong to the answer: those after the one that completed the stop
@@ -40,7 +40,6 @@ class ChoiceStream:
         "_push_token",
         "_stops",
         "_untouched",
-        "released",
     )  # fmt: skip
 
     def __init__(self, text_model: TextModel, params: SamplingParams, prompt: bytes = b"") -> None:
@@ -55,8 +54,6 @@ class ChoiceStream:
         self._stops = StopStrings(params.stop, self._include) if params.stop else None
         self._untouched = params.min_tokens if params.stop else 0
         """So many tokens' text cannot begin or complete a stop string."""
-        self.released = 0
-        """Characters released so far."""
 
     @property
     def stop(self) -> str | None:
@@ -78,7 +75,6 @@ class ChoiceStream:
                 text = self._push_token(tokens[0])
             else:
                 text = "".join(map(self._push_token, tokens[:rendered]))
-            self.released += len(text)
             return Delta(text, count, None)
         earlier = stops.found
         if earlier is not None:
@@ -95,7 +91,6 @@ class ChoiceStream:
                 count = position + 1
                 break
         text = released[0] if len(released) == 1 else "".join(released)
-        self.released += len(text)
         return Delta(text, count, stops.found)
 
     def finish(self) -> str:
@@ -111,7 +106,6 @@ class ChoiceStream:
             text = self._stops.push(text)
             if self._stops.found is None:
                 text += self._stops.flush()
-        self.released += len(text)
         return text
 
     def details(
@@ -120,17 +114,9 @@ class ChoiceStream:
         """What a row of these tokens, which were pushed last, brings beside its text."""
         return self._details.of_row(row, first, len(tokens), found)
 
-    def replay(self, tokens: TokenRow, released: int) -> str:
-        """Rebuild the state of a choice that another tokenizer began.
-
-        Args:
-            tokens: the int32 ids that the choice has produced so far.
-            released: characters that its client already has.
-
-        Returns:
-            The released text that lies beyond them; usually empty.
-        """
-        text = self.push(tokens).text
+    def replay(self, tokens: TokenRow) -> str:
+        """Rebuild the state of a choice that another tokenizer began, from the int32 ids that it
+        has produced so far. Returns all the text of them that is released."""
+        text = self.push(tokens).content
         self._details.replayed()
-        self.released = max(len(text), released)
-        return text[released:]
+        return text

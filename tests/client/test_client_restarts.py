@@ -11,6 +11,7 @@ import pytest
 from penstock.client.gateway import PipelineGateway
 from penstock.client.interface import Overloaded
 from penstock.client.parts import FAILED_STARTS, JOIN_SECONDS, Parts
+from penstock.client.sink import RowExtras
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.participant import UNREACHABLE_SECONDS, Participant
 from penstock.protocol.sampling import SamplingParams
@@ -24,7 +25,6 @@ from penstock.protocol.wire.messages.requests import (
     Tokens,
     Work,
 )
-from penstock.protocol.wire.messages.tokens import End, RowDetails, RowStart
 
 ROUTER = "ipc:///run/router.sock"
 CAPACITY = Capacity(1000, 16, 8, 2048, 4096, 32_000)
@@ -61,14 +61,8 @@ class Ear:
 
     def on_accepted(self, prompt_tokens: int) -> None: ...
 
-    def on_text(
-        self,
-        choice: int,
-        text: str,
-        tokens: int,
-        end: End | None,
-        start: RowStart | None = None,
-        details: RowDetails | None = None,
+    def on_row(
+        self, choice: int, text: str, tokens: int, extras: RowExtras | None = None
     ) -> None: ...
 
     def on_rejected(self, rejected: Rejected) -> None:

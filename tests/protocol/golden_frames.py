@@ -121,6 +121,16 @@ _SLOT_ROW: list[Any] = [
 ]  # fmt: skip
 BIG = 2**63 - 1
 
+_EVENTS: list[t.Event] = [
+    t.Text("a", NamedLogprobs(2, _IDS, [b"a"], [4])), t.Reasoning("b"),
+    t.ToolCallOpened(0, "call-1", "f"), t.ToolArguments(0, "{}"), t.Vector(_IDS), t.Scores(_IDS),
+]  # fmt: skip
+_EVENT_ROWS: list[Any] = [
+    ["text", "a", [2, _IDS, [b"a"], [4]]], ["reasoning", "b", None],
+    ["call", 0, "call-1", "f", None], ["arguments", 0, "{}", None], ["vector", _IDS],
+    ["scores", _IDS],
+]  # fmt: skip
+
 SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "Hello": (
         m.Hello("worker", "ipc:///run/w.sock", BIG, 1, "0123456789abcdef", b"\x00\xff"),
@@ -186,11 +196,13 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
             [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3],
             [t.End(0, t.EndReason.ERROR, "</s>", "gone", 500)], [t.RowStart(0, 16, 0.25)],
             [t.RowDetails(0, NamedLogprobs(2, _IDS, [b"a"], [4]), None, "echo")],
+            [t.RowEvents(0, _EVENTS, t.Released(3, 1, 1, 2))],
         ),
         [
             31, [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3], [[0, 4, "</s>", "gone", 500]],
             [[0, 16, 0.25]],
             [[0, [2, _IDS, [b"a"], [4]], None, "echo"]],
+            [[0, _EVENT_ROWS, [3, 1, 1, 2]]],
         ],
     ),
     "Attach": (s.Attach(1, "ipc:///s", [7, 300]), [40, 1, "ipc:///s", [7, 300]]),
@@ -233,17 +245,20 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
     "MetricsReport": (_REPORT, _REPORT_ROW),
     "Work chat": (
         r.Work(
-            r.Chat(b"[]", b"{}"), _PARAMS, [r.ChoiceState(0, _IDS, 4)], "me", None, 0.5, -5, "salt",
-            False, 6, True,
+            r.Chat(b"[]", b"{}"), _PARAMS, [r.ChoiceState(0, _IDS, t.Released(4, 1, 0, 9))],
+            "me", None, 0.5, -5, "salt", False, 6, True,
         ),
         [
-            ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, 4]], "me", None, 0.5, -5, "salt", False,
-            6, True,
+            ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9]]],
+            "me", None, 0.5, -5, "salt", False, 6, True,
         ],
     ),
     "Work text": (
         r.Work(r.Text("hi"), _PARAMS, [r.ChoiceState(0)], "me", 2.5, 0.5),
-        [["text", "hi"], _PARAMS_ROW, [[0, b"", 0]], "me", 2.5, 0.5, 0, "", True, 1, False],
+        [
+            ["text", "hi"], _PARAMS_ROW, [[0, b"", [0, 0, 0, 0]]],
+            "me", 2.5, 0.5, 0, "", True, 1, False,
+        ],
     ),
     "Work tokens": (
         r.Work(r.Tokens(_IDS), SamplingParams(), [], "", None, 0.0),
@@ -258,14 +273,14 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
             False, [_IDS],
         ),
         [
-            _IDS, _PARAMS_ROW, [[1, b"", 0]], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s", True, 2,
-            False, [_IDS],
+            _IDS, _PARAMS_ROW, [[1, b"", [0, 0, 0, 0]]], [2, 3],
+            "me", 2.5, 0.5, 2**31 - 1, "s", True, 2, False, [_IDS],
         ],
     ),
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "204fec759f5781c4"
+SCHEMA_HASH = "5873b317329577e0"
 """Of protocol version 11."""
 
 GOLDEN: dict[str, str] = {
@@ -275,9 +290,8 @@ GOLDEN: dict[str, str] = {
     ),
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
-        "9e03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000"
-        "cb40240000000000000597cd03e81040cd0800cd1000cd7d0005c4016d02954606ce00011170cd03"
-        "8440c3"
+        "9e03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
+        "00000000000597cd03e81040cd0800cd1000cd7d0005c4016d02954606ce00011170cd038440c3"
     ),
     "BeatAnswer": "9304cf7fffffffffffffff954606ce00011170cd038440",
     "WhoAreYou": "920505",
@@ -285,9 +299,9 @@ GOLDEN: dict[str, str] = {
     "Died": "9307ce00010000a6686f73742d61",
     "Fenced": "920801",
     "Members": (
-        "980909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73"
-        "742d61a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465"
-        "a57265616479a097cd03e81040cd0800cd1000cd7d000503920b0c0291ccc8c3"
+        "980909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73742d61a1"
+        "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a57265616479a097"
+        "cd03e81040cd0800cd1000cd7d000503920b0c0291ccc8c3"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (
@@ -307,13 +321,15 @@ GOLDEN: dict[str, str] = {
     "Holding": "941aa86970633a2f2f2f74910191cd0100",
     "Unknown": "941b910191cd01009102",
     "TokenBatch": (
-        "9a1e9101910091cd010091079102c40801000000ff7f00009195000102a00091930010cb3f"
-        "d00000000000009193009202c40801000000ff7f00009202c40801000000ff7f0000"
+        "9a1e9101910091cd010091079102c40801000000ff7f00009195000102a00091930010cb3fd0000000000000"
+        "9193009202c40801000000ff7f00009202c40801000000ff7f0000"
     ),
     "TextBatch": (
-        "9c1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391950004a43c2f"
-        "733ea4676f6e65cd01f491930010cb3fd0000000000000"
-        "9194009402c40801000000ff7f000091c401619104c0a46563686f"
+        "9d1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391950004a43c2f"
+        "733ea4676f6e65cd01f491930010cb3fd00000000000009194009402c40801000000ff7f000091c401619104"
+        "c0a46563686f9193009693a474657874a1619402c40801000000ff7f000091c40161910493a9726561736f6e"
+        "696e67a162c095a463616c6c00a663616c6c2d31a166c094a9617267756d656e747300a27b7dc092a6766563"
+        "746f72c40801000000ff7f000092a673636f726573c40801000000ff7f00009403010102"
     ),
     "Attach": "942801a86970633a2f2f2f739207cd012c",
     "Attached": (
@@ -321,16 +337,15 @@ GOLDEN: dict[str, str] = {
         "00000000cb4010000000000000cb3fe8000000000000cb3fd0000000000000cb3fc0000000000000"
     ),
     "StepPlan": (
-        "992a0102c39100919903c40801000000ff7f0000010092050698cb3fe000000000000028cb3fd000"
-        "0000000000cfffffffffffffffff01cb3fc00000000000009acb3ff4000000000000cbbff8000000"
-        "000000cb3ff8000000000000c40801000000ff7f0000c40801000000ff7f0000c40801000000ff7f"
-        "000091c40801000000ff7f000003c40801000000ff7f000096a57265676578a2612bc3af72657370"
-        "6f6e73655f666f726d6174c40405000000c40405000000050204009201099195030002c3910791c4"
-        "0801000000ff7f0000"
+        "992a0102c39100919903c40801000000ff7f0000010092050698cb3fe000000000000028cb3fd00000000000"
+        "00cfffffffffffffffff01cb3fc00000000000009acb3ff4000000000000cbbff8000000000000cb3ff80000"
+        "00000000c40801000000ff7f0000c40801000000ff7f0000c40801000000ff7f000091c40801000000ff7f00"
+        "0003c40801000000ff7f000096a57265676578a2612bc3af726573706f6e73655f666f726d6174c404050000"
+        "00c40405000000050204009201099195030002c3910791c40801000000ff7f0000"
     ),
     "StepResult": (
-        "9b2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f0000"
-        "919303109202c40801000000ff7f0000919301a26e6fcd01f79102c40101"
+        "9b2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
+        "9202c40801000000ff7f0000919301a26e6fcd01f79102c40101"
     ),
     "StepFailed": "942c0102a4626f6f6d",
     "Identity": (
@@ -342,14 +357,15 @@ GOLDEN: dict[str, str] = {
         "9b93a463686174c4025b5dc4027b7ddc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a91"
         "02c3cb3fc0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc000"
         "00000000000092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f"
-        "726d6174c40405000000c40405000000919300c40801000000ff7f000004a26d65c0cb3fe0000000000000fb"
-        "a473616c74c206c3"
+        "726d6174c40405000000c40405000000919300c40801000000ff7f00009404010009a26d65c0cb3fe0000000"
+        "000000fba473616c74c206c3"
     ),
     "Work text": (
         "9b92a474657874a26869dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0"
         "000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc0000000000000"
         "0092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174c4"
-        "0405000000c40405000000919300c40000a26d65cb4004000000000000cb3fe000000000000000a0c301c2"
+        "0405000000c40405000000919300c4009400000000a26d65cb4004000000000000cb3fe000000000000000a0"
+        "c301c2"
     ),
     "Work tokens": (
         "9b92a6746f6b656e73c40801000000ff7f0000dc0019c0c0c0c001c09090c2c0cb0000000000000000cb0000"
@@ -359,8 +375,8 @@ GOLDEN: dict[str, str] = {
         "9dc40801000000ff7f0000dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3f"
         "c0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000"
         "000092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174"
-        "c40405000000c40405000000919301c40000920203a26d65cb4004000000000000cb3fe0000000000000ce7f"
-        "ffffffa173c302c291c40801000000ff7f0000"
+        "c40405000000c40405000000919301c4009400000000920203a26d65cb4004000000000000cb3fe000000000"
+        "0000ce7fffffffa173c302c291c40801000000ff7f0000"
     ),
 }
 """The bytes of each sample, without the frame's prefix, in hex."""

@@ -14,7 +14,9 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from penstock.client.answers import Answer
 from penstock.client.ledger import ClientLedger
+from penstock.client.sink import RowExtras
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.process.participant import Ended, Participant
@@ -38,7 +40,17 @@ from penstock.protocol.wire.messages.requests import (
     TokenWork,
     Work,
 )
-from penstock.protocol.wire.messages.tokens import End, EndReason, RowDetails, RowStart, TokenBatch
+from penstock.protocol.wire.messages.tokens import (
+    Content,
+    End,
+    EndReason,
+    Event,
+    Reasoning,
+    Text,
+    TokenBatch,
+    ToolArguments,
+    ToolCallOpened,
+)
 from penstock.services.router.dispatch import Dispatcher
 from penstock.services.router.roster import Roster
 
@@ -255,7 +267,7 @@ class Record:
     stop: int
     accepted: int = 0
     rejected: list[Rejected] = field(default_factory=list)
-    text: dict[int, str] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
     ends: dict[int, list[End]] = field(default_factory=dict)
     cancelled: bool = False
@@ -271,21 +283,13 @@ class Record:
         self.accepted += 1
         assert prompt_tokens == len(self.prompt)
 
-    def on_text(
-        self,
-        choice: int,
-        text: str,
-        tokens: int,
-        end: End | None,
-        start: RowStart | None = None,
-        details: RowDetails | None = None,
-    ) -> None:
+    def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
         if self.cancelled or self.rejected or choice in self.ends:
             self.late += 1
-        self.text[choice] = self.text.get(choice, "") + text
+        self.answers.setdefault(choice, Answer()).add(text, extras or RowExtras())
         self.tokens[choice] = self.tokens.get(choice, 0) + tokens
-        if end is not None:
-            self.ends.setdefault(choice, []).append(end)
+        if extras is not None and extras.end is not None:
+            self.ends.setdefault(choice, []).append(extras.end)
 
     def on_rejected(self, rejected: Rejected) -> None:
         if self.cancelled or self.ended:
@@ -330,44 +334,67 @@ class FrontendNode(Node):
 
 @dataclass
 class SimulatedDelta:
-    text: str
+    content: Content
     used: int
     stop: str | None
 
 
 class SimulatedStream:
-    """Each token is ``<n>``; a token divisible by 13 is held back until the next one."""
+    """Each token is ``<n>``; a token divisible by 13 is held back until the next one.
 
-    def __init__(self, stops: list[str]) -> None:
+    One that parses makes an event of each token, on a channel that the token and the calls before
+    it name.
+    """
+
+    def __init__(self, stops: list[str], parses: bool) -> None:
         self.stops = stops
         self.stop: str | None = None
-        self.released = 0
-        self._held = ""
+        self._parses = parses
+        self._calls = 0
+        self._held: list[int] = []
 
     def push(self, tokens: memoryview, last_is_stop: bool) -> SimulatedDelta:
-        text = self._held
-        self._held = ""
+        released, self._held = self._held, []
         for used, token in enumerate(tokens, 1):
             if f"<{token}>" in self.stops:
-                self.released += len(text)
-                return SimulatedDelta(text, used, f"<{token}>")
+                return SimulatedDelta(self._content(released), used, f"<{token}>")
             if last_is_stop and used == len(tokens):
                 break
-            text += f"<{token}>"
             if token % 13 == 0 and used == len(tokens):
-                cut = len(text) - len(f"<{token}>")
-                text, self._held = text[:cut], text[cut:]
-        self.released += len(text)
-        return SimulatedDelta(text, len(tokens), None)
+                self._held = [token]
+            else:
+                released.append(token)
+        return SimulatedDelta(self._content(released), len(tokens), None)
 
-    def finish(self) -> str:
-        text, self._held = self._held, ""
-        self.released += len(text)
-        return text
+    def finish(self) -> Content:
+        held, self._held = self._held, []
+        return self._content(held)
 
-    def replay(self, tokens: memoryview, released: int) -> str:
-        text = self.push(tokens, False).text
-        return text[released:]
+    def replay(self, tokens: memoryview) -> Content:
+        return self.push(tokens, False).content
+
+    def _content(self, tokens: list[int]) -> Content:
+        if self._parses:
+            return [self._event(token) for token in tokens]
+        return "".join(f"<{token}>" for token in tokens)
+
+    def _event(self, token: int) -> Event:
+        text = f"<{token}>"
+        match token % 5:
+            case 0:
+                self._calls += 1
+                return ToolCallOpened(self._calls - 1, f"call-{token}", text)
+            case 1 if self._calls:
+                return ToolArguments(token % self._calls, text)
+            case 2:
+                return Reasoning(text)
+            case _:
+                return Text(text)
+
+
+def stream_of(prompt: list[int], params: SamplingParams) -> SimulatedStream:
+    """Every other prompt's output is parsed."""
+    return SimulatedStream(params.stop, parses=len(prompt) % 2 == 0)
 
 
 class TokenizerNode(Node):
@@ -380,7 +407,7 @@ class TokenizerNode(Node):
             self.participant,
             self.send,
             self._begin,
-            lambda work: SimulatedStream(work.params.stop),
+            lambda work: stream_of(list(array("i", work.prompt)), work.params),
         )
 
     def load(self) -> int:
@@ -521,16 +548,22 @@ class SchedulerNode(Node):
         self.ledger.peers_gone(gone)
 
 
-def expected_text(record: Record, choice: int) -> tuple[str, int]:
-    """(text, counted tokens) of an undisturbed run."""
+def expected_events(record: Record, choice: int) -> tuple[list[Event], int]:
+    """(events, counted tokens) of an undisturbed run."""
     tokens = expected_output(record.prompt, choice, record.params.max_tokens or 16, record.stop)
-    stream = SimulatedStream(record.params.stop)
-    text, count = "", 0
+    stream = stream_of(record.prompt, record.params)
+    answer, count = Answer(), 0
+
+    def take(content: Content) -> None:
+        if content:
+            answer.content += [content] if isinstance(content, str) else content
+
     for token in tokens:
         is_stop = token % 101 == record.stop
         delta = stream.push(memoryview(array("i", [token])), is_stop)
-        text += delta.text
+        take(delta.content)
         count += 1
         if delta.stop is not None:
-            return text, count
-    return text + stream.finish(), count
+            return answer.events(), count
+    take(stream.finish())
+    return answer.events(), count

@@ -11,10 +11,13 @@ import msgspec
 import pytest
 
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
+from penstock.client.sink import RowExtras
 from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, Grammar
+from penstock.protocol.logprobs import NamedLogprobs
 from penstock.protocol.ownership import tokenizer as ownership_tokenizer
 from penstock.protocol.ownership.refusals import NEW_SECONDS, STARTED_SECONDS
 from penstock.protocol.ownership.scheduler import SchedulerLedger
+from penstock.protocol.ownership.text_rows import unreleased
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.ownership.tombstones import (
     GRACE_SECONDS,
@@ -36,6 +39,7 @@ from penstock.protocol.sampling import (
     SamplingParams,
 )
 from penstock.protocol.wire.codec import MAX_PROMPT_BYTES, MAX_WORK_BYTES, Message
+from penstock.protocol.wire.messages import requests
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import (
     Accepted,
@@ -46,7 +50,6 @@ from penstock.protocol.wire.messages.requests import (
     Rejected,
     Submit,
     Taken,
-    Text,
     Tokens,
     TokenWork,
     Unknown,
@@ -56,10 +59,15 @@ from penstock.protocol.wire.messages.requests import (
 from penstock.protocol.wire.messages.tokens import (
     End,
     EndReason,
-    RowDetails,
-    RowStart,
+    Event,
+    Reasoning,
+    Released,
+    RowEvents,
+    Text,
     TextBatch,
     TokenBatch,
+    ToolArguments,
+    ToolCallOpened,
 )
 
 FRONTEND, TOKENIZER, OTHER, SCHEDULER = 1, 2, 3, 4
@@ -114,16 +122,9 @@ class Ear:
     def on_accepted(self, prompt_tokens: int) -> None:
         self.heard.append(prompt_tokens)
 
-    def on_text(
-        self,
-        choice: int,
-        text: str,
-        tokens: int,
-        end: End | None,
-        start: RowStart | None = None,
-        details: RowDetails | None = None,
-    ) -> None:
-        self.heard.append((text, tokens, end is not None))
+    def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
+        content = text if extras is None or extras.events is None else extras.events
+        self.heard.append((content, tokens, extras is not None and extras.end is not None))
 
     def on_rejected(self, rejected: Rejected) -> None:
         self.heard.append(rejected.status)
@@ -188,11 +189,46 @@ def test_the_client_gets_exactly_the_next_index(frontend: Any) -> None:
     assert cancel == Cancel([number], [first_attempt(2) - 1], [-1])
     assert submit.attempt == first_attempt(2)
     [choice] = msgspec.msgpack.decode(submit.work, type=Work).choices
-    assert (choice.output, choice.released) == (array("i", [0, 1]).tobytes(), 2)
+    assert (choice.output, choice.released) == (array("i", [0, 1]).tobytes(), Released(2))
     ledger.handle(TOKENIZER, text_row(number, 1, 2, "c"), 0.4)  # of the old submission
     ledger.handle(OTHER, text_row(number, 2, 2, "cd", end=True), 0.5)
     assert ear.heard == [("ab", 2, False), ("cd", 2, True)]
     assert ledger.open == {}
+
+
+def event_row(
+    number: int, submission: int, index: int, events: list[Event], released: Released
+) -> TextBatch:
+    """A row of two tokens that bring these events."""
+    return TextBatch(
+        [number], [0], [first_attempt(submission)], [index], [2], bytes(8), [""], [released.text],
+        [], events=[RowEvents(0, events, released)],
+    )  # fmt: skip
+
+
+NAMED = NamedLogprobs(0, array("i", [7, 1, 0]).tobytes(), [b"ab"], [0])
+
+
+def test_events_reach_the_sink_in_their_order_with_their_logprobs(frontend: Any) -> None:
+    ledger, _, ear, number = frontend
+    events: list[Event] = [Reasoning("ab", NAMED), ToolCallOpened(0, "call-1", "f"), Text("c")]
+    ledger.handle(TOKENIZER, event_row(number, 1, 0, events, Released(1, 2, 1)), 0.1)
+    assert ear.heard == [(events, 2, False)]
+
+
+def test_a_submission_that_goes_on_elsewhere_says_what_went_out_on_each_channel(
+    frontend: Any,
+) -> None:
+    ledger, sent, _, number = frontend
+    events: list[Event] = [Reasoning("ab"), ToolCallOpened(0, "call-1", "f"), Text("c")]
+    ledger.handle(TOKENIZER, event_row(number, 1, 0, events, Released(1, 2, 1)), 0.1)
+    row = text_row(number, 1, 2, "d")
+    ledger.handle(TOKENIZER, msgspec.structs.replace(row, released=[2]), 0.2)
+    sent.take()
+    ledger.handle(TOKENIZER, Unknown([number], [ONE]), 0.3)
+    [(_, submit)] = sent.take(Submit)
+    [choice] = msgspec.msgpack.decode(submit.work, type=Work).choices
+    assert choice.released == Released(2, 2, 1)
 
 
 class Deaf(Ear):
@@ -210,9 +246,9 @@ class Deaf(Ear):
         self._fail("accepted")
         super().on_accepted(prompt_tokens)
 
-    def on_text(self, *row: Any) -> None:
-        self._fail("text")
-        super().on_text(*row)
+    def on_row(self, *row: Any) -> None:
+        self._fail("row")
+        super().on_row(*row)
 
     def on_rejected(self, rejected: Rejected) -> None:
         super().on_rejected(rejected)
@@ -224,7 +260,7 @@ def test_a_sink_that_fails_on_a_row_ends_its_own_request_and_no_other(
     frontend: Any, caplog: pytest.LogCaptureFixture, end: bool
 ) -> None:
     ledger, sent, ear, number = frontend
-    deaf = Deaf("text", "rejected")
+    deaf = Deaf("row", "rejected")
     failing = ledger.submit(WORK, deaf, 0.0)
     ids = [failing, number]
     for one in ids:
@@ -292,7 +328,7 @@ def test_the_longest_prompt_of_a_body_and_all_parameters_fit_into_one_message() 
         structured_outputs=Grammar("grammar", "\U0001f600" * MAX_SOURCE_BYTES),
     )
     choices = [ChoiceState(n) for n in range(128)]
-    work = Work(Text("x" * MAX_PROMPT_BYTES), params, choices, "t" * 128, 1.0, 0.0)
+    work = Work(requests.Text("x" * MAX_PROMPT_BYTES), params, choices, "t" * 128, 1.0, 0.0)
     assert len(msgspec.msgpack.encode(work)) <= MAX_WORK_BYTES
 
 
@@ -375,7 +411,6 @@ class Letters:
     """A stream in which a token is a letter and ``c`` a stop string."""
 
     def __init__(self) -> None:
-        self.released = 0
         self.stop: str | None = None
 
     def push(self, tokens: memoryview, last_is_stop: bool) -> Any:
@@ -383,16 +418,14 @@ class Letters:
             raise ValueError("no such letter")
         text = "".join(chr(97 + token) for token in tokens)
         before, found, _ = text.partition("c")
-        self.released += len(before)
         used = len(before) + 1 if found else len(text)
-        return SimpleNamespace(text=before, used=used, stop="c" if found else None)
+        return SimpleNamespace(content=before, used=used, stop="c" if found else None)
 
     def finish(self) -> str:
         return ""
 
-    def replay(self, tokens: memoryview, released: int) -> str:
-        self.released = len(tokens)
-        return "".join(chr(97 + token) for token in tokens)[released:]
+    def replay(self, tokens: memoryview) -> str:
+        return "".join(chr(97 + token) for token in tokens)
 
 
 SUBMIT = Submit(7, ONE, address(FRONTEND), msgspec.msgpack.encode(WORK))
@@ -502,13 +535,78 @@ def test_a_tokenizer_takes_exactly_the_next_index(tokenizer: Any) -> None:
     assert cancel == Cancel([7], [ONE], [-1])
     assert enqueue.attempt == ONE + 1
     [choice] = msgspec.msgpack.decode(enqueue.work, type=TokenWork).choices
-    assert (choice.output, choice.released) == (array("i", [0, 1]).tobytes(), 2)
+    assert (choice.output, choice.released) == (array("i", [0, 1]).tobytes(), Released(2))
     ledger.handle(SCHEDULER, token_row(ONE, 2, "d"), 0.4)  # an older attempt: told to stop
     assert sent.take() == [(address(SCHEDULER), Cancel([7], [ONE], [-1]))]
     ledger.handle(SCHEDULER, token_row(ONE + 1, 2, "de", end=True), 0.5)
     [(_, batch)] = sent.take(TextBatch)
     assert batch.texts == ["de"]
     assert ledger.open == {}
+
+
+class Parsed(Letters):
+    """Letters of which ``r`` begins reasoning, ``t`` text, and a digit a call whose arguments
+    follow; what does not begin anything goes on with what was begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._channel = "t"
+
+    def push(self, tokens: memoryview, last_is_stop: bool) -> Any:
+        return SimpleNamespace(content=self.replay(tokens), used=len(tokens), stop=None)
+
+    def replay(self, tokens: memoryview) -> Any:
+        return [self._event(chr(97 + token)) for token in tokens]
+
+    def _event(self, letter: str) -> Event:
+        if letter in "rt" or letter.isdigit():
+            self._channel = letter
+        if letter.isdigit():
+            return ToolCallOpened(int(letter), letter, letter)
+        if self._channel.isdigit():
+            return ToolArguments(int(self._channel), letter)
+        return Reasoning(letter) if self._channel == "r" else Text(letter)
+
+
+LETTERS = "abrcd0{}1{et2{gr}"
+
+
+@pytest.mark.parametrize("released", range(len(LETTERS) + 1))
+@pytest.mark.parametrize("known", range(0, len(LETTERS) + 1, 4))
+def test_a_new_tokenizer_sends_exactly_the_events_behind_what_went_out(
+    known: int, released: int
+) -> None:
+    """The client has the first ``released`` events; ``known`` tokens had come by then."""
+    if released > known:
+        return
+    whole = Parsed().replay(memoryview(array("i", [ord(letter) - 97 for letter in LETTERS])))
+    counts = Released()
+    counts.add(whole[:released])
+    output = array("i", [ord(letter) - 97 for letter in LETTERS[:known]]).tobytes()
+    sent = Sent()
+
+    def begin(number: int, attempt: int, work: Work) -> None:
+        tokens = TokenWork(PROMPT, work.params, work.choices, [], "", None, 0.0)
+        ledger.encoded(number, attempt, tokens, 0.0)
+
+    ledger = TokenizerLedger(address(TOKENIZER), Members(), sent, begin, lambda work: Parsed())
+    work = msgspec.structs.replace(WORK, choices=[ChoiceState(0, output, counts)])
+    submit = Submit(7, ONE, address(FRONTEND), msgspec.msgpack.encode(work))
+    ledger.handle(FRONTEND, submit, 0.0)
+    ledger.handle(SCHEDULER, Accepted(7, ONE), 0.1)
+    sent.take()
+    ledger.handle(SCHEDULER, token_row(ONE, known, LETTERS[known:], end=True), 0.2)
+    [(_, batch)] = sent.take(TextBatch)
+    [row] = batch.events
+    assert row.events == whole[released:]
+    counts.add(whole[released:])
+    assert row.released == counts
+
+
+def test_an_event_that_was_cut_in_the_middle_goes_on_there() -> None:
+    content: list[Event] = [Reasoning("abc"), Text("de"), ToolArguments(0, "{}"), Reasoning("f")]
+    left = unreleased(content, Released(text=1, reasoning=2, arguments=1))
+    assert left == [Reasoning("c"), Text("e"), ToolArguments(0, "}"), Reasoning("f")]
 
 
 def test_a_continuation_that_no_message_can_carry_ends_with_an_error(

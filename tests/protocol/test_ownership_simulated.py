@@ -13,7 +13,7 @@ from simulated_cluster import (
     SchedulerNode,
     TokenizerNode,
     World,
-    expected_text,
+    expected_events,
 )
 
 from penstock.protocol.sampling import SamplingParams
@@ -83,8 +83,8 @@ def check(records: list[Record], *, may_reject: bool) -> None:
         assert sorted(record.ends) == list(range(record.params.n)), record
         for choice, ends in record.ends.items():
             assert len(ends) == 1
-            text, tokens = expected_text(record, choice)
-            assert record.text[choice] == text
+            events, tokens = expected_events(record, choice)
+            assert record.answers[choice].events() == events
             assert record.tokens[choice] == tokens
 
 

@@ -126,6 +126,11 @@ def test_the_schema_hash_sees_order_names_types_tags_and_ranges() -> None:
     assert describe(Base) not in others
 
 
+def test_two_structs_of_one_name_are_both_in_the_schema_hash() -> None:
+    both = msgspec.defstruct("Both", [("prompt", requests.Text), ("part", tokens.Text)])
+    assert describe(both).count("Text#text(") == 2
+
+
 def test_the_schema_hash_is_the_same_in_every_process() -> None:
     code = "from penstock.protocol.wire import codec; print(codec.SCHEMA_HASH)"
     for seed in ("1", "2"):

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.tokens import Released
 
 ATTEMPT_BITS = 8
 MAX_CACHE_SALT = 128
@@ -39,8 +40,7 @@ class ChoiceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     choice: int
     output: bytes = b""
     """int32 token ids, little endian."""
-    released: int = 0
-    """Characters already sent to the client; a new tokenizer sends only what lies after them."""
+    released: Released = msgspec.field(default_factory=Released)
 
 
 class Chat(msgspec.Struct, frozen=True, array_like=True, tag="chat", gc=False):

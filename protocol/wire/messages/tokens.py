@@ -3,11 +3,15 @@
 A row is (id, choice, attempt, index of its first output token, tokens, end or none). The end
 rides in the row that brings the last token, never in a message of its own. A receiver takes only
 its current attempt and exactly the next index.
+
+What the tokens of a row mean is a list of events of one vocabulary (``Event``). Every API is a
+rendering of it. A row that is one ``Text`` without logprobs travels as its string alone.
 """
 
 from __future__ import annotations
 
 import enum
+from typing import TypeAlias
 
 import msgspec
 
@@ -66,6 +70,97 @@ class RowDetails(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The prompt's text, for ``echo``; with index 0."""
 
 
+class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", gc=False):
+    """A part of the answer."""
+
+    text: str
+    logprobs: NamedLogprobs | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True, array_like=True, tag="reasoning", gc=False):
+    """A part of what the model thinks before it answers."""
+
+    text: str
+    logprobs: NamedLogprobs | None = None
+
+
+class ToolCallOpened(msgspec.Struct, frozen=True, array_like=True, tag="call", gc=False):
+    """The model begins to call a tool; its arguments follow."""
+
+    index: int
+    """Of the call among those of its choice."""
+    id: str
+    name: str
+    logprobs: NamedLogprobs | None = None
+
+
+class ToolArguments(msgspec.Struct, frozen=True, array_like=True, tag="arguments", gc=False):
+    """A part of a call's arguments, which are JSON as the model wrote it."""
+
+    index: int
+    text: str
+    logprobs: NamedLogprobs | None = None
+
+
+class Vector(msgspec.Struct, frozen=True, array_like=True, tag="vector", gc=False):
+    """What the task ``embed`` brings for a prompt."""
+
+    values: bytes
+    """float32, little endian."""
+
+
+class Scores(msgspec.Struct, frozen=True, array_like=True, tag="scores", gc=False):
+    """What the tasks ``score`` and ``classify`` bring for a prompt."""
+
+    values: bytes
+    """float32, little endian; one for each label or pair."""
+
+
+Event: TypeAlias = Text | Reasoning | ToolCallOpened | ToolArguments | Vector | Scores
+Content: TypeAlias = str | list[Event]
+"""What some tokens bring, in order. A string stands for one ``Text`` without logprobs."""
+
+
+class Released(msgspec.Struct, array_like=True, gc=False):
+    """How much of a choice has gone out to its client on each channel. A new tokenizer sends only
+    what lies after it. ``Vector`` and ``Scores`` come once, with the end, and need no count."""
+
+    text: int = 0
+    """Characters of ``Text``."""
+    reasoning: int = 0
+    """Characters of ``Reasoning``."""
+    calls: int = 0
+    """Calls that were opened."""
+    arguments: int = 0
+    """Characters of ``ToolArguments``, over all calls."""
+
+    def add(self, content: Content) -> None:
+        """Count what goes out now."""
+        if isinstance(content, str):
+            self.text += len(content)
+            return
+        for event in content:
+            match event:
+                case Text():
+                    self.text += len(event.text)
+                case Reasoning():
+                    self.reasoning += len(event.text)
+                case ToolCallOpened():
+                    self.calls += 1
+                case ToolArguments():
+                    self.arguments += len(event.text)
+
+
+class RowEvents(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The events of row ``row`` of a ``TextBatch`` that is more than one plain text."""
+
+    row: int
+    events: list[Event]
+    """In order; the row's entry in ``texts`` is empty."""
+    released: Released
+    """In all, this row included."""
+
+
 class TokenBatch(msgspec.Struct, frozen=True, array_like=True, tag=30, gc=False):
     """Scheduler → one tokenizer: the tokens of one step."""
 
@@ -83,7 +178,7 @@ class TokenBatch(msgspec.Struct, frozen=True, array_like=True, tag=30, gc=False)
 
 
 class TextBatch(msgspec.Struct, frozen=True, array_like=True, tag=31, gc=False):
-    """Tokenizer → one frontend: the text of one step.
+    """Tokenizer → one frontend: the events of one step.
 
     A row may hold tokens without text (an unfinished character, a possible stop string).
     """
@@ -96,7 +191,8 @@ class TextBatch(msgspec.Struct, frozen=True, array_like=True, tag=31, gc=False):
     tokens: bytes
     texts: list[str]
     released: list[int]
-    """Characters released in all, this row's text included."""
+    """Characters of text released in all, this row's included."""
     ends: list[End]
     starts: list[RowStart] = []
     details: list[RowDetails] = []
+    events: list[RowEvents] = []

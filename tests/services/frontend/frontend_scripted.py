@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from penstock.client.interface import Overloaded, Readiness, ServedModel
-from penstock.client.ledger import Sink
+from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.wire.messages.membership import MetricsAnswer, ProcessMetrics
@@ -46,7 +46,8 @@ def say(*texts: str, end: End = STOP, prompt_tokens: int = 3, cached: int = 0) -
             for choice in work.choices:
                 last = end if index == len(texts) - 1 else None
                 start = RowStart(0, cached, 0.01) if index == 0 else None
-                sink.on_text(choice.choice, text, 1, last, start)
+                extras = RowExtras(start, last) if start or last else None
+                sink.on_row(choice.choice, text, 1, extras)
 
     return script
 
@@ -55,7 +56,7 @@ async def forever(work: Work, sink: Sink) -> None:
     """Accept, and talk until cancelled."""
     sink.on_accepted(1)
     while True:
-        sink.on_text(0, "x", 1, None)
+        sink.on_row(0, "x", 1)
         await asyncio.sleep(0.005)
 
 

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from frontend_scripted import LENGTH, STOP, Client, forever, parse_events, run, say, waiting
 
-from penstock.client.ledger import Sink
+from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.logprobs import NamedLogprobs
 from penstock.protocol.wire.messages.requests import Work
@@ -127,10 +127,10 @@ def test_a_slow_reader_gets_all_text_merged_into_few_events() -> None:
         sink.on_accepted(1)
         await asyncio.sleep(0.05)
         for row in range(rows):
-            sink.on_text(0, piece, 1, None)
+            sink.on_row(0, piece, 1)
             if row % 100 == 0:
                 await asyncio.sleep(0)
-        sink.on_text(0, "", 0, STOP)
+        sink.on_row(0, "", 0, RowExtras(end=STOP))
         sent.set()
 
     async def use(client: Client) -> None:
@@ -182,7 +182,7 @@ def test_a_reader_is_not_cut_off_for_the_size_of_a_legal_answers_steps(path: str
             await asyncio.sleep(0.005)
             for choice in range(choices):
                 end = LENGTH if step == steps - 1 else None
-                sink.on_text(choice, " token", 1, end, None, details)
+                sink.on_row(choice, " token", 1, RowExtras(end=end, details=details))
 
     async def use(client: Client) -> None:
         chat = path != PATH
@@ -221,7 +221,7 @@ def test_a_reader_that_falls_too_far_behind_is_given_up_and_its_memory_is_bounde
         sink.on_accepted(1)
         await asyncio.sleep(0.05)
         while True:
-            sink.on_text(0, "x" * 1000, 1, None)
+            sink.on_row(0, "x" * 1000, 1)
             written += 1000
             await asyncio.sleep(0)
 
@@ -247,15 +247,15 @@ def test_a_reader_that_takes_nothing_for_too_long_is_given_up(ends: bool) -> Non
         sink.on_accepted(1)
         await asyncio.sleep(0.05)
         for _ in range(80):  # more than the kernel's buffers take, less than the limit
-            sink.on_text(0, "x" * 50_000, 1, None)
+            sink.on_row(0, "x" * 50_000, 1)
             await asyncio.sleep(0.001)
             if held(sink):
                 break
-        sink.on_text(0, "x" * 70_000, 1, STOP if ends else None)
+        sink.on_row(0, "x" * 70_000, 1, RowExtras(end=STOP) if ends else None)
         await asyncio.sleep(60)
 
     def held(sink: Any) -> bool:
-        return bool(sink._stream.held)
+        return bool(sink.answers[0]._stream.held)
 
     async def use(client: Client) -> None:
         loop = asyncio.get_running_loop()
@@ -284,8 +284,8 @@ def test_a_stream_that_fails_takes_no_other_along(
         sink.on_accepted(1)
         for _ in range(10):
             await asyncio.sleep(0.01)
-            sink.on_text(0, work.tenant, 1, None)
-        sink.on_text(0, "", 0, STOP)
+            sink.on_row(0, work.tenant, 1)
+        sink.on_row(0, "", 0, RowExtras(end=STOP))
 
     async def use(client: Client) -> None:
         monkeypatch.setattr(EventStream, "flush", failing)
@@ -318,8 +318,8 @@ def test_four_hundred_requests_cancelled_at_random_end_exactly_once() -> None:
         sink.on_accepted(1)
         for _ in range(draw.randrange(5)):
             await asyncio.sleep(draw.random() * 0.01)
-            sink.on_text(0, "ab", 1, None)
-        sink.on_text(0, "", 1, STOP)
+            sink.on_row(0, "ab", 1)
+        sink.on_row(0, "", 1, RowExtras(end=STOP))
 
     async def one(client: Client, seed: int, gate: asyncio.Semaphore) -> bool:
         draw = random.Random(-seed)

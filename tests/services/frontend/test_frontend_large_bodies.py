@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.client.interface import ServedModel
-from penstock.client.ledger import Sink
+from penstock.client.sink import Sink
 from penstock.protocol.wire.messages.requests import Chat, Work
 from penstock.services.frontend import token_arrays
 from penstock.services.frontend.body import MAX_VALUES, decode_object, no_pause
@@ -159,7 +159,7 @@ def test_a_stream_goes_on_beside_bodies_of_eight_megabytes(max_model_len: int) -
             return
         sink.on_accepted(1)
         while True:
-            sink.on_text(0, "x", 1, None)
+            sink.on_row(0, "x", 1)
             await asyncio.sleep(frame_s)
 
     async def main() -> tuple[list[float], list[int]]:

@@ -8,7 +8,7 @@ import openai
 import pytest
 from frontend_scripted import Client, rejected, run, say
 
-from penstock.client.ledger import Sink
+from penstock.client.sink import Sink
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.wire.messages.requests import Work
 
@@ -91,7 +91,7 @@ def test_extra_body_fields_and_models() -> None:
 def test_errors_become_the_exceptions_of_the_sdk() -> None:
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(1)
-        sink.on_text(0, "begun", 1, None)
+        sink.on_row(0, "begun", 1)
         await asyncio.sleep(0.02)
         sink.on_rejected(rejected(503, "engine lost", kind="server_error"))
 

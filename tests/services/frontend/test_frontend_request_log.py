@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from frontend_scripted import LENGTH, Client, Script, forever, rejected, run, say
 
-from penstock.client.ledger import Sink
+from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process import logs
 from penstock.protocol.wire.messages.requests import Work
@@ -60,7 +60,8 @@ def test_an_answered_request_has_a_line_with_its_sizes_times_and_finish(
         sink.on_accepted(7)
         for index, end in enumerate((None, None, LENGTH)):
             await asyncio.sleep(0.02)
-            sink.on_text(0, SECRET, 1, end, RowStart(0, 4, 0.02) if index == 0 else None)
+            start = RowStart(0, 4, 0.02) if index == 0 else None
+            sink.on_row(0, SECRET, 1, RowExtras(start, end))
 
     body = {"messages": [{"role": "user", "content": SECRET}], "stream": stream}
     (line,) = lines_of(capfd, post(CHAT, body), script)
@@ -78,8 +79,8 @@ def test_an_answered_request_has_a_line_with_its_sizes_times_and_finish(
 def test_several_choices_are_one_line(capfd: Captured) -> None:
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(2)
-        sink.on_text(0, "x", 1, LENGTH)
-        sink.on_text(1, "x", 1, End(0, EndReason.STOP))
+        sink.on_row(0, "x", 1, RowExtras(end=LENGTH))
+        sink.on_row(1, "x", 1, RowExtras(end=End(0, EndReason.STOP)))
 
     (line,) = lines_of(capfd, post(TEXT, {"prompt": SECRET, "n": 2}), script)
     assert line["finish"] == "length,stop"
@@ -121,9 +122,10 @@ def test_a_request_that_the_pipeline_refuses_has_a_line_at_warning(capfd: Captur
 def test_a_stream_that_ends_with_an_error_has_a_line_at_warning(capfd: Captured) -> None:
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(1)
-        sink.on_text(0, "a", 1, None)
+        sink.on_row(0, "a", 1)
         await asyncio.sleep(0.05)
-        sink.on_text(0, "", 0, End(0, EndReason.ERROR, message=SECRET, status=500))
+        end = End(0, EndReason.ERROR, message=SECRET, status=500)
+        sink.on_row(0, "", 0, RowExtras(end=end))
 
     body = {"prompt": "x", "stream": True}
     (line,) = lines_of(capfd, post(TEXT, body), script, level="warning")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from frontend_scripted import LENGTH, Client, rejected, run, say
 
-from penstock.client.ledger import Sink
+from penstock.client.sink import Sink
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.sampling import SamplingParams

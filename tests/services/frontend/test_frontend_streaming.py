@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from frontend_scripted import LENGTH, STOP, Client, parse_events, rejected, run, say
 
-from penstock.client.ledger import Sink
+from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.wire.messages.requests import Work
 from penstock.protocol.wire.messages.tokens import End, EndReason
@@ -116,11 +116,11 @@ def test_rows_without_text_write_nothing_but_count_as_tokens() -> None:
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(2)
         await asyncio.sleep(0.02)
-        sink.on_text(0, "", 1, None)
-        sink.on_text(0, "", 2, None)
-        sink.on_text(0, "ab", 1, None)
+        sink.on_row(0, "", 1)
+        sink.on_row(0, "", 2)
+        sink.on_row(0, "ab", 1)
         await asyncio.sleep(0.02)
-        sink.on_text(0, "", 0, STOP)
+        sink.on_row(0, "", 0, RowExtras(end=STOP))
 
     async def use(client: Client) -> None:
         body = {**MESSAGES, "stream_options": {"include_usage": True}}
@@ -173,10 +173,10 @@ def test_choices_of_one_prompt_are_streamed_side_by_side() -> None:
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(1)
         for choice in (2, 0, 1, 0):
-            sink.on_text(choice, f"<{choice}>", 1, None)
+            sink.on_row(choice, f"<{choice}>", 1)
         await asyncio.sleep(0.01)
         for choice in (1, 2, 0):
-            sink.on_text(choice, "", 1, STOP if choice else LENGTH)
+            sink.on_row(choice, "", 1, RowExtras(end=STOP if choice else LENGTH))
 
     async def use(client: Client) -> None:
         events = await client.events(CHAT, {**MESSAGES, "n": 3})
@@ -205,7 +205,7 @@ def test_choices_of_several_prompts_are_numbered_through() -> None:
         assert not isinstance(work.prompt, bytes)
         name = getattr(work.prompt, "text", "?")
         for choice in work.choices:
-            sink.on_text(choice.choice, f"{name}{choice.choice}", 1, STOP)
+            sink.on_row(choice.choice, f"{name}{choice.choice}", 1, RowExtras(end=STOP))
 
     async def use(client: Client) -> None:
         events = await client.events(TEXT, {"prompt": ["p", "q"], "n": 2})
@@ -276,12 +276,13 @@ def test_one_rejected_prompt_ends_all_prompts_of_the_request() -> None:
 def test_an_error_in_the_middle_is_an_event_and_no_done_follows(how: str) -> None:
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(1)
-        sink.on_text(0, "begun", 1, None)
+        sink.on_row(0, "begun", 1)
         await asyncio.sleep(0.01)
         if how == "rejected":
             sink.on_rejected(rejected(503, "engine lost", kind="server_error"))
         else:
-            sink.on_text(0, "", 0, End(0, EndReason.ERROR, message="engine lost", status=503))
+            end = End(0, EndReason.ERROR, message="engine lost", status=503)
+            sink.on_row(0, "", 0, RowExtras(end=end))
 
     async def use(client: Client) -> None:
         events = await client.events(CHAT, MESSAGES)
@@ -308,9 +309,9 @@ def test_a_silent_stream_gets_comments_and_a_talking_one_does_not() -> None:
         sink.on_accepted(1)
         await asyncio.sleep(0.5)
         for _ in range(25):
-            sink.on_text(0, "x", 1, None)
+            sink.on_row(0, "x", 1)
             await asyncio.sleep(0.01)
-        sink.on_text(0, "", 0, STOP)
+        sink.on_row(0, "", 0, RowExtras(end=STOP))
 
     async def use(client: Client) -> None:
         body = json.dumps({**PROMPT, "stream": True}).encode()
@@ -396,10 +397,10 @@ def test_rows_of_one_turn_are_written_as_one_chunk() -> None:
         await asyncio.sleep(0.05)
         for _ in range(3):
             for choice in range(4):
-                sink.on_text(choice, "x", 1, None)
+                sink.on_row(choice, "x", 1)
             await asyncio.sleep(0.05)
         for choice in range(4):
-            sink.on_text(choice, "", 0, STOP)
+            sink.on_row(choice, "", 0, RowExtras(end=STOP))
 
     async def use(client: Client) -> None:
         body = json.dumps({**PROMPT, "stream": True, "n": 4}).encode()

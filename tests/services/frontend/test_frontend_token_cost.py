@@ -10,7 +10,7 @@ import time
 
 from frontend_scripted import Client, run
 
-from penstock.client.ledger import Sink
+from penstock.client.sink import Sink
 from penstock.protocol.wire.messages.requests import Work
 
 STREAMS = 64
@@ -24,7 +24,7 @@ async def _drain(client: Client) -> None:
 
 
 def token_cost(rows: int, streams: int = STREAMS) -> tuple[float, float]:
-    """(seconds a row in ``on_text`` alone, seconds a row with flush and socket).
+    """(seconds a row in ``on_row`` alone, seconds a row with flush and socket).
 
     The second number also holds the test client's cost, which shares the event loop.
     """
@@ -47,7 +47,7 @@ def token_cost(rows: int, streams: int = STREAMS) -> tuple[float, float]:
         for _ in range(rows):
             started = time.perf_counter()
             for sink in sinks:
-                sink.on_text(0, " token", 1, None)
+                sink.on_row(0, " token", 1)
             spent += time.perf_counter() - started
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -68,6 +68,6 @@ def test_a_row_costs_microseconds_not_milliseconds() -> None:
 if __name__ == "__main__":
     alone, everything = token_cost(rows=2000)
     print(
-        f"on_text {alone * 1e6:.2f} us a row; with flush, socket and client "
+        f"on_row {alone * 1e6:.2f} us a row; with flush, socket and client "
         f"{everything * 1e6:.2f} us a row ({STREAMS} streams)"
     )

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.logprobs import PackedLogprobs
+from penstock.protocol.ownership.text_rows import Choice
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.messages.tokens import RowLogprobs
+from penstock.protocol.wire.messages.tokens import Released, RowLogprobs
 from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.text_model import TextModel
 
@@ -29,16 +30,15 @@ def test_tokens_become_text_one_by_one(model: TextModel) -> None:
     stream = ChoiceStream(model, SamplingParams(stop=[]))
     text = "Water flows 😀 through.\n"
     deltas = [stream.push([token]) for token in ids_of(model, text)]
-    assert "".join(delta.text for delta in deltas) == text
+    assert "".join(delta.content for delta in deltas) == text
     assert all(delta.used == 1 and delta.stop is None for delta in deltas)
     assert stream.finish() == ""
-    assert stream.released == len(text)
 
 
 def test_rows_may_be_memoryviews_arrays_or_lists(model: TextModel) -> None:
     ids = ids_of(model, "the same text")
     rows = (ids, array("i", ids), memoryview(array("i", ids)), memoryview(array("i", ids))[:])
-    assert {ChoiceStream(model, SamplingParams(stop=[])).push(row).text for row in rows} == {
+    assert {ChoiceStream(model, SamplingParams(stop=[])).push(row).content for row in rows} == {
         "the same text"
     }
 
@@ -47,11 +47,10 @@ def test_tokens_after_a_stop_string_are_dropped_and_not_used(model: TextModel) -
     ids = ids_of(model, "abc") + ids_of(model, "!!") + ids_of(model, "more")
     stream = ChoiceStream(model, SamplingParams(stop=["!!"]))
     delta = stream.push(ids)
-    assert (delta.text, delta.stop) == ("abc", "!!")
+    assert (delta.content, delta.stop) == ("abc", "!!")
     assert delta.used == len(ids_of(model, "abc")) + len(ids_of(model, "!!"))
     assert stream.push([5, 6]).used == 0
     assert stream.finish() == ""
-    assert stream.released == 3
 
 
 def test_the_token_that_ended_the_choice_is_used_but_not_rendered(model: TextModel) -> None:
@@ -59,16 +58,15 @@ def test_the_token_that_ended_the_choice_is_used_but_not_rendered(model: TextMod
     for stop in ([], ["zz"]):
         stream = ChoiceStream(model, SamplingParams(stop=stop))
         delta = stream.push([*ids, ids_of(model, "!")[0]], True)
-        assert (delta.text, delta.used, delta.stop) == ("ab", len(ids) + 1, None)
-        assert stream.push(ids_of(model, "c"), True).text == ""
+        assert (delta.content, delta.used, delta.stop) == ("ab", len(ids) + 1, None)
+        assert stream.push(ids_of(model, "c"), True).content == ""
 
 
 def test_a_held_beginning_of_a_stop_string_is_released_at_the_end(model: TextModel) -> None:
     stream = ChoiceStream(model, SamplingParams(stop=["###"]))
-    assert stream.push(ids_of(model, "a")).text == "a"
-    assert stream.push(ids_of(model, "#")).text == ""
+    assert stream.push(ids_of(model, "a")).content == "a"
+    assert stream.push(ids_of(model, "#")).content == ""
     assert stream.finish() == "#"
-    assert stream.released == 2
 
 
 def test_an_unfinished_character_at_the_end_can_complete_a_stop_string(model: TextModel) -> None:
@@ -89,24 +87,24 @@ def test_a_continuation_anywhere_gives_the_same_text_and_end(
 ) -> None:
     whole = ChoiceStream(model, SamplingParams(stop=stops))
     delta = whole.push(ids)
-    text, used = delta.text + whole.finish(), delta.used
+    text, used = delta.content + whole.finish(), delta.used
 
     cut = data.draw(st.integers(0, len(ids)))
     first = ChoiceStream(model, SamplingParams(stop=stops))
     before = first.push(ids[:cut])
     second = ChoiceStream(model, SamplingParams(stop=stops))
-    assert second.replay(ids[:cut], first.released) == ""
+    known = memoryview(array("i", ids[:cut]))
+    assert Choice(second).replay(known, Released(len(before.content))) == ""
     after = second.push(ids[cut:])
-    assert before.text + after.text + second.finish() == text
+    assert before.content + after.content + second.finish() == text
     assert before.used + after.used == used
     assert second.stop == whole.stop
-    assert second.released == whole.released == len(text)
 
 
 def test_replay_returns_what_the_client_does_not_have_yet(model: TextModel) -> None:
-    stream = ChoiceStream(model, SamplingParams(stop=[]))
-    assert stream.replay(ids_of(model, "hello there"), 6) == "there"
-    assert stream.released == 11
+    choice = Choice(ChoiceStream(model, SamplingParams(stop=[])))
+    known = memoryview(array("i", ids_of(model, "hello there")))
+    assert choice.replay(known, Released(6)) == "there"
 
 
 def offsets_of(stream: ChoiceStream, row: list[int], *, first: bool) -> list[int]:
@@ -131,6 +129,6 @@ def test_offsets_go_on_after_a_continuation(
         expected += offsets_of(whole, [token], first=not expected)
     cut = data.draw(st.integers(0, len(ids)))
     second = ChoiceStream(model, params)
-    second.replay(ids[:cut], 0)
+    second.replay(ids[:cut])
     second.push(ids[cut:])
     assert offsets_of(second, ids[cut:], first=False) == expected[cut:]

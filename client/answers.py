@@ -1,0 +1,223 @@
+"""What has come of a client's request: the one sink that gathers answers and meters them.
+
+A request is one gateway request for each of its prompts, with a ``AnswerSink`` each; what they
+have in common is its ``RequestProgress``. An ``Answer`` gathers what has come of one choice. A
+stream renders what was gathered and empties it, row by row; an unstreamed answer is the same,
+rendered once at the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from penstock.client.meters import Meters, Usage
+from penstock.client.sink import RowExtras
+from penstock.protocol.wire.messages.requests import Rejected
+from penstock.protocol.wire.messages.tokens import (
+    End,
+    EndReason,
+    Event,
+    Reasoning,
+    RowDetails,
+    RowStart,
+    Scores,
+    Text,
+    ToolArguments,
+    Vector,
+)
+
+FINISH_REASONS = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}
+"""The ends that are no errors."""
+
+
+class Answer:
+    """What has come of one choice and was not taken yet."""
+
+    __slots__ = ("content", "details", "end", "has_ended", "last")
+
+    def __init__(self) -> None:
+        self.content: list[str | Event] = []
+        """In order; a string is plain text."""
+        self.details: list[RowDetails] = []
+        """Logprobs of its tokens, in order, whatever the tokens became."""
+        self.end: End | None = None
+        self.has_ended = False
+        self.last = 0.0
+        """Time of the newest token; 0 before the first."""
+
+    def add_text(self, text: str) -> None:
+        """Of a row that is plain text and nothing else."""
+        self.content.append(text)
+
+    def add(self, text: str, extras: RowExtras) -> None:
+        """A row that brings more."""
+        details = extras.details
+        if details is not None:
+            self.details.append(details)
+            text = details.echo + text
+        if text:
+            self.content.append(text)
+        for event in extras.events or ():
+            self.content.append(event)
+            if not isinstance(event, Vector | Scores) and event.logprobs is not None:
+                self.details.append(RowDetails(0, event.logprobs))
+        if extras.end is not None:
+            self.end = extras.end
+
+    @property
+    def text(self) -> str:
+        """All plain text."""
+        found = (part if isinstance(part, str) else _text_of(part) for part in self.content)
+        return "".join(found)
+
+    def events(self) -> list[Event]:
+        """The content, parts of one channel that follow each other joined; without logprobs."""
+        found: list[Event] = []
+        parts = (Text(part) if isinstance(part, str) else part for part in self.content)
+        for _, group in itertools.groupby(parts, _channel):
+            event = next(group)
+            if isinstance(event, Text | Reasoning | ToolArguments):
+                text = "".join((event.text, *(one.text for one in group)))  # type: ignore[union-attr]
+                event = msgspec.structs.replace(event, text=text, logprobs=None)
+            found.append(event)
+        return found
+
+    def clear(self) -> None:
+        """Everything in it was taken."""
+        self.content.clear()
+        self.details.clear()
+        self.end = None
+
+
+def _text_of(event: Event) -> str:
+    return event.text if isinstance(event, Text) else ""
+
+
+def _channel(event: Event) -> object:
+    """The same for events whose texts belong together."""
+    if isinstance(event, ToolArguments):
+        return event.index
+    return type(event) if isinstance(event, Text | Reasoning) else id(event)
+
+
+class RequestProgress:
+    """How far a client's request is, over all its prompts."""
+
+    def __init__(
+        self,
+        prompts: int,
+        choices: int,
+        meters: Meters,
+        arrival: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """choices: of all prompts."""
+        self.usage = Usage()
+        self.meters = meters
+        self.arrival = arrival
+        self.now = now
+        self.first_at = self.ended_at = 0.0
+        """When the first token came, and when all choices had ended; 0 before."""
+        self.queued_s = 0.0
+        """Seconds that the last of its choices waited until an engine began with it."""
+        self.reasons: dict[str, None] = {}
+        """Why its choices ended, each reason once."""
+        self.rejected: Rejected | None = None
+        self.failed: End | None = None
+        """The error that ended it: as a whole, or one of its choices."""
+        self.unaccepted = prompts
+        self.open_choices = choices
+
+    def on_accepted(self, prompt_tokens: int) -> None:
+        """One of the prompts waits or runs in an engine."""
+        self.usage.prompt += prompt_tokens
+        self.unaccepted -= 1
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        """An error ends the whole request."""
+        self.rejected = self.rejected or rejected
+
+    def on_start(self, choice: int, start: RowStart) -> None:
+        """A choice of one of the prompts has run; the first one computed its prompt."""
+        if choice == 0:
+            self.usage.cached += start.cached
+        self.queued_s = max(self.queued_s, start.queued_s)
+
+    def on_first_token(self, now: float) -> None:
+        """Of one of the prompts."""
+        self.first_at = self.first_at or now
+        self.meters.first_token(now - self.arrival)
+
+    def on_end(self, end: End) -> bool:
+        """A choice ended. False: with an error, which ends the whole request."""
+        reason = FINISH_REASONS.get(end.reason)
+        if reason is None:
+            self.on_failed(end)
+            return False
+        self.open_choices -= 1
+        self.reasons[reason] = None
+        self.meters.finished(reason)
+        if self.open_choices == 0:
+            self.on_all_ended()
+        return True
+
+    def on_failed(self, end: End) -> None:
+        """A choice ended with an error, which ends the whole request."""
+        self.failed = self.failed or end
+
+    def on_all_ended(self) -> None:
+        """Every choice has ended without an error."""
+        self.ended_at = self.now()
+        self.meters.end_to_end(self.ended_at - self.arrival)
+
+
+class AnswerSink:
+    """Takes the rows of one prompt's choices: meters them, and gives them to their answers."""
+
+    __slots__ = ("_between_tokens", "_has_first", "_now", "_progress", "_usage", "answers")
+
+    def __init__(self, progress: RequestProgress, answers: Sequence[Answer]) -> None:
+        """answers: one for each choice of the prompt."""
+        self.answers = answers
+        self._progress = progress
+        self._usage = progress.usage
+        self._between_tokens = progress.meters.between_tokens
+        self._now = progress.now
+        self._has_first = False
+
+    def on_accepted(self, prompt_tokens: int) -> None:
+        self._progress.on_accepted(prompt_tokens)
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        self._progress.on_rejected(rejected)
+
+    def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
+        answer = self.answers[choice]
+        if tokens:
+            now = self._now()
+            if answer.last:
+                self._between_tokens((now - answer.last) / tokens, tokens)
+            elif not self._has_first:
+                self._has_first = True
+                self._progress.on_first_token(now)
+            answer.last = now
+            self._usage.completion += tokens
+        if extras is not None:
+            self._on_extras(choice, answer, text, extras)
+        elif text:
+            answer.add_text(text)
+
+    def _on_extras(self, choice: int, answer: Answer, text: str, extras: RowExtras) -> None:
+        if extras.start is not None:
+            self._progress.on_start(choice, extras.start)
+        if answer.has_ended:
+            return
+        if extras.end is not None:
+            answer.has_ended = True
+            if not self._progress.on_end(extras.end):
+                return
+        answer.add(text, extras)

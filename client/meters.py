@@ -1,0 +1,29 @@
+"""What is counted of requests while their rows come in."""
+
+from __future__ import annotations
+
+from penstock.protocol.process.metrics import Registry
+
+
+class Usage:
+    """Tokens of a client's whole request, counted as its rows arrive."""
+
+    __slots__ = ("cached", "completion", "prompt")
+
+    def __init__(self) -> None:
+        self.prompt = 0
+        self.completion = 0
+        self.cached = 0
+
+
+class Meters:
+    """The series that requests are counted in."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.first_token = registry.histogram("time_to_first_token_seconds").observe
+        self.between_tokens = registry.histogram("inter_token_latency_seconds").observe
+        self.end_to_end = registry.histogram("e2e_request_latency_seconds").observe
+        self._registry = registry
+
+    def finished(self, reason: str, choices: int = 1) -> None:
+        self._registry.inc("request_finished_total", reason, amount=choices)

@@ -1,0 +1,62 @@
+"""A request between its submission and its end, as its frontend keeps it."""
+
+from __future__ import annotations
+
+from penstock.client.sink import Sink
+from penstock.protocol.ownership.tombstones import RESEND_SECONDS
+from penstock.protocol.wire.messages.requests import Work
+from penstock.protocol.wire.messages.tokens import Released
+
+
+class OpenChoice:
+    """What has come of one choice: ``output`` holds its token ids as int32 bytes."""
+
+    __slots__ = ("count", "ended", "output", "released")
+
+    def __init__(self) -> None:
+        self.output = bytearray()
+        self.count = 0
+        self.released = Released()
+        self.ended = False
+
+
+class OpenRequest:
+    """What is needed to start the request again elsewhere at any moment."""
+
+    __slots__ = (
+        "accepted",
+        "arrived",
+        "began",
+        "choices",
+        "deadline",
+        "id",
+        "max_tokens",
+        "open_choices",
+        "prompt",
+        "resend_at",
+        "sink",
+        "stalls",
+        "submission",
+        "tokenizer",
+        "untaken_since",
+        "work",
+    )
+
+    def __init__(self, request_id: int, work: Work, sink: Sink, now: float) -> None:
+        self.id = request_id
+        self.work = work
+        self.sink = sink
+        self.arrived = now - work.age
+        self.began = now
+        self.deadline = now + work.time_left if work.time_left is not None else None
+        self.submission = 1
+        self.tokenizer = 0
+        """Incarnation of the tokenizer that owns it; 0 until ``Taken``."""
+        self.accepted = False
+        self.prompt = b""
+        self.max_tokens = 0
+        self.choices = {state.choice: OpenChoice() for state in work.choices}
+        self.open_choices = len(self.choices)
+        self.stalls = 0
+        self.resend_at = now + RESEND_SECONDS
+        self.untaken_since = now

@@ -1,0 +1,52 @@
+"""Where the events of one request go."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from penstock.protocol.wire.messages.requests import Rejected
+from penstock.protocol.wire.messages.tokens import End, Event, RowDetails, RowStart, TextBatch
+
+
+class RowExtras(msgspec.Struct, frozen=True, gc=False):
+    """What a row brings beside plain text."""
+
+    start: RowStart | None = None
+    """With the first row of a choice that ran."""
+    end: End | None = None
+    details: RowDetails | None = None
+    """Where the request asks for logprobs or its prompt."""
+    events: list[Event] | None = None
+    """Of a row that is more than one plain text; its text is empty then."""
+
+
+class Sink(Protocol):
+    """Where one request's events go. Called in order; never after its end.
+
+    What a sink raises ends its own request with a 500 and concerns no other.
+    """
+
+    def on_accepted(self, prompt_tokens: int) -> None:
+        """The request waits or runs in an engine. Called once, before any row."""
+
+    def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
+        """One row: ``text`` may be empty; ``tokens`` counts new output tokens."""
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        """The whole request ends with this error, before or after ``on_accepted``."""
+
+
+def extras_of(batch: TextBatch) -> dict[int, RowExtras] | None:
+    """By row, for those that have any; ``None``: all are plain text."""
+    if not (batch.ends or batch.starts or batch.details or batch.events):
+        return None
+    starts = {one.row: one for one in batch.starts}
+    ends = {one.row: one for one in batch.ends}
+    details = {one.row: one for one in batch.details}
+    events = {one.row: one.events for one in batch.events}
+    return {
+        row: RowExtras(starts.get(row), ends.get(row), details.get(row), events.get(row))
+        for row in starts.keys() | ends.keys() | details.keys() | events.keys()
+    }

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import heapq
 
-from penstock.services.scheduler.block_manager import BlockManager
+from penstock.services.scheduler.kv_cache import KVCache
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.sequence import Sequence
 
 
 class RunningBatch:
-    """Slots and the blocks of those who sit in them.
+    """Slots and those who sit in them.
 
     A slot that is released goes to ``gone`` for the next plan, which frees it first: slot and
     blocks can serve that same plan, because the worker executes plans in order.
     """
 
-    def __init__(self, limits: Limits, blocks: BlockManager) -> None:
-        self._limits = limits
-        self._blocks = blocks
+    def __init__(self, limits: Limits, kv: KVCache) -> None:
+        self._kv = kv
         self._slots: list[Sequence | None] = [None] * limits.max_num_seqs
         self._free_slots = list(range(limits.max_num_seqs))
         """A heap: low slots first keeps the worker's batch dense."""
@@ -60,15 +59,17 @@ class RunningBatch:
         self._slots[slot] = sequence
         self.sequences[sequence.number] = sequence
 
-    def extend(self, sequence: Sequence, blocks: list[int]) -> None:
-        """Append blocks to a sequence's table."""
-        sequence.blocks.extend(blocks)
-        sequence.capacity = len(sequence.blocks) * self._limits.block_size
-
     def start_decoding(self, sequence: Sequence) -> None:
         """All its known tokens are planned: from the next plan on it has a decode row."""
         sequence.decoding = True
+        self.set_due(sequence)
         self._decoding = None
+
+    @staticmethod
+    def set_due(sequence: Sequence) -> None:
+        """Say when the planner must look at a decoding sequence: its tables have changed."""
+        due, last = sequence.kv.capacity, sequence.max_len - 1
+        sequence.due = due if due < last else last
 
     def release(self, sequence: Sequence) -> None:
         """Take slot and blocks back. What is in flight for it stays in flight."""
@@ -76,16 +77,13 @@ class RunningBatch:
         heapq.heappush(self._free_slots, sequence.slot)
         self.gone.append(sequence.slot)
         del self.sequences[sequence.number]
-        self._blocks.release(sequence.blocks)
+        self._kv.release(sequence.kv)
         if sequence.decoding:
             self._decoding = None
         sequence.slot = -1
         sequence.decoding = False
-        sequence.blocks = []
-        sequence.capacity = 0
         sequence.num_served = max(sequence.num_served, sequence.num_computed)
         sequence.num_computed = 0
-        sequence.cache_at = 0
 
     def take_gone(self) -> list[int]:
         gone, self.gone = self.gone, []
@@ -94,14 +92,15 @@ class RunningBatch:
     def check(self) -> None:
         """Every slot is used once or free. Raises ``RuntimeError``."""
         used = [slot for slot, sequence in enumerate(self._slots) if sequence is not None]
-        if sorted([*used, *self._free_slots]) != list(range(self._limits.max_num_seqs)):
+        if sorted([*used, *self._free_slots]) != list(range(len(self._slots))):
             raise RuntimeError("used and free slots are not all slots")
         if sorted(s.slot for s in self.sequences.values()) != used:
             raise RuntimeError("slots and running sequences differ")
         for sequence in self.sequences.values():
             if self._slots[sequence.slot] is not sequence or sequence.finished:
                 raise RuntimeError(f"slot {sequence.slot} holds a sequence that is not running")
-            if sequence.capacity != len(sequence.blocks) * self._limits.block_size:
-                raise RuntimeError(f"slot {sequence.slot}: capacity and block table differ")
-            if not sequence.num_computed <= sequence.capacity:
+            end = min(sequence.kv.capacity, sequence.max_len - 1)
+            if sequence.decoding and sequence.due != end:
+                raise RuntimeError(f"slot {sequence.slot} is due at {sequence.due}, not at {end}")
+            if not sequence.num_computed <= sequence.kv.capacity:
                 raise RuntimeError(f"slot {sequence.slot}: computed positions without a block")

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import NamedTuple
 
-from penstock.services.scheduler.sequence import Sequence
+from penstock.services.scheduler.kv_holder import SequenceHolder
 
 DIGEST_BYTES = 16
 """128 bits: two different prefixes with one digest would show one user another's K and V."""
@@ -37,15 +37,17 @@ class BlockHasher:
         self._latest: OrderedDict[bytes, _Chain] = OrderedDict()
         """By the name of the first block; least lately used first, ``KEPT_CHAINS`` at most."""
 
-    def extend(self, sequence: Sequence, count: int) -> list[bytes]:
+    def extend(self, holder: SequenceHolder, count: int) -> list[bytes]:
         """Hash the first ``count`` blocks of a sequence, which must be full; return all so far."""
-        hashes = sequence.hashes
+        hashes = holder.digests
         first = len(hashes)
         if first < count:
             size = self._block_size
-            tokens = sequence.tokens[first * size : count * size].tobytes()
-            parent = hashes[-1] if hashes else sequence.request.root
-            if first == 0 and count > 1:
+            tokens = holder.tokens[first * size : count * size].tobytes()
+            parent = hashes[-1] if hashes else holder.root
+            if count == first + 1:  # what decoding adds
+                hashes.append(blake2b(parent + tokens, digest_size=DIGEST_BYTES).digest())
+            elif first == 0:
                 self._begin(tokens, parent, hashes)
             else:
                 self._chain(tokens, parent, hashes)

@@ -34,14 +34,17 @@ class BlockManager:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._watched: frozenset[bytes] = frozenset()
+        self._watch_losses = False
         self.watch_passed = True
         """Nothing has happened since ``watch`` by which more of that chain's blocks may be held."""
         self.on_cached: OnCached | None = None
         self.on_evicted: OnEvicted | None = None
 
-    def watch(self, digests: Iterable[bytes]) -> None:
-        """Look out for blocks of this chain that become known, or known ones that are taken."""
+    def watch(self, digests: Iterable[bytes], also_lost: bool = False) -> None:
+        """Look out for blocks of this chain that become known, or known ones that are taken; with
+        ``also_lost`` for those that can be found no more too."""
         self._watched = frozenset(digests)
+        self._watch_losses = also_lost
         self.watch_passed = True
 
     @property
@@ -63,14 +66,14 @@ class BlockManager:
 
     def allocate(self, count: int) -> list[int]:
         """Take blocks nobody holds; the caller has looked at ``num_available``."""
-        blocks = []
+        blocks, free, counts = [], self._free, self._ref_counts
         for _ in range(count):
-            if self._free:
-                block = self._free.pop()
+            if free:
+                block = free.pop()
             else:
                 block, _ = self._cached.popitem(last=False)
                 self._unname(block)
-            self._ref_counts[block] = 1
+            counts[block] = 1
             blocks.append(block)
         return blocks
 
@@ -86,13 +89,17 @@ class BlockManager:
 
     def match(self, digests: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known beginning of a hash chain. Holds nothing yet."""
-        found = []
+        found, known = [], self._by_digest.get
         for digest in digests:
-            block = self._by_digest.get(digest)
+            block = known(digest)
             if block is None:
                 break
             found.append(block)
         return found
+
+    def find(self, digest: bytes) -> int | None:
+        """The block with this content, if it is known."""
+        return self._by_digest.get(digest)
 
     def num_unheld(self, blocks: list[int]) -> int:
         """How many of these nobody holds: holding them takes as many from ``num_available``."""
@@ -148,6 +155,8 @@ class BlockManager:
         if digest is not None:
             del self._by_digest[digest]
             self._digests[block] = None
+            if self._watch_losses and digest in self._watched:
+                self.watch_passed = False
             if self.on_evicted is not None:
                 self.on_evicted(digest)
 

@@ -297,7 +297,7 @@ class SchedulerCore:
                 self._end(sequence, ALL_BANNED)
                 continue
             found = logprobs.get(row) if logprobs else None
-            generated += self._append(sequence, tokens[row], step.number, found)
+            generated += self._append(sequence, tokens[row], found)
         self.counters.generated_tokens += generated
         return self._outbox.drain()
 
@@ -341,8 +341,10 @@ class SchedulerCore:
             self.limits = limits
             for sequence in self._requests.sequences():
                 self._refit(sequence)
-        self._planner.blocks.forget_all()
+        self._planner.kv.forget_all()
         self._planner = self._new_planner()
+        for sequence in self._requests.sequences():
+            self._planner.make_holder(sequence)
         return self._outbox.drain()
 
     # Looking in.
@@ -351,12 +353,11 @@ class SchedulerCore:
         """Tell of every block that enters the prefix cache or leaves it, from now on and over all
         epochs. Both are called in the step loop and must be quick."""
         self._on_cached, self._on_evicted = on_cached, on_evicted
-        blocks = self._planner.blocks
-        blocks.on_cached, blocks.on_evicted = on_cached, on_evicted
+        self._planner.kv.follow(on_cached, on_evicted)
 
     @crash_only
     def stats(self) -> SchedulerStats:
-        blocks = self._planner.blocks
+        blocks = self._planner.kv.blocks
         return SchedulerStats(
             running=len(self._planner.batch),
             waiting=len(self._waiting) + self._waiting.num_put_off,
@@ -392,6 +393,8 @@ class SchedulerCore:
         """Let sequences wait, those that their output already ends excepted. The request is open
         when the policy has said where they stand."""
         endings = [(s, ending) for s in sequences if (ending := by_output(s)) is not None]
+        for sequence in sequences:
+            self._planner.make_holder(sequence)
         ended = [sequence for sequence, _ in endings]
         waiting = [sequence for sequence in sequences if sequence not in ended]
         request.open = {sequence.choice: sequence for sequence in waiting}
@@ -415,12 +418,10 @@ class SchedulerCore:
             self._pace,
             self._shape,
         )
-        planner.blocks.on_cached, planner.blocks.on_evicted = self._on_cached, self._on_evicted
+        planner.kv.follow(self._on_cached, self._on_evicted)
         return planner
 
-    def _append(
-        self, sequence: Sequence, token: int, step: int, logprobs: PackedLogprobs | None
-    ) -> bool:
+    def _append(self, sequence: Sequence, token: int, logprobs: PackedLogprobs | None) -> bool:
         """Take one sampled token; the body of the loop over a result's rows. Returns whether it
         belongs to the answer."""
         tokens = sequence.tokens
@@ -428,8 +429,6 @@ class SchedulerCore:
         known = len(tokens)
         if not sequence.trusted:
             sequence.trust()
-        if known == sequence.cache_at:
-            self._planner.cache_generated(sequence, step)
         if token in sequence.request.stop_ids:
             self._outbox.token(sequence, token, EndReason.STOP, token, logprobs)
             self._finish(sequence)
@@ -455,7 +454,7 @@ class SchedulerCore:
         If it began with blocks that others computed, those may be to blame, and it gets another
         chance with blocks of its own; the others find their own bad rows.
         """
-        self._planner.blocks.forget(sequence.hashes)
+        self._planner.kv.distrust(sequence.kv)
         sequence.strikes += 1
         if sequence.num_hits and sequence.strikes < MAX_STRIKES:
             sequence.trusted = False
@@ -484,7 +483,7 @@ class SchedulerCore:
         involved |= dict.fromkeys(s for step in self._in_flight.steps for s in step.sequences())
         blamed = dict.fromkeys(s for step in died for s in step.sequences())
         if unanswered := self._in_flight.clear():
-            self._planner.blocks.forget_since(unanswered[0].number)
+            self._planner.kv.forget_since(unanswered[0].number)
         for sequence in involved:
             if sequence.finished:
                 continue

@@ -20,7 +20,7 @@ def check_state(
     unanswered steps. O(everything). Raises ``RuntimeError`` that names what is wrong.
     """
     batch = planner.batch
-    planner.blocks.check(sequence.blocks for sequence in batch.sequences.values())
+    planner.kv.check(sequence.kv for sequence in batch.sequences.values())
     batch.check()
     waiting.check()
     rows = [row for step in pending for row in step.rows]

@@ -13,13 +13,12 @@ The order within a step:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot
 from penstock.services.scheduler.batch import RunningBatch
-from penstock.services.scheduler.block_hash import BlockHasher
-from penstock.services.scheduler.block_manager import BlockManager
+from penstock.services.scheduler.head_room import HeadRoom
+from penstock.services.scheduler.kv_cache import NOTHING, KVCache, Prefix
 from penstock.services.scheduler.limits import BLOCK_BYTES, SLOT_BYTES, TOKEN_BYTES, Limits
 from penstock.services.scheduler.policy import SchedulingPolicy
 from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, PrefillPace
@@ -84,15 +83,6 @@ class Step:
         return place
 
 
-class _Unfit(NamedTuple):
-    """A head of the queue that had no room."""
-
-    sequence: Sequence
-    num_tokens: int
-    held: int
-    """Blocks of its cached prefix that others held: it need not take them from the free ones."""
-
-
 class Planner:
     """Plans one step after another over the state that it shares with the core."""
 
@@ -107,13 +97,17 @@ class Planner:
         shape: StepShape,
     ) -> None:
         self.limits = limits
-        self.blocks = BlockManager(limits.num_blocks)
-        self.batch = RunningBatch(limits, self.blocks)
+        self.kv = KVCache(
+            limits.num_blocks,
+            limits.block_size,
+            enable_prefix_caching,
+            most_step=limits.max_num_batched_tokens,
+        )
+        self.batch = RunningBatch(limits, self.kv)
         self.full_with = 0
         """Sequences that ran when KV memory was last found full; whoever reads it sets it to 0."""
         self._stuck: list[Sequence] = []
-        self._unfit: _Unfit | None = None
-        self._hasher = BlockHasher(limits.block_size)
+        self._head_room = HeadRoom(self.kv)
         self._policy = policy
         self._caching = enable_prefix_caching
         self._waiting = waiting
@@ -126,7 +120,6 @@ class Planner:
         """Make step ``number``, or ``None`` when nothing can run."""
         step = Step(number, now)
         self._isolate_suspect()
-        self._retire()
         preempted = self._grow(step)
         decoding = self.batch.decoding
         step.num_decoding = len(decoding)
@@ -189,28 +182,31 @@ class Planner:
             for sequence in list(self.batch.sequences.values()):
                 self._preempt(sequence)
 
-    def _retire(self) -> None:
-        """Release what is planned up to its length limit: its last tokens are in flight."""
-        for sequence in self.batch.decoding:
+    def _grow(self, step: Step) -> bool:
+        """Release what is planned up to its length limit, whose last tokens are in flight, and give
+        blocks to each decode row at a block boundary. Returns whether it preempted."""
+        due = [s for s in self.batch.decoding if s.num_computed >= s.due]
+        if not due:
+            return False
+        kv, growing, preempted = self.kv, list[Sequence](), False
+        for sequence in due:
             if sequence.num_computed + 1 >= sequence.max_len:
                 self.batch.release(sequence)
-
-    def _grow(self, step: Step) -> bool:
-        """Give a block to each decode row at a block boundary. Returns whether it preempted."""
-        growing = [s for s in self.batch.decoding if s.num_computed == s.capacity]
-        preempted = False
-        while len(growing) > self.blocks.num_available:
+            else:
+                kv.advance(sequence.kv, sequence.num_computed)
+                growing.append(sequence)
+        while len(growing) * kv.num_groups > kv.num_available:
             preempted = True
             self._preempt_one()
             growing = [s for s in growing if s.running]
-        if growing:
-            for sequence, block in zip(growing, self.blocks.allocate(len(growing)), strict=True):
-                self.batch.extend(sequence, [block])
+        for sequence in growing:
+            for block in kv.grow(sequence.kv, sequence.num_computed + 1):
                 step.grown += (sequence.slot, block)
+            self.batch.set_due(sequence)
         return preempted
 
     def _preempt_one(self) -> None:
-        if len(self.batch) > 1:
+        if len(self.batch) > 1 or self.kv.held_aside:
             self._preempt(self._policy.victim(self.batch.sequences.values()))
         else:
             # Limits.max_sequence_len rules this out; a plan that never comes would hang a client.
@@ -227,19 +223,20 @@ class Planner:
         """
         if self.batch.lone_suspect:
             return
-        owed = sum(map(self._owed, self.batch.sequences.values()))
+        owed = self.kv.num_groups * len(self.batch.decoding)
+        owed += sum(self.kv.owed(sequence.kv) for sequence in self.batch.prefilling)
         while step.budget > 0 and self.batch.has_free_slot and len(self._waiting):
-            if owed >= self.blocks.num_available:
+            if owed >= self.kv.num_available:
                 self.full_with = len(self.batch)
                 return  # before anyone's prefix is looked up in vain
             sequence = self._waiting.first()
             if sequence.in_flight or (sequence.suspect and len(self.batch)):
                 return
-            if not self._may_fit(sequence, owed):
+            if not self._head_room.may_fit(sequence.kv, owed):
                 self.full_with = len(self.batch)
                 return
             hits = self._hits(sequence)
-            if not self._fits(sequence, hits, owed):
+            if not self._head_room.fits(sequence.kv, hits, owed):
                 self.full_with = len(self.batch)
                 return
             size = self._added_bytes(step, sequence, hits)
@@ -248,64 +245,21 @@ class Planner:
             step.added_bytes += size
             self._waiting.remove(sequence)
             self._start(step, sampled, sequence, hits)
-            owed += self._owed(sequence)
+            owed += self.kv.num_groups if sequence.decoding else self.kv.owed(sequence.kv)
             if sequence.suspect:
                 return
 
+    def make_holder(self, sequence: Sequence) -> None:
+        """Let a sequence that is to wait here hold KV memory of this epoch later."""
+        sequence.kv = self.kv.new_holder(sequence.tokens, sequence.request.root)
+
     def num_hits(self, sequence: Sequence) -> int:
         """Positions that a sequence would not have to compute if it started now."""
-        return len(self._hits(sequence)) * self.limits.block_size
+        return self._hits(sequence).length * self.limits.block_size
 
-    def _hits(self, sequence: Sequence) -> list[int]:
-        """Blocks of the prefix cache that a sequence can start with.
-
-        The block of the last known token is left out: its K and V may be there, but the logits
-        that the next token is drawn from are not.
-        """
-        if not self._caching or sequence.wants_prompt:
-            return []
-        count = (len(sequence.tokens) - 1) // self.limits.block_size
-        return self.blocks.match(self._hasher.extend(sequence, count)[:count])
-
-    def _owed(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence will ask for soon: its known tokens and one more."""
-        if sequence.decoding:
-            return 1
-        needed = self.limits.blocks_for(len(sequence.tokens) + 1)
-        return max(1, needed - len(sequence.blocks))
-
-    def _fits(self, sequence: Sequence, hits: list[int], owed: int) -> bool:
-        """Whether there is room for all known tokens beside what running sequences need soon.
-
-        Nothing is reserved by it. It only keeps a newcomer from taking blocks that its elders
-        would take back by preemption a moment later.
-        """
-        held = len(hits) - self.blocks.num_unheld(hits)
-        if self._has_room(sequence, held, owed):
-            self._unfit = None
-            return True
-        self._unfit = _Unfit(sequence, len(sequence.tokens), held)
-        self.blocks.watch(sequence.hashes)
-        return False
-
-    def _has_room(self, sequence: Sequence, held: int, owed: int) -> bool:
-        """``held``: blocks of its prefix that it shares with those who hold them."""
-        needed = self.limits.blocks_for(len(sequence.tokens) + 1) - held
-        return needed + owed <= self.blocks.num_available
-
-    def _may_fit(self, sequence: Sequence, owed: int) -> bool:
-        """Whether a head of the queue that had no room is worth another look: its prefix of 120,000
-        tokens is not matched anew at every plan while it waits.
-
-        What others hold of its prefix has not grown since, if nobody has taken a block out of the
-        cache and none of its chain has become known. So with too few blocks free it has no room.
-        """
-        unfit = self._unfit
-        if unfit is None or unfit.sequence is not sequence or not self.blocks.watch_passed:
-            return True
-        if unfit.num_tokens != len(sequence.tokens):
-            return True
-        return self._has_room(sequence, unfit.held, owed)
+    def _hits(self, sequence: Sequence) -> Prefix:
+        """What of the prefix cache a sequence can start with."""
+        return NOTHING if sequence.wants_prompt else self.kv.match(sequence.kv)
 
     @staticmethod
     def _sent_from(sequence: Sequence, num_computed: int) -> int:
@@ -319,25 +273,23 @@ class Planner:
         adjustments = sequence.sampling.adjustments
         return start > 0 and adjustments is not None and adjustments.reads_prompt
 
-    def _added_bytes(self, step: Step, sequence: Sequence, hits: list[int]) -> int:
+    def _added_bytes(self, step: Step, sequence: Sequence, hits: Prefix) -> int:
         """Bytes by which a plan grows when it takes a sequence in, at most."""
         request = sequence.request
-        start = len(hits) * self.limits.block_size
-        size = SLOT_BYTES + request.sampling_bytes + BLOCK_BYTES * len(hits)
+        start = hits.length * self.limits.block_size
+        size = SLOT_BYTES + request.sampling_bytes
+        size += BLOCK_BYTES * hits.length * self.kv.num_groups
         if sequence.sampling.adjustments is not None:
             start = self._sent_from(sequence, start)
             if self._shares_prompt(sequence, start) and not step.holds_prompt(request):
                 size += TOKEN_BYTES * sequence.prompt_len
         return size + TOKEN_BYTES * (len(sequence.tokens) - start)
 
-    def _start(
-        self, step: Step, sampled: list[Sequence], sequence: Sequence, hits: list[int]
-    ) -> None:
+    def _start(self, step: Step, sampled: list[Sequence], sequence: Sequence, hits: Prefix) -> None:
         """Give a waiting sequence a slot, its hits and a first chunk."""
-        self.blocks.hold(hits)
+        self.kv.begin(sequence.kv, hits)
         self.batch.admit(sequence)
-        self.batch.extend(sequence, hits)
-        sequence.num_computed = sequence.num_hits = len(hits) * self.limits.block_size
+        sequence.num_computed = sequence.num_hits = hits.length * self.limits.block_size
         if self._caching:
             self._counters.prefix_query_tokens += len(sequence.tokens)
             self._counters.prefix_hit_tokens += sequence.num_hits
@@ -355,7 +307,7 @@ class Planner:
                 tokens=sequence.tokens[start:].tobytes(),
                 prompt_len=sequence.prompt_len,
                 num_computed=sequence.num_computed,
-                blocks=hits,
+                blocks=hits.flat(),
                 sampling=sequence.sampling,
                 prompt_logprobs=(sequence.prompt_logprobs.most if sequence.wants_prompt else None),
                 start=start,
@@ -370,38 +322,17 @@ class Planner:
         A prefill that gets none waits for decode rows to end.
         """
         start, known = sequence.num_computed, len(sequence.tokens)
-        room = sequence.capacity + self.blocks.num_available * self.limits.block_size
-        end = min(known, start + step.budget, room)
+        self.kv.advance(sequence.kv, start)
+        end = min(known, start + step.budget, self.kv.room(sequence.kv))
         if end <= start:
             return
-        missing = max(self.limits.blocks_for(end) - len(sequence.blocks), 0)
-        blocks = self.blocks.allocate(missing)
-        self.batch.extend(sequence, blocks)
+        blocks = self.kv.grow(sequence.kv, end)
         sequence.num_computed = end
         step.budget -= end - start
         step.chunks.append(Chunk(sequence.slot, start, end - start, end == known, blocks))
         if sequence.wants_prompt:
             step.prompts[sequence.slot] = sequence
-        if self._caching:
-            self._cache_prefill(step.number, sequence, start, end)
+        self.kv.name_chunk(sequence.kv, start, end, step.number)
         (sampled if end == known else step.members).append(sequence)
         if end > sequence.num_served:
             self._policy.on_prefill(sequence, end - max(start, sequence.num_served))
-
-    def _cache_prefill(self, number: int, sequence: Sequence, start: int, end: int) -> None:
-        """Let the blocks that a chunk completes be found, from this step on."""
-        size = self.limits.block_size
-        full = end // size
-        hashes = self._hasher.extend(sequence, full)
-        for index in range(start // size, full):
-            self.blocks.cache(sequence.blocks[index], hashes[index], number)
-        # The token at this count is drawn by the step that completes the block before it.
-        sequence.cache_at = (full + 1) * size + 1
-
-    def cache_generated(self, sequence: Sequence, number: int) -> None:
-        """Let a block of generated tokens be found; step ``number`` completed it."""
-        size = self.limits.block_size
-        index = (sequence.cache_at - 1) // size - 1
-        hashes = self._hasher.extend(sequence, index + 1)
-        self.blocks.cache(sequence.blocks[index], hashes[index], number)
-        sequence.cache_at += size

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from penstock.protocol.logprobs import PackedLogprobs, entry_bytes
 from penstock.protocol.wire.messages.steps import SlotSampling
+from penstock.services.scheduler.kv_holder import SequenceHolder
 
 QueueKey = tuple[float, ...]
 
@@ -125,19 +126,15 @@ class Sequence:
     decoding: bool = False
     num_computed: int = 0
     """Positions whose K and V are written by the plans made so far."""
-    blocks: list[int] = field(default_factory=list)
-    capacity: int = 0
-    """Positions that ``blocks`` holds."""
+    kv: SequenceHolder = field(init=False)
+    """What it holds of KV memory, and what its blocks are called. The core sets it."""
+    due: int = 0
+    """While it decodes: computed positions at which it needs blocks or has come to its limit."""
     num_served: int = 0
     """Positions planned at any time; fewer are computed now after it lost its slot."""
     in_flight: int = 0
     """Tokens planned and not applied yet."""
 
-    # Prefix cache.
-    hashes: list[bytes] = field(default_factory=list)
-    """Chained hash of each full block of ``tokens``, as far as anyone asked."""
-    cache_at: int = 0
-    """Count of known tokens at which the next generated block is complete; 0: never."""
     num_hits: int = 0
     """Positions taken from the prefix cache when it last got its slot."""
     cached_tokens: int = -1

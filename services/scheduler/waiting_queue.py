@@ -114,7 +114,7 @@ class WaitingQueue:
         requests = {}
         for sequence in self:
             requests[sequence.request.id] = sequence
-            if sequence.running or sequence.blocks or sequence.finished:
+            if sequence.running or sequence.kv.capacity or sequence.finished:
                 raise RuntimeError("a waiting sequence runs, holds blocks or has ended")
         if len(requests) != self.num_requests:
             raise RuntimeError(f"{len(requests)} requests wait, counted {self.num_requests}")

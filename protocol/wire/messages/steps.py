@@ -30,6 +30,19 @@ class Attach(msgspec.Struct, frozen=True, array_like=True, tag=40, gc=False):
     replacement begins anew."""
 
 
+FULL_ATTENTION = "full"
+WINDOW_ATTENTION = "window"
+
+
+class LayerGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Layers that share one block table for each slot."""
+
+    kind: str = FULL_ATTENTION
+    """``FULL_ATTENTION``: each position attends to all before it. ``WINDOW_ATTENTION``: to the
+    latest ``window`` positions, its own included."""
+    window: int = 0
+
+
 class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
     """Worker → scheduler: the model is loaded and KV memory is taken."""
 

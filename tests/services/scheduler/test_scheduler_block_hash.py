@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from types import SimpleNamespace
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.services.scheduler.block_hash import KEPT_CHAINS, BlockHasher, chain_root
+from penstock.services.scheduler.kv_holder import SequenceHolder
 
 BLOCK = 8
 PROMPTS = st.lists(st.integers(0, 3), min_size=BLOCK, max_size=4 * BLOCK)
@@ -17,9 +16,8 @@ SALTS = st.sampled_from(["", "a", "b", "ab", "key:1", "key:", "\u00e9"])
 
 
 def names(tokens: list[int], salt: str, hasher: BlockHasher | None = None) -> list[bytes]:
-    request = SimpleNamespace(root=chain_root(salt.encode()))
-    sequence: Any = SimpleNamespace(hashes=[], tokens=array("i", tokens), request=request)
-    return (hasher or BlockHasher(BLOCK)).extend(sequence, len(tokens) // BLOCK)
+    holder = SequenceHolder(1, array("i", tokens), chain_root(salt.encode()))
+    return (hasher or BlockHasher(BLOCK)).extend(holder, len(tokens) // BLOCK)
 
 
 @settings(max_examples=300, deadline=None)
@@ -63,8 +61,7 @@ def test_what_prompts_share_may_end_anywhere(length: int, shared: list[int]) -> 
 
 def test_a_sequence_that_grows_is_named_on_from_where_it_was() -> None:
     tokens = list(range(6 * BLOCK))
-    request = SimpleNamespace(root=chain_root(b""))
-    sequence: Any = SimpleNamespace(hashes=[], tokens=array("i", tokens), request=request)
+    holder = SequenceHolder(1, array("i", tokens), chain_root(b""))
     hasher = BlockHasher(BLOCK)
     for count in (1, 3, 2, 6):
-        assert hasher.extend(sequence, count)[:count] == names(tokens[: count * BLOCK], "")
+        assert hasher.extend(holder, count)[:count] == names(tokens[: count * BLOCK], "")

@@ -141,6 +141,6 @@ def test_counts_that_contradict_each_other_are_a_fault_of_the_core() -> None:
     engine.run()
     assert engine.core.idle
     engine.core.check()
-    engine.core._planner.blocks._ref_counts[3] += 1
+    engine.core._planner.kv.blocks._ref_counts[3] += 1
     with pytest.raises(CoreFailed, match=r"in check: RuntimeError: blocks with wrong reference"):
         engine.core.check()

@@ -9,8 +9,8 @@ import pytest
 from scheduler_harness import Engine, prompt, small
 
 from penstock.services.scheduler.block_manager import BlockManager
-from penstock.services.scheduler.planner import Planner
-from penstock.services.scheduler.sequence import Sequence
+from penstock.services.scheduler.head_room import HeadRoom
+from penstock.services.scheduler.kv_holder import SequenceHolder
 
 
 class CountingLookups:
@@ -81,19 +81,18 @@ def test_what_is_passed_over_would_not_have_had_room(
 ) -> None:
     rng = random.Random(seed)
     passed_over = 0
-    may_fit = Planner._may_fit
+    may_fit = HeadRoom.may_fit
 
-    def checked(planner: Planner, sequence: Sequence, owed: int) -> bool:
+    def checked(room: HeadRoom, holder: SequenceHolder, owed: int) -> bool:
         nonlocal passed_over
-        if may_fit(planner, sequence, owed):
+        if may_fit(room, holder, owed):
             return True
         passed_over += 1
-        hits = planner._hits(sequence)
-        held = len(hits) - planner.blocks.num_unheld(hits)
-        assert not planner._has_room(sequence, held, owed)
+        kv = room._kv
+        assert not room._has_room(holder, kv.num_held(kv.match(holder)), owed)
         return False
 
-    monkeypatch.setattr(Planner, "_may_fit", checked)
+    monkeypatch.setattr(HeadRoom, "may_fit", checked)
     engine = Engine(small(num_blocks=14, max_num_batched_tokens=60), policy="priority")
     prefixes = [prompt(24, 11 * number) for number in range(3)]
     for request_id in range(60):

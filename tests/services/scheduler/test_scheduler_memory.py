@@ -219,7 +219,7 @@ def test_a_sequence_that_cannot_grow_with_the_engine_for_itself_ends_by_length()
     engine = Engine(small(num_blocks=8))
     engine.submit(1, prompt(4), max_tokens=20)
     engine.plan()
-    engine.core._planner.blocks.allocate(7)  # a leak: nothing else can bring this about
+    engine.core._planner.kv.blocks.allocate(7)  # a leak: nothing else can bring this about
     assert engine.core.plan(0.0) is None
     ((_, batch),) = engine.core.expire(0.0)
     assert batch.ends[0].reason is EndReason.LENGTH

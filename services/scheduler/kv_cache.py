@@ -1,0 +1,370 @@
+"""The one owner of KV memory: who holds which blocks, and what can be found in the prefix cache.
+
+A block belongs to one group of layers while somebody holds it or it can be found; all groups draw
+on the same blocks. The tables of a sequence, one for each group, have one length. A group with a
+window gives blocks back that lie wholly before it, and its table names no block there.
+
+A block may serve the next plan as soon as it is given back, because the worker executes plans in
+order. Whatever runs outside of its steps (a transfer, a copy) must wait for the step that was
+planned last when it took its blocks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
+from typing import NamedTuple
+
+from penstock.protocol.wire.messages.steps import LayerGroup
+from penstock.services.scheduler.block_hash import DIGEST_BYTES, BlockHasher
+from penstock.services.scheduler.block_manager import BlockManager, OnCached, OnEvicted
+from penstock.services.scheduler.kv_groups import ONE_FULL, KVGroup
+from penstock.services.scheduler.kv_holder import NEVER, NO_BLOCK, KVHolder, SequenceHolder
+
+COMPLETE = 0
+"""In place of a step's number: the content is there whatever becomes of unanswered steps."""
+
+
+class Prefix(NamedTuple):
+    """What the cache has of the beginning of a sequence. Nobody holds it on that account."""
+
+    length: int
+    """In blocks."""
+    tables: list[list[int]]
+    """For each group, ``length`` long; ``NO_BLOCK`` where none is needed."""
+
+    def flat(self) -> list[int]:
+        """As a plan tells a table: the blocks of all groups for each stretch of positions."""
+        return interleaved(self.tables)
+
+
+NOTHING = Prefix(0, [])
+
+
+def interleaved(tables: list[list[int]]) -> list[int]:
+    """Tables of one length as one list: the first block of every group, then the second ones."""
+    if len(tables) == 1:
+        return tables[0]
+    return [block for blocks in zip(*tables, strict=True) for block in blocks]
+
+
+class KVCache:
+    """KV memory of one engine."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        groups: Ordered[LayerGroup] = ONE_FULL,
+        most_step: int = 1,
+    ) -> None:
+        """``most_step``: positions that one step computes of a sequence at most."""
+        self.block_size = block_size
+        self.num_groups = len(groups)
+        self.blocks = BlockManager(num_blocks)
+        """Nobody else touches these, checks and tests excepted."""
+        whole = next((number for number, group in enumerate(groups) if not group.window), 0)
+        self._groups = [
+            KVGroup(group, block_size, most_step, b"" if number == whole else bytes([number]))
+            for number, group in enumerate(groups)
+        ]
+        """The names of blocks of the first group without a window are the digests themselves."""
+        self._windows = any(group.window for group in groups)
+        self._several = self._windows or len(groups) > 1
+        """Not the one group without a window that has a shorter way everywhere."""
+        self._caching = enable_prefix_caching
+        self._hasher = BlockHasher(block_size)
+        self._holders: dict[KVHolder, None] = {}
+        """All that hold blocks or did lately, in the order in which they began."""
+        self._others = 0
+        """How many of them are no sequences."""
+
+    # Counts.
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had: free ones, and those that the cache can do without."""
+        return self.blocks.num_available
+
+    @property
+    def held_aside(self) -> bool:
+        """Something that is no sequence holds blocks, and will give them back."""
+        return self._others > 0
+
+    def blocks_for(self, positions: int) -> int:
+        """How long a table is that reaches over so many positions."""
+        return -(-positions // self.block_size)
+
+    def needed(self, positions: int) -> int:
+        """Blocks that a sequence of this length holds at once, at most, over all groups."""
+        length = self.blocks_for(positions)
+        if not self._windows:
+            return length * self.num_groups
+        return sum(group.needed(length) for group in self._groups)
+
+    def owed(self, holder: SequenceHolder) -> int:
+        """Blocks that a running sequence will ask for until its known tokens and one more are
+        computed; at least one for each group."""
+        length = self.blocks_for(len(holder.tokens) + 1)
+        if not self._windows:
+            return self.num_groups * max(1, length - len(holder.tables[0]))
+        tables = zip(self._groups, holder.tables, holder.behind, strict=True)
+        return sum(
+            max(1, min(length - len(table), group.needed(length) - len(table) + behind))
+            for group, table, behind in tables
+        )
+
+    def room(self, holder: SequenceHolder) -> int:
+        """Positions that a sequence's tables can reach to with all blocks that can be had."""
+        return holder.capacity + self.num_available // self.num_groups * self.block_size
+
+    # Sequences.
+
+    def new_holder(self, tokens: array[int], root: bytes) -> SequenceHolder:
+        """For a sequence of these tokens, which may grow. It holds nothing yet."""
+        return SequenceHolder(self.num_groups, tokens, root)
+
+    def match(self, holder: SequenceHolder) -> Prefix:
+        """What the prefix cache has for a sequence to begin with.
+
+        Of a group with a window that is what the next position attends to. The block of the last
+        known token is left out: its K and V may be there, but the logits that the next token is
+        drawn from are not.
+        """
+        if not self._caching:
+            return NOTHING
+        count = (len(holder.tokens) - 1) // self.block_size
+        digests = self._hasher.extend(holder, count)[:count]
+        if not self._several:
+            table = self.blocks.match(digests)
+            return Prefix(len(table), [table])
+        return self._match_groups(digests)
+
+    def _match_groups(self, digests: list[bytes]) -> Prefix:
+        length, before = len(digests), -1
+        while length != before:  # what suits one group may be too long for another
+            before = length
+            for group in self._groups:
+                length = group.longest(self.blocks, digests, length)
+        tables = []
+        for group in self._groups:
+            behind = group.blocks_behind(length * self.block_size)
+            found = self.blocks.match(group.names(digests[behind:length]))
+            tables.append([NO_BLOCK] * behind + found)
+        return Prefix(length, tables)
+
+    def num_held(self, prefix: Prefix) -> int:
+        """Blocks of a prefix that others hold: to hold them takes none from those to be had."""
+        if not self._windows:
+            blocks = self.blocks
+            return sum(len(table) - blocks.num_unheld(table) for table in prefix.tables)
+        tables = [[b for b in table if b != NO_BLOCK] for table in prefix.tables]
+        return sum(len(table) - self.blocks.num_unheld(table) for table in tables)
+
+    def watch(self, holder: SequenceHolder) -> None:
+        """Look out for what may let others hold more of a sequence's prefix."""
+        names = (name for group in self._groups for name in group.names(holder.digests))
+        self.blocks.watch(names, also_lost=self._windows)
+
+    @property
+    def watch_passed(self) -> bool:
+        """Nothing has happened since ``watch`` by which others may hold more of that prefix."""
+        return self.blocks.watch_passed
+
+    def begin(self, holder: SequenceHolder, prefix: Prefix) -> None:
+        """Hold a prefix that was just matched, before anything else is taken."""
+        self._holders[holder] = None
+        if not prefix.length:
+            return
+        for number, found in enumerate(prefix.tables):
+            if self._windows:
+                behind = self._groups[number].blocks_behind(prefix.length * self.block_size)
+                holder.behind[number] = behind
+                self.blocks.hold(found[behind:])
+            else:
+                self.blocks.hold(found)
+            holder.tables[number] += found
+        holder.capacity = prefix.length * self.block_size
+
+    def grow(self, holder: SequenceHolder, positions: int) -> list[int]:
+        """Let the tables of a sequence that has begun reach over this many positions, or more; the
+        caller has looked at ``room``. Returns what is new, as a plan tells it."""
+        missing = -(-(positions - holder.capacity) // self.block_size)
+        if missing <= 0:
+            return []
+        holder.capacity += missing * self.block_size
+        if self.num_groups == 1:
+            new = self.blocks.allocate(missing)
+            holder.tables[0] += new
+            return new
+        parts = [self.blocks.allocate(missing) for _ in self._groups]
+        for table, part in zip(holder.tables, parts, strict=True):
+            table += part
+        return interleaved(parts)
+
+    def advance(self, holder: SequenceHolder, position: int) -> None:
+        """No plan from now on computes a position of this sequence before this one.
+
+        The blocks that its known tokens complete enter the prefix cache; then groups with a window
+        give back what lies before it. ``position`` is what is certain: where a step may bring
+        several tokens, the first that the next one may begin with.
+        """
+        if (holder.next_name + 1) * self.block_size < len(holder.tokens):
+            self._name_known(holder)
+        if self._windows:
+            self._give_back(holder, position)
+
+    def _give_back(self, holder: SequenceHolder, position: int) -> None:
+        for number, (group, table) in enumerate(zip(self._groups, holder.tables, strict=True)):
+            first = holder.behind[number]
+            end = min(group.blocks_behind(position), len(table))
+            if end > first:
+                self.blocks.release(table[first:end])
+                table[first:end] = [NO_BLOCK] * (end - first)
+                holder.behind[number] = end
+
+    def name_chunk(self, holder: SequenceHolder, start: int, end: int, step: int) -> None:
+        """Step ``step`` computes positions ``start`` to ``end`` of a sequence's known tokens: the
+        blocks that it completes can be found from that step on."""
+        if not self._caching:
+            return
+        full = end // self.block_size
+        self._name_blocks(holder, start // self.block_size, full, step)
+        holder.next_name = full if end == len(holder.tokens) else NEVER
+
+    def _name_known(self, holder: SequenceHolder) -> None:
+        """Name blocks of generated tokens. The last known token's K and V are not there yet; those
+        of all before it were written by steps that have been answered."""
+        first = holder.next_name
+        holder.next_name = full = (len(holder.tokens) - 1) // self.block_size
+        self._name_blocks(holder, first, full, COMPLETE)
+
+    def _name_blocks(self, holder: SequenceHolder, first: int, end: int, step: int) -> None:
+        digests, cache = self._hasher.extend(holder, end), self.blocks.cache
+        if not self._several:
+            table = holder.tables[0]
+            for index in range(first, end):
+                cache(table[index], digests[index], step)
+            return
+        for group, table, behind in zip(self._groups, holder.tables, holder.behind, strict=True):
+            for index in range(max(first, behind), end):
+                cache(table[index], group.name(digests[index]), step)
+
+    def distrust(self, holder: SequenceHolder) -> None:
+        """What a sequence computed, or began with, must not be used by anyone who comes."""
+        for group in self._groups:
+            self.blocks.forget(group.names(holder.digests))
+        holder.next_name = NEVER
+
+    # What is no sequence.
+
+    def pin(self, digests: list[bytes], group: int = 0) -> KVHolder:
+        """Hold the longest known beginning of a chain in one group, to be read (sent, swapped
+        out) while its sequence may end."""
+        found = self.blocks.match(self._groups[group].names(digests))
+        self.blocks.hold(found)
+        return self._aside(group, found)
+
+    def expect(self, digests: list[bytes], group: int = 0) -> KVHolder | None:
+        """Take a block of one group for each digest, whose content is to come from elsewhere.
+
+        Nobody finds them before ``ready``. ``None``: there are not enough blocks.
+        """
+        if len(digests) > self.num_available:
+            return None
+        holder = self._aside(group, self.blocks.allocate(len(digests)))
+        holder.expected = self._groups[group].names(digests)
+        return holder
+
+    def _aside(self, group: int, blocks: list[int]) -> KVHolder:
+        holder = KVHolder(self.num_groups)
+        holder.tables[group] = blocks
+        self._holders[holder] = None
+        self._others += 1
+        return holder
+
+    def ready(self, holder: KVHolder) -> None:
+        """The content of expected blocks is there: they can be found, and are held until
+        ``release``. One whose content has become known otherwise meanwhile is not."""
+        blocks = (block for table in holder.tables for block in table)
+        for name, block in zip(holder.expected, blocks, strict=False):
+            self.blocks.cache(block, name, COMPLETE)
+        holder.expected = []
+
+    # All holders.
+
+    def release(self, holder: KVHolder) -> None:
+        """Give back all that it holds. What can be found stays in the cache until its blocks are
+        needed; expected content that never came is forgotten. It may begin anew."""
+        del self._holders[holder]
+        if isinstance(holder, SequenceHolder):
+            if (holder.next_name + 1) * self.block_size < len(holder.tokens):
+                self._name_known(holder)
+            for table, behind in zip(holder.tables, holder.behind, strict=True):
+                self.blocks.release(table[behind:] if behind else table)
+            holder.reset()
+            return
+        self._others -= 1
+        for table in holder.tables:
+            self.blocks.release(table)
+        holder.tables = [[] for _ in holder.tables]
+        holder.expected = []
+
+    # After failures.
+
+    def forget_since(self, step: int) -> None:
+        """What this step and later ones complete cannot be found any more."""
+        self.blocks.forget_since(step)
+
+    def forget_all(self) -> None:
+        """Nothing can be found any more."""
+        self.blocks.forget_all()
+
+    # Looking in.
+
+    def follow(self, on_cached: OnCached | None, on_evicted: OnEvicted | None) -> None:
+        """Tell of every digest that can be found, and that can be found no more, from now on; of
+        several groups those of the first one without a window."""
+        blocks = self.blocks
+        blocks.on_cached, blocks.on_evicted = on_cached, on_evicted
+        if self.num_groups > 1 and on_cached is not None and on_evicted is not None:
+            cached, evicted = on_cached, on_evicted
+
+            def if_whole(digest: bytes, block: int) -> None:
+                if len(digest) == DIGEST_BYTES:
+                    cached(digest, block)
+
+            def if_whole_went(digest: bytes) -> None:
+                if len(digest) == DIGEST_BYTES:
+                    evicted(digest)
+
+            blocks.on_cached, blocks.on_evicted = if_whole, if_whole_went
+
+    def check(self, sequences: Iterable[SequenceHolder]) -> None:
+        """Compare all counts with the tables: ``sequences`` are those that run. O(blocks). Raises
+        ``RuntimeError``."""
+        running = dict.fromkeys(sequences)
+        held = {holder: None for holder in self._holders if isinstance(holder, SequenceHolder)}
+        if running.keys() != held.keys():
+            raise RuntimeError("those that hold KV blocks and those that run differ")
+        if len(self._holders) - len(held) != self._others:
+            raise RuntimeError("holders that are no sequences are counted wrongly")
+        for holder in held:
+            self._check_tables(holder)
+        tables = [table for one in self._holders for table in one.tables]
+        groups: dict[int, int] = {}
+        for place, table in enumerate(tables):
+            group = place % self.num_groups
+            for block in table:
+                if block != NO_BLOCK and groups.setdefault(block, group) != group:
+                    raise RuntimeError(f"block {block} is in tables of two groups")
+        self.blocks.check([b for b in table if b != NO_BLOCK] for table in tables)
+
+    def _check_tables(self, holder: SequenceHolder) -> None:
+        for table, behind in zip(holder.tables, holder.behind, strict=True):
+            if len(table) * self.block_size != holder.capacity:
+                raise RuntimeError("capacity and block table differ")
+            if NO_BLOCK in table[behind:] or any(block != NO_BLOCK for block in table[:behind]):
+                raise RuntimeError(f"a table has other gaps than its first {behind} blocks")

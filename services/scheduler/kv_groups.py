@@ -1,0 +1,81 @@
+"""Groups of layers that share one block table: what each keeps of a sequence, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+from penstock.protocol.wire.messages.steps import FULL_ATTENTION, WINDOW_ATTENTION, LayerGroup
+from penstock.services.scheduler.block_manager import BlockManager
+
+MOST_GROUPS = 8
+"""Models with several kinds of attention have two or three."""
+ONE_FULL = (LayerGroup(),)
+
+
+def check_groups(groups: Ordered[LayerGroup]) -> None:
+    """Raises ``ValueError`` for groups that this scheduler cannot plan for."""
+    kinds = ", ".join(group.kind for group in groups) or "none"
+    if not 1 <= len(groups) <= MOST_GROUPS:
+        raise ValueError(
+            f"the worker has {len(groups)} groups of layers ({kinds}); the scheduler supports 1 to "
+            f"{MOST_GROUPS}"
+        )
+    for group in groups:
+        if group.kind not in (FULL_ATTENTION, WINDOW_ATTENTION):
+            raise ValueError(
+                f"the worker has a group of layers of the kind {group.kind!r} (of {kinds}); the "
+                f"scheduler supports {FULL_ATTENTION!r} and {WINDOW_ATTENTION!r}"
+            )
+        if (group.window > 0) != (group.kind == WINDOW_ATTENTION):
+            raise ValueError(
+                f"the worker has a group of layers of the kind {group.kind!r} with a window of "
+                f"{group.window} positions; {WINDOW_ATTENTION!r} needs one of 1 or more, "
+                f"{FULL_ATTENTION!r} has 0"
+            )
+
+
+class KVGroup:
+    """The arithmetic of one group."""
+
+    def __init__(self, spec: LayerGroup, block_size: int, most_step: int, prefix: bytes) -> None:
+        """``most_step``: positions that one step computes of a sequence at most. ``prefix``: what
+        the names of its blocks begin with, to tell them from those of other groups."""
+        self.window = spec.window
+        """Positions that each position attends to, its own included; 0: all before it."""
+        self._size = block_size
+        self._prefix = prefix
+        self._most = -(-(spec.window - 1 + most_step) // block_size) + 1
+        """Blocks that a sequence needs in one step at most, if there is a window: the positions
+        may begin anywhere in the first of them."""
+
+    def name(self, digest: bytes) -> bytes:
+        """Under which a block of this group is cached."""
+        return self._prefix + digest if self._prefix else digest
+
+    def names(self, digests: list[bytes]) -> list[bytes]:
+        return [self._prefix + digest for digest in digests] if self._prefix else digests
+
+    def blocks_behind(self, position: int) -> int:
+        """Blocks at the beginning of a table that nothing from this position on attends to."""
+        if not self.window:
+            return 0
+        return max(0, position - self.window + 1) // self._size
+
+    def needed(self, blocks: int) -> int:
+        """How many blocks a table of this length holds at once, at most."""
+        return min(blocks, self._most) if self.window else blocks
+
+    def longest(self, blocks: BlockManager, digests: list[bytes], most: int) -> int:
+        """Blocks of the longest prefix that the cache holds whatever of it is needed to go on;
+        ``most`` at most. O(most)."""
+        if not self.window:
+            return len(blocks.match(self.names(digests[:most])))
+        length = most
+        while length > 0:
+            for index in range(length - 1, self.blocks_behind(length * self._size) - 1, -1):
+                if blocks.find(self.name(digests[index])) is None:
+                    length = index  # no prefix that needs this block
+                    break
+            else:
+                return length
+        return 0

@@ -1,0 +1,49 @@
+"""Who holds KV blocks: a sequence, or something else for a while (a transfer, a pin, a swap)."""
+
+from __future__ import annotations
+
+from array import array
+
+NO_BLOCK = -1
+"""In a table: the block was given back, or never taken, since nothing attends to it any more."""
+NEVER = 1 << 62
+
+
+class KVHolder:
+    """Block tables, one for each group of layers. Made and changed by the ``KVCache`` alone."""
+
+    __slots__ = ("expected", "tables")
+
+    def __init__(self, num_groups: int) -> None:
+        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.expected: list[bytes] = []
+        """Names of its blocks, in order, while their content is still to come."""
+
+
+class SequenceHolder(KVHolder):
+    """The tables of a sequence, and the names of its blocks."""
+
+    __slots__ = ("behind", "capacity", "digests", "next_name", "root", "tokens")
+
+    def __init__(self, num_groups: int, tokens: array[int], root: bytes) -> None:
+        super().__init__(num_groups)
+        self.tokens = tokens
+        """Those of the sequence itself: they grow with it."""
+        self.root = root
+        """Start of the hash chain."""
+        self.digests: list[bytes] = []
+        """Chained hash of each full block of ``tokens``, as far as anyone asked."""
+        self.capacity = 0
+        """Positions that the tables reach to; they are all of one length."""
+        self.behind = [0] * num_groups
+        """Blocks at the beginning of each table that are given back."""
+        self.next_name = NEVER
+        """Index of the next block that is to enter the prefix cache when its tokens are known.
+        ``NEVER``: not while its known tokens are computed, nor when they are not to be trusted."""
+
+    def reset(self) -> None:
+        """It holds nothing; what its blocks are called stays."""
+        self.tables = [[] for _ in self.tables]
+        self.behind = [0] * len(self.behind)
+        self.capacity = 0
+        self.next_name = NEVER

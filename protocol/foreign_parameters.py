@@ -79,6 +79,7 @@ _EXPLAINED = {
     "knows it",
     "regex": 'use structured_outputs: {"regex": …}',
     "sampling_params": "give what it holds beside the other parameters",
+    "store": "nothing is stored here; send false, or leave it out",
     "structural_tag": "not supported yet: structural tags; structured_outputs has json, regex, "
     "choice and grammar",
     "suffix": "not supported yet: text that comes after the answer",

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.sampling import DEFAULTS, parse_field
+from penstock.protocol.validation import InvalidValue
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
 SHARED_FILES = ("config.json", "tokenizer.json", "vocab.json", "tokenizer.model")
@@ -119,8 +120,8 @@ def _sampling_defaults(generation: dict[str, Any], path: Path) -> dict[str, floa
             value = int(value)
         try:
             defaults[name] = parse_field(name, value)
-        except msgspec.ValidationError as error:
-            raise BadModelFolder(f"{path}: {name} {value!r}: {error}") from None
+        except InvalidValue as error:
+            raise BadModelFolder(f"{path}: {error}") from None
     return defaults
 
 

@@ -1,8 +1,8 @@
 """Sampling parameters, declared once.
 
-``SamplingParams`` is at once the message field, the library's class and the source of the API's
-checks, JSON schema and documentation: ``parse_field`` reads one value of a client's JSON, and
-``PARAMETERS`` lists name, type, default and description.
+``SamplingParams`` is at once the message field, the library's class and what the bodies of the API,
+their checks, JSON schema and documentation are made of: ``PARAMETERS`` lists name, type, default
+and description, and ``parse_field`` checks one value.
 
 A field that is ``None`` was left out by the client; the tokenizer fills it from the model's
 generation config, then from ``DEFAULTS`` (``resolve``).
@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
-from penstock.protocol.grammar.request import Grammar, from_structured_outputs
+from penstock.protocol.grammar.request import Grammar
+from penstock.protocol.validation import read
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -38,6 +39,27 @@ StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
+MaxTokens = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=MAX_TOKENS,
+        description="Generate at most this many tokens; 0 only scores the prompt.",
+    ),
+]
+StopStrings = Annotated[
+    list[StopString],
+    Meta(max_length=MAX_STOP_STRINGS, description="Stop before any of these strings."),
+]
+Logprobs = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Return each token's logprob and those of so many likeliest ones.",
+    ),
+]
+Echo = Annotated[bool, Meta(description="Begin the text with the prompt; only for completions.")]
 
 
 class _NamesParameters(msgspec.StructMeta):
@@ -106,21 +128,8 @@ class SamplingParams(
         | None
     ) = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="How many choices to generate.")] = 1
-    max_tokens: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                le=MAX_TOKENS,
-                description="Generate at most this many tokens; 0 only scores the prompt.",
-            ),
-        ]
-        | None
-    ) = None
-    stop: Annotated[
-        list[StopString],
-        Meta(max_length=MAX_STOP_STRINGS, description="Stop before any of these strings."),
-    ] = []
+    max_tokens: MaxTokens | None = None
+    stop: StopStrings = []
     stop_token_ids: Annotated[
         list[TokenId],
         Meta(max_length=MAX_STOP_TOKENS, description="Stop after any of these tokens."),
@@ -214,17 +223,7 @@ class SamplingParams(
         ]
         | None
     ) = None
-    logprobs: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                le=MAX_LOGPROBS,
-                description="Return each token's logprob and those of so many likeliest ones.",
-            ),
-        ]
-        | None
-    ) = None
+    logprobs: Logprobs | None = None
     prompt_logprobs: (
         Annotated[
             int,
@@ -234,9 +233,7 @@ class SamplingParams(
         ]
         | None
     ) = None
-    echo: Annotated[
-        bool, Meta(description="Begin the text with the prompt; only for completions.")
-    ] = False
+    echo: Echo = False
     structured_outputs: (
         Annotated[
             Grammar,
@@ -290,22 +287,8 @@ PARAMETERS: dict[str, Parameter] = _parameters()
 
 
 def parse_field(name: str, value: Any) -> Any:
-    """Check one value of a client's JSON against its declaration.
-
-    Raises ``msgspec.ValidationError`` that names the bound, ``BadGrammar`` for a grammar. ``stop``
-    may be one string.
-    """
-    if name == "structured_outputs":
-        return from_structured_outputs(value)
-    if name == "stop" and isinstance(value, str):
-        value = [value]
-    elif name == "stop" and not isinstance(value, list):
-        raise msgspec.ValidationError(
-            f"Expected a string or an array of at most {MAX_STOP_STRINGS} strings"
-        )
-    if isinstance(value, bool) and not isinstance(PARAMETERS[name].default, bool):
-        raise msgspec.ValidationError(f"Expected a number, got `{str(value).lower()}`")
-    return msgspec.convert(value, PARAMETERS[name].type, str_keys=True)
+    """Check one value of JSON against its declaration. Raises ``InvalidValue``."""
+    return read(value, PARAMETERS[name].type, name)
 
 
 def token_ids(params: SamplingParams) -> Iterator[tuple[str, int]]:

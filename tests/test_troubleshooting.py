@@ -22,7 +22,9 @@ QUOTED = sorted(
 
 def source() -> str:
     """All of the program, with literals that continue on the next line put together."""
-    files = [f for folder in ("services", "protocol") for f in (ROOT / folder).rglob("*.py")]
+    files = [
+        f for folder in ("client", "services", "protocol") for f in (ROOT / folder).rglob("*.py")
+    ]
     text = "\n".join(file.read_text() for file in files)
     return re.sub(r'"\s*\n\s*f?"', "", text)
 

@@ -11,11 +11,12 @@ from aiohttp.typedefs import Handler
 from penstock.client.interface import Gateway, Overloaded
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
+from penstock.protocol.shown_values import show
 from penstock.services.frontend import access, generate, playground, system
 from penstock.services.frontend.body import check_is_json
 from penstock.services.frontend.connection import Limits, Runner
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, Context
-from penstock.services.frontend.errors import ApiError, from_rejected, show, status_error
+from penstock.services.frontend.errors import ApiError, from_rejected, status_error
 from penstock.services.frontend.request_log import ERROR_KIND, GENERATION, log_request
 from penstock.services.frontend.stream import STALL_S
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import StreamReader, hdrs, web
 
-from penstock.services.frontend.errors import ApiError, bad_request, retry_after, show
+from penstock.protocol.declared import Declared
+from penstock.protocol.shown_values import show
+from penstock.protocol.validation import InvalidValue, read
+from penstock.services.frontend.errors import ApiError, bad_request, from_invalid, retry_after
 
+Body = TypeVar("Body", bound=Declared)
 SLICE_BYTES = 64 * 1024
 """Of a body that is looked at without a pause: some tenths of a millisecond."""
 Pause = Callable[[], None]
@@ -180,3 +185,26 @@ def decode_object(body: bytes, pause: Pause = no_pause) -> dict[str, Any]:
     if not isinstance(decoded, dict):
         raise bad_request(f"The request body must be a JSON object, got {show(decoded)}")
     return {key: value for key, value in decoded.items() if value is not None}
+
+
+def decode_body(body: bytes, declared: type[Body], pause: Pause = no_pause) -> Body:
+    """Decode a JSON object as it is declared. Raises ``ApiError`` 400.
+
+    What is right goes through msgspec alone; anything else is read piece by piece.
+    """
+    check_depth(body, pause)
+    try:
+        decoded: Body = _decoder(declared).decode(body)
+        return decoded
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        pass
+    try:
+        found: Body = read(decode_object(body, pause), declared)
+    except InvalidValue as invalid:
+        raise from_invalid(invalid) from None
+    return found
+
+
+@cache
+def _decoder(declared: type[Body]) -> msgspec.json.Decoder[Body]:
+    return msgspec.json.Decoder(declared)

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.shown_values import show
 from penstock.protocol.wire.addresses import is_loopback
-from penstock.services.frontend.errors import ApiError, show
+from penstock.services.frontend.errors import ApiError
 
 _FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 _METHODS = "GET, POST"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
+from penstock.protocol.validation import InvalidValue
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.services.frontend.json_lines import encode
 
 INVALID_REQUEST = "invalid_request_error"
-MAX_SHOWN = 80
-"""Characters of a client's value that an error repeats."""
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
@@ -51,6 +49,11 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def from_invalid(invalid: InvalidValue) -> ApiError:
+    """A 400 for a value that is not what its declaration says."""
+    return bad_request(invalid.message, invalid.param, invalid.code)
+
+
 def status_error(status: int, message: str) -> ApiError:
     """An error for an HTTP status that has no further cause to name."""
     kind = "server_error" if status >= 500 else _KINDS.get(status, INVALID_REQUEST)
@@ -74,21 +77,3 @@ def from_rejected(rejected: Rejected) -> ApiError:
         param=rejected.param,
         headers=retry_after(rejected.retry_after),
     )
-
-
-def show(value: Any) -> str:
-    """A client's value for an error message: ``repr``, but never long and never failing."""
-    if isinstance(value, str):
-        return repr(value) if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]!r}…"
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, int):
-        digits = int(value.bit_length() * 0.30103) + 1  # str() refuses more than 4300 digits
-        return str(value) if digits <= MAX_SHOWN else f"an integer of about {digits} digits"
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, list):
-        return f"an array of {len(value)}"
-    if isinstance(value, dict):
-        return f"an object of {len(value)}"
-    return f"a {type(value).__name__}"

@@ -7,25 +7,20 @@ import hashlib
 import msgspec
 
 from penstock.client.interface import ServedModel
+from penstock.client.messages import encode_messages
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import closest
-from penstock.protocol.wire.messages.requests import ChoiceState, Prompt, Work
-from penstock.services.frontend import parameters
-from penstock.services.frontend.body import Pause, decode_object, no_pause
-from penstock.services.frontend.errors import ApiError, bad_request, retry_after, show
-from penstock.services.frontend.prompts import (
-    GENERATION_PROMPT_FIELDS,
-    parse_chat,
-    parse_prompts,
-)
+from penstock.protocol.validation import InvalidValue
+from penstock.protocol.wire.messages.requests import Chat, ChoiceState, Prompt, Work
+from penstock.services.frontend.bodies.requests import ChatBody, CompletionBody
+from penstock.services.frontend.body import Pause, decode_body, no_pause
+from penstock.services.frontend.errors import ApiError, bad_request, from_invalid, retry_after
+from penstock.services.frontend.parameters import StreamOptions, sampling_of, stream_options
+from penstock.services.frontend.prompts import parse_prompts
 from penstock.services.frontend.token_arrays import decode_completion
 
 MAX_CHOICES_IN_ALL = 256
-
-_CHAT_FIELDS = frozenset(
-    {"messages", "chat_template_kwargs", "top_logprobs", *GENERATION_PROMPT_FIELDS}
-)
-_COMPLETION_FIELDS = frozenset({"prompt", "echo"})
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -38,7 +33,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     prompts: list[Prompt]
     params: SamplingParams
     stream: bool
-    options: parameters.StreamOptions
+    options: StreamOptions
     user: str
     priority: int
     cache_salt: str
@@ -71,13 +66,11 @@ def _salt(key: str, given: str) -> str:
     return hashlib.blake2b(f"{key}\0{given}".encode(), digest_size=16).hexdigest()
 
 
-def find_model(name: object, models: list[ServedModel]) -> tuple[ServedModel, str]:
+def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel, str]:
     """The model of that name and the name to answer with; None asks for the served one.
 
     Raises ``ApiError``: 400, 404, and 503 while no model is known.
     """
-    if name is not None and not isinstance(name, str):
-        raise parameters.invalid("model", "Expected a string", name)
     if not models:
         raise ApiError(
             503,
@@ -109,39 +102,33 @@ def parse_request(
 
     pause: for a large body, parsed in a thread; called every now and then to let others run.
     """
-    if pause is None or chat:
-        body = decode_object(raw, pause or no_pause)
+    body: ChatBody | CompletionBody
+    if chat:
+        body = decode_body(raw, ChatBody, pause or no_pause)
+    elif pause is None:
+        body = decode_body(raw, CompletionBody)
     else:
         body = decode_completion(raw, pause)
-    parameters.check_names(
-        body,
-        _CHAT_FIELDS if chat else _COMPLETION_FIELDS,
-        parameters.CHAT_NEUTRAL if chat else parameters.COMPLETION_NEUTRAL,
-    )
-    model, name = find_model(body.get("model"), models)
-    stream, options = parameters.take_stream(body)
-    default_tokens = None if chat else parameters.DEFAULT_COMPLETION_TOKENS
-    params = parameters.take_sampling(body, model.vocab_size, default_tokens, chat=chat)
+    model, name = find_model(body.model, models)
+    params = sampling_of(body, model)
     lists_prompt = params.prompt_logprobs is not None
-    if lists_prompt and stream:
+    if lists_prompt and body.stream:
         raise bad_request(
-            "prompt_logprobs: Not in a stream; send stream: false, or echo and logprobs to "
+            "prompt_logprobs are not sent in a stream; send stream: false, or echo and logprobs to "
             "/v1/completions",
             param="prompt_logprobs",
         )
     if params.echo and params.logprobs is not None and not lists_prompt:
         params = msgspec.structs.replace(params, prompt_logprobs=params.logprobs)
     prompts: list[Prompt]
-    if chat:
-        prompts = [parse_chat(body)]
-    elif "prompt" in body:
-        prompts = parse_prompts(body["prompt"], model, params.truncate_prompt_tokens)
+    if isinstance(body, ChatBody):
+        prompts = [_chat(body)]
     else:
-        raise bad_request("prompt: Required, and missing", param="prompt")
+        prompts = parse_prompts(body.prompt, model, params.truncate_prompt_tokens)
     if len(prompts) * params.n > MAX_CHOICES_IN_ALL:
         raise bad_request(
-            f"n: {len(prompts)} prompts with n = {params.n} make {len(prompts) * params.n} "
-            f"choices; at most {MAX_CHOICES_IN_ALL} in one request",
+            f"n is {params.n}, which with {len(prompts)} prompts makes {len(prompts) * params.n} "
+            f"choices; at most {MAX_CHOICES_IN_ALL} are allowed in one request",
             param="n",
         )
     return GenerateRequest(
@@ -149,11 +136,37 @@ def parse_request(
         model=name,
         prompts=prompts,
         params=params,
-        stream=stream,
-        options=options,
-        user=parameters.take_user(body),
-        priority=parameters.take_priority(body),
-        cache_salt=parameters.take_cache_salt(body),
+        stream=bool(body.stream),
+        options=stream_options(body),
+        user=body.user or "",
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
         lists_prompt=lists_prompt,
-        deadline_s=parameters.take_deadline(body),
+        deadline_s=body.deadline_s,
     )
+
+
+_NO_VARIABLES = b"{}"
+
+
+def _chat(body: ChatBody) -> Chat:
+    """The messages and the template's variables. Raises ``ApiError`` 400."""
+    try:
+        messages = encode_messages(body.messages)
+    except InvalidValue as invalid:
+        raise from_invalid(invalid) from None
+    variables = body.chat_template_kwargs
+    encoded = _NO_VARIABLES if variables is None else msgspec.json.encode(variables)
+    adds, continues = body.add_generation_prompt, body.continue_final_message
+    if adds and continues:
+        raise bad_request(
+            "continue_final_message and add_generation_prompt contradict each other: the answer "
+            "either continues the last message or begins a new one; send one of them as false",
+            param="continue_final_message",
+        )
+    if continues or adds is False:  # the prompt does not end with the opening of a new message
+        end = {"add_generation_prompt": False}
+        if continues:
+            end["continue_final_message"] = True
+        encoded = msgspec.json.encode({**msgspec.json.decode(encoded), **end})
+    return Chat(messages, encoded)

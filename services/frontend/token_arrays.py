@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.services.frontend.body import SLICE_BYTES, Pause, decode_object
-from penstock.services.frontend.errors import bad_request, show
+from penstock.protocol.shown_values import show
+from penstock.services.frontend.bodies.requests import CompletionBody
+from penstock.services.frontend.body import SLICE_BYTES, Pause, decode_body
+from penstock.services.frontend.errors import bad_request
 
 MIN_CUT_BYTES = 4096
 """Shorter arrays stay where they are."""
@@ -67,8 +69,8 @@ class IdArray:
                 found = []
             if not found:  # as for two commas, or one at the end
                 raise bad_request(
-                    f"{where}: Expected an array of token ids (type int), and there is something "
-                    f"else, or nothing, between two commas behind the first {len(ids)} ids",
+                    f"{where} holds something else than a token id, or nothing, between two commas "
+                    f"behind the first {len(ids)} ids; whole numbers are allowed",
                     param="prompt",
                 )
             check_vocabulary(found, where, vocab_size, len(ids))
@@ -83,35 +85,36 @@ def check_vocabulary(ids: list[int], where: str, vocab_size: int, before: int = 
     for worst in (min(ids), max(ids)):
         if not 0 <= worst < vocab_size:
             raise bad_request(
-                f"{where}: Token id {show(worst)} at position {before + ids.index(worst)} is not "
-                f"in the vocabulary; ids must be at least 0 and below {vocab_size}",
+                f"{where}: the token id {show(worst)} at position {before + ids.index(worst)} is "
+                f"not in the vocabulary; at least 0 and below {vocab_size} is allowed",
                 param="prompt",
             )
 
 
-def decode_completion(body: bytes, pause: Pause) -> dict[str, Any]:
-    """A large body as ``decode_object`` gives it, in which long arrays of token ids in ``prompt``
+def decode_completion(body: bytes, pause: Pause) -> CompletionBody:
+    """A large body as ``decode_body`` gives it, in which long arrays of token ids in ``prompt``
     are ``IdArray``. Raises ``ApiError`` 400."""
     spans = _long_arrays(body)
     if not spans:
-        return decode_object(body, pause)
+        return decode_body(body, CompletionBody, pause)
     names = [secrets.token_hex(16) for _ in spans]  # what no client can have written
     pieces: list[bytes] = []
     done = 0
     for name, (begin, end) in zip(names, spans, strict=True):
         pieces += (body[done:begin], b'"%b"' % name.encode())
         done = end
-    decoded = decode_object(b"".join((*pieces, body[done:])), pause)
+    decoded = decode_body(b"".join((*pieces, body[done:])), CompletionBody, pause)
     arrays = {
         name: IdArray(body, begin + 1, end - 1, pause)
         for name, (begin, end) in zip(names, spans, strict=True)
     }
-    prompt = decoded.get("prompt")
+    prompt: Any = decoded.prompt
     found = prompt if isinstance(prompt, list) else [prompt]
-    placed = [arrays.pop(one, one) if isinstance(one, str) else one for one in found]
+    placed: Any = [arrays.pop(one, one) if isinstance(one, str) else one for one in found]
     if arrays:  # they stood elsewhere, and the key only looked like the one that counts
-        return decode_object(body, pause)
-    return {**decoded, "prompt": placed if isinstance(prompt, list) else placed[0]}
+        return decode_body(body, CompletionBody, pause)
+    decoded.prompt = placed if isinstance(prompt, list) else placed[0]
+    return decoded
 
 
 def _long_arrays(body: bytes) -> list[tuple[int, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import reprlib
 import sys
 import time
 from array import array
@@ -19,7 +18,8 @@ from penstock.protocol.grammar.request import from_structured_outputs
 from penstock.protocol.logprobs import TokenLogprobs, unpack
 from penstock.protocol.plain_errors import plain_error
 from penstock.protocol.sampling import PARAMETERS, SamplingParams
-from penstock.protocol.wire.messages.requests import Chat, ChoiceState, Prompt, Work
+from penstock.protocol.validation import InvalidValue, read
+from penstock.protocol.wire.messages.requests import ChoiceState, Prompt, Work
 from penstock.protocol.wire.messages.tokens import RowDetails
 from penstock.services.library.client import PipelineClient, Submission
 from penstock.services.library.outputs import (
@@ -29,7 +29,13 @@ from penstock.services.library.outputs import (
     RequestOutput,
 )
 from penstock.services.library.progress import ProgressLine
-from penstock.services.library.prompts import PromptLike, list_of_prompts, messages_of
+from penstock.services.library.prompts import (
+    Message,
+    PromptLike,
+    chats_of,
+    list_of_prompts,
+    messages_of,
+)
 from penstock.services.library.server_process import ServerFailed, ServerProcess
 
 MAX_OPEN = 1000
@@ -38,8 +44,6 @@ RETRY_SECONDS = 0.5
 _OVERLOADED = 503
 _TOKEN_BYTES = 4
 _PUMP_SECONDS = 0.05
-
-Message = dict[str, Any]
 
 
 class LLM:
@@ -91,10 +95,11 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Answer conversations (one, or a list of them) through the model's chat template."""
-        one_only = bool(messages) and isinstance(messages[0], dict)
-        conversations = [messages] if one_only else list(messages)
-        prompts = [Chat(msgspec.json.encode(one)) for one in conversations]
+        """Answer conversations (one, or a list of them) through the model's chat template.
+
+        Messages are those of the HTTP API, read by the same rules. Raises as ``generate`` does.
+        """
+        prompts = chats_of(messages)
         return self._run([None] * len(prompts), prompts, sampling_params, progress)
 
     def _run(
@@ -213,13 +218,12 @@ def _work(prompt: Prompt, params: SamplingParams) -> Work:
 
 
 def _first_fault(params: SamplingParams) -> str:
-    """The first parameter that is out of its range, with its value and the range."""
+    """What is wrong with the first parameter that is not as it is declared."""
     for name, parameter in PARAMETERS.items():
-        value = getattr(params, name)
         try:
-            msgspec.convert(msgspec.to_builtins(value), parameter.type)
-        except (msgspec.ValidationError, OverflowError) as error:
-            return f"sampling_params: {name}={reprlib.repr(value)}: {plain_error(error)}"
+            read(msgspec.to_builtins(getattr(params, name)), parameter.type, name)
+        except InvalidValue as invalid:
+            return f"sampling_params: {invalid}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What ``LLM.generate`` takes as prompts, and what it says of anything else."""
+"""What ``LLM.generate`` and ``LLM.chat`` take, and what they say of anything else."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
-from penstock.protocol.wire.messages.requests import Prompt, Text, Tokens
+from penstock.client.messages import encode_messages, read_messages
+from penstock.protocol.wire.messages.requests import Chat, Prompt, Text, Tokens
 
 PromptLike = str | Sequence[int]
+Message = dict[str, Any]
 _NO_PROMPTS = (bytes, bytearray, memoryview, dict, set, frozenset)
 """Iterable, but no row of token ids: it would be read as something else."""
 
@@ -51,6 +53,20 @@ def messages_of(prompts: Iterable[PromptLike]) -> Iterator[Prompt]:
                 f"prompts[{position}]: a prompt is text or a list of token ids: {error}"
             ) from None
         yield Tokens(packed.tobytes())
+
+
+def chats_of(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Chat]:
+    """One conversation, or each of a list of them. Raises ``ValueError``."""
+    several = isinstance(messages, list | tuple) and all(
+        isinstance(one, list | tuple) for one in messages
+    )
+    if several:
+        return [_chat(one, f"messages[{index}]") for index, one in enumerate(messages)]
+    return [_chat(messages, "messages")]
+
+
+def _chat(messages: Any, where: str) -> Chat:
+    return Chat(encode_messages(read_messages(messages, where), where))
 
 
 def _wrong(where: str, value: Any) -> ValueError:

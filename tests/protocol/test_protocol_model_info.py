@@ -113,13 +113,13 @@ def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "value", "bound"),
     [
-        ("temperature", -0.1, "0.0"),
-        ("temperature", 1e9, "100.0"),
-        ("temperature", "0.6", "str"),
+        ("temperature", -0.1, "0 to 100"),
+        ("temperature", 1e9, "0 to 100"),
+        ("temperature", "0.6", "'0.6'; a number"),
         ("temperature", [0.6], "array"),
         ("temperature", True, "number"),
-        ("top_p", 1.5, "1.0"),
-        ("top_k", 2.5, "int"),
+        ("top_p", 1.5, "0 to 1"),
+        ("top_k", 2.5, "whole number"),
         ("top_k", -2, "-1"),
         ("top_k", 10**12, "2147483647"),
     ],

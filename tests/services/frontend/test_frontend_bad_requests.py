@@ -24,55 +24,55 @@ def user(content: Any, **fields: Any) -> dict[str, Any]:
 
 PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     # body without the prompt, param, words in the message
-    ({"temperature": -1}, "temperature", "0.0 -1"),
-    ({"temperature": 100.5}, "temperature", "100.0 100.5"),
+    ({"temperature": -1}, "temperature", "-1; 0 to 100"),
+    ({"temperature": 100.5}, "temperature", "100.5; 0 to 100"),
     ({"temperature": "1"}, "temperature", "number '1'"),
     ({"temperature": True}, "temperature", "number true"),
     ({"temperature": HUGE}, "temperature", "digits"),
     ({"temperature": [1]}, "temperature", "array"),
     ({"temperature": {}}, "temperature", "object"),
-    ({"top_p": 1.01}, "top_p", "1.0 1.01"),
-    ({"top_p": -0.1}, "top_p", "0.0 -0.1"),
+    ({"top_p": 1.01}, "top_p", "1.01; 0 to 1"),
+    ({"top_p": -0.1}, "top_p", "-0.1; 0 to 1"),
     ({"top_k": -2}, "top_k", "-1 -2"),
     ({"top_k": 1.5}, "top_k", "whole 1.5"),
     ({"top_k": 2**31}, "top_k", "2147483647 2147483648"),
     ({"top_k": HUGE}, "top_k", "2147483647 digits"),
     ({"seed": 2**63}, "seed", str(2**63 - 1)),
     ({"seed": "x"}, "seed", "whole"),
-    ({"n": 0}, "n", ">= 1 0"),
+    ({"n": 0}, "n", "0; 1 to 128"),
     ({"n": 129}, "n", "128 129"),
     ({"n": 1e6}, "n", "whole"),
-    ({"max_tokens": -5}, "max_tokens", ">= 0 -5"),
+    ({"max_tokens": -5}, "max_tokens", "-5; 0 to"),
     ({"max_tokens": 2**31}, "max_tokens", "2147483647"),
-    ({"max_completion_tokens": -1}, "max_completion_tokens", ">= 0 -1"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens", "-1; 0 to"),
     (
         {"max_tokens": 5, "max_completion_tokens": 7},
         "max_completion_tokens",
         "max_tokens max_completion_tokens contradict 5 7",
     ),
-    ({"max_tokens": -1, "max_completion_tokens": 7}, "max_tokens", ">= 0 -1"),
+    ({"max_tokens": -1, "max_completion_tokens": 7}, "max_tokens", "-1; 0 to"),
     ({"max_tokens": 0, "min_tokens": 1}, "min_tokens", "max_tokens, 0 1"),
     ({"stop": 5}, "stop", "string array strings 16 5"),
     ({"stop": True}, "stop", "string array strings true"),
     ({"stop": {"a": 1}}, "stop", "string array strings object"),
-    ({"stop": [""]}, "stop", "length"),
+    ({"stop": [""]}, "stop", "stop[0] empty 1 512"),
     ({"stop": ["x"] * 17}, "stop", "16 17"),
     ({"stop": "x" * 513}, "stop", "512"),
     ({"stop": [None]}, "stop", "string"),
     ({"stop_token_ids": [-1]}, "stop_token_ids", "0"),
     ({"stop_token_ids": [1000]}, "stop_token_ids", "1000"),
-    ({"stop_token_ids": [True]}, "stop_token_ids", "true false"),
+    ({"stop_token_ids": [True]}, "stop_token_ids", "stop_token_ids[0] true number"),
     ({"stop_token_ids": list(range(65))}, "stop_token_ids", "64 65"),
     ({"ignore_eos": 1}, "ignore_eos", "true false 1"),
-    ({"min_p": 1.5}, "min_p", "1.0 1.5"),
-    ({"presence_penalty": 2.5}, "presence_penalty", "2.0 2.5"),
+    ({"min_p": 1.5}, "min_p", "1.5; 0 to 1"),
+    ({"presence_penalty": 2.5}, "presence_penalty", "2.5; -2 to 2"),
     ({"presence_penalty": False}, "presence_penalty", "number false"),
-    ({"frequency_penalty": -2.5}, "frequency_penalty", "-2.0 -2.5"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "0.0"),
-    ({"repetition_penalty": 11}, "repetition_penalty", "10.0 11"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty", "-2.5; -2 to 2"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "0; above 0 10"),
+    ({"repetition_penalty": 11}, "repetition_penalty", "11; above 0 10"),
     ({"min_tokens": -1}, "min_tokens", "0 -1"),
     ({"max_tokens": 5, "min_tokens": 6}, "min_tokens", "max_tokens 5 6"),
-    ({"logit_bias": {"5": 101}}, "logit_bias", "100.0"),
+    ({"logit_bias": {"5": 101}}, "logit_bias", "['5'] 101; -100 to 100"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "whole key"),
     ({"logit_bias": {"1000": 1}}, "logit_bias", "vocabulary 1000"),
     ({"logit_bias": [5]}, "logit_bias", "object array"),
@@ -81,7 +81,7 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"allowed_token_ids": [1000]}, "allowed_token_ids", "vocabulary 1000"),
     ({"allowed_token_ids": [-1]}, "allowed_token_ids", "0"),
     ({"bad_words": ["x"] * 129}, "bad_words", "128"),
-    ({"bad_words": [""]}, "bad_words", "length"),
+    ({"bad_words": [""]}, "bad_words", "bad_words[0] empty 256"),
     ({"bad_words": "x"}, "bad_words", "array"),
     ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "true false 1"),
     ({"skip_special_tokens": "no"}, "skip_special_tokens", "true false 'no'"),
@@ -115,11 +115,11 @@ PARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"cache_salt": 5}, "cache_salt", "string 5"),
     ({"deadline_s": 0}, "deadline_s", "above 0 86400"),
     ({"deadline_s": 1e9}, "deadline_s", "86400 1000000000"),
-    ({"deadline_s": "5"}, "deadline_s", "seconds '5'"),
-    ({"deadline_s": True}, "deadline_s", "seconds true"),
+    ({"deadline_s": "5"}, "deadline_s", "number '5'"),
+    ({"deadline_s": True}, "deadline_s", "number true"),
     ({"metadata": "x"}, "metadata", "object"),
     ({"metadata": {"a": 5}}, "metadata", "string"),
-    ({"store": True}, "store", "false true"),
+    ({"store": True}, "store", "supported stored false"),
     ({"service_tier": 5}, "service_tier", "string"),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "true"),
 ]
@@ -170,7 +170,7 @@ PROMPTS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": {"a": 1}}, "object"),
     ({"prompt": [1, "a"]}, "whole"),
     ({"prompt": ["a", 1]}, "prompt[1]"),
-    ({"prompt": [1, True]}, "true false"),
+    ({"prompt": [1, True]}, "prompt[1] true number"),
     ({"prompt": [1.5]}, "whole number"),
     ({"prompt": [-1]}, "at least 0"),
     ({"prompt": [1, 1000]}, "1000 position 1"),
@@ -186,26 +186,29 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "empty"),
     ({"messages": "hi"}, "array 'hi'"),
     ({"messages": [5]}, "messages[0] object 5"),
-    ({"messages": [{"content": "x"}]}, "role null"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role missing user"),
     ({"messages": [{"role": "king", "content": "x"}]}, "role user 'king'"),
     ({"messages": [{"role": 5, "content": "x"}]}, "role 5"),
     ({"messages": [{"role": ["user"], "content": "x"}]}, "role"),
     ({"messages": [{"role": "user"}]}, "content"),
     (user(None), "content null"),
     (user(5), "content 5"),
-    (user([]), "content part"),
+    (user([]), "content empty 1 1024"),
     (user([5]), "content[0] 5"),
     (user([{"type": "image_url", "image_url": {"url": "http://x"}}]), "text 'image_url'"),
-    (user([{"type": "text"}]), "text null"),
-    (user([{"type": "text", "text": "a", "x": 1}]), "unknown 'x'"),
-    (user("x", colour="red"), "unknown 'colour'"),
+    (user([{"type": "text"}]), "content[0].text missing"),
+    (
+        user([{"type": "text", "text": "a", "x": 1}]),
+        "unknown messages[0].content[0]: x known text",
+    ),
+    (user("x", colour="red"), "unknown messages[0]: colour known role,"),
     (user("x", name=5), "messages[0].name 5"),
     (user("x", tool_calls=[{"id": "1"}]), "tool_calls supported"),
     ({"messages": [{"role": "user", "content": "x"}] * 8193}, "8192 8193"),
-    ({**HI, "chat_template_kwargs": {"tokenize": True}}, "tokenize"),
+    ({**HI, "chat_template_kwargs": {"tokenize": True}}, "tokenize known enable_thinking"),
     ({**HI, "chat_template_kwargs": {"enable_thinking": "yes"}}, "enable_thinking"),
     ({**HI, "chat_template": "{{ x }}"}, "chat_template supported"),
-    (user("x", tool_calls={}), "tool_calls supported"),
+    (user("x", tool_calls={}), "messages[0].tool_calls array"),
     (user("x", function_call={}), "function_call supported"),
     ({"messages": [{"role": "system", "content": None}]}, "messages[0].content null"),
     ({"messages": [{"role": "tool", "content": "5"}]}, "messages[0].tool_call_id missing"),
@@ -282,6 +285,38 @@ def test_each_bad_parameter_is_named_with_its_value_and_limit() -> None:
     check(TEXT, list(cases), ServerConfig())
     cases = [({**HI, **fields}, param, words) for fields, param, words in PARAMETERS]
     check(CHAT, list(cases), ServerConfig())
+
+
+SENTENCES = [
+    ({"temperature": 300}, "temperature is 300; 0 to 100 is allowed"),
+    ({"top_k": 0.5}, "top_k is 0.5; a whole number from -1 to 2147483647 is allowed"),
+    ({"repetition_penalty": 0}, "repetition_penalty is 0; above 0 and at most 10 is allowed"),
+    ({"stop": ["a", "b" * 600]}, "stop[1] has 600 characters; at most 512 are allowed"),
+    (
+        {"stop": 5},
+        "stop is 5; a string of 1 to 512 characters or an array of at most 16 strings is allowed",
+    ),
+    ({"logit_bias": {"7": "x"}}, "logit_bias['7'] is 'x'; a number from -100 to 100 is allowed"),
+    ({"stream": 1}, "stream is 1; true or false is allowed"),
+    (
+        {"metadata": {"a": None}},
+        "metadata['a'] is null; a string of at most 512 characters is allowed",
+    ),
+]
+
+
+def test_a_wrong_value_is_told_in_one_sentence_with_its_place_and_what_is_allowed() -> None:
+    async def use(client: Client) -> None:
+        for path, good in ((TEXT, ONE), (CHAT, HI)):
+            for fields, sentence in SENTENCES:
+                _, answer, _ = await client.post(path, {**good, **fields})
+                assert answer["error"]["message"] == sentence
+        turns = [*HI["messages"], {"role": "user", "content": [{"type": "text", "text": "a"}, 5]}]
+        _, answer, _ = await client.post(CHAT, {"messages": turns})
+        assert answer["error"]["message"] == "messages[1].content[1] is 5; an object is allowed"
+        assert answer["error"]["param"] == "messages"
+
+    run(use)
 
 
 def test_logprobs_are_asked_for_as_the_endpoint_has_it() -> None:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.protocol.shown_values import show
 from penstock.services.frontend.body import MAX_DEPTH, check_depth, decode_object
-from penstock.services.frontend.errors import ApiError, show
+from penstock.services.frontend.errors import ApiError
 
 STRINGS = st.text(alphabet='[]{}"\\a,:\n', max_size=20)
 VALUES: st.SearchStrategy[Any] = st.recursive(

@@ -76,11 +76,11 @@ def test_slices_and_ends_of_arrays_are_put_together_right() -> None:
     prompts.append([999_999] * 9000)
     for indent in (None, 1):
         body = json.dumps({"n": 1, "prompt": prompts, "user": "x"}, indent=indent).encode()
-        decoded = decode_completion(body, no_pause)
-        assert [type(one).__name__ for one in decoded["prompt"]] == [
+        prompt: Any = decode_completion(body, no_pause).prompt
+        assert [type(one).__name__ for one in prompt] == [
             "IdArray", "str", "IdArray", "list", "IdArray",
         ]  # fmt: skip
-        assert parse_prompts(decoded["prompt"], model) == parse_prompts(prompts, model)
+        assert parse_prompts(prompt, model) == parse_prompts(prompts, model)
 
 
 @pytest.mark.parametrize("rest", ["", ',"truncate_prompt_tokens":"x"', ',"temperature":-1'])
@@ -100,7 +100,11 @@ def test_of_a_prompt_that_is_too_long_no_token_is_decoded(rest: str) -> None:
 
 def test_a_wrong_id_far_behind_is_named_by_its_position() -> None:
     model = ServedModel("m", [], 10**6, 1000)
-    for wrong, words in (("1000", "1000 at position 90000"), ('"x"', "Expected"), ("", "behind")):
+    for wrong, words in (
+        ("1000", "1000 at position 90000"),
+        ('"x"', "among token ids"),
+        ("", "behind"),
+    ):
         body = f'{{"prompt":[{",".join([*["1"] * 90_000, wrong, "2"])}]}}'.encode()
         with pytest.raises(ApiError, match=words):
             parse_request(body, [model], chat=False, pause=no_pause)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +21,10 @@ import psutil
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.client.interface import ServedModel
 from penstock.protocol.config import ConfigError
+from penstock.services.frontend.errors import ApiError
+from penstock.services.frontend.parse import parse_request
 from penstock.services.library.server_process import ServerFailed
 
 
@@ -65,10 +69,43 @@ def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
     assert output.outputs[0].token_ids
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "king", "content": "hi"},
+        {"role": "user"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
+        {"role": "user", "content": "hi", "contnet": "hi"},
+        {"role": "tool", "content": "5"},
+        "hi",
+    ],
+    ids=str,
+)
+def test_a_wrong_message_is_told_in_the_same_sentence_as_over_http(llm: LLM, message: Any) -> None:
+    turns = [{"role": "user", "content": "hi"}, message]
+    with pytest.raises(ApiError) as over_http:
+        parse_request(
+            json.dumps({"messages": turns}).encode(), [ServedModel("m", [], 64, 1000)], chat=True
+        )
+    with pytest.raises(ValueError, match=r"^messages\[1\]|in messages\[1\]") as caught:
+        llm.chat(turns)
+    assert str(caught.value) == str(over_http.value)
+    with pytest.raises(ValueError, match=r"messages\[1\]\[1\]"):
+        llm.chat([turns[:1], turns])
+
+
+def test_content_in_parts_and_fields_that_ask_for_nothing_are_taken_as_over_http(llm: LLM) -> None:
+    plain = [{"role": "system", "content": "a\nb"}]
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    written = [{"role": "developer", "content": parts, "name": None, "tool_calls": []}]
+    first, second = llm.chat([plain, written], SamplingParams(max_tokens=1))
+    assert first.prompt_token_ids == second.prompt_token_ids
+
+
 def test_a_wrong_prompt_or_parameter_is_a_value_error_that_names_it(llm: LLM) -> None:
     with pytest.raises(ValueError, match=r"prompt 1: .*99999"):
         llm.generate([[5], [99999]])
-    with pytest.raises(ValueError, match=r"temperature=1000.0: Expected a number <= 100") as caught:
+    with pytest.raises(ValueError, match=r"temperature is 1000.0; 0 to 100 is allowed") as caught:
         llm.generate("x", SamplingParams(temperature=1000.0))
     assert "top_p" not in str(caught.value)
     form: Any = {"regexp": "a"}

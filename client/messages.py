@@ -1,0 +1,117 @@
+"""The messages of a chat, as a client of the API or of the library writes them.
+
+They travel as JSON to a tokenizer, whose chat template renders them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.protocol.declared import NO_ITEMS, Declared
+from penstock.protocol.shown_values import show
+from penstock.protocol.validation import InvalidValue, read
+
+MAX_MESSAGES = 8192
+MAX_PARTS = 1024
+MAX_NAME_LENGTH = 128
+
+Name = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
+
+
+class TextPart(Declared, kw_only=True):
+    """A part of a message's content."""
+
+    NEUTRAL: ClassVar[Mapping[str, Any]] = {
+        **dict.fromkeys(("image_url", "input_audio", "video_url", "file", "refusal"), ()),
+        "cache_control": (),
+    }
+
+    type: Literal["text"]
+    text: Annotated[str, Meta(description="Parts are joined by line breaks.")]
+
+
+Parts = Annotated[list[TextPart], Meta(min_length=1, max_length=MAX_PARTS)]
+
+
+class Message(Declared, kw_only=True):
+    """A message of a chat."""
+
+    NEUTRAL: ClassVar[Mapping[str, Any]] = {
+        "tool_calls": NO_ITEMS,
+        "function_call": (),
+        "audio": (),
+        "refusal": ("",),
+        "annotations": ([],),
+        "prefix": (False,),
+    }
+
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool"],
+        Meta(description="Who speaks; developer is the same as system."),
+    ]
+    content: (
+        Annotated[
+            str | Parts,
+            Meta(description="The text; only an assistant's message may have none."),
+        ]
+        | None
+    ) = None
+    name: Annotated[Name, Meta(description="The speaker's name.")] | None = None
+    tool_call_id: (
+        Annotated[Name, Meta(description="Which call a message of the role tool answers.")] | None
+    ) = None
+    reasoning_content: (
+        Annotated[str, Meta(description="What an assistant thought before the content.")] | None
+    ) = None
+    reasoning: Annotated[str, Meta(description="The same as reasoning_content.")] | None = None
+
+
+Messages = Annotated[
+    list[Message],
+    Meta(min_length=1, max_length=MAX_MESSAGES, description="The conversation, oldest first."),
+]
+
+
+def read_messages(value: Any, where: str = "messages") -> list[Message]:
+    """Messages as a client wrote them. Raises ``InvalidValue``, which is a ``ValueError``."""
+    messages: list[Message] = read(value, Messages, where)
+    return messages
+
+
+def encode_messages(messages: list[Message], where: str = "messages") -> bytes:
+    """The JSON that a chat template is rendered with; changes ``messages``.
+
+    Content parts become one string with a line break between parts, and ``developer`` becomes
+    ``system``: chat templates of most models know neither. Raises ``InvalidValue``.
+    """
+    for index, message in enumerate(messages):
+        if type(message.content) is not str or message.role in ("developer", "tool"):
+            _normalize(message, f"{where}[{index}]")
+        if message.reasoning is not None:
+            message.reasoning_content = message.reasoning
+            message.reasoning = None
+    return msgspec.json.encode(messages)
+
+
+def _normalize(message: Message, where: str) -> None:
+    if message.role == "tool" and not message.tool_call_id:
+        raise InvalidValue(
+            f"{where}.tool_call_id is missing; a message of the role tool must have it",
+            where.partition("[")[0],
+        )
+    if isinstance(message.content, list):
+        message.content = "\n".join(part.text for part in message.content)
+    elif message.content is None:
+        if message.role != "assistant":
+            raise InvalidValue(
+                f"{where}.content is {show(None)}; a string or an array of parts is required in a "
+                f"message of the role {message.role}",
+                where.partition("[")[0],
+            )
+        message.content = ""  # as vLLM reads it
+    if message.role == "developer":
+        message.role = "system"

@@ -1,0 +1,174 @@
+"""The bodies that the generating routes take.
+
+Checks, their messages, the JSON schema and the tables of ``docs/api.md`` follow from these
+declarations; the sampling parameters in them from ``SamplingParams``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from penstock.client.messages import Messages
+from penstock.protocol.declared import Declared, SameAs
+from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
+from penstock.protocol.sampling import (
+    PARAMETERS,
+    Echo,
+    Logprobs,
+    MaxTokens,
+    StopString,
+    StopStrings,
+)
+from penstock.protocol.shown_values import show
+from penstock.protocol.suggestions import ForeignNames
+from penstock.protocol.validation import InvalidValue
+from penstock.protocol.wire.messages.requests import CacheSalt, RequestPriority
+from penstock.services.frontend.bodies.neutral import CHAT_NEUTRAL, COMPLETION_NEUTRAL
+
+MAX_USER_LENGTH = 128
+MAX_METADATA = 16
+MAX_METADATA_LENGTH = 512
+MAX_DEADLINE_S = 86_400
+MAX_TEMPLATE_VALUE_LENGTH = 64
+DEFAULT_COMPLETION_TOKENS = 16
+"""``max_tokens`` of /v1/completions where it is left out, as in OpenAI's API."""
+
+_OTHERWISE = frozenset({"stop", "logprobs", "echo", "structured_outputs"})
+"""Sampling parameters that a body writes in another way, or that one route alone has."""
+SAMPLING_NAMES = tuple(name for name in PARAMETERS if name not in _OTHERWISE)
+
+if TYPE_CHECKING:
+
+    class _SamplingFields(Declared):
+        """The sampling parameters that all bodies have; ``null`` is left out."""
+else:
+    _SamplingFields = msgspec.defstruct(
+        "_SamplingFields",
+        [(name, PARAMETERS[name].type | None, None) for name in SAMPLING_NAMES],
+        bases=(Declared,),
+        module=__name__,
+        kw_only=True,
+    )
+
+Flag = bool | None
+Label = Annotated[str, Meta(max_length=MAX_USER_LENGTH)]
+Seconds = Annotated[
+    float,
+    Meta(
+        gt=0,
+        le=MAX_DEADLINE_S,
+        description="Seconds from its arrival in which the whole answer must be there, or it ends "
+        "with a 504; the server's own limit still holds.",
+    ),
+]
+
+
+def _said(description: str) -> Meta:
+    return Meta(description=description)
+
+
+class StreamOptions(Declared, kw_only=True):
+    """What a stream says beside its text."""
+
+    NEUTRAL: ClassVar[Mapping[str, Any]] = {"include_obfuscation": (False,)}
+
+    include_usage: Annotated[Flag, _said("One more chunk at the end says the usage.")] = None
+    continuous_usage_stats: Annotated[Flag, _said("Each chunk says the usage so far.")] = None
+
+
+class TemplateVariables(Declared, kw_only=True):
+    """Variables of the chat template that a client may set; the rest are the server's."""
+
+    enable_thinking: Flag = None
+    thinking: Flag = None
+    reasoning_effort: Annotated[str, Meta(max_length=MAX_TEMPLATE_VALUE_LENGTH)] | None = None
+
+
+class GenerationBody(_SamplingFields, kw_only=True):
+    """What the generating routes have in common."""
+
+    FOREIGN: ClassVar[ForeignNames] = FOREIGN_PARAMETERS
+
+    stop: StopString | StopStrings | None = None
+    structured_outputs: (
+        Annotated[dict[str, Any], _said(PARAMETERS["structured_outputs"].description)] | None
+    ) = None
+    response_format: (
+        Annotated[dict[str, Any], _said("Constrain the answer, as OpenAI's API has it.")] | None
+    ) = None
+    max_completion_tokens: Annotated[MaxTokens, _said("The same as max_tokens.")] | None = None
+    model: Annotated[str, _said("The model, by one of its names.")] | None = None
+    stream: Annotated[Flag, _said("Send the answer in pieces, as server-sent events.")] = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[Label, _said("The tenant, where no API key decides.")] | None = None
+    priority: (
+        Annotated[RequestPriority, _said("A lower one goes first under the policy priority.")]
+        | None
+    ) = None
+    cache_salt: (
+        Annotated[CacheSalt, _said("Requests with different salts share no cached prefix.")] | None
+    ) = None
+    deadline_s: Seconds | None = None
+    metadata: (
+        Annotated[
+            dict[str, Annotated[str, Meta(max_length=MAX_METADATA_LENGTH)]],
+            Meta(max_length=MAX_METADATA, description="Has no effect."),
+        ]
+        | None
+    ) = None
+    service_tier: Annotated[Label, _said("Has no effect.")] | None = None
+    safety_identifier: Annotated[Label, _said("Has no effect.")] | None = None
+    prompt_cache_key: Annotated[Label, _said("Has no effect.")] | None = None
+    parallel_tool_calls: Annotated[Flag, _said("Has no effect.")] = None
+
+    def __post_init__(self) -> None:
+        """Raise ``InvalidValue`` for what a type cannot say."""
+        for name, value in (("user", self.user), ("cache_salt", self.cache_salt)):
+            if value and not value.isprintable():
+                raise InvalidValue(
+                    f"{name} is {show(value)}; printable characters alone are allowed", name
+                )
+        if self.stream_options and not self.stream and self.stream_options != StreamOptions():
+            raise InvalidValue(
+                "stream_options are allowed only together with stream: true", "stream_options"
+            )
+
+
+class ChatBody(GenerationBody, kw_only=True):
+    """The body of /v1/chat/completions."""
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...] | SameAs]] = CHAT_NEUTRAL
+
+    messages: Messages
+    logprobs: Annotated[Flag, _said("Return each token's logprob.")] = None
+    top_logprobs: (
+        Annotated[Logprobs, _said("So many of the likeliest tokens beside each, with logprobs.")]
+        | None
+    ) = None
+    add_generation_prompt: (
+        Annotated[
+            bool, _said("End the prompt with the opening of an assistant's message (default).")
+        ]
+        | None
+    ) = None
+    continue_final_message: (
+        Annotated[bool, _said("End the prompt with the last message's text, to be continued.")]
+        | None
+    ) = None
+    chat_template_kwargs: TemplateVariables | None = None
+
+
+class CompletionBody(GenerationBody, kw_only=True):
+    """The body of /v1/completions."""
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...] | SameAs]] = COMPLETION_NEUTRAL
+
+    prompt: Annotated[
+        str | list[str | int | list[int]], _said("Text, token ids, or an array of either.")
+    ]
+    logprobs: Logprobs | None = None
+    echo: Echo | None = None

@@ -75,7 +75,7 @@ class PipelineGateway:
     def open(self, work: Work, sink: Sink) -> int:
         """Send a request on its way; returns its id. While a part of the server is started again
         it waits on its way. Raises ``Overloaded`` when it cannot be sent."""
-        now = time.monotonic()
+        now, head = time.monotonic(), work.head
         if self.is_closed:
             raise Overloaded(_unavailable(GOING_DOWN))
         # While draining, open connections are still served.
@@ -90,7 +90,7 @@ class PipelineGateway:
         # What is too long to be served at all will be told so, not that the server is full.
         tokens = min(prompt_tokens(work.prompt), self._longest)
         refusal = self.admission.refusal(
-            len(self.ledger.open), work.tenant, tokens, work.time_left, now, random.random()
+            len(self.ledger.open), head.tenant, tokens, head.time_left, now, random.random()
         )
         if refusal is not None:
             raise Overloaded(refusal)
@@ -101,7 +101,7 @@ class PipelineGateway:
         waiting = _UntilFirstRow(self, sink)
         request_id = waiting.request_id = self.ledger.submit(work, waiting, now)
         if request_id in self.ledger.open:  # else it was refused at once
-            self.admission.entered(request_id, work.tenant, tokens)
+            self.admission.entered(request_id, head.tenant, tokens)
         if began:
             TRACE.add(ACCEPT, began, request_id)
         return request_id

@@ -105,10 +105,13 @@ class ClientLedger:
         self._send(address, Cancel([request.id], [attempt], [-1]))
 
     def _submit(self, request: OpenRequest, now: float) -> None:
-        work = request.work
-        changes: dict[str, Any] = {"age": now - request.arrived, "accepted": request.accepted}
-        if request.deadline is not None:
-            changes["time_left"] = max(0.0, request.deadline - now)
+        work, head = request.work, request.work.head
+        left = None if request.deadline is None else max(0.0, request.deadline - now)
+        changes: dict[str, Any] = {
+            "head": msgspec.structs.replace(
+                head, age=now - request.arrived, time_left=left, accepted=request.accepted
+            )
+        }
         if request.submission > 1:
             changes["choices"] = [
                 ChoiceState(number, bytes(choice.output), choice.released)
@@ -130,7 +133,7 @@ class ClientLedger:
         request.resend_at = now + RESEND_SECONDS
         self._send(
             self._members.router_address,
-            Submit(request.id, first_attempt(request.submission), self._address, body),
+            Submit(request.id, first_attempt(request.submission), self._address, body, head.model),
         )
 
     def _continue(self, request: OpenRequest, now: float, cause: str) -> None:
@@ -163,11 +166,11 @@ class ClientLedger:
         try:
             request.sink.on_rejected(rejected)
         except Exception:
-            _log.exception("the sink of request %d failed on its error", request.id)
+            _log.exception("a request's sink failed on its error", extra=_bound(request))
 
     def _sink_failed(self, request: OpenRequest) -> None:
         """The sink of this request raised: its request ends with an error, and only that one."""
-        _log.exception("the sink of request %d failed", request.id)
+        _log.exception("a request's sink failed", extra=_bound(request))
         self._cancel_downstream(request)
         self._reject(request, 500, "server_error", "the frontend failed on this request's answer")
 
@@ -325,3 +328,8 @@ class ClientLedger:
             )
         elif now >= request.resend_at:
             self._submit(request, now)
+
+
+def _bound(request: OpenRequest) -> dict[str, str]:
+    """What stands in a log line about the request."""
+    return {"id": request.work.head.request_id}

@@ -46,9 +46,10 @@ class OpenRequest:
         self.id = request_id
         self.work = work
         self.sink = sink
-        self.arrived = now - work.age
+        self.arrived = now - work.head.age
         self.began = now
-        self.deadline = now + work.time_left if work.time_left is not None else None
+        time_left = work.head.time_left
+        self.deadline = None if time_left is None else now + time_left
         self.submission = 1
         self.tokenizer = 0
         """Incarnation of the tokenizer that owns it; 0 until ``Taken``."""

@@ -92,8 +92,8 @@ def _ours(executor: AnyExecutor, sequence: list[int]) -> torch.Tensor:
             blocks = list(range(block, block + -(-length // BLOCK)))
             block += len(blocks)
             ids = np.array(sequence[:length], "<i4").tobytes()
-            greedy = SlotSampling(0.0, 0, 1.0, 0, 0)
-            added.append(NewSlot(slot, ids, length, 0, blocks, greedy))
+            greedy = SlotSampling(0.0, 0, 1.0, 0)
+            added.append(NewSlot(slot, ids, length, 0, blocks, greedy.packed()))
             chunks.append(Chunk(slot, 0, length, True, []))
         plan = StepPlan(1, 1, True, [], added, [], chunks)
         rows.append(executor.logits(plan).float().cpu())
@@ -129,7 +129,7 @@ def _greedy_tokens(executor: AnyExecutor, prompt: list[int]) -> list[int]:
         len(prompt),
         0,
         blocks,
-        SlotSampling(0.0, 0, 1.0, 0, 0),
+        SlotSampling(0.0, 0, 1.0, 0).packed(),
     )
     plan = StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, len(prompt), True, [])])
     tokens = []

@@ -27,9 +27,8 @@ import numpy as np
 
 from penstock.loadtest.policy_trace import RECORDED, TraceRequest, read
 from penstock.protocol.config import ConfigError
-from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.messages.requests import ChoiceState, TokenWork
-from penstock.protocol.wire.messages.steps import StepPlan, StepResult
+from penstock.protocol.wire.messages.requests import ChoiceState, RequestHead, TokenWork
+from penstock.protocol.wire.messages.steps import SlotSampling, StepPlan, StepResult
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy import SchedulingPolicy
@@ -101,7 +100,8 @@ class TimedWorker:
             del self._slots[gone]
         added = []
         for new in plan.added:
-            request = new.sampling.seed  # the simulation's seeds number the requests
+            sampling = msgspec.msgpack.decode(new.sampling, type=SlotSampling)
+            request = sampling.seed  # the simulation's seeds number the requests
             self._slots[new.slot] = _Slot(request, new.length - new.prompt_len)
             added.append(request)
         rows = [slot for _, slot in sorted(self._slots.items()) if slot.decoding]
@@ -252,16 +252,12 @@ def _by_tenant(trace: list[TraceRequest], values: list[float]) -> dict[str, floa
 
 def _token_work(request: TraceRequest, number: int, age: float) -> TokenWork:
     return TokenWork(
+        head=RequestHead(tenant=request.tenant, age=age, priority=request.priority),
         prompt=array("i", [OTHER] * request.prompt).tobytes(),
-        params=SamplingParams(
-            temperature=0.0, top_p=1.0, top_k=0, seed=number, max_tokens=request.max_tokens
-        ),
+        sampling=SlotSampling(0.0, 0, 1.0, number).packed(),
         choices=[ChoiceState(0)],
         stop_ids=[STOP],
-        tenant=request.tenant,
-        time_left=None,
-        age=age,
-        priority=request.priority,
+        max_tokens=request.max_tokens,
     )
 
 

@@ -93,7 +93,7 @@ class StepTimer:
             NewSlot(
                 slot, ids, context + 1, context,
                 [*range(shared), *own[slot * each : (slot + 1) * each]],
-                SlotSampling(temperature, 0, 1.0, slot, 0),
+                SlotSampling(temperature, 0, 1.0, slot).packed(),
             )
             for slot in range(rows)
         ]  # fmt: skip
@@ -104,9 +104,9 @@ class StepTimer:
         block = shared + rows * each
         for slot, size in enumerate(prompts, rows):
             ids = (np.arange(size) % capacity.vocab_size).astype("<i4").tobytes()
-            sampling = SlotSampling(temperature, 0, 1.0, slot, 0)
+            sampling = SlotSampling(temperature, 0, 1.0, slot)
             blocks = list(range(block, block + blocks_for(size, capacity.block_size)))
-            self._prompts.append(NewSlot(slot, ids, size, 0, [], sampling))
+            self._prompts.append(NewSlot(slot, ids, size, 0, [], sampling.packed()))
             self._chunks.append(Chunk(slot, 0, size, True, blocks))
             block += len(blocks)
         executor.launch(StepPlan(1, 1, True, [], added, [], chunks))

@@ -10,15 +10,19 @@ import msgspec
 from penstock.protocol.ownership.refusals import Refusals
 from penstock.protocol.ownership.text_rows import Choice, Stream
 from penstock.protocol.ownership.tombstones import RESEND_SECONDS
+from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Enqueue,
+    RequestHead,
     Submit,
     TokenWork,
     submission_of,
 )
 from penstock.protocol.wire.messages.tokens import Content
 
+MakeStream = Callable[[TokenWork, SamplingParams], Stream]
+"""Makes the stream of one choice; the parameters are resolved."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -32,6 +36,7 @@ class OwnedRequest:
         "choices",
         "engine",
         "frontend",
+        "head",
         "id",
         "open_choices",
         "refusals",
@@ -42,7 +47,8 @@ class OwnedRequest:
         "work",
     )
 
-    def __init__(self, submit: Submit, now: float) -> None:
+    def __init__(self, submit: Submit, head: RequestHead, now: float) -> None:
+        self.head = head
         self.id = submit.id
         self.attempt = submit.attempt
         self.reply_to = submit.reply_to
@@ -61,14 +67,13 @@ class OwnedRequest:
         self.stalls = 0
         self.resend_at = 0.0
 
-    def encoded(self, work: TokenWork, make_stream: Callable[[TokenWork], Stream]) -> None:
+    def encoded(self, work: TokenWork, params: SamplingParams, make_stream: MakeStream) -> None:
         """The prompt is turned into tokens; streams begin after what the work brings along."""
         self.work = work
-        params = work.params
         detailed = params.echo or params.logprobs is not None or params.prompt_logprobs is not None
         for state in work.choices:
             choice = self.choices[state.choice] = Choice(
-                make_stream(work), detailed, params.stop_token_ids
+                make_stream(work, params), detailed, params.stop_token_ids
             )
             if state.output:
                 tokens = memoryview(state.output).cast("i")
@@ -77,19 +82,25 @@ class OwnedRequest:
 
     def enqueue(self, work: TokenWork, own_address: str, now: float) -> Enqueue:
         """The message to an engine: the work, with the open choices as they are now."""
+        head, passed = work.head, now - self.began
         changes: dict[str, Any] = {
-            "choices": [
-                ChoiceState(number, bytes(choice.output), choice.released)
-                for number, choice in self.choices.items()
-                if not choice.ended
-            ],
-            "age": work.age + now - self.began,
+            "age": head.age + passed,
             "accepted": self.accepted or submission_of(self.attempt) > 1,
-            "stalls": self.stalls,
         }
-        if work.time_left is not None:
-            changes["time_left"] = max(0.0, work.time_left - (now - self.began))
+        if head.time_left is not None:
+            changes["time_left"] = max(0.0, head.time_left - passed)
+        choices = [
+            ChoiceState(number, bytes(choice.output), choice.released)
+            for number, choice in self.choices.items()
+            if not choice.ended
+        ]
         self.resend_at = now + RESEND_SECONDS
-        tokens = sum(len(work.prompt) + len(c.output) for c in self.choices.values()) // 4
-        body = _encode(msgspec.structs.replace(work, **changes))
-        return Enqueue(self.id, self.attempt, own_address, tokens, b"", body)
+        body = _encode(
+            msgspec.structs.replace(
+                work,
+                head=msgspec.structs.replace(head, **changes),
+                choices=choices,
+                stalls=self.stalls,
+            )
+        )
+        return Enqueue(self.id, self.attempt, own_address, body, head.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 import msgspec
@@ -20,6 +21,7 @@ from penstock.protocol.wire.messages.requests import (
     Unknown,
 )
 
+_log = logging.getLogger("penstock.ownership")
 _decode_work = msgspec.msgpack.Decoder(TokenWork).decode
 
 
@@ -112,6 +114,7 @@ class SchedulerLedger:
         try:
             return self.core.add(number, attempt, message.reply_to, work, now)
         except Exception:
+            _log.error("a request could not be taken in", extra={"id": work.head.request_id})
             reason = (
                 "the scheduler failed when it took this request in, and is started again; its log "
                 "says why"

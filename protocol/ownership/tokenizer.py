@@ -12,16 +12,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.protocol.ownership.owned_request import OwnedRequest
+from penstock.protocol.ownership.owned_request import MakeStream, OwnedRequest
 from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
 from penstock.protocol.ownership.refusals import Refusals
-from penstock.protocol.ownership.text_rows import Choice, Stream, TextRows, joined
+from penstock.protocol.ownership.text_rows import Choice, TextRows, joined
 from penstock.protocol.ownership.tombstones import (
     GRACE_SECONDS,
     MAX_STALLS,
     RECONCILE_SECONDS,
     Tombstones,
 )
+from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.codec import MAX_WORK_BYTES, Message
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.requests import (
@@ -46,7 +47,7 @@ class TokenizerLedger:
     """All submissions that this tokenizer owns.
 
     ``begin(id, attempt, work)`` must lead to one call of ``encoded`` or ``refuse``;
-    ``make_stream(work)`` makes the stream of one choice.
+    ``make_stream(work, params)`` makes the stream of one choice.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class TokenizerLedger:
         members: Peers,
         send: Send,
         begin: Callable[[int, int, Work], None],
-        make_stream: Callable[[TokenWork], Stream],
+        make_stream: MakeStream,
     ) -> None:
         self.open: dict[int, OwnedRequest] = {}
         self.stale_rows = 0
@@ -117,18 +118,20 @@ class TokenizerLedger:
                 Rejected(submit.id, submit.attempt, 500, "server_error", f"malformed: {error}"),
             )
             return
-        request = self.open[submit.id] = OwnedRequest(submit, now)
+        request = self.open[submit.id] = OwnedRequest(submit, work.head, now)
         self._find_frontend(request, now)
         self._send(submit.reply_to, Taken(submit.id, submit.attempt))
         self._begin(submit.id, submit.attempt, work)
 
-    def encoded(self, request_id: int, attempt: int, work: TokenWork, now: float) -> None:
+    def encoded(
+        self, request_id: int, attempt: int, work: TokenWork, params: SamplingParams, now: float
+    ) -> None:
         """The service turned the request into tokens; send it to an engine."""
         request = self.open.get(request_id)
         if request is None or request.attempt != attempt or request.work is not None:
             return
         try:
-            request.encoded(work, self._make_stream)
+            request.encoded(work, params, self._make_stream)
         except Exception:
             self._give_up(request)
             return
@@ -239,7 +242,7 @@ class TokenizerLedger:
         if work is not None:
             self._send(
                 request.reply_to,
-                Accepted(request.id, request.attempt, work.prompt, work.params.max_tokens or 0),
+                Accepted(request.id, request.attempt, work.prompt, work.max_tokens),
             )
 
     def _on_rejected(self, sender: int, message: Rejected, now: float) -> None:
@@ -364,7 +367,9 @@ class TokenizerLedger:
 
     def _give_up(self, request: OwnedRequest) -> None:
         """Its tokens cannot be turned into text: it ends, and the others' rows go out."""
-        _log.exception("no text can be made of the tokens of request %d", request.id)
+        _log.exception(
+            "no text can be made of the tokens of a request", extra={"id": request.head.request_id}
+        )
         if request.id in self.open:
             self._drop(request)
         message = "the output could not be turned into text"

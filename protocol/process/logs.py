@@ -157,7 +157,9 @@ class _Handler(logging.Handler):
         try:
             level = max(10, min(50, record.levelno // 10 * 10))
             logger = structlog.get_logger(library=record.name)
-            logger.log(level, record.getMessage(), exc_info=record.exc_info)
+            request_id = getattr(record, "id", "")  # ``extra={"id": …}`` of our own code
+            bound = {"id": request_id} if request_id else {}
+            logger.log(level, record.getMessage(), exc_info=record.exc_info, **bound)
         except Exception:  # a library's malformed record must not end its caller
             structlog.get_logger(library=record.name).error("unreadable log record")
 

@@ -123,7 +123,13 @@ def _describe(kind: inspect.Type, out: dict[str, str]) -> str:
 def schema_hash() -> str:
     """16 hex digits over names, tags, order, types and ranges of every field of every message."""
     out: dict[str, str] = {}
-    nested = (membership.Identity, membership.MetricsReport, requests.Work, requests.TokenWork)
+    nested = (
+        membership.Identity,
+        membership.MetricsReport,
+        requests.Work,
+        requests.TokenWork,
+        steps.SlotSampling,
+    )
     for kind in (*Message.__args__, *nested):
         _describe(inspect.type_info(kind), out)
     return hashlib.sha256("\n".join(out.values()).encode()).hexdigest()[:16]

@@ -12,6 +12,11 @@ from aiohttp import web
 from penstock.services.frontend.errors import ApiError
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,100})?",
+    re.IGNORECASE,
+)
+"""Of any version: what a later one adds stands behind a further dash."""
 
 
 def request_id(request: web.BaseRequest | None) -> str:
@@ -21,6 +26,20 @@ def request_id(request: web.BaseRequest | None) -> str:
     """
     given = "" if request is None else request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+
+
+def traceparent(request: web.BaseRequest) -> str:
+    """The client's ``traceparent`` (W3C Trace Context), empty where it has none that can be read.
+
+    It is the caller's business: one that is malformed is no reason to refuse a request.
+    """
+    given = request.headers.get("traceparent", "").strip()
+    return given if _TRACEPARENT.fullmatch(given) else ""
+
+
+def trace_id(traceparent: str) -> str:
+    """The trace that a request is part of; empty where it is part of none."""
+    return traceparent[3:35].lower()
 
 
 class ApiKeys:

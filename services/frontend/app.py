@@ -15,7 +15,7 @@ from penstock.protocol.shown_values import show
 from penstock.services.frontend import access, generate, playground, system
 from penstock.services.frontend.body import check_is_json
 from penstock.services.frontend.connection import Limits, Runner
-from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, Context
+from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
 from penstock.services.frontend.request_log import ERROR_KIND, GENERATION, log_request
 from penstock.services.frontend.stream import STALL_S
@@ -97,8 +97,8 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ConnectionError:
         raise
     except Exception:
-        _log.exception("request %s failed", request[REQUEST_ID])
         error_id = request[REQUEST_ID]
+        _log.exception("a request failed", extra={"id": error_id})
         return _refusal(request, status_error(500, f"Internal error in request {error_id}"))
 
 
@@ -111,6 +111,7 @@ def _refusal(request: web.Request, error: ApiError) -> web.Response:
 async def every_request(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Access, errors, counting and the log, on every route and on none."""
     request[REQUEST_ID] = access.request_id(request)
+    request[TRACE] = access.traceparent(request)
     status = _CLIENT_GONE
     request.app[CONTEXT].active += 1
     try:
@@ -122,7 +123,12 @@ async def every_request(request: web.Request, handler: Handler) -> web.StreamRes
         route = route_of(request)
         request.app[CONTEXT].registry.inc("http_requests_total", route, str(status))
         log_request(
-            request[REQUEST_ID], route, status, request.get(ERROR_KIND, ""), request.get(GENERATION)
+            request[REQUEST_ID],
+            route,
+            status,
+            request.get(ERROR_KIND, ""),
+            request.get(GENERATION),
+            access.trace_id(request[TRACE]),
         )
 
 

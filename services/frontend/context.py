@@ -43,3 +43,5 @@ class Context:
 CONTEXT = web.AppKey("context", Context)
 TENANT = web.RequestKey("tenant", str)
 REQUEST_ID = web.RequestKey("request_id", str)
+TRACE = web.RequestKey("trace", str)
+"""The client's ``traceparent``; empty: there is none."""

@@ -12,9 +12,9 @@ from aiohttp import HttpVersion11, web
 from penstock.client.answers import Answer
 from penstock.services.frontend.body import body_of
 from penstock.services.frontend.chunks import DONE, Renderer, error_frame
-from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, Context
+from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
 from penstock.services.frontend.generation import Generation
-from penstock.services.frontend.parse import GenerateRequest, parse_request
+from penstock.services.frontend.parse import Caller, GenerateRequest, parse_request
 from penstock.services.frontend.request_log import GENERATION
 from penstock.services.frontend.stream import EventStream
 
@@ -51,7 +51,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
         context.gateway,
         context.meters,
         parsed,
-        tenant=request[TENANT],
+        caller=Caller(request[REQUEST_ID], request[TENANT], request[TRACE]),
         timeout_s=context.config.request_timeout_s,
         arrival=arrival,
         now=context.clock.now,

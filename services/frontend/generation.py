@@ -16,7 +16,7 @@ from penstock.client.meters import Meters
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.protocol.wire.messages.tokens import End
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
-from penstock.services.frontend.parse import GenerateRequest
+from penstock.services.frontend.parse import Caller, GenerateRequest
 
 
 class Generation(RequestProgress):
@@ -32,7 +32,7 @@ class Generation(RequestProgress):
         meters: Meters,
         request: GenerateRequest,
         *,
-        tenant: str,
+        caller: Caller,
         timeout_s: float,
         arrival: float,
         now: Callable[[], float] = time.monotonic,
@@ -45,7 +45,7 @@ class Generation(RequestProgress):
         self.accepted: asyncio.Future[None] = loop.create_future()
         self.finished: asyncio.Future[None] = loop.create_future()
         self._gateway = gateway
-        self._tenant = tenant
+        self._caller = caller
         self._timeout_s = timeout_s = min(timeout_s, request.deadline_s or timeout_s)
         self._own_deadline = timeout_s == request.deadline_s
         self._ids: list[int] = []
@@ -63,7 +63,7 @@ class Generation(RequestProgress):
             sink = AnswerSink(self, answers[prompt * n : (prompt + 1) * n])
             age = self.now() - self.arrival
             left = max(0.0, self._timeout_s - age)
-            work = self.request.work(prompt, tenant=self._tenant, time_left=left, age=age)
+            work = self.request.work(prompt, self._caller, time_left=left, age=age)
             try:
                 self._ids.append(self._gateway.open(work, sink))
             except Overloaded as overloaded:

@@ -12,7 +12,14 @@ from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import closest
 from penstock.protocol.validation import InvalidValue
-from penstock.protocol.wire.messages.requests import Chat, ChoiceState, Prompt, Work
+from penstock.protocol.wire.messages.requests import (
+    Chat,
+    ChoiceState,
+    Prompt,
+    RequestHead,
+    Work,
+    kind_of,
+)
 from penstock.services.frontend.bodies.requests import ChatBody, CompletionBody
 from penstock.services.frontend.body import Pause, decode_body, no_pause
 from penstock.services.frontend.errors import ApiError, bad_request, from_invalid, retry_after
@@ -23,6 +30,16 @@ from penstock.services.frontend.token_arrays import decode_completion
 MAX_CHOICES_IN_ALL = 256
 
 
+class Caller(msgspec.Struct, frozen=True):
+    """What is known of a request beside its body."""
+
+    request_id: str = ""
+    tenant: str = ""
+    """Of the API key; empty where no keys are configured."""
+    trace: str = ""
+    """W3C ``traceparent``; empty where there is none."""
+
+
 class GenerateRequest(msgspec.Struct, frozen=True):
     """What a client asked for. Choice ``prompt * n + choice`` of the answer is ``choice`` of
     the gateway request for ``prompt``."""
@@ -30,6 +47,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     chat: bool
     model: str
     """The name that the client used."""
+    served: str
+    """The first name of the model that is served under it."""
     prompts: list[Prompt]
     params: SamplingParams
     stream: bool
@@ -42,20 +61,23 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     deadline_s: float | None = None
     """Seconds in which the client wants the whole answer; ``None``: the server's own limit."""
 
-    def work(self, prompt: int, *, tenant: str, time_left: float, age: float) -> Work:
+    def work(self, prompt: int, caller: Caller, *, time_left: float, age: float) -> Work:
         """The gateway request for one of the prompts."""
-        return Work(
-            prompt=self.prompts[prompt],
-            params=self.params,
-            choices=[ChoiceState(choice) for choice in range(self.params.n)],
-            tenant=tenant or self.user,
+        head = RequestHead(
+            request_id=caller.request_id,
+            model=self.served,
+            prompt_kind=kind_of(self.prompts[prompt]),
+            tenant=caller.tenant or self.user,
+            priority=self.priority,
+            cache_salt=_salt(caller.tenant, self.cache_salt),
             time_left=time_left,
             age=age,
-            priority=self.priority,
-            cache_salt=_salt(tenant, self.cache_salt),
+            trace=caller.trace,
             streamed=self.stream,
             siblings=len(self.prompts) * self.params.n,
         )
+        choices = [ChoiceState(choice) for choice in range(self.params.n)]
+        return Work(head, self.prompts[prompt], self.params, choices)
 
 
 def _salt(key: str, given: str) -> str:
@@ -134,6 +156,7 @@ def parse_request(
     return GenerateRequest(
         chat=chat,
         model=name,
+        served=model.name,
         prompts=prompts,
         params=params,
         stream=bool(body.stream),

@@ -28,6 +28,7 @@ def log_request(
     status: int,
     error: str = "",
     generation: Generation | None = None,
+    trace: str = "",
 ) -> None:
     """Write the line of a request that has ended with ``status``, if it is to have one.
 
@@ -36,6 +37,8 @@ def log_request(
     if route in QUIET_ROUTES or (generation is None and status < 400):
         return
     fields: dict[str, Any] = {"id": request_id, "route": route, "status": status}
+    if trace:
+        fields["trace"] = trace
     if generation is not None:
         fields |= _figures(generation)
         if generation.error is not None:

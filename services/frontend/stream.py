@@ -245,7 +245,7 @@ class EventStream:
     def give_up(self, reason: str) -> None:
         """Tear the connection down and cancel the request."""
         if self._transport is not None:
-            _log.warning("the reader of request %s is cut off: %s", self._request_id, reason)
+            _log.warning("a reader is cut off: %s", reason, extra={"id": self._request_id})
             self._transport.abort()
             self._transport = None  # the rows of this turn that are still to come change nothing
         self._lost()

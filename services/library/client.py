@@ -70,14 +70,23 @@ class PipelineClient:
         self._keeper.start()
 
     @property
+    def model(self) -> str:
+        """What the engine serves, by its first name."""
+        for peer in self._participant.of("scheduler"):
+            return peer.identity.model
+        return ""
+
+    @property
     def vocab_size(self) -> int:
         return max(p.capacity.vocab_size for p in self._participant.of("scheduler"))
 
     def submit(self, work: Work) -> Submission:
         """Send a request on its way; ``pump`` brings its events."""
-        if work.params.seed is None:
-            params = msgspec.structs.replace(work.params, seed=secrets.randbits(63))
-            work = msgspec.structs.replace(work, params=params)
+        head = msgspec.structs.replace(work.head, model=self.model)
+        params = work.params
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=secrets.randbits(63))
+        work = msgspec.structs.replace(work, head=head, params=params)
         submission = Submission(work, self._meters)
         sink = AnswerSink(submission.progress, submission.answers)
         submission.id = self.ledger.submit(work, sink, time.monotonic())

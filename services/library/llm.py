@@ -19,7 +19,13 @@ from penstock.protocol.logprobs import TokenLogprobs, unpack
 from penstock.protocol.plain_errors import plain_error
 from penstock.protocol.sampling import PARAMETERS, SamplingParams
 from penstock.protocol.validation import InvalidValue, read
-from penstock.protocol.wire.messages.requests import ChoiceState, Prompt, Work
+from penstock.protocol.wire.messages.requests import (
+    ChoiceState,
+    Prompt,
+    RequestHead,
+    Work,
+    kind_of,
+)
 from penstock.protocol.wire.messages.tokens import RowDetails
 from penstock.services.library.client import PipelineClient, Submission
 from penstock.services.library.outputs import (
@@ -214,7 +220,8 @@ def _work(prompt: Prompt, params: SamplingParams) -> Work:
     except (msgspec.ValidationError, OverflowError) as error:
         raise ValueError(_first_fault(params) or plain_error(error)) from None
     choices = [ChoiceState(number) for number in range(checked.n)]
-    return Work(prompt, checked, choices, "", None, 0.0, streamed=False)
+    head = RequestHead(prompt_kind=kind_of(prompt), streamed=False)
+    return Work(head, prompt, checked, choices)
 
 
 def _first_fault(params: SamplingParams) -> str:

@@ -6,12 +6,8 @@ import math
 from array import array
 from collections.abc import Iterator
 
-import msgspec
-
 from penstock.protocol.config.derive import waiting_tokens_limit
-from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import Rejected, TokenWork
-from penstock.protocol.wire.messages.steps import SlotAdjustments, SlotSampling
 from penstock.services.scheduler.block_hash import chain_root
 from penstock.services.scheduler.limits import (
     MAX_SAMPLING_BYTES,
@@ -99,11 +95,6 @@ def overloaded(request_id: int, attempt: int, reason: str) -> Rejected:
     )
 
 
-def malformed(request_id: int, attempt: int, error: Exception) -> Rejected:
-    """The answer to what no tokenizer of ours sends."""
-    return Rejected(request_id, attempt, 500, "server_error", f"malformed work: {error}")
-
-
 def make_request(
     request_id: int,
     attempt: int,
@@ -113,26 +104,25 @@ def make_request(
     limits: Limits,
 ) -> Request:
     """Read a request without its sequences. Raises ``Unservable``."""
+    head = work.head
     prompt_len = len(_token_ids(work.prompt, "the prompt", limits))
     _check_length(prompt_len, limits)
-    deadline = None if work.time_left is None else now + work.time_left
-    max_output = limits.max_sequence_len - prompt_len
-    if work.params.max_tokens is not None:
-        max_output = min(max_output, work.params.max_tokens)
+    _check_sampling(work.sampling)
+    max_output = min(limits.max_sequence_len - prompt_len, work.max_tokens)
     return Request(
         id=request_id,
         attempt=attempt,
+        head=head,
         owner=owner,
-        arrival=now - work.age,
-        priority=work.priority,
-        tenant=work.tenant,
-        deadline=deadline,
-        time_left=work.time_left,
+        arrival=now - head.age,
+        deadline=None if head.time_left is None else now + head.time_left,
         stop_ids=frozenset(work.stop_ids if max_output else ()),
-        root=chain_root(work.cache_salt.encode()),
+        root=chain_root(head),
         prompt_len=prompt_len,
         max_output=max_output,
-        streamed=work.streamed,
+        sampling=work.sampling,
+        reads_output=work.reads_output,
+        reads_prompt=work.reads_prompt,
     )
 
 
@@ -140,12 +130,9 @@ def make_sequences(
     request: Request, work: TokenWork, limits: Limits, numbers: Iterator[int]
 ) -> list[Sequence]:
     """One sequence for each open choice. Raises ``Unservable``."""
-    params = work.params
     wanted = [state.choice for state in work.choices]
     if not wanted or len(dict.fromkeys(wanted)) != len(wanted):
         raise Unservable(f"a request needs one or more distinct choices, got {wanted}")
-    adjustments = _slot_adjustments(work)
-    request.sampling_bytes = _sampling_bytes(adjustments)
     sequences = []
     for state in work.choices:
         output = _token_ids(state.output, f"the output of choice {state.choice}", limits)
@@ -159,8 +146,7 @@ def make_sequences(
                 tokens=tokens,
                 prompt_len=request.prompt_len,
                 max_len=request.prompt_len + request.max_output,
-                sampling=_slot_sampling(params, state.choice, adjustments),
-                prompt_logprobs=PromptLogprobs(params.prompt_logprobs),
+                prompt_logprobs=PromptLogprobs(work.prompt_logprobs),
             )
         )
     return sequences
@@ -203,56 +189,10 @@ def _check_length(prompt_len: int, limits: Limits) -> None:
         )
 
 
-def _slot_adjustments(work: TokenWork) -> SlotAdjustments | None:
-    """``None`` where the request asks for nothing that changes logits."""
-    params = work.params
-    allowed = params.allowed_token_ids
-    adjustments = SlotAdjustments(
-        repetition=1.0 if params.repetition_penalty is None else params.repetition_penalty,
-        frequency=params.frequency_penalty,
-        presence=params.presence_penalty,
-        biased=array("i", params.logit_bias).tobytes(),
-        biases=array("f", params.logit_bias.values()).tobytes(),
-        allowed=None if allowed is None else array("i", allowed).tobytes(),
-        bad_words=work.bad_words,
-        min_tokens=params.min_tokens,
-        ends=array("i", work.stop_ids).tobytes() if params.min_tokens else b"",
-        grammar=params.structured_outputs,
-    )
-    return None if adjustments == SlotAdjustments() else adjustments
-
-
-def _sampling_bytes(adjustments: SlotAdjustments | None) -> int:
-    """Of adjustments in a plan. Raises ``Unservable`` for more than one may bring."""
-    if adjustments is None:
-        return 0
-    size = len(msgspec.msgpack.encode(adjustments))
-    if size > MAX_SAMPLING_BYTES:
+def _check_sampling(sampling: bytes) -> None:
+    if len(sampling) > MAX_SAMPLING_BYTES:
         raise Unservable(
-            f"the request's sampling parameters have {size} bytes; at most {MAX_SAMPLING_BYTES} "
-            "can be sent to a worker: shorten allowed_token_ids, bad_words, logit_bias or the "
-            "grammar"
+            f"the request's sampling parameters have {len(sampling)} bytes; at most "
+            f"{MAX_SAMPLING_BYTES} can be sent to a worker: shorten allowed_token_ids, bad_words, "
+            "logit_bias or the grammar"
         )
-    return size
-
-
-def _slot_sampling(
-    params: SamplingParams, choice: int, adjustments: SlotAdjustments | None
-) -> SlotSampling:
-    temperature, top_p, top_k, seed = params.temperature, params.top_p, params.top_k, params.seed
-    if temperature is None or top_p is None or top_k is None or seed is None:
-        raise Unservable(
-            "temperature, top_p, top_k and seed must be resolved before a request is scheduled, "
-            f"got {temperature}, {top_p}, {top_k}, {seed}",
-            status=500,
-        )
-    return SlotSampling(
-        temperature=temperature,
-        top_k=max(top_k, 0),
-        top_p=top_p,
-        seed=seed & 0xFFFF_FFFF_FFFF_FFFF,
-        choice=choice,
-        min_p=params.min_p or 0.0,
-        adjustments=adjustments,
-        logprobs=params.logprobs,
-    )

@@ -29,7 +29,6 @@ from penstock.services.scheduler.admission import (
     WaitingRoom,
     make_request,
     make_sequences,
-    malformed,
     overloaded,
 )
 from penstock.services.scheduler.block_manager import OnCached, OnEvicted
@@ -43,9 +42,9 @@ from penstock.services.scheduler.endings import (
     Ending,
     by_output,
     fits_no_longer,
-    grammar_failed,
     overdue,
     put_off_seconds,
+    row_failed,
     struck_out,
 )
 from penstock.services.scheduler.in_flight import StepsInFlight
@@ -132,9 +131,7 @@ class SchedulerCore:
         except Unservable as error:
             self.counters.rejected_requests += 1
             return error.rejected(request_id, attempt)
-        except (ValueError, OverflowError) as error:
-            return malformed(request_id, attempt, error)
-        continued = work.accepted or any(sequence.num_output for sequence in sequences)
+        continued = work.head.accepted or any(sequence.num_output for sequence in sequences)
         if not continued:
             waiting = self._waiting
             lack = self._room.lacks(
@@ -464,10 +461,10 @@ class SchedulerCore:
         self._end(sequence, NOT_A_NUMBER)
 
     def _failed_row(self, sequence: Sequence, failure: RowFailure, now: float) -> None:
-        """A row without a mask: it ends, or waits a moment for its grammar. Its K and V stay in the
-        prefix cache, up to the token that it did not get."""
+        """A row that has no token: it ends, or waits a moment for its grammar. Its K and V stay in
+        the prefix cache, up to the token that it did not get."""
         if failure.status != TOO_EARLY:
-            self._end(sequence, grammar_failed(failure))
+            self._end(sequence, row_failed(failure))
         elif sequence.times_put_off >= MOST_PUT_OFF:
             self._end(sequence, NEVER_COMPILED)
         else:

@@ -52,10 +52,9 @@ NEVER_COMPILED = Ending(
 )
 
 
-def grammar_failed(failure: RowFailure) -> Ending:
-    """What has come fits the grammar, but no mask can be made for what comes next."""
-    message = f"structured output: {failure.reason}"
-    return Ending(EndReason.ERROR, message=message, status=failure.status)
+def row_failed(failure: RowFailure) -> Ending:
+    """The worker can draw nothing for it, and says why."""
+    return Ending(EndReason.ERROR, message=failure.reason, status=failure.status)
 
 
 def by_output(sequence: Sequence) -> Ending | None:
@@ -93,7 +92,7 @@ def overdue(sequence: Sequence) -> Ending:
     doing = "running" if sequence.running else "waiting for a place in the batch"
     return Ending(
         EndReason.ERROR,
-        message=f"the request did not finish in time: {sequence.request.time_left:.3g} s were "
+        message=f"the request did not finish in time: {sequence.request.head.time_left:.3g} s were "
         f"left when it came to this engine; it was {doing} with {sequence.num_output} tokens of "
         "output",
         status=504,

@@ -52,7 +52,7 @@ class FairByTenant(SchedulingPolicy):
         return (request.arrival,)
 
     def lane(self, request: Request) -> str:
-        return request.tenant
+        return request.head.tenant
 
     def lane_key(self, lane: str) -> float:
         return self._served.get(lane, self._level)
@@ -64,14 +64,14 @@ class FairByTenant(SchedulingPolicy):
             del self._served[next(iter(self._served))]
 
     def on_prefill(self, sequence: Sequence, count: int) -> None:
-        tenant = sequence.request.tenant
+        tenant = sequence.request.head.tenant
         served = self.lane_key(tenant)
         self._level = max(self._level, served)
         self._served[tenant] = served + self._prefill_weight * count
 
     def on_decode(self, decoding: list[Sequence]) -> None:
         if decoding is not self._decoding:
-            rows = Counter([sequence.request.tenant for sequence in decoding])
+            rows = Counter([sequence.request.head.tenant for sequence in decoding])
             self._decoding = decoding
             self._charges = [(tenant, self._decode_weight * n) for tenant, n in rows.items()]
         for tenant, cost in self._charges:
@@ -83,4 +83,4 @@ class FairByTenant(SchedulingPolicy):
 
     def _served_and_late(self, sequence: Sequence) -> tuple[float, float, int]:
         request = sequence.request
-        return (self.lane_key(request.tenant), request.arrival, sequence.number)
+        return (self.lane_key(request.head.tenant), request.arrival, sequence.number)

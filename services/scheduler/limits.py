@@ -10,13 +10,13 @@ TOKEN_BYTES = 4
 BLOCK_BYTES = 5
 """Of a block's number in a plan, at most."""
 SLOT_BYTES = 192
-"""Of a new slot and its chunk in a plan without tokens, blocks and adjustments, at most."""
+"""Of a new slot and its chunk in a plan without tokens, blocks and sampling, at most."""
 MOST_ROW_TOKENS = 255
 """Of a row of a result: a byte counts them."""
 MAX_SEQUENCE_TOKENS = 4 * 1024 * 1024
 """Of one sequence, so that a plan which takes it in fits a frame, whatever else it asks for: twice
 its tokens (the prompt comes once more where penalties read it), blocks of 8 tokens or more, and
-adjustments of at most ``MAX_SAMPLING_BYTES``, 39 MiB in all."""
+sampling of at most ``MAX_SAMPLING_BYTES``, 39 MiB in all."""
 MAX_SAMPLING_BYTES = 4 * 1024 * 1024
 """Of what a request asks of the sampler, in a plan. The bounds of its parameters are lower: ids of
 allowed tokens are 1 MiB, a grammar is 256 KiB."""

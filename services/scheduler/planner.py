@@ -152,7 +152,7 @@ class Planner:
         rows = len(decoding)
         left = self.limits.max_num_batched_tokens - rows
         waiting = len(self._waiting) + len(self.batch) - rows
-        if not waiting or not any(sequence.request.streamed for sequence in decoding):
+        if not waiting or not any(sequence.request.head.streamed for sequence in decoding):
             return left
         bound = self._pace.most_tokens(rows, waiting)
         if bound is None or bound >= left:
@@ -270,16 +270,15 @@ class Planner:
     @staticmethod
     def _shares_prompt(sequence: Sequence, start: int) -> bool:
         """Whether the worker needs a whole prompt, of which tokens from ``start`` on are sent."""
-        adjustments = sequence.sampling.adjustments
-        return start > 0 and adjustments is not None and adjustments.reads_prompt
+        return start > 0 and sequence.request.reads_prompt
 
     def _added_bytes(self, step: Step, sequence: Sequence, hits: Prefix) -> int:
         """Bytes by which a plan grows when it takes a sequence in, at most."""
         request = sequence.request
         start = hits.length * self.limits.block_size
-        size = SLOT_BYTES + request.sampling_bytes
+        size = SLOT_BYTES + len(request.sampling)
         size += BLOCK_BYTES * hits.length * self.kv.num_groups
-        if sequence.sampling.adjustments is not None:
+        if request.reads_output:
             start = self._sent_from(sequence, start)
             if self._shares_prompt(sequence, start) and not step.holds_prompt(request):
                 size += TOKEN_BYTES * sequence.prompt_len
@@ -297,7 +296,7 @@ class Planner:
             sequence.cached_tokens = min(sequence.num_hits, sequence.prompt_len)
             sequence.queued_s = max(0.0, step.now - sequence.request.arrival)
         start, prompt = sequence.num_computed, -1
-        if sequence.sampling.adjustments is not None:
+        if sequence.request.reads_output:
             start = self._sent_from(sequence, start)
             if self._shares_prompt(sequence, start):
                 prompt = step.share_prompt(sequence)
@@ -308,7 +307,8 @@ class Planner:
                 prompt_len=sequence.prompt_len,
                 num_computed=sequence.num_computed,
                 blocks=hits.flat(),
-                sampling=sequence.sampling,
+                sampling=sequence.request.sampling,
+                choice=sequence.choice,
                 prompt_logprobs=(sequence.prompt_logprobs.most if sequence.wants_prompt else None),
                 start=start,
                 prompt=prompt,

@@ -100,4 +100,4 @@ class Priority(SchedulingPolicy):
     name = "priority"
 
     def key(self, request: Request) -> QueueKey:
-        return (request.priority, request.arrival)
+        return (request.head.priority, request.arrival)

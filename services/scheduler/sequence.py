@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.protocol.logprobs import PackedLogprobs, entry_bytes
-from penstock.protocol.wire.messages.steps import SlotSampling
+from penstock.protocol.wire.messages.requests import RequestHead
 from penstock.services.scheduler.kv_holder import SequenceHolder
 
 QueueKey = tuple[float, ...]
@@ -39,16 +39,12 @@ class Request:
 
     id: int
     attempt: int
+    head: RequestHead
     owner: str
     """Address of the tokenizer that gets the tokens."""
     arrival: float
     """When the client's request arrived, in the scheduler's monotonic seconds."""
-    priority: int
-    """Lower goes first."""
-    tenant: str
     deadline: float | None
-    time_left: float | None
-    """Seconds that were left at arrival here; for the message of an expired request."""
     stop_ids: frozenset[int]
     root: bytes
     """Start of the hash chain of its blocks: requests share blocks only under the same root."""
@@ -56,10 +52,12 @@ class Request:
     max_output: int
     """Tokens that one choice may generate: max_tokens, or what the engine's limits leave; with 0 it
     ends when its prompt is computed, and the token drawn then is dropped."""
-    streamed: bool
-    """Somebody reads along and feels each pause."""
-    sampling_bytes: int = 0
-    """Of what each of its choices asks of the sampler, in a plan."""
+    sampling: bytes
+    """What its choices ask of the sampler, for the worker."""
+    reads_output: bool = False
+    """What is drawn depends on the output so far."""
+    reads_prompt: bool = False
+    """And on the whole prompt."""
     num_cached: int = 0
     """Prompt tokens that the prefix cache held when the request came, as far as the policy asks
     for it; they may be gone when it starts."""
@@ -110,7 +108,6 @@ class Sequence:
     prompt_len: int
     max_len: int
     """Tokens at which it ends with LENGTH: max_tokens, max_model_len or KV memory."""
-    sampling: SlotSampling
     prompt_logprobs: PromptLogprobs = field(default_factory=lambda: PromptLogprobs(None))
 
     # Where it is.

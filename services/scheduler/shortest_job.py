@@ -84,7 +84,7 @@ class ShortestJobFirst(SchedulingPolicy):
 
     def expected_output(self, request: Request) -> float:
         """Output tokens of one choice."""
-        for mean in (self._tenants.get(request.tenant), self._all):
+        for mean in (self._tenants.get(request.head.tenant), self._all):
             if mean is not None and mean.count >= FEWEST:
                 return min(request.max_output, mean.value)
         return request.max_output
@@ -100,7 +100,7 @@ class ShortestJobFirst(SchedulingPolicy):
         return self._score(request, known + output)
 
     def on_finished(self, sequence: Sequence) -> None:
-        tenant = sequence.request.tenant
+        tenant = sequence.request.head.tenant
         own = self._tenants.pop(tenant, None) or RunningMean()
         self._tenants[tenant] = own
         if len(self._tenants) > MAX_TENANTS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,9 +15,17 @@ from penstock.protocol.sampling import (
     resolve,
     token_ids,
 )
-from penstock.protocol.wire.messages.requests import Chat, Prompt, Text, TokenWork, Work
+from penstock.protocol.wire.messages.requests import (
+    Chat,
+    Prompt,
+    PromptKind,
+    Text,
+    TokenWork,
+    Work,
+)
 from penstock.services.tokenizer.grammar_check import GrammarCheck
 from penstock.services.tokenizer.prompt_error import PromptError
+from penstock.services.tokenizer.slot_sampling import slot_sampling
 from penstock.services.tokenizer.text_model import TextModel
 from penstock.services.tokenizer.thinking import thinking
 
@@ -36,6 +44,15 @@ MAX_BAD_WORDS_TOKENS = 2048
 """What a worker has room for in a slot (``penstock.kernels.sampling.bad_words``)."""
 
 __all__ = ["COMPLETION_MAX_TOKENS", "PromptError", "prepare"]
+
+
+class Prepared(NamedTuple):
+    """A request in tokens."""
+
+    work: TokenWork
+    """What the engine gets."""
+    params: SamplingParams
+    """Resolved; what the answer's text depends on stays in the tokenizer."""
 
 
 def _check_vocabulary(ids: np.ndarray[Any, np.dtype[Any]], vocab_size: int, param: str) -> None:
@@ -88,14 +105,14 @@ def _check_prompt(prompt: Prompt, ids: bytes, vocab_size: int, max_model_len: in
     return length
 
 
-def _max_tokens(params: SamplingParams, prompt: Prompt, length: int, max_model_len: int) -> int:
+def _max_tokens(params: SamplingParams, kind: PromptKind, length: int, max_model_len: int) -> int:
     """How many tokens to generate at most. Raises ``PromptError`` if they do not fit, or if none
     and nothing of the prompt are asked for."""
     room, asked = max_model_len - length, params.max_tokens
     if asked is None:
-        return room if isinstance(prompt, Chat) else min(COMPLETION_MAX_TOKENS, room)
+        return room if kind == "chat" else min(COMPLETION_MAX_TOKENS, room)
     if asked == 0 and not params.echo and params.prompt_logprobs is None:
-        wanted = "prompt_logprobs" if isinstance(prompt, Chat) else "echo or prompt_logprobs"
+        wanted = "prompt_logprobs" if kind == "chat" else "echo or prompt_logprobs"
         raise PromptError(
             f"max_tokens is 0, which leaves nothing to answer: ask for at least 1, or for {wanted} "
             "too",
@@ -158,8 +175,9 @@ def _check_any_allowed(params: SamplingParams, stop_ids: list[int], bad_words: l
 
 def _check_prompt_details(work: Work, params: SamplingParams, length: int) -> None:
     """What comes of the prompts in an answer has a limit, a lower one in a stream."""
-    choices = f" in each of {work.siblings} choices" if work.siblings > 1 else ""
-    if params.echo and work.streamed and length * work.siblings > MAX_STREAMED_ECHO:
+    head = work.head
+    choices = f" in each of {head.siblings} choices" if head.siblings > 1 else ""
+    if params.echo and head.streamed and length * head.siblings > MAX_STREAMED_ECHO:
         raise PromptError(
             f"echo: the prompt has {length} tokens{choices}; a stream gives back at most "
             f"{MAX_STREAMED_ECHO}: send stream: false, or leave echo out",
@@ -167,14 +185,14 @@ def _check_prompt_details(work: Work, params: SamplingParams, length: int) -> No
         )
     if params.prompt_logprobs is None:
         return
-    listed = length * (1 + params.prompt_logprobs) * work.siblings
-    most = MAX_STREAMED_LOGPROBS if work.streamed else MAX_PROMPT_LOGPROBS
+    listed = length * (1 + params.prompt_logprobs) * head.siblings
+    most = MAX_STREAMED_LOGPROBS if head.streamed else MAX_PROMPT_LOGPROBS
     if listed > most:
-        param = "echo" if work.streamed else "prompt_logprobs"
+        param = "echo" if head.streamed else "prompt_logprobs"
         raise PromptError(
             f"{param}: {length} prompt tokens with {params.prompt_logprobs} more at each place"
             f"{choices} are {listed} logprobs; at most {most}"
-            f"{' in a stream' if work.streamed else ''}: ask for fewer, or shorten the prompt",
+            f"{' in a stream' if head.streamed else ''}: ask for fewer, or shorten the prompt",
             param,
         )
 
@@ -191,7 +209,7 @@ def _grammar(work: Work, grammars: GrammarCheck | None) -> Grammar | None:
         raise PromptError(reason, grammar.param)
     if grammars is None:
         raise PromptError(f"{grammar.param}: not possible with this server", grammar.param)
-    if not work.accepted and not any(choice.output for choice in work.choices):
+    if not work.head.accepted and not any(choice.output for choice in work.choices):
         grammars.check(grammar)
     return grammar
 
@@ -203,7 +221,7 @@ def prepare(
     max_model_len: int,
     seed: int,
     grammars: GrammarCheck | None = None,
-) -> TokenWork:
+) -> Prepared:
     """Encode the prompt and resolve every parameter.
 
     Args:
@@ -217,7 +235,7 @@ def prepare(
     prompt = _truncated(text_model, work, max_model_len)
     length = _check_prompt(work.prompt, prompt, info.vocab_size, max_model_len)
     params = resolve(work.params, info.defaults, seed)
-    limit = _max_tokens(params, work.prompt, length, max_model_len)
+    limit = _max_tokens(params, work.head.prompt_kind, length, max_model_len)
     if params.min_tokens > limit:
         raise PromptError(
             f"min_tokens is {params.min_tokens}, but at most {limit} tokens are generated after "
@@ -230,16 +248,17 @@ def prepare(
     if (grammar := _grammar(work, grammars)) is not None:
         grammar = msgspec.structs.replace(grammar, **thinking(text_model, prompt)._asdict())
         params = msgspec.structs.replace(params, structured_outputs=grammar)
-    return TokenWork(
+    sampling = slot_sampling(params, stop_ids, bad_words)
+    adjustments = sampling.adjustments
+    prepared = TokenWork(
+        head=work.head,
         prompt=prompt,
-        params=msgspec.structs.replace(params, max_tokens=limit),
+        sampling=sampling.packed(),
         choices=work.choices,
         stop_ids=stop_ids,
-        tenant=work.tenant,
-        time_left=work.time_left,
-        age=work.age,
-        priority=work.priority,
-        cache_salt=work.cache_salt,
-        streamed=work.streamed,
-        bad_words=bad_words,
+        max_tokens=limit,
+        prompt_logprobs=params.prompt_logprobs,
+        reads_output=adjustments is not None,
+        reads_prompt=adjustments is not None and adjustments.reads_prompt,
     )
+    return Prepared(prepared, params)

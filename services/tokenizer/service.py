@@ -15,6 +15,7 @@ from penstock.protocol.ownership.text_rows import Stream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
+from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Rejected, TokenWork, Work
@@ -22,7 +23,7 @@ from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.encode_room import EncodeRoom, work_bytes
 from penstock.services.tokenizer.encode_threads import EncodeThreads
 from penstock.services.tokenizer.grammar_check import GrammarCheck, GrammarsBusy
-from penstock.services.tokenizer.preparation import PromptError, prepare
+from penstock.services.tokenizer.preparation import Prepared, PromptError, prepare
 from penstock.services.tokenizer.text_model import TextModel
 
 ENCODE_THREADS = 3
@@ -108,17 +109,18 @@ class TokenizerService(AsyncService):
         if self.text is None:
             self._refuse(request_id, attempt, 503, "the tokenizer is still loading; try again")
             return
+        tenant, name = work.head.tenant, work.head.request_id
         plain = work.params.structured_outputs is None
         room = self._room if plain else self._vetting_room
         size = work_bytes(work)
-        if not work.accepted and (lack := room.lacks(work.tenant, size)):
+        if not work.head.accepted and (lack := room.lacks(tenant, size)):
             self._refuse(request_id, attempt, *lack)
             return
-        room.enter((request_id, attempt), work.tenant, size)
+        room.enter((request_id, attempt), tenant, size)
         if not plain:
             self._vetting.add((request_id, attempt))
         future = (self._threads if plain else self._grammar_threads).submit(
-            work.tenant,
+            tenant,
             prepare,
             work,
             self.text,
@@ -131,10 +133,12 @@ class TokenizerService(AsyncService):
             ENCODE_SECONDS, self._too_late, request_id, attempt, future
         )
         future.add_done_callback(
-            lambda done: self.loop.call_soon_threadsafe(self._encoded, request_id, attempt, done)
+            lambda done: self.loop.call_soon_threadsafe(
+                self._encoded, request_id, attempt, name, done
+            )
         )
 
-    def _too_late(self, request_id: int, attempt: int, future: Future[TokenWork]) -> None:
+    def _too_late(self, request_id: int, attempt: int, future: Future[Prepared]) -> None:
         """Time is over, for a job that is under way or for one that no thread has taken."""
         if future.cancel():
             message = f"no thread took the prompt within {ENCODE_SECONDS:g} s; try again"
@@ -146,7 +150,8 @@ class TokenizerService(AsyncService):
             message = f"the prompt could not be rendered and encoded within {ENCODE_SECONDS:g} s"
             self._refuse(request_id, attempt, 400, message)
 
-    def _encoded(self, request_id: int, attempt: int, done: Future[TokenWork]) -> None:
+    def _encoded(self, request_id: int, attempt: int, name: str, done: Future[Prepared]) -> None:
+        """name: the request's, for the log."""
         self._vetting.discard((request_id, attempt))
         self._room.leave((request_id, attempt))
         self._vetting_room.leave((request_id, attempt))
@@ -154,7 +159,7 @@ class TokenizerService(AsyncService):
         if timer is not None:
             timer.cancel()
         try:
-            work = done.result()
+            work, params = done.result()
         except CancelledError:
             return
         except PromptError as error:
@@ -165,10 +170,10 @@ class TokenizerService(AsyncService):
             self._refuse(request_id, attempt, 503, str(error))
             return
         except Exception:
-            self.log.exception("encoding failed", request=request_id)
+            self.log.exception("encoding failed", id=name)
             self._refuse(request_id, attempt, 500, "the prompt could not be encoded")
             return
-        self.ledger.encoded(request_id, attempt, work, time.monotonic())
+        self.ledger.encoded(request_id, attempt, work, params, time.monotonic())
         self.flush()
 
     def _refuse(
@@ -181,10 +186,10 @@ class TokenizerService(AsyncService):
         )
         self.flush()
 
-    def _make_stream(self, work: TokenWork) -> Stream:
+    def _make_stream(self, work: TokenWork, params: SamplingParams) -> Stream:
         if self.text is None:
             raise RuntimeError("a request was taken before the tokenizer was read")
-        return ChoiceStream(self.text, work.params, work.prompt)
+        return ChoiceStream(self.text, params, work.prompt)
 
     # --- messages
 

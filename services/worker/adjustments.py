@@ -76,13 +76,20 @@ class SlotAdjuster:
         self._masks: Tensor | None = None
         self._words: WordTable | None = None
 
-    def begin(self, added: list[NewSlot], prompts: Sequence[bytes] = ()) -> None:
-        """These slots are taken; what sat in them before is forgotten. prompts: the plan's."""
+    def begin(
+        self,
+        added: list[NewSlot],
+        adjustments: Sequence[SlotAdjustments | None],
+        prompts: Sequence[bytes] = (),
+    ) -> None:
+        """These slots are taken; what sat in them before is forgotten. adjustments: of every slot.
+        prompts: the plan's."""
         for new in added:
             if self._asks[new.slot]:
                 self._forget(new.slot)
-            if new.sampling.adjustments is not None:
-                self._begin(new.slot, history(new, prompts), new.sampling.adjustments)
+            asked = adjustments[new.slot]
+            if asked is not None:
+                self._begin(new.slot, history(new, prompts), asked)
 
     def _forget(self, slot: int) -> None:
         for flags in (self._asks, self._penalised, self._masked, self._worded):

@@ -58,7 +58,7 @@ FIRST_INTERVAL = 15.0
 LONGEST_INTERVAL = 960.0
 MOST_SECONDS = 0.5
 """Steps that take longer are not measured in a pause: a request would have to wait for them."""
-_GREEDY = SlotSampling(0.0, 0, 1.0, 0, 0)
+_GREEDY = SlotSampling(0.0, 0, 1.0, 0).packed()
 
 Clock = Callable[[], float]
 Samples = dict[int, list[float]]

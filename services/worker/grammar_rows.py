@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock.protocol.grammar.compiler import make_tokenizer
 from penstock.protocol.model_info import ModelInfo
-from penstock.protocol.wire.messages.steps import NewSlot, RowFailure
+from penstock.protocol.wire.messages.steps import NewSlot, RowFailure, SlotAdjustments
 from penstock.services.worker.grammar_slots import (
     PATIENCE_SECONDS,
     Failure,
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MOST_THREADS = 16
 OTHERS_CORES = 2
 """Left to the step loop and the other processes."""
+SUBJECT = "structured output"
+"""What a client is told first of a row that fails for its grammar."""
 
 
 class Masks(NamedTuple):
@@ -66,11 +68,11 @@ class GrammarRows:
         if self._slots is not None:
             self._slots.prepare()
 
-    def begin(self, added: list[NewSlot]) -> None:
+    def begin(self, added: list[NewSlot], adjustments: Sequence[SlotAdjustments | None]) -> None:
         """These slots are taken; what sat in them before is forgotten. Where a grammar's beginning
-        raises, its row fails, and no other."""
+        raises, its row fails, and no other. adjustments: of every slot."""
         for new in added:
-            asked = new.sampling.adjustments
+            asked = adjustments[new.slot]
             grammar = None if asked is None else asked.grammar
             if self._follows[new.slot] and self._slots is not None:
                 self._slots.forget(new.slot)
@@ -132,7 +134,7 @@ class GrammarRows:
     @staticmethod
     def _unserved(rows: IntArray, out: Mask) -> Masks:
         out.fill(-1)
-        reason = "this worker was started without a tokenizer, and follows no grammar"
+        reason = f"{SUBJECT}: this worker was started without a tokenizer, and follows no grammar"
         return Masks(rows, out, {}, [RowFailure(row, reason, 503) for row in rows.tolist()])
 
     def took(self, slots: IntArray, tokens: npt.NDArray[np.int32] | IntArray) -> None:
@@ -142,7 +144,10 @@ class GrammarRows:
 
 
 def _failures(rows: IntArray, failed: dict[int, Failure]) -> list[RowFailure]:
-    return [RowFailure(int(rows[at]), *failure) for at, failure in sorted(failed.items())]
+    return [
+        RowFailure(int(rows[at]), f"{SUBJECT}: {failure.reason}", failure.status)
+        for at, failure in sorted(failed.items())
+    ]
 
 
 def only(token: int, words: int) -> Mask:

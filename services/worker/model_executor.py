@@ -147,8 +147,8 @@ class ModelExecutor(DirectExecutor):
         try:
             with torch.inference_mode():
                 step = self.slots.apply(plan)
-                self._adjuster.begin(plan.added, plan.prompts)
-                self.grammars.begin(plan.added)
+                self._adjuster.begin(plan.added, self.slots.adjustments, plan.prompts)
+                self.grammars.begin(plan.added, self.slots.adjustments)
                 self._start_masks(step)
                 if self.slots.fresh_blocks:
                     fresh = torch.tensor(self.slots.fresh_blocks, device=self._values.device)
@@ -159,6 +159,7 @@ class ModelExecutor(DirectExecutor):
                 not_finite, banned = (
                     np.flatnonzero(bad == why).tolist() for why in (NOT_FINITE, NOTHING_LEFT)
                 )
+                failures += self.slots.unreadable_rows(step)
                 prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
                 self.slots.finish(step, tokens)
         except BaseException:

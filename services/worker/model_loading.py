@@ -338,7 +338,7 @@ def run_once(executor: AnyExecutor, tokens: int) -> float:
     capacity = executor.capacity
     blocks = list(range(blocks_for(tokens, capacity.block_size)))
     ids = (np.arange(tokens, dtype=np.int64) % capacity.vocab_size).astype("<i4").tobytes()
-    new = NewSlot(0, ids, tokens, 0, blocks, SlotSampling(1.0, 0, 1.0, 0, 0))
+    new = NewSlot(0, ids, tokens, 0, blocks, SlotSampling(1.0, 0, 1.0, 0).packed())
     begun = time.perf_counter()
     executor.execute(StepPlan(0, 1, True, [], [new], [], [Chunk(0, 0, tokens, True, [])]))
     executor.reset()

@@ -64,12 +64,13 @@ class NullExecutor(DirectExecutor):
             listed = slots.prompt_logprobs[chunk.slot : chunk.slot + 1]
             words = _certain(chunk.predicted, listed)
             prompts.append(chunk_logprobs(chunk, words, int(listed[0])))
+        failures = slots.unreadable_rows(step)
         slots.finish(step, tokens)
         if self._step_seconds:
             time.sleep(max(0.0, begun + self._step_seconds - time.perf_counter()))
         seconds = time.perf_counter() - begun
         ids = tokens.astype("<i4").tobytes()
-        return StepResult(plan.epoch, plan.step, ids, [], seconds, logprobs, prompts)
+        return StepResult(plan.epoch, plan.step, ids, [], seconds, logprobs, prompts, failures)
 
     def _tokens(self, keys: UInt64Array) -> IntArray:
         tokens = (keys % self._choices).astype(np.int64)

@@ -11,15 +11,24 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.kernels.draw_keys import UInt64Array, draw_keys
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotAdjustments, StepPlan
+from penstock.protocol.wire.messages.steps import (
+    Chunk,
+    NewSlot,
+    RowFailure,
+    SlotAdjustments,
+    SlotSampling,
+    StepPlan,
+)
 
 FREE, PREFILLING, DECODING = 0, 1, 2
 _UINT64 = (1 << 64) - 1
+_NEUTRAL = SlotSampling(0.0, 0, 1.0, 0)
 
 IntArray = npt.NDArray[np.int64]
 
@@ -114,6 +123,11 @@ class SlotTable:
         """Slots with adjustments."""
         self.seed = np.zeros(slots, np.uint64)
         self.choice = np.zeros(slots, np.uint64)
+        self._unreadable: dict[int, str] = {}
+        """Slots whose sampling could not be read, and why: they get no token."""
+        self._decode_sampling = msgspec.msgpack.Decoder(SlotSampling).decode
+        self._latest = (b"", _NEUTRAL)
+        """The sampling read last: the choices of a request come one after another."""
         self._state = [FREE] * slots
         self._known: list[npt.NDArray[np.int32] | None] = [None] * slots
         """Tokens of prefilling slots …"""
@@ -135,6 +149,7 @@ class SlotTable:
         self._known = [None] * len(self._known)
         self._order.clear()
         self._decoding = None
+        self._unreadable.clear()
 
     def decoding(self) -> IntArray:
         """Decoding slots, ascending."""
@@ -209,6 +224,7 @@ class SlotTable:
             self._decoding = None
         self._state[slot] = FREE
         self._known[slot] = None
+        self._unreadable.pop(slot, None)
 
     def _add(self, new: NewSlot) -> None:
         slot = new.slot
@@ -243,7 +259,7 @@ class SlotTable:
         self._append_blocks(slot, new.blocks, computed)
         if new.num_computed > len(new.blocks) * limits.block_size:
             raise PlanError(f"slot {slot}: {new.num_computed} positions computed without blocks")
-        sampling = new.sampling
+        sampling = self._read_sampling(new)
         self.temperature[slot] = sampling.temperature
         self.top_k[slot] = max(0, sampling.top_k)
         self.top_p[slot] = sampling.top_p
@@ -254,7 +270,30 @@ class SlotTable:
         self.adjustments[slot] = sampling.adjustments
         self.asks[slot] = sampling.adjustments is not None
         self.seed[slot] = sampling.seed & _UINT64
-        self.choice[slot] = sampling.choice & _UINT64
+        self.choice[slot] = new.choice & _UINT64
+
+    def _read_sampling(self, new: NewSlot) -> SlotSampling:
+        """A slot whose sampling cannot be read fails when it would draw; the others go on."""
+        data, sampling = self._latest
+        if new.sampling == data:
+            return sampling
+        try:
+            sampling = self._decode_sampling(new.sampling)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            self._unreadable[new.slot] = f"the sampling parameters cannot be read: {error}"
+            return _NEUTRAL
+        self._latest = new.sampling, sampling
+        return sampling
+
+    def unreadable_rows(self, step: PlannedStep) -> list[RowFailure]:
+        """Rows of slots whose sampling cannot be read."""
+        if not self._unreadable:
+            return []
+        return [
+            RowFailure(row, self._unreadable[slot], 500)
+            for row, slot in enumerate(step.sampled.tolist())
+            if slot in self._unreadable
+        ]
 
     def _check_ids(self, slot: int, tokens: npt.NDArray[np.int32]) -> None:
         vocab = self.capacity.vocab_size
@@ -263,7 +302,7 @@ class SlotTable:
 
     def _check_history(self, new: NewSlot, prompts: Sequence[bytes]) -> None:
         """What a slot's adjustments read must have come with it."""
-        slot, asked = new.slot, new.sampling.adjustments
+        slot, asked = new.slot, self.adjustments[new.slot]
         if new.prompt >= 0:
             if new.prompt >= len(prompts) or len(prompts[new.prompt]) != 4 * new.prompt_len:
                 raise PlanError(

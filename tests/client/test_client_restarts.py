@@ -21,6 +21,7 @@ from penstock.protocol.wire.messages.requests import (
     Cancel,
     ChoiceState,
     Rejected,
+    RequestHead,
     Submit,
     Tokens,
     Work,
@@ -210,7 +211,7 @@ def test_a_request_waits_no_longer_than_allowed_and_only_for_a_part(world: World
 
 def work(time_left: float | None = None) -> Work:
     prompt = Tokens(array("i", [1, 2, 3]).tobytes())
-    return Work(prompt, SamplingParams(seed=1), [ChoiceState(0)], "", time_left, 0.0)
+    return Work(RequestHead(time_left=time_left), prompt, SamplingParams(seed=1), [ChoiceState(0)])
 
 
 class Frontend(World):

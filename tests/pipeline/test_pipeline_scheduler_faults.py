@@ -23,7 +23,7 @@ from penstock.services.scheduler.policy import FirstComeFirstServed
 
 class Policy(FirstComeFirstServed):
     def key(self, request):
-        if request.priority == {POISON}:
+        if request.head.priority == {POISON}:
             raise KeyError("this policy has no key for it")
         return super().key(request)
 """

@@ -107,17 +107,23 @@ _NO_PARAMS_ROW: list[Any] = [
 _IDS = b"\x01\x00\x00\x00\xff\x7f\x00\x00"
 _PACKED = PackedLogprobs(2, _IDS)
 _ADJUSTMENTS = s.SlotAdjustments(1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR)
-_SLOT = s.NewSlot(
-    3, _IDS, 1, 0, [5, 6], s.SlotSampling(0.5, 40, 0.25, 2**64 - 1, 1, 0.125, _ADJUSTMENTS, 5), 2,
-    4, 0,
+_SAMPLING = s.SlotSampling(0.5, 40, 0.25, 2**64 - 1, 0.125, _ADJUSTMENTS, 5)
+_SAMPLING_ROW: list[Any] = [
+    0.5, 40, 0.25, 2**64 - 1, 0.125,
+    [1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR_ROW], 5,
+]  # fmt: skip
+_SLOT = s.NewSlot(3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0)
+_SLOT_ROW: list[Any] = [3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0]
+_HEAD = r.RequestHead(
+    "req-1", "qwen", "embed", "chat", "lora", "me", -5, "salt", 2.5, 0.5, "00-a-b-01", ["d1"],
+    False, 6, True,
 )  # fmt: skip
-_SLOT_ROW: list[Any] = [
-    3, _IDS, 1, 0, [5, 6],
-    [
-        0.5, 40, 0.25, 2**64 - 1, 1, 0.125,
-        [1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR_ROW], 5,
-    ],
-    2, 4, 0,
+_HEAD_ROW: list[Any] = [
+    "req-1", "qwen", "embed", "chat", "lora", "me", -5, "salt", 2.5, 0.5, "00-a-b-01", ["d1"],
+    False, 6, True,
+]  # fmt: skip
+_PLAIN_HEAD_ROW: list[Any] = [
+    "", "", "generate", "text", "", "", 0, "", None, 0.0, "", [], True, 1, False,
 ]  # fmt: skip
 BIG = 2**63 - 1
 
@@ -166,11 +172,14 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
         m.Traced(["plan"], b"events", 300, True, "busy"),
         [13, ["plan"], b"events", 300, True, "busy"],
     ),
-    "Submit": (r.Submit(1, 256, "ipc:///f", b"work"), [20, 1, 256, "ipc:///f", b"work"]),
+    "Submit": (
+        r.Submit(1, 256, "ipc:///f", b"work", "qwen"),
+        [20, 1, 256, "ipc:///f", b"work", "qwen"],
+    ),
     "Taken": (r.Taken(1, 256), [21, 1, 256]),
     "Enqueue": (
-        r.Enqueue(1, 257, "ipc:///t", 99, b"", b"work"),
-        [22, 1, 257, "ipc:///t", 99, b"", b"work"],
+        r.Enqueue(1, 257, "ipc:///t", b"work", "qwen", b"prefix"),
+        [22, 1, 257, "ipc:///t", b"work", "qwen", b"prefix"],
     ),
     "Accepted": (r.Accepted(1, 257, _IDS, 16), [23, 1, 257, _IDS, 16]),
     "Rejected": (
@@ -245,42 +254,30 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
     "MetricsReport": (_REPORT, _REPORT_ROW),
     "Work chat": (
         r.Work(
-            r.Chat(b"[]", b"{}"), _PARAMS, [r.ChoiceState(0, _IDS, t.Released(4, 1, 0, 9))],
-            "me", None, 0.5, -5, "salt", False, 6, True,
+            _HEAD, r.Chat(b"[]", b"{}"), _PARAMS,
+            [r.ChoiceState(0, _IDS, t.Released(4, 1, 0, 9))],
         ),
-        [
-            ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9]]],
-            "me", None, 0.5, -5, "salt", False, 6, True,
-        ],
+        [_HEAD_ROW, ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9]]]],
     ),
     "Work text": (
-        r.Work(r.Text("hi"), _PARAMS, [r.ChoiceState(0)], "me", 2.5, 0.5),
-        [
-            ["text", "hi"], _PARAMS_ROW, [[0, b"", [0, 0, 0, 0]]],
-            "me", 2.5, 0.5, 0, "", True, 1, False,
-        ],
+        r.Work(r.RequestHead(), r.Text("hi"), _PARAMS, [r.ChoiceState(0)]),
+        [_PLAIN_HEAD_ROW, ["text", "hi"], _PARAMS_ROW, [[0, b"", [0, 0, 0, 0]]]],
     ),
     "Work tokens": (
-        r.Work(r.Tokens(_IDS), SamplingParams(), [], "", None, 0.0),
-        [
-            ["tokens", _IDS], _NO_PARAMS_ROW, [], "", None, 0.0,
-            0, "", True, 1, False,
-        ],
+        r.Work(r.RequestHead(), r.Tokens(_IDS), SamplingParams(), []),
+        [_PLAIN_HEAD_ROW, ["tokens", _IDS], _NO_PARAMS_ROW, []],
     ),
     "TokenWork": (
-        r.TokenWork(
-            _IDS, _PARAMS, [r.ChoiceState(1)], [2, 3], "me", 2.5, 0.5, 2**31 - 1, "s", True, 2,
-            False, [_IDS],
-        ),
+        r.TokenWork(_HEAD, _IDS, b"sampling", [r.ChoiceState(1)], [2, 3], 16, 5, True, True, 2),
         [
-            _IDS, _PARAMS_ROW, [[1, b"", [0, 0, 0, 0]]], [2, 3],
-            "me", 2.5, 0.5, 2**31 - 1, "s", True, 2, False, [_IDS],
+            _HEAD_ROW, _IDS, b"sampling", [[1, b"", [0, 0, 0, 0]]], [2, 3], 16, 5, True, True, 2,
         ],
     ),
+    "SlotSampling": (_SAMPLING, _SAMPLING_ROW),
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "5873b317329577e0"
+SCHEMA_HASH = "fee9ce00cd38e38f"
 """Of protocol version 11."""
 
 GOLDEN: dict[str, str] = {
@@ -310,9 +307,9 @@ GOLDEN: dict[str, str] = {
     ),
     "Trace": "930ca86970633a2f2f2f6fcb4004000000000000",
     "Traced": "960d91a4706c616ec4066576656e7473cd012cc3a462757379",
-    "Submit": "951401cd0100a86970633a2f2f2f66c404776f726b",
+    "Submit": "961401cd0100a86970633a2f2f2f66c404776f726ba47177656e",
     "Taken": "931501cd0100",
-    "Enqueue": "971601cd0101a86970633a2f2f2f7463c400c404776f726b",
+    "Enqueue": "971601cd0101a86970633a2f2f2f74c404776f726ba47177656ec406707265666978",
     "Accepted": "951701cd0101c40801000000ff7f000010",
     "Rejected": (
         "991801cd0101cd01adb06f7665726c6f616465645f6572726f72a462757379a16ecb3ff8000000000000c3"
@@ -337,11 +334,8 @@ GOLDEN: dict[str, str] = {
         "00000000cb4010000000000000cb3fe8000000000000cb3fd0000000000000cb3fc0000000000000"
     ),
     "StepPlan": (
-        "992a0102c39100919903c40801000000ff7f0000010092050698cb3fe000000000000028cb3fd00000000000"
-        "00cfffffffffffffffff01cb3fc00000000000009acb3ff4000000000000cbbff8000000000000cb3ff80000"
-        "00000000c40801000000ff7f0000c40801000000ff7f0000c40801000000ff7f000091c40801000000ff7f00"
-        "0003c40801000000ff7f000096a57265676578a2612bc3af726573706f6e73655f666f726d6174c404050000"
-        "00c40405000000050204009201099195030002c3910791c40801000000ff7f0000"
+        "992a0102c39100919a03c40801000000ff7f00000100920506c40873616d706c696e67010204009201099195"
+        "030002c3910791c40801000000ff7f0000"
     ),
     "StepResult": (
         "9b2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
@@ -354,29 +348,35 @@ GOLDEN: dict[str, str] = {
     ),
     "MetricsReport": "919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000",
     "Work chat": (
-        "9b93a463686174c4025b5dc4027b7ddc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a91"
-        "02c3cb3fc0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc000"
-        "00000000000092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f"
-        "726d6174c40405000000c40405000000919300c40801000000ff7f00009404010009a26d65c0cb3fe0000000"
-        "000000fba473616c74c206c3"
+        "949fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
+        "000000cb3fe0000000000000a930302d612d622d303191a26431c206c393a463686174c4025b5dc4027b7ddc"
+        "0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000000000cb3ff80000"
+        "00000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a364616dc3c2"
+        "c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405000000"
+        "919300c40801000000ff7f00009404010009"
     ),
     "Work text": (
-        "9b92a474657874a26869dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0"
-        "000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc0000000000000"
-        "0092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174c4"
-        "0405000000c40405000000919300c4009400000000a26d65cb4004000000000000cb3fe000000000000000a0"
-        "c301c2"
+        "949fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a474657874a2"
+        "6869dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000000000cb3f"
+        "f8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a36461"
+        "6dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405"
+        "000000919300c4009400000000"
     ),
     "Work tokens": (
-        "9b92a6746f6b656e73c40801000000ff7f0000dc0019c0c0c0c001c09090c2c0cb0000000000000000cb0000"
-        "000000000000c00080c090c2c3c3c0c0c0c2c090a0c0cb000000000000000000a0c301c2"
+        "949fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a6746f6b656e"
+        "73c40801000000ff7f0000dc0019c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c000"
+        "80c090c2c3c3c0c0c0c2c090"
     ),
     "TokenWork": (
-        "9dc40801000000ff7f0000dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3f"
-        "c0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000"
-        "000092070891a364616dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174"
-        "c40405000000c40405000000919301c4009400000000920203a26d65cb4004000000000000cb3fe000000000"
-        "0000ce7fffffffa173c302c291c40801000000ff7f0000"
+        "9a9fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
+        "000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c40801000000ff7f0000c40873616d"
+        "706c696e67919301c40094000000009202031005c3c302"
+    ),
+    "SlotSampling": (
+        "97cb3fe000000000000028cb3fd0000000000000cfffffffffffffffffcb3fc00000000000009acb3ff40000"
+        "00000000cbbff8000000000000cb3ff8000000000000c40801000000ff7f0000c40801000000ff7f0000c408"
+        "01000000ff7f000091c40801000000ff7f000003c40801000000ff7f000096a57265676578a2612bc3af7265"
+        "73706f6e73655f666f726d6174c40405000000c4040500000005"
     ),
 }
 """The bytes of each sample, without the frame's prefix, in hex."""

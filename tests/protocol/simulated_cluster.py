@@ -35,6 +35,7 @@ from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Enqueue,
     Rejected,
+    RequestHead,
     Submit,
     Tokens,
     TokenWork,
@@ -307,12 +308,10 @@ class FrontendNode(Node):
     def submit(self, prompt: list[int], params: SamplingParams, stop: int) -> Record:
         record = Record(prompt, params, stop, frontend=self)
         work = Work(
+            RequestHead(tenant="tenant", prompt_kind="tokens"),
             Tokens(array("i", [stop, *prompt]).tobytes()),
             params,
             [ChoiceState(choice) for choice in range(params.n)],
-            "tenant",
-            None,
-            0.0,
         )
         record.prompt = [stop, *prompt]
         record.request_id = self.ledger.submit(work, record, self.world.now)
@@ -407,7 +406,7 @@ class TokenizerNode(Node):
             self.participant,
             self.send,
             self._begin,
-            lambda work: stream_of(list(array("i", work.prompt)), work.params),
+            lambda work, params: stream_of(list(array("i", work.prompt)), params),
         )
 
     def load(self) -> int:
@@ -416,11 +415,13 @@ class TokenizerNode(Node):
     def _begin(self, request_id: int, attempt: int, work: Work) -> None:
         assert isinstance(work.prompt, Tokens)
         token_work = TokenWork(
-            work.prompt.ids, work.params, work.choices, [], work.tenant, work.time_left, work.age
+            work.head, work.prompt.ids, b"", work.choices, [], work.params.max_tokens or 16
         )
         self.world.after(
             self.world.random.random() * 0.02,
-            lambda: self.ledger.encoded(request_id, attempt, token_work, self.world.now),
+            lambda: self.ledger.encoded(
+                request_id, attempt, token_work, work.params, self.world.now
+            ),
         )
 
     def on_message(self, sender: int, message: codec.Message) -> None:
@@ -504,7 +505,7 @@ class SimulatedCore:
                 end = None
                 if token % 101 == prompt[0]:
                     end = End(row, EndReason.STOP, token)
-                elif position + 1 >= (work.params.max_tokens or 16):
+                elif position + 1 >= work.max_tokens:
                     end = End(row, EndReason.LENGTH)
                 if end is not None:
                     batch.ends.append(end)

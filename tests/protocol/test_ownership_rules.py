@@ -48,6 +48,7 @@ from penstock.protocol.wire.messages.requests import (
     Enqueue,
     Holding,
     Rejected,
+    RequestHead,
     Submit,
     Taken,
     Tokens,
@@ -130,7 +131,7 @@ class Ear:
         self.heard.append(rejected.status)
 
 
-WORK = Work(Tokens(PROMPT), SamplingParams(seed=1), [ChoiceState(0)], "", None, 0.0)
+WORK = Work(RequestHead(), Tokens(PROMPT), SamplingParams(seed=1), [ChoiceState(0)])
 
 
 # --- the frontend
@@ -261,7 +262,8 @@ def test_a_sink_that_fails_on_a_row_ends_its_own_request_and_no_other(
 ) -> None:
     ledger, sent, ear, number = frontend
     deaf = Deaf("row", "rejected")
-    failing = ledger.submit(WORK, deaf, 0.0)
+    head = RequestHead(request_id="req-deaf")
+    failing = ledger.submit(msgspec.structs.replace(WORK, head=head), deaf, 0.0)
     ids = [failing, number]
     for one in ids:
         ledger.handle(TOKENIZER, Taken(one, ONE), 0.1)
@@ -273,7 +275,7 @@ def test_a_sink_that_fails_on_a_row_ends_its_own_request_and_no_other(
     assert (deaf.heard, ear.heard) == ([500], [("b", 1, False)])
     assert sent.take() == [(address(TOKENIZER), Cancel([failing], [first_attempt(2) - 1], [-1]))]
     assert list(ledger.open) == [number]
-    assert f"request {failing} failed" in caplog.text
+    assert {getattr(line, "id", "") for line in caplog.records} == {"req-deaf"}
 
 
 def test_a_sink_that_fails_when_its_request_is_accepted_gets_an_error(frontend: Any) -> None:
@@ -328,7 +330,8 @@ def test_the_longest_prompt_of_a_body_and_all_parameters_fit_into_one_message() 
         structured_outputs=Grammar("grammar", "\U0001f600" * MAX_SOURCE_BYTES),
     )
     choices = [ChoiceState(n) for n in range(128)]
-    work = Work(requests.Text("x" * MAX_PROMPT_BYTES), params, choices, "t" * 128, 1.0, 0.0)
+    head = RequestHead(tenant="t" * 128, time_left=1.0)
+    work = Work(head, requests.Text("x" * MAX_PROMPT_BYTES), params, choices)
     assert len(msgspec.msgpack.encode(work)) <= MAX_WORK_BYTES
 
 
@@ -353,7 +356,8 @@ def test_continuations_without_a_new_token_come_to_an_end(frontend: Any) -> None
 def test_what_nobody_takes_and_what_is_late_ends(frontend: Any) -> None:
     ledger, _, ear, _ = frontend
     late = Ear()
-    ledger.submit(msgspec.structs.replace(WORK, time_left=2.0), late, 0.0)
+    head = RequestHead(time_left=2.0)
+    ledger.submit(msgspec.structs.replace(WORK, head=head), late, 0.0)
     ledger.tick(2.1)
     assert late.heard == [504]
     ledger.tick(UNTAKEN_SECONDS)
@@ -436,10 +440,10 @@ def tokenizer() -> tuple[TokenizerLedger, Sent]:
     sent = Sent()
 
     def begin(number: int, attempt: int, work: Work) -> None:
-        tokens = TokenWork(PROMPT, work.params, work.choices, [], "", None, 0.0)
-        ledger.encoded(number, attempt, tokens, 0.0)
+        tokens = TokenWork(work.head, PROMPT, b"", work.choices, [], 16)
+        ledger.encoded(number, attempt, tokens, work.params, 0.0)
 
-    ledger = TokenizerLedger(address(TOKENIZER), Members(), sent, begin, lambda work: Letters())
+    ledger = TokenizerLedger(address(TOKENIZER), Members(), sent, begin, lambda *given: Letters())
     return ledger, sent
 
 
@@ -456,7 +460,7 @@ def test_an_engine_hears_whether_one_had_taken_it_and_how_often_it_was_lost(toke
     def asked() -> tuple[int, bool, int]:
         [(_, message)] = sent.take(Enqueue)
         work = msgspec.msgpack.decode(message.work, type=TokenWork)
-        return message.attempt, work.accepted, work.stalls
+        return message.attempt, work.head.accepted, work.stalls
 
     assert asked() == (ONE, False, 0)
     ledger.handle(SCHEDULER, Accepted(7, ONE), 0.1)
@@ -788,11 +792,11 @@ class Core:
         return sorted({owner for _, owner in self.held.values()})
 
 
-TOKEN_WORK = TokenWork(PROMPT, SamplingParams(), [ChoiceState(0)], [], "", None, 0.0)
+TOKEN_WORK = TokenWork(RequestHead(), PROMPT, b"", [ChoiceState(0)], [], 16)
 
 
 def enqueue(attempt: int, owner: str = address(TOKENIZER)) -> Enqueue:
-    return Enqueue(7, attempt, owner, 2, b"", msgspec.msgpack.encode(TOKEN_WORK))
+    return Enqueue(7, attempt, owner, msgspec.msgpack.encode(TOKEN_WORK))
 
 
 @pytest.fixture

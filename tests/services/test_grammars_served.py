@@ -15,6 +15,7 @@ from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Enqueue,
     Rejected,
+    RequestHead,
     Submit,
     Taken,
     Text,
@@ -22,11 +23,17 @@ from penstock.protocol.wire.messages.requests import (
     Work,
     first_attempt,
 )
+from penstock.protocol.wire.messages.steps import SlotSampling
+
+
+def grammar_of(work: TokenWork) -> Grammar | None:
+    sampling = msgspec.msgpack.decode(work.sampling, type=SlotSampling)
+    return None if sampling.adjustments is None else sampling.adjustments.grammar
 
 
 def submit(frontend: Member, number: int, grammar: Grammar | None) -> None:
     params = SamplingParams(seed=1, max_tokens=5, structured_outputs=grammar)
-    work = Work(Text("hello"), params, [ChoiceState(0)], "", None, 0.0)
+    work = Work(RequestHead(), Text("hello"), params, [ChoiceState(0)])
     own = frontend.mailbox.address
     asked = Submit(number, first_attempt(1), own, msgspec.msgpack.encode(work))
     frontend.send(frontend.peer("tokenizer").address, asked)
@@ -47,7 +54,7 @@ def test_a_good_grammar_goes_to_an_engine_and_a_bad_one_back_to_its_client() -> 
         frontend = join("frontend")
         good = Grammar("regex", "[0-9]{3}", param="response_format")
         submit(frontend, 1, good)
-        assert enqueued(scheduler, 1).params.structured_outputs == good
+        assert grammar_of(enqueued(scheduler, 1)) == good
         (helper,) = psutil.Process(process.pid).children()
         began = time.monotonic()
         submit(frontend, 2, Grammar("regex", "("))
@@ -60,7 +67,7 @@ def test_a_good_grammar_goes_to_an_engine_and_a_bad_one_back_to_its_client() -> 
         submit(frontend, 3, Grammar("regex", "never compiled"))
         submit(frontend, 4, None)
         began = time.monotonic()
-        assert enqueued(scheduler, 4).params.structured_outputs is None
+        assert grammar_of(enqueued(scheduler, 4)) is None
         assert time.monotonic() - began < 3.0
         rejected = frontend.next(Rejected, 10.0)
         assert (rejected.id, rejected.status) == (3, 503)

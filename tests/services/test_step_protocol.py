@@ -9,10 +9,15 @@ import msgspec
 import pytest
 from service_member import Join, Start, small_system
 
-from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.membership import Capacity
-from penstock.protocol.wire.messages.requests import Accepted, ChoiceState, Enqueue, TokenWork
+from penstock.protocol.wire.messages.requests import (
+    Accepted,
+    ChoiceState,
+    Enqueue,
+    RequestHead,
+    TokenWork,
+)
 from penstock.protocol.wire.messages.steps import (
     Attach,
     Attached,
@@ -55,8 +60,8 @@ class Engine:
         """A full plan begins one sequence; any other one lets it decode."""
         plan = StepPlan(epoch, step, full, [], [], [], [])
         if full:
-            sampling = SlotSampling(0.0, 0, 1.0, 1, 0)
-            slot = NewSlot(0, PROMPT, 3, 0, [], sampling)
+            sampling = SlotSampling(0.0, 0, 1.0, 1)
+            slot = NewSlot(0, PROMPT, 3, 0, [], sampling.packed())
             plan = msgspec.structs.replace(plan, added=[slot], chunks=[Chunk(0, 0, 3, True, [0])])
         return plan
 
@@ -101,10 +106,10 @@ def test_a_step_whose_result_no_message_can_carry_has_failed(system: tuple[Start
         *system, "--max-num-seqs", str(slots), "--max-num-batched-tokens", str(slots * length),
         "--num-kv-blocks", str(slots * blocks),
     )  # fmt: skip
-    prompt, sampling = bytes(4 * length), SlotSampling(0.0, 0, 1.0, 1, 0)
+    prompt, sampling = bytes(4 * length), SlotSampling(0.0, 0, 1.0, 1)
     added, chunks = [], []
     for slot in range(slots):
-        added.append(NewSlot(slot, prompt, length, 0, [], sampling, prompt_logprobs=20))
+        added.append(NewSlot(slot, prompt, length, 0, [], sampling.packed(), prompt_logprobs=20))
         own = [*range(slot * blocks, (slot + 1) * blocks)]
         chunks.append(Chunk(slot, 0, length, True, own))
     engine.send(StepPlan(EPOCH, 1, True, [], added, [], chunks))
@@ -155,12 +160,12 @@ class Frontier:
         self.worker.send(self.address, message)
 
     def enqueue(self, number: int) -> None:
-        params = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, seed=1, max_tokens=3)
-        work = TokenWork(PROMPT, params, [ChoiceState(0)], [], "", None, 0.0)
+        sampling = SlotSampling(0.0, 0, 1.0, 1).packed()
+        work = TokenWork(RequestHead(), PROMPT, sampling, [ChoiceState(0)], [], 3)
         body = msgspec.msgpack.encode(work)
         for _ in range(100):  # until it has taken ``Attached``
             own = self.tokenizer.mailbox.address
-            self.tokenizer.send(self.address, Enqueue(number, 257, own, 3, b"", body))
+            self.tokenizer.send(self.address, Enqueue(number, 257, own, body))
             self.tokenizer.wait(0.1)
             if any(isinstance(m, Accepted) for m in self.tokenizer.received):
                 return

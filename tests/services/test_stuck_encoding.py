@@ -18,6 +18,7 @@ from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Prompt,
     Rejected,
+    RequestHead,
     Submit,
     Taken,
     Tokens,
@@ -30,7 +31,7 @@ from penstock.services.tokenizer.service import LOST_THREAD
 
 
 def submission(number: int, prompt: Prompt, reply_to: str, tenant: str = "") -> Submit:
-    work = Work(prompt, SamplingParams(seed=1), [ChoiceState(0)], tenant, None, 0.0)
+    work = Work(RequestHead(tenant=tenant), prompt, SamplingParams(seed=1), [ChoiceState(0)])
     return Submit(number, first_attempt(1), reply_to, msgspec.msgpack.encode(work))
 
 

@@ -8,7 +8,7 @@ The ``n`` choices of a request travel together; rows of tokens name the choice.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -63,28 +63,62 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens", gc=Fals
 
 
 Prompt = Chat | Text | Tokens
+PromptKind = Literal["chat", "text", "tokens"]
 
 
-class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the client asked for, as the frontend sends it. The router never decodes it."""
+def kind_of(prompt: Prompt) -> PromptKind:
+    match prompt:
+        case Chat():
+            return "chat"
+        case Text():
+            return "text"
+        case Tokens():
+            return "tokens"
 
-    prompt: Prompt
-    params: SamplingParams
-    choices: list[ChoiceState]
-    """The choices still open; at first all ``n``."""
-    tenant: str
-    time_left: float | None
-    """Seconds until the request's deadline; clocks differ between hosts, so never a time."""
-    age: float
-    """Seconds since the client's request arrived."""
+
+class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What every process may need to know of a request, whatever the request asks for.
+
+    ``Work``, ``TokenWork`` and the scheduler's record hold it as it is: a new field is declared
+    here, set by the client's side and read where it is needed.
+    """
+
+    request_id: str = ""
+    """What the client sees as ``x-request-id``. It stands in every process's log lines about the
+    request; nothing is keyed by it, since a client may use one twice."""
+    model: str = ""
+    """The served model, by its first name."""
+    task: str = "generate"
+    prompt_kind: PromptKind = "text"
+    """What the client sent, also when it has become tokens since."""
+    adapter: str = ""
+    tenant: str = ""
     priority: RequestPriority = 0
     cache_salt: CacheSalt = ""
+    time_left: float | None = None
+    """Seconds until the request's deadline; clocks differ between hosts, so never a time."""
+    age: float = 0.0
+    """Seconds since the client's request arrived."""
+    trace: str = ""
+    """W3C ``traceparent``, as the client sent it."""
+    media: list[str] = []
+    """Content digests of the prompt's media."""
     streamed: bool = True
     """Somebody reads the tokens as they come, and feels each pause."""
     siblings: int = 1
     """Choices of the client's request, over all its prompts: they share what an answer may hold."""
     accepted: bool = False
     """An engine had taken it before: nothing is refused any more that was not then."""
+
+
+class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the client asked for, as the frontend sends it. The router never decodes it."""
+
+    head: RequestHead
+    prompt: Prompt
+    params: SamplingParams
+    choices: list[ChoiceState]
+    """The choices still open; at first all ``n``."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):
@@ -95,6 +129,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):
     reply_to: str
     work: bytes
     """An encoded ``Work``."""
+    model: str = ""
+    """``RequestHead.model``, for those who do not decode the work."""
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag=21, gc=False):
@@ -107,27 +143,25 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag=21, gc=False):
 class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request in tokens, as the scheduler needs it. The router never decodes it."""
 
+    head: RequestHead
     prompt: bytes
     """int32 token ids, little endian."""
-    params: SamplingParams
-    """The sampling fields are resolved by the tokenizer: temperature, top_p, top_k, min_p,
-    repetition_penalty, seed and max_tokens are not ``None``."""
+    sampling: bytes
+    """An encoded ``SlotSampling`` of every choice. The scheduler passes it on unread; what it
+    plans by stands in the fields below."""
     choices: list[ChoiceState]
     stop_ids: list[int]
-    """``stop_token_ids`` and, unless ``ignore_eos``, the model's end tokens."""
-    tenant: str
-    time_left: float | None
-    age: float
-    priority: RequestPriority = 0
-    cache_salt: CacheSalt = ""
-    accepted: bool = False
-    """An engine had taken it before: no limit on new requests holds for it."""
+    """Tokens that end a choice."""
+    max_tokens: int
+    """Of one choice's output."""
+    prompt_logprobs: int | None = None
+    """Logprobs of the prompt are owed, each with so many of the likeliest tokens."""
+    reads_output: bool = False
+    """What is drawn depends on the output so far: a slot needs all of it."""
+    reads_prompt: bool = False
+    """And on the whole prompt."""
     stalls: int = 0
     """How often it was started again without a new token in between."""
-    streamed: bool = True
-    """See ``Work``."""
-    bad_words: list[bytes] = []
-    """``params.bad_words`` as rows of int32 token ids, each word in every form that it has."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
@@ -136,12 +170,12 @@ class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
     id: int
     attempt: int
     reply_to: str
-    tokens: int
-    """Prompt and output tokens over all choices."""
-    affinity: bytes
-    """Room for prefix hashes; empty today."""
     work: bytes
     """An encoded ``TokenWork``."""
+    model: str = ""
+    """``RequestHead.model``, for those who do not decode the work."""
+    prefix: bytes = b""
+    """Digests of the prompt's prefixes; may be empty."""
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=23, gc=False):

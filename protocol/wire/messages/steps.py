@@ -18,6 +18,8 @@ from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
 
+_encode = msgspec.msgpack.Encoder().encode
+
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag=40, gc=False):
     """Scheduler → worker: work for this scheduler from now on. A new epoch: drop all slots."""
@@ -84,21 +86,26 @@ class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SlotSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The sampling state of one slot. A slot is reset whole when it is used again."""
+    """What a request asks of the sampler, the same for all its choices.
+
+    The tokenizer encodes it once (``packed``), the worker decodes it; in between nobody reads it.
+    """
 
     temperature: float
     top_k: int
     """0: all."""
     top_p: float
     seed: int
-    """Unsigned 64 bit."""
-    choice: int
-    """A draw is keyed by (seed, choice, output position)."""
+    """Unsigned 64 bit. A draw is keyed by (seed, choice, output position)."""
     min_p: float = 0.0
     adjustments: SlotAdjustments | None = None
     """``None``: the logits are taken as they come."""
     logprobs: int | None = None
     """How many of the likeliest tokens to list with each token's logprob; ``None``: no logprobs."""
+
+    def packed(self) -> bytes:
+        """As ``TokenWork.sampling`` and ``NewSlot.sampling`` carry it."""
+        return _encode(self)
 
 
 class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -113,7 +120,9 @@ class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Positions whose K and V are in the cache already (prefix hits)."""
     blocks: list[int]
     """Block table for positions 0 …; ``Chunk.blocks`` extends it."""
-    sampling: SlotSampling
+    sampling: bytes
+    """An encoded ``SlotSampling``: the slot's whole sampling state, but for ``choice``."""
+    choice: int = 0
     prompt_logprobs: int | None = None
     """As ``SlotSampling.logprobs``, for the prompt's tokens from the second one on."""
     start: int = 0
@@ -183,9 +192,9 @@ class RowFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     row: int
     reason: str
     status: int
-    """HTTP status: 400 where the grammar is to blame, 503 where it is the server. ``TOO_EARLY``
-    goes to no client: the grammar is not compiled yet, and the slot has no token until its sequence
-    has taken one anew."""
+    """HTTP status: 400 where the request is to blame, 500 or 503 where it is the server.
+    ``TOO_EARLY`` goes to no client: the grammar is not compiled yet, and the slot has no token
+    until its sequence has taken one anew."""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False):
@@ -202,7 +211,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     """Of the rows whose slots ask for them."""
     prompt_logprobs: list[ChunkLogprobs] = []
     failures: list[RowFailure] = []
-    """Rows whose grammar cannot go on, or not yet; their token means nothing."""
+    """Rows whose grammar cannot go on, or not yet, or whose sampling cannot be read; their token
+    means nothing."""
     banned_rows: list[int] = []
     """Rows whose logits were finite until the slot's own adjustments banned every token, or made
     one infinite; their token means nothing."""

@@ -226,6 +226,7 @@ class GpuExecutor:
             self.graphs.run_decode(decoding, self._state.is_shared)
         host = self._results[ring]
         drawn, failures, openings = self._allow(step, ring)
+        failures = failures + self.slots.unreadable_rows(step)
         if asked:
             self.decoder.head_of_all(padded, rows)
         if rows:
@@ -249,7 +250,7 @@ class GpuExecutor:
         for new in added:
             for flight in self._flight:  # its token is of who sat there before
                 flight.drawn.pop(new.slot, None)
-        self.grammars.begin(added)
+        self.grammars.begin(added, self.slots.adjustments)
 
     def _allow(
         self, step: PlannedStep, ring: int

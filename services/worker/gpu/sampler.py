@@ -58,7 +58,7 @@ class GpuSampler:
         """Send what new slots ask for beyond numbers; comes before their first step. prompts: the
         plan's."""
         for new in added:
-            asked = new.sampling.adjustments
+            asked = self._table.adjustments[new.slot]
             if asked is not None:
                 self._begin(new.slot, history(new, prompts), asked)
 

@@ -284,7 +284,7 @@ def test_a_stream_that_fails_takes_no_other_along(
         sink.on_accepted(1)
         for _ in range(10):
             await asyncio.sleep(0.01)
-            sink.on_row(0, work.tenant, 1)
+            sink.on_row(0, work.head.tenant, 1)
         sink.on_row(0, "", 0, RowExtras(end=STOP))
 
     async def use(client: Client) -> None:

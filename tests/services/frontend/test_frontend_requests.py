@@ -132,9 +132,11 @@ def test_the_form_of_an_answer_reaches_the_gateway_as_a_grammar(
 def test_priority_and_cache_salt_reach_the_gateway_for_every_prompt(priority: int) -> None:
     body = {"prompt": ["a", "b"], "priority": priority, "cache_salt": "mine é"}
     works = works_of(TEXT, body)
-    assert [(work.priority, work.cache_salt) for work in works] == [(priority, "mine é")] * 2
+    assert [(work.head.priority, work.head.cache_salt) for work in works] == [
+        (priority, "mine é")
+    ] * 2
     (work,) = works_of(CHAT, chat(priority=priority, cache_salt="s"))
-    assert (work.priority, work.cache_salt) == (priority, "s")
+    assert (work.head.priority, work.head.cache_salt) == (priority, "s")
 
 
 def test_callers_with_different_keys_never_have_the_same_cache_salt() -> None:
@@ -146,7 +148,7 @@ def test_callers_with_different_keys_never_have_the_same_cache_salt() -> None:
                     await client.post(TEXT, body, headers={"x-api-key": key})
 
     works = run(use, config=ServerConfig(api_key=["key-one", "key-two"])).works
-    salts = [work.cache_salt for work in works]
+    salts = [work.head.cache_salt for work in works]
     assert len(salts) == 8
     assert len(set(salts)) == 4
     assert salts[0::2] == salts[1::2]
@@ -156,7 +158,7 @@ def test_callers_with_different_keys_never_have_the_same_cache_salt() -> None:
 def test_priority_and_cache_salt_are_zero_and_empty_where_they_are_left_out() -> None:
     for fields in ({}, {"priority": None, "cache_salt": None}, {"priority": 0, "cache_salt": ""}):
         (work,) = works_of(CHAT, chat(**fields))
-        assert (work.priority, work.cache_salt) == (0, "")
+        assert (work.head.priority, work.head.cache_salt) == (0, "")
 
 
 def test_null_fields_are_as_absent_and_defaults_are_the_customary_ones() -> None:
@@ -268,9 +270,9 @@ def test_a_chat_says_how_its_prompt_ends(fields: dict[str, Any], variables: dict
 
 def test_the_tenant_is_the_key_else_the_user_else_nobody() -> None:
     (work,) = works_of(TEXT, {"prompt": "x"})
-    assert work.tenant == ""
+    assert work.head.tenant == ""
     (work,) = works_of(TEXT, {"prompt": "x", "user": "ann"})
-    assert work.tenant == "ann"
+    assert work.head.tenant == "ann"
 
     async def use(client: Client) -> None:
         for key in ("first-key", "second-key", "first-key"):
@@ -280,7 +282,7 @@ def test_the_tenant_is_the_key_else_the_user_else_nobody() -> None:
             assert status == 200
 
     gateway = run(use, config=ServerConfig(api_key=["first-key", "second-key"]))
-    one, two, again = (work.tenant for work in gateway.works)
+    one, two, again = (work.head.tenant for work in gateway.works)
     assert one == again != two
     assert "first" not in one and 1 <= len(one) <= 32
 
@@ -302,7 +304,7 @@ def test_a_request_may_take_only_so_long() -> None:
 
     gateway = run(use, script, ServerConfig(request_timeout_s=0.2))
     assert gateway.cancelled == [1, 2]
-    assert gateway.works[0].time_left == pytest.approx(0.2, abs=0.1)
+    assert gateway.works[0].head.time_left == pytest.approx(0.2, abs=0.1)
 
 
 def test_a_client_can_ask_for_less_time_and_not_for_more() -> None:
@@ -319,7 +321,7 @@ def test_a_client_can_ask_for_less_time_and_not_for_more() -> None:
             assert words in answer["error"]["message"]
 
     gateway = run(use, script, ServerConfig(request_timeout_s=0.3))
-    left = [work.time_left for work in gateway.works]
+    left = [work.head.time_left for work in gateway.works]
     assert left == [pytest.approx(0.1, abs=0.05), pytest.approx(0.3, abs=0.05)]
 
 

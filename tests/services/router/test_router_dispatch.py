@@ -94,7 +94,7 @@ class World:
         self.dispatcher.request(Submit(number, attempt, FRONTEND, b"work"), self.now)
 
     def enqueue(self, number: int, attempt: int = FIRST) -> None:
-        self.dispatcher.request(Enqueue(number, attempt, TOKENIZER, 9, b"", b"work"), self.now)
+        self.dispatcher.request(Enqueue(number, attempt, TOKENIZER, b"work"), self.now)
 
     def cancel(self, number: int, attempt: int = FIRST, sender: int = 0, choice: int = -1) -> None:
         self.dispatcher.cancel(sender, Cancel([number], [attempt], [choice]), self.now)
@@ -133,7 +133,7 @@ def test_submits_go_to_tokenizers_and_enqueues_to_schedulers(world: World) -> No
     world.enqueue(10)
     assert world.take() == [
         (address(1), Submit(10, FIRST, FRONTEND, b"work")),
-        (address(2), Enqueue(10, FIRST, TOKENIZER, 9, b"", b"work")),
+        (address(2), Enqueue(10, FIRST, TOKENIZER, b"work")),
     ]
     assert world.dispatcher.routed == 2
 
@@ -447,7 +447,7 @@ def test_what_is_held_is_bounded_in_bytes(world: World) -> None:
     big = b"x" * (MAX_HELD_BYTES // 4)
 
     def enqueue(number: int, work: bytes, attempt: int = FIRST + 1) -> None:
-        world.dispatcher.request(Enqueue(number, attempt, TOKENIZER, 9, b"", work), world.now)
+        world.dispatcher.request(Enqueue(number, attempt, TOKENIZER, work), world.now)
 
     for number in range(4):
         enqueue(number, big)

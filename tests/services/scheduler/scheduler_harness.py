@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from simulated_worker import SimulatedWorker, output_alone, token_bytes, token_list
 
-from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.engine import StepShape
-from penstock.protocol.wire.messages.requests import ChoiceState, Rejected, TokenWork
+from penstock.protocol.wire.messages.requests import ChoiceState, Rejected, RequestHead, TokenWork
 from penstock.protocol.wire.messages.steps import SlotSampling, StepFailed, StepPlan, StepResult
 from penstock.protocol.wire.messages.tokens import End, EndReason, TokenBatch
 from penstock.services.scheduler.core import Batches, SchedulerCore
@@ -64,27 +63,24 @@ def token_work(
 ) -> TokenWork:
     """A request as the tokenizer sends it; ``outputs`` by choice for a continuation."""
     states = outputs if outputs is not None else {choice: [] for choice in range(n)}
-    return TokenWork(
-        prompt=token_bytes(prompt),
-        params=SamplingParams(
-            temperature=1.0,
-            top_p=1.0,
-            top_k=-1,
-            seed=seed,
-            max_tokens=max_tokens,
-            n=n,
-            prompt_logprobs=prompt_logprobs,
-        ),
-        choices=[ChoiceState(choice, token_bytes(output)) for choice, output in states.items()],
-        stop_ids=stop_ids or [],
+    head = RequestHead(
         tenant=tenant,
-        time_left=time_left,
-        age=age,
         priority=priority,
         cache_salt=cache_salt,
-        accepted=accepted,
-        stalls=stalls,
+        time_left=time_left,
+        age=age,
         streamed=streamed,
+        accepted=accepted,
+    )
+    return TokenWork(
+        head=head,
+        prompt=token_bytes(prompt),
+        sampling=SlotSampling(1.0, 0, 1.0, seed & (2**64 - 1)).packed(),
+        choices=[ChoiceState(choice, token_bytes(output)) for choice, output in states.items()],
+        stop_ids=stop_ids or [],
+        max_tokens=2**31 if max_tokens is None else max_tokens,
+        prompt_logprobs=prompt_logprobs,
+        stalls=stalls,
     )
 
 
@@ -178,11 +174,16 @@ class Engine:
             if max_tokens is not None:
                 limit = min(limit, len(prompt) + max_tokens)
             for state in work.choices:
-                sampling = SlotSampling(1.0, 0, 1.0, seed, state.choice)
+                sampling = SlotSampling(1.0, 0, 1.0, seed)
                 self.streams[request_id, state.choice] = Stream(
                     prompt=prompt,
                     expected=output_alone(
-                        prompt, sampling, stop_ids or [], limit, self.limits.vocab_size
+                        prompt,
+                        sampling,
+                        state.choice,
+                        stop_ids or [],
+                        limit,
+                        self.limits.vocab_size,
                     ),
                     attempt=attempt,
                     owner=owner,

@@ -16,11 +16,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
+import msgspec
+
 from penstock.protocol.wire.messages.steps import (
     TOO_EARLY,
     Chunk,
     NewSlot,
     RowFailure,
+    SlotAdjustments,
     SlotSampling,
     StepFailed,
     StepPlan,
@@ -67,9 +70,9 @@ def history_hash(tokens: Ordered[int]) -> int:
     return history
 
 
-def draw(history: int, sampling: SlotSampling, position: int, vocab_size: int) -> int:
+def draw(history: int, sampling: SlotSampling, choice: int, position: int, vocab_size: int) -> int:
     """The token sampled after a history, as output number ``position`` of its choice."""
-    value = mix(mix(mix(history, sampling.seed), sampling.choice), position)
+    value = mix(mix(mix(history, sampling.seed), choice), position)
     return mix(value, 7) % vocab_size
 
 
@@ -82,6 +85,7 @@ class Slot:
     computed: int
     blocks: list[int]
     sampling: SlotSampling
+    choice: int
     histories: list[int] = field(default_factory=list)
     """Hash of the tokens up to each position, once it is known what stands before them."""
     decoding: bool = False
@@ -192,7 +196,6 @@ class SimulatedWorker:
         require(new.slot not in self.slots, f"slot {new.slot} is in use")
         sent = token_list(new.tokens)
         tokens = [_UNSENT] * new.start + sent
-        self._require_history(new, prompts)
         require(all(0 <= t < self.limits.vocab_size for t in sent), "token out of vocabulary")
         require(0 < new.prompt_len <= len(tokens), "the prompt is empty or longer than the tokens")
         require(len(tokens) < self.limits.max_model_len, "no room for one token more")
@@ -201,15 +204,18 @@ class SimulatedWorker:
             new.num_computed == len(new.blocks) * self.limits.block_size,
             "prefix hits are whole blocks",
         )
-        require(0 <= new.sampling.seed < 2**64, "the seed is unsigned, 64 bits")
-        slot = Slot(tokens, new.prompt_len, new.num_computed, [], new.sampling)
+        sampling = msgspec.msgpack.decode(new.sampling, type=SlotSampling)
+        require(0 <= sampling.seed < 2**64, "the seed is unsigned, 64 bits")
+        self._require_history(new, prompts, sampling.adjustments)
+        slot = Slot(tokens, new.prompt_len, new.num_computed, [], sampling, new.choice)
         self._append_blocks(slot, new.blocks)
         self.slots[new.slot] = slot
 
-    def _require_history(self, new: NewSlot, prompts: list[bytes]) -> None:
+    def _require_history(
+        self, new: NewSlot, prompts: list[bytes], asked: SlotAdjustments | None
+    ) -> None:
         """A slot gets the tokens that its adjustments read, and no others that it does not
         compute."""
-        asked = new.sampling.adjustments
         if asked is None:
             require(new.start == new.num_computed, "tokens that nobody reads are sent")
             require(new.prompt < 0, "a prompt that nobody reads is sent")
@@ -381,7 +387,9 @@ class SimulatedWorker:
         tokens, bad_rows, banned_rows, failures = [], [], [], []
         for row, slot in enumerate(rows):
             position = len(slot.tokens) - slot.prompt_len
-            token = draw(slot.histories[-1], slot.sampling, position, self.limits.vocab_size)
+            token = draw(
+                slot.histories[-1], slot.sampling, slot.choice, position, self.limits.vocab_size
+            )
             if self._read(slot, len(slot.tokens) - 1) == _NOT_A_NUMBER:
                 bad_rows.append(row)
                 token = 0
@@ -408,12 +416,17 @@ class _StepRaised(Exception):
 
 
 def output_alone(
-    prompt: Ordered[int], sampling: SlotSampling, stop_ids: Ordered[int], max_len: int, vocab: int
+    prompt: Ordered[int],
+    sampling: SlotSampling,
+    choice: int,
+    stop_ids: Ordered[int],
+    max_len: int,
+    vocab: int,
 ) -> list[int]:
     """The output of one sequence that has the worker for itself."""
     history, output = history_hash(prompt), list[int]()
     while len(prompt) + len(output) < max_len:
-        token = draw(history, sampling, len(output), vocab)
+        token = draw(history, sampling, choice, len(output), vocab)
         history = mix(history, token)
         output.append(token)
         if token in stop_ids:

@@ -7,7 +7,6 @@ import pytest
 from scheduler_harness import Engine, prompt, small, token_work
 
 from penstock.protocol.process.service import TICK_SECONDS
-from penstock.protocol.wire.messages.requests import ChoiceState
 from penstock.protocol.wire.messages.tokens import EndReason
 from penstock.services.scheduler.service import SchedulerService
 
@@ -145,13 +144,15 @@ def test_a_finished_slot_is_gone_in_the_next_plan_and_can_be_taken_in_it() -> No
     engine.assert_finished(2)
 
 
-def test_sampling_reaches_the_worker_in_its_own_terms() -> None:
+def test_sampling_that_only_a_worker_could_read_is_planned_all_the_same() -> None:
     engine = Engine()
-    engine.submit(1, prompt(5), seed=-1)
-    plan = engine.plan()
+    unread = msgspec.structs.replace(token_work(prompt(5), n=2), sampling=b"\xc1 no msgpack")
+    assert engine.core.add(1, 0, "tokenizer", unread, 0.0) is None
+    plan = engine.core.plan(0.0)
     assert plan is not None
-    sampling = plan.added[0].sampling
-    assert (sampling.seed, sampling.top_k, sampling.choice) == (2**64 - 1, 0, 0)
+    assert [(new.sampling, new.choice) for new in plan.added] == [
+        (unread.sampling, 0), (unread.sampling, 1),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_a_prompt_too_long_for_kv_memory_is_a_400_that_names_the_flag() -> None:
 def test_bytes_that_are_no_whole_tokens_are_a_400() -> None:
     engine = Engine()
     work = token_work([1, 2])
-    broken = type(work)(b"12345", work.params, [ChoiceState(0)], [], "", None, 0.0)
+    broken = msgspec.structs.replace(work, prompt=b"12345")
     rejected = engine.core.add(1, 0, "tokenizer", broken, 0.0)
     assert rejected is not None and rejected.status == 400
 

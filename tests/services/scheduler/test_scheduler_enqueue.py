@@ -41,7 +41,7 @@ class Door:
 
     def enqueue(self, request_id: int, work: TokenWork | bytes) -> Message:
         body = work if isinstance(work, bytes) else msgspec.msgpack.encode(work)
-        assert self.ledger.handle(5, Enqueue(request_id, 1, "t", 1, b"", body), 0.0)
+        assert self.ledger.handle(5, Enqueue(request_id, 1, "t", body), 0.0)
         return self.answers[-1]
 
     def started(self) -> list[int]:

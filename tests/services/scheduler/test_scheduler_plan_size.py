@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -9,16 +11,17 @@ from hypothesis import strategies as st
 from scheduler_harness import Engine, small, token_work
 from simulated_worker import token_bytes
 
-from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.sampling import SamplingParams, resolve
 from penstock.protocol.wire import codec
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.protocol.wire.messages.requests import ChoiceState, TokenWork
+from penstock.protocol.wire.messages.requests import TokenWork
 from penstock.protocol.wire.messages.steps import StepPlan
 from penstock.protocol.wire.messages.tokens import End, EndReason
 from penstock.services.scheduler import planner
 from penstock.services.scheduler.core import SchedulerCore
 from penstock.services.scheduler.limits import MAX_SEQUENCE_TOKENS, Limits
 from penstock.services.scheduler.policy_choice import make_policy
+from penstock.services.tokenizer.slot_sampling import slot_sampling
 from penstock.services.worker.null_engine import NullExecutor
 
 MIB = 1024 * 1024
@@ -68,8 +71,20 @@ class NullEngine:
 
 def asking(prompt: list[int], n: int = 1, max_tokens: int = 2, **params: object) -> TokenWork:
     """A request whose sampling parameters are ``params``."""
-    work = token_work(prompt, max_tokens, n=n)
-    return msgspec.structs.replace(work, params=msgspec.structs.replace(work.params, **params))
+    return sampled(token_work(prompt, max_tokens, n=n), SamplingParams(**params))
+
+
+def sampled(work: TokenWork, params: SamplingParams, bad_words: Sequence[bytes] = ()) -> TokenWork:
+    """As a tokenizer sends it that was asked for this."""
+    resolved = resolve(params, {}, 1)
+    sampling = slot_sampling(resolved, work.stop_ids, list(bad_words))
+    adjustments = sampling.adjustments
+    return msgspec.structs.replace(
+        work,
+        sampling=sampling.packed(),
+        reads_output=adjustments is not None,
+        reads_prompt=adjustments is not None and adjustments.reads_prompt,
+    )
 
 
 def test_the_choices_of_a_request_with_the_longest_prompt_repeat_none_of_it() -> None:
@@ -159,10 +174,8 @@ def test_the_longest_sequence_with_all_that_it_may_ask_for_fits_a_frame() -> Non
         allowed_token_ids=list(range(2**18)), logit_bias=dict.fromkeys(range(1024), 1.0),
     )  # fmt: skip
     bad_words = [token_bytes([1] * 16)] * 128
-    work = TokenWork(
-        token_bytes(prompt), params, [ChoiceState(0), ChoiceState(1)], list(range(64)), "", None,
-        0.0, bad_words=bad_words,
-    )  # fmt: skip
+    plain = token_work(prompt, 1, n=2, stop_ids=list(range(64)))
+    work = sampled(plain, params, bad_words)
     assert engine.core.add(1, 0, "t", work, 0.0) is None
     engine.run()
     assert len(engine.ends) == 2

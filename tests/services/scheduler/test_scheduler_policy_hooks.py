@@ -19,7 +19,7 @@ class Recorder(FirstComeFirstServed):
         self.lists: list[list[Sequence]] = []
 
     def lane(self, request: Request) -> str:
-        return request.tenant
+        return request.head.tenant
 
     def lane_key(self, lane: str) -> float:
         return float(len(lane))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Engine
 
+from penstock.protocol.wire.messages.steps import SlotSampling
 from penstock.protocol.wire.messages.tokens import EndReason
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy_choice import POLICIES
@@ -163,8 +165,7 @@ class RandomRun:
             return
         request = self.engine.core._requests.get(request_id)
         first = next(iter(streams.values()))
-        sampling = next(iter(request.open.values())).sampling if request else None
-        if request is None or sampling is None:
+        if request is None:
             return
         limit = next(iter(request.open.values())).max_len
         outputs = {c: s.received[: max(0, len(s.received) - drop)] for c, s in streams.items()}
@@ -176,7 +177,7 @@ class RandomRun:
             attempt=holder[0] + 1,
             owner=self.rng.choice("ab"),
             stop_ids=self.stop_ids,
-            seed=sampling.seed,
+            seed=msgspec.msgpack.decode(request.sampling, type=SlotSampling).seed,
         )
         assert rejected is None
 

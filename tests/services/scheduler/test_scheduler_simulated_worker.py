@@ -9,12 +9,12 @@ from simulated_worker import BrokenRule, SimulatedWorker, token_bytes
 
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan, StepResult
 
-SAMPLING = SlotSampling(1.0, 0, 1.0, 0, 0)
+SAMPLING = SlotSampling(1.0, 0, 1.0, 0)
 
 
 def new_slot(slot: int, tokens: list[int], computed: int = 0, blocks: list[int] = []) -> NewSlot:  # noqa: B006
     sent = token_bytes(tokens[computed:])
-    return NewSlot(slot, sent, len(tokens), computed, blocks, SAMPLING, start=computed)
+    return NewSlot(slot, sent, len(tokens), computed, blocks, SAMPLING.packed(), start=computed)
 
 
 def first_plan(**changes: object) -> StepPlan:

@@ -12,7 +12,16 @@ from penstock.loadtest.make_model import make_model
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.messages.requests import Chat, ChoiceState, Prompt, Text, Tokens, Work
+from penstock.protocol.wire.messages.requests import (
+    Chat,
+    ChoiceState,
+    Prompt,
+    RequestHead,
+    Text,
+    Tokens,
+    Work,
+    kind_of,
+)
 from penstock.services.tokenizer.preparation import PromptError, prepare
 from penstock.services.tokenizer.text_model import TextModel
 
@@ -44,12 +53,10 @@ def tokens(*ids: int) -> Tokens:
 
 def work(prompt: Prompt, **params: object) -> Work:
     return Work(
+        head=RequestHead(prompt_kind=kind_of(prompt), tenant="t", time_left=5.0, age=0.25),
         prompt=prompt,
         params=SamplingParams(**params),  # type: ignore[arg-type]
         choices=[ChoiceState(0)],
-        tenant="t",
-        time_left=5.0,
-        age=0.25,
     )
 
 
@@ -58,7 +65,7 @@ def test_a_text_of_unknown_characters_is_not_called_an_empty_prompt(info: ModelI
     with pytest.raises(PromptError, match=r"knows no character of the text '\\x04'") as error:
         prepare(work(Text("\x04")), knows_only_a, info, LIMIT, 0)
     assert "empty" not in str(error.value)
-    assert prepare(work(Text("\x04a")), knows_only_a, info, LIMIT, 0).prompt == bytes(4)
+    assert prepare(work(Text("\x04a")), knows_only_a, info, LIMIT, 0).work.prompt == bytes(4)
 
 
 HELLO = Chat(b'[{"role": "user", "content": "hello"}]')
@@ -71,13 +78,13 @@ def test_every_parameter_is_resolved(model: TextModel, info: ModelInfo) -> None:
         top_p=0.5,
         top_k=20,
         seed=99,
-        max_tokens=16,
         min_p=0.0,
         repetition_penalty=1.0,
     )
-    assert (done.tenant, done.time_left, done.age) == ("t", 5.0, 0.25)
-    assert done.choices == [ChoiceState(0)]
-    assert done.prompt == tokens(5, 6, 7).ids
+    assert done.work.max_tokens == 16
+    assert done.work.head == RequestHead(prompt_kind="tokens", tenant="t", time_left=5.0, age=0.25)
+    assert done.work.choices == [ChoiceState(0)]
+    assert done.work.prompt == tokens(5, 6, 7).ids
 
 
 def test_a_seed_of_the_client_is_kept(model: TextModel, info: ModelInfo) -> None:
@@ -86,33 +93,33 @@ def test_a_seed_of_the_client_is_kept(model: TextModel, info: ModelInfo) -> None
 
 def test_a_chat_may_fill_the_context(model: TextModel, info: ModelInfo) -> None:
     done = prepare(work(HELLO), model, info, LIMIT, 0)
-    assert done.params.max_tokens == LIMIT - len(done.prompt) // 4
+    assert done.work.max_tokens == LIMIT - len(done.work.prompt) // 4
 
 
-def test_priority_and_cache_salt_go_on_to_the_scheduler(model: TextModel, info: ModelInfo) -> None:
-    given = msgspec.structs.replace(work(tokens(5)), priority=-7, cache_salt="mine")
-    done = prepare(given, model, info, LIMIT, 0)
-    assert (done.priority, done.cache_salt) == (-7, "mine")
+def test_the_head_goes_on_to_the_scheduler_as_it_came(model: TextModel, info: ModelInfo) -> None:
+    head = RequestHead("req-1", "m", "generate", "tokens", "a", "t", -7, "mine", 5.0, 0.25, "00-")
+    done = prepare(msgspec.structs.replace(work(tokens(5)), head=head), model, info, LIMIT, 0)
+    assert done.work.head == head
 
 
 @pytest.mark.parametrize("prompt", [Text("hello"), tokens(5, 6)])
 def test_a_completion_gets_sixteen_tokens(
     prompt: Prompt, model: TextModel, info: ModelInfo
 ) -> None:
-    assert prepare(work(prompt), model, info, LIMIT, 0).params.max_tokens == 16
+    assert prepare(work(prompt), model, info, LIMIT, 0).work.max_tokens == 16
 
 
 def test_the_default_is_cut_to_what_fits(model: TextModel, info: ModelInfo) -> None:
     done = prepare(work(tokens(*[5] * (LIMIT - 3))), model, info, LIMIT, 0)
-    assert done.params.max_tokens == 3
+    assert done.work.max_tokens == 3
 
 
 def test_a_continuation_keeps_output_and_limit(model: TextModel, info: ModelInfo) -> None:
     state = ChoiceState(1, output=tokens(8, 9).ids, released=4)
-    given = Work(tokens(5, 6), SamplingParams(max_tokens=40, seed=1), [state], "t", None, 1.0)
+    given = Work(RequestHead(), tokens(5, 6), SamplingParams(max_tokens=40, seed=1), [state])
     done = prepare(given, model, info, LIMIT, 0)
-    assert done.params.max_tokens == 40
-    assert done.choices == [state]
+    assert done.work.max_tokens == 40
+    assert done.work.choices == [state]
 
 
 @pytest.mark.parametrize(
@@ -150,14 +157,14 @@ def test_what_cannot_be_served_is_named(
 
 def test_the_largest_max_tokens_fits(model: TextModel, info: ModelInfo) -> None:
     done = prepare(work(tokens(5), max_tokens=LIMIT - 1), model, info, LIMIT, 0)
-    assert done.params.max_tokens == LIMIT - 1
+    assert done.work.max_tokens == LIMIT - 1
 
 
 def test_end_tokens_stop_unless_ignored(model: TextModel, info: ModelInfo) -> None:
     asked = {"stop_token_ids": [7, 2]}
-    assert prepare(work(tokens(5), **asked), model, info, LIMIT, 0).stop_ids == [7, 2, 0]
+    assert prepare(work(tokens(5), **asked), model, info, LIMIT, 0).work.stop_ids == [7, 2, 0]
     ignoring = prepare(work(tokens(5), ignore_eos=True, **asked), model, info, LIMIT, 0)
-    assert ignoring.stop_ids == [7, 2]
+    assert ignoring.work.stop_ids == [7, 2]
 
 
 def test_without_template_a_chat_is_refused(folder: Path, info: ModelInfo, tmp_path: Path) -> None:
@@ -196,7 +203,7 @@ def test_a_grammar_is_vetted_and_goes_on(model: TextModel, info: ModelInfo) -> N
 
 def test_a_grammar_of_a_continuation_was_vetted_before(model: TextModel, info: ModelInfo) -> None:
     vetted, params = Vetted(), SamplingParams(structured_outputs=Grammar("regex", "a+"))
-    begun = Work(tokens(5), params, [ChoiceState(0, tokens(6).ids)], "", None, 0.0)
+    begun = Work(RequestHead(), tokens(5), params, [ChoiceState(0, tokens(6).ids)])
     assert ask_grammar(begun, model, info, vetted).structured_outputs == params.structured_outputs
     assert vetted.asked == []
 

@@ -15,7 +15,7 @@ def asking(
     temperature: float = 0.0, seed: int = 3, min_p: float = 0.0, **asked: object
 ) -> SlotSampling:
     adjustments = SlotAdjustments(**asked) if asked else None  # type: ignore[arg-type]
-    return SlotSampling(temperature, 0, 1.0, seed, 0, min_p, adjustments)
+    return SlotSampling(temperature, 0, 1.0, seed, min_p, adjustments)
 
 
 def biased(**by_name: float) -> dict[str, bytes]:

@@ -20,10 +20,10 @@ TOLERANCE = 1e-4
 def asking_for_logprobs() -> list[SlotSampling]:
     """Greedy and drawn rows that list 0, 3 and 20 tokens, and one that asks for nothing."""
     asked = [
-        SlotSampling(0.8 * (place % 2), 0, 1.0, 5, place, logprobs=listed)
+        SlotSampling(0.8 * (place % 2), 0, 1.0, 5 + place, logprobs=listed)
         for place, listed in enumerate(LISTED)
     ]
-    return [*asked, SlotSampling(0.0, 0, 1.0, 0, 0)]
+    return [*asked, SlotSampling(0.0, 0, 1.0, 0)]
 
 
 def of_transformers(folder: Path, tokens: list[int]) -> npt.NDArray[np.float64]:

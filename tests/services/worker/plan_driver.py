@@ -17,12 +17,15 @@ from penstock.protocol.wire.messages.steps import (
 )
 from penstock.services.worker.executor import Executor
 
-GREEDY = SlotSampling(0.0, 0, 1.0, 0, 0)
+GREEDY = SlotSampling(0.0, 0, 1.0, 0)
 
 
 class Sequence:
-    def __init__(self, name: int, prompt: list[int], sampling: SlotSampling) -> None:
+    def __init__(
+        self, name: int, prompt: list[int], sampling: SlotSampling, choice: int = 0
+    ) -> None:
         self.name = name
+        self.choice = choice
         self.prompt = prompt
         self.sampling = sampling
         self.output: list[int] = []
@@ -75,6 +78,7 @@ class PlanDriver:
         max_tokens: int,
         *,
         samplings: list[SlotSampling] | None = None,
+        choices: list[int] | None = None,
         chunk: int | None = None,
         running: int = 64,
         preemptions: int = 0,
@@ -84,7 +88,12 @@ class PlanDriver:
         """Outputs of all prompts. ``chunk``: prefill chunks of this size, else of random sizes;
         ``aborts``: share of the steps in which a sequence, whatever it is doing, ends early."""
         every = [
-            Sequence(i, prompt, samplings[i] if samplings else GREEDY)
+            Sequence(
+                i,
+                prompt,
+                samplings[i] if samplings else GREEDY,
+                choices[i] if choices else 0,
+            )
             for i, prompt in enumerate(prompts)
         ]
         waiting, active = deque(every), []
@@ -113,7 +122,8 @@ class PlanDriver:
                         len(sequence.prompt),
                         0,
                         [],
-                        sequence.sampling,
+                        sequence.sampling.packed(),
+                        sequence.choice,
                         None if sequence.output else prompt_logprobs,
                     )
                 )

@@ -110,7 +110,7 @@ def test_slots_that_begin_behind_a_cached_prefix_draw_as_if_all_had_been_sent(
     def drawn(prompt_len: int, starts: list[int], prompts: list[bytes], step: int) -> list[int]:
         added = [
             NewSlot(
-                slot, ids(*tokens[start:]), prompt_len, 32, [0, 1], kind, None, start,
+                slot, ids(*tokens[start:]), prompt_len, 32, [0, 1], kind.packed(), 0, None, start,
                 0 if prompts and start else -1,
             )
             for slot, (kind, start) in enumerate(zip(kinds, starts, strict=True))
@@ -121,7 +121,7 @@ def test_slots_that_begin_behind_a_cached_prefix_draw_as_if_all_had_been_sent(
         decoded = executor.execute(StepPlan(1, step + 1, False, [], [], [], []))
         return [*found, *np.frombuffer(decoded.tokens, "<i4").tolist()]
 
-    owner = NewSlot(0, ids(*tokens), 40, 0, [], GREEDY)
+    owner = NewSlot(0, ids(*tokens), 40, 0, [], GREEDY.packed())
     executor.execute(StepPlan(1, 1, True, [], [owner], [], [Chunk(0, 0, 40, True, [0, 1, 2])]))
     for prompt_len in (36, 20):
         whole = drawn(prompt_len, [0] * len(kinds), [], 2)
@@ -142,7 +142,10 @@ def test_a_row_that_may_take_nothing_is_told_from_one_that_is_not_finite(
     every = ids(*range(info.vocab_size))
     kinds = [GREEDY, asking(min_tokens=9, ends=every), asking(0.8, allowed=b""), GREEDY]
     last = [6, 6, 5, 5]
-    added = [NewSlot(slot, ids(7, last[slot]), 2, 0, [], kind) for slot, kind in enumerate(kinds)]
+    added = [
+        NewSlot(slot, ids(7, last[slot]), 2, 0, [], kind.packed())
+        for slot, kind in enumerate(kinds)
+    ]
     chunks = [Chunk(slot, 0, 2, True, [slot]) for slot in range(4)]
     result = executor.execute(StepPlan(1, 1, True, [], added, [], chunks))
     assert (result.banned_rows, result.bad_rows) == ([1], [2, 3])

@@ -50,7 +50,7 @@ def test_fp32_tokens_equal_those_of_the_cpu(
     variant: str, temperature: float, tiny_folder: Folder
 ) -> None:
     samplings = [
-        SlotSampling(temperature, [0, 30][i % 2], [1.0, 0.9][i // 3], 5, i) for i in range(6)
+        SlotSampling(temperature, [0, 30][i % 2], [1.0, 0.9][i // 3], 5 + i) for i in range(6)
     ]
     folder = tiny_folder(variant)
     assert outputs(folder, "cuda", samplings) == outputs(folder, "cpu", samplings)
@@ -64,7 +64,7 @@ def test_ten_thousand_steps_of_arrivals_and_aborts_change_no_token(tiny_folder: 
     prompts = [
         [draw.randrange(300) for _ in range(draw.choice((1, 3, 17, 60, 150)))] for _ in range(900)
     ]
-    samplings = [SlotSampling(draw.choice((0.0, 0.9)), 0, 1.0, i, 0) for i in range(len(prompts))]
+    samplings = [SlotSampling(draw.choice((0.0, 0.9)), 0, 1.0, i) for i in range(len(prompts))]
     executor = load_executor(
         Config(
             model=ModelConfig(model=str(tiny_folder("qwen3")), dtype="float32"),

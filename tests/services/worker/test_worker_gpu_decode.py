@@ -20,7 +20,7 @@ pytestmark = [
         reason="needs a GPU of compute capability 9.0",
     ),
 ]
-GREEDY = SlotSampling(0.0, 0, 1.0, 0, 0)
+GREEDY = SlotSampling(0.0, 0, 1.0, 0)
 LENGTHS = [1, 17, 300, 900, 31, 32, 33, 500, 64, 5, 1000, 128]
 """Tokens of each slot's prompt."""
 LATE = 2320
@@ -34,7 +34,7 @@ OWN = [10, 1, 33, 100, 64, 5, 17, 31, 120, 3, 90, 2]
 
 def new_slot(slot: int, count: int, blocks: range) -> NewSlot:
     tokens = (torch.arange(count, dtype=torch.int32) * 37 + slot) % CONFIG.vocab_size
-    return NewSlot(slot, tokens.numpy().tobytes(), count, 0, list(blocks)[::-1], GREEDY)
+    return NewSlot(slot, tokens.numpy().tobytes(), count, 0, list(blocks)[::-1], GREEDY.packed())
 
 
 def plans() -> Iterator[StepPlan]:
@@ -70,7 +70,7 @@ def sharing_plans() -> Iterator[StepPlan]:
         blocks = [*common, *range(first, first + 8)]
         ids = (tokens % CONFIG.vocab_size).numpy().tobytes()
         computed = COMMON if slot else 0
-        added.append(NewSlot(slot, ids, COMMON + own, computed, blocks, GREEDY))
+        added.append(NewSlot(slot, ids, COMMON + own, computed, blocks, GREEDY.packed()))
     chunks = [Chunk(slot, COMMON, own, True, []) for slot, own in enumerate(OWN)]
     yield StepPlan(1, 1, True, [], added[:1], [], [Chunk(0, 0, COMMON + OWN[0], True, [])])
     yield StepPlan(1, 2, False, [], added[1:], [], chunks[1:])

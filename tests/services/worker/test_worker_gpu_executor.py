@@ -98,7 +98,7 @@ def test_steps_that_are_padded_to_the_size_of_a_graph_give_the_same_tokens(
     executor = gpu_executor(tiny_folder("qwen3"))
     executor.graphs.make(lambda work: Repeated(executor.chunks, work), 8)
     assert PlanDriver(executor, 6).run(prompts, 3) == generated("qwen3", prompts, 3)
-    samplings = [GREEDY, SlotSampling(1.0, 20, 1.0, 11, 1), SlotSampling(0.9, 0, 0.8, 12, 2)]
+    samplings = [GREEDY, SlotSampling(1.0, 20, 1.0, 11), SlotSampling(0.9, 0, 0.8, 12)]
     wanted = PlanDriver(plain_executor(tiny_folder("qwen3")), 2).run(
         prompts, 3, samplings=samplings
     )
@@ -111,10 +111,10 @@ def test_the_gpu_executor_draws_what_the_plain_one_draws(tiny_folder: Folder) ->
     prompts = some_prompts([3, 9, 2, 5, 4])
     samplings = [
         GREEDY,
-        SlotSampling(0.8, 0, 1.0, 7, 0),
-        SlotSampling(1.3, 0, 1.0, (1 << 64) - 3, 5),
-        SlotSampling(1.0, 20, 1.0, 11, 1),
-        SlotSampling(0.9, 0, 0.8, 12, 2),
+        SlotSampling(0.8, 0, 1.0, 7),
+        SlotSampling(1.3, 0, 1.0, (1 << 64) - 3),
+        SlotSampling(1.0, 20, 1.0, 11),
+        SlotSampling(0.9, 0, 0.8, 12),
     ]
     folder = tiny_folder("qwen3")
     for chosen in (samplings, samplings[:3]):
@@ -141,7 +141,7 @@ def test_adjustments_give_the_tokens_of_the_plain_executor(tiny_folder: Folder) 
 
 def prefill(slot: int, tokens: list[int], blocks: list[int], step: int, full: bool) -> StepPlan:
     ids = torch.tensor(tokens, dtype=torch.int32).numpy().tobytes()
-    new = NewSlot(slot, ids, len(tokens), 0, blocks, GREEDY)
+    new = NewSlot(slot, ids, len(tokens), 0, blocks, GREEDY.packed())
     chunk = Chunk(slot, 0, len(tokens), True, [])
     return StepPlan(1, step, full, [], [new], [], [chunk])
 
@@ -193,7 +193,7 @@ def test_a_row_that_is_not_finite_is_named_and_costs_its_neighbours_nothing(
     added, chunks = [], []
     for slot, prompt in enumerate(prompts):
         ids = torch.tensor(prompt, dtype=torch.int32).numpy().tobytes()
-        added.append(NewSlot(slot, ids, len(prompt), 0, [slot], GREEDY))
+        added.append(NewSlot(slot, ids, len(prompt), 0, [slot], GREEDY.packed()))
         chunks.append(Chunk(slot, 0, len(prompt), True, []))
     result = executor.execute(StepPlan(1, 1, True, [], added, [], chunks))
     assert result.bad_rows == [2]
@@ -225,7 +225,7 @@ def decoding_after(
         free += count
         start = len(prefix) if slot else 0
         ids = torch.tensor(tokens, dtype=torch.int32).numpy().tobytes()
-        new = NewSlot(slot, ids, len(tokens), start, blocks, GREEDY)
+        new = NewSlot(slot, ids, len(tokens), start, blocks, GREEDY.packed())
         chunk = Chunk(slot, start, len(tokens) - start, True, [])
         step += 1
         result = executor.execute(StepPlan(1, step, step == 1, [], [new], [], [chunk]))
@@ -293,7 +293,7 @@ GRAMMARS = [
 def follow_grammars(folder: Path, make: Callable[[Path], Any]) -> list[list[int]]:
     """Outputs of greedy and drawn rows with grammars, and of one without, with preemptions."""
     samplings = [
-        SlotSampling(0.9 * (place % 2), 0, 1.0, 3, place, 0.0, SlotAdjustments(grammar=grammar))
+        SlotSampling(0.9 * (place % 2), 0, 1.0, 3 + place, 0.0, SlotAdjustments(grammar=grammar))
         for place, grammar in enumerate(GRAMMARS)
     ]
     executor = make(folder)

@@ -17,7 +17,7 @@ pytestmark = [
         reason="needs a GPU of compute capability 9.0",
     ),
 ]
-GREEDY = SlotSampling(0.0, 0, 1.0, 0, 0)
+GREEDY = SlotSampling(0.0, 0, 1.0, 0)
 CHUNKS = [100, 2300, 400, 1, 17]
 """Tokens of consecutive chunks: the second is more than graphs are made for."""
 
@@ -30,7 +30,7 @@ def logits_of(executor: GpuExecutor) -> list[torch.Tensor]:
     for end in range(1, len(CHUNKS) + 1):
         known = sum(CHUNKS[:end])
         blocks = list(reversed(range(-(-known // 16))))
-        new = NewSlot(0, tokens[:known].tobytes(), known, 0, blocks, GREEDY)
+        new = NewSlot(0, tokens[:known].tobytes(), known, 0, blocks, GREEDY.packed())
         start, new_slots = 0, [new]
         for index, count in enumerate(CHUNKS[:end]):
             last = index == end - 1
@@ -81,7 +81,7 @@ def new_slot(slot: int, number: int) -> tuple[NewSlot, Chunk]:
     count = LENGTHS[number]
     tokens = (torch.arange(count, dtype=torch.int32) * 37 + 11 * number) % CONFIG.vocab_size
     blocks = list(range(number * 20, number * 20 + 20))
-    new = NewSlot(slot, tokens.numpy().tobytes(), count, 0, blocks, GREEDY)
+    new = NewSlot(slot, tokens.numpy().tobytes(), count, 0, blocks, GREEDY.packed())
     return new, Chunk(slot, 0, count, True, [])
 
 

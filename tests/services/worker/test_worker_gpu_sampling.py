@@ -29,12 +29,12 @@ CONFIG = msgspec.structs.replace(SMALL, vocab_size=50_000)
 """So many tokens that the draw of all slots is cut otherwise than that of one."""
 KINDS = [
     *EVERY_KIND,
-    SlotSampling(0.8, 20, 0.9, 5, 0),
+    SlotSampling(0.8, 20, 0.9, 5),
     asking(bad_words=[ids(5, 6), ids(9)]),
     asking(0.9, min_tokens=40, ends=ids(3, 4), **biased(t7=2.0)),
-    SlotSampling(0.0, 0, 1.0, 0, 0),
-    SlotSampling(0.0, 0, 1.0, 0, 0, logprobs=0),
-    SlotSampling(0.7, 30, 0.9, 0, 0, logprobs=20),
+    SlotSampling(0.0, 0, 1.0, 0),
+    SlotSampling(0.0, 0, 1.0, 0, logprobs=0),
+    SlotSampling(0.7, 30, 0.9, 0, logprobs=20),
     asking(0.7, grammar=Grammar("regex", "[a-z ]{1,200}")),
 ]
 
@@ -47,7 +47,7 @@ def plans() -> Iterator[StepPlan]:
         blocks = [4 * slot, 4 * slot + 1, 4 * slot + 2, 4 * slot + 3]
         prompt_logprobs = 3 if slot % 7 == 0 else None
         kind = KINDS[slot % len(KINDS)]
-        added.append(NewSlot(slot, tokens, 20, 0, blocks, kind, prompt_logprobs))
+        added.append(NewSlot(slot, tokens, 20, 0, blocks, kind.packed(), 0, prompt_logprobs))
     chunks = [Chunk(slot, 0, 20, True, []) for slot in range(SLOTS)]
     yield StepPlan(1, 1, True, [], added[:1], [], chunks[:1])
     yield StepPlan(1, 2, False, [], added[1:], [], chunks[1:])

@@ -17,7 +17,7 @@ from penstock.loadtest.make_model import make_tokenizer
 from penstock.protocol.grammar.compiler import compile_grammar
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
 from penstock.protocol.grammar.request import BadGrammar, Grammar
-from penstock.protocol.wire.messages.steps import NewSlot, SlotAdjustments, SlotSampling
+from penstock.protocol.wire.messages.steps import NewSlot, SlotAdjustments
 from penstock.services.worker import grammar_slots
 from penstock.services.worker.grammar_prototypes import MAX_COPIES, Prototypes
 from penstock.services.worker.grammar_rows import GrammarRows
@@ -365,22 +365,20 @@ def test_a_slot_whose_grammar_cannot_begin_fails_alone(vocabulary: LLTokenizer) 
     rows = GrammarRows(3, VOCAB_SIZE)
     rows.serve(lambda: vocabulary, PATIENCE)
     beyond = np.array([10**6], "<i4").tobytes()
-    rows.begin(
-        [
-            new_slot(0, SlotAdjustments(grammar=DIGITS)),
-            new_slot(1, SlotAdjustments(grammar=DIGITS, min_tokens=1, ends=beyond)),
-            new_slot(2, SlotAdjustments(grammar=DIGITS, min_tokens=1, ends=b"\2\0\0\0")),
-        ]
-    )
+    asked = [
+        SlotAdjustments(grammar=DIGITS),
+        SlotAdjustments(grammar=DIGITS, min_tokens=1, ends=beyond),
+        SlotAdjustments(grammar=DIGITS, min_tokens=1, ends=b"\2\0\0\0"),
+    ]
+    rows.begin([new_slot(slot) for slot in range(3)], asked)
     at = np.arange(3)
     masks = rows.fill(at, rows.following(at), np.empty((3, mask_words(VOCAB_SIZE)), np.int32))
     assert [(one.row, one.status) for one in masks.failures] == [(1, 503)]
     assert "cannot be followed: IndexError" in masks.failures[0].reason
 
 
-def new_slot(slot: int, asked: SlotAdjustments) -> NewSlot:
-    sampling = SlotSampling(0.0, 0, 1.0, 0, 0, adjustments=asked)
-    return NewSlot(slot, np.array([5], "<i4").tobytes(), 1, 0, [0], sampling)
+def new_slot(slot: int) -> NewSlot:
+    return NewSlot(slot, np.array([5], "<i4").tobytes(), 1, 0, [0], b"")
 
 
 # --- whole answers

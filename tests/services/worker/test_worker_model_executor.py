@@ -89,7 +89,9 @@ def test_the_last_layer_ends_with_the_sampled_rows_unless_a_prompts_logprobs_are
 
     monkeypatch.setattr(decoder_module, "silu_and_mul", counted)
     for asked in (None, 1):
-        new = NewSlot(0, bytes(4 * 200), 200, 0, list(range(25)), GREEDY, prompt_logprobs=asked)
+        new = NewSlot(
+            0, bytes(4 * 200), 200, 0, list(range(25)), GREEDY.packed(), prompt_logprobs=asked
+        )
         executor.execute(StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, 200, True, [])]))
         first, *_, end = gated
         assert first >= 200
@@ -121,7 +123,7 @@ def test_logits_have_the_same_bits_in_every_batch_chunking_and_preemption(
     lengths = [1, 4, 37, 128, 129, 300, 12]
     prompts = some_prompts(lengths, 3)
     samplings = [
-        SlotSampling([0.0, 0.8, 1.2][i % 3], [0, 20][i % 2], [1.0, 0.9][i % 2], 99 + i, i)
+        SlotSampling([0.0, 0.8, 1.2][i % 3], [0, 20][i % 2], [1.0, 0.9][i % 2], 99 + i)
         for i in range(len(lengths))
     ]
     executor = executor_for(tiny_folder(variant), kind=Recorder)
@@ -160,13 +162,13 @@ def test_a_cached_prefix_gives_the_same_tokens_as_computing_it(tiny_folder: Fold
             1,
             True,
             [],
-            [NewSlot(2, ids, 50, 0, blocks, GREEDY)],
+            [NewSlot(2, ids, 50, 0, blocks, GREEDY.packed())],
             [],
             [Chunk(2, 0, 50, True, [])],
         )
     )
     # Six full blocks are shared; the seventh is the new sequence's own.
-    shared = NewSlot(0, ids, 50, 48, blocks[:6], GREEDY)
+    shared = NewSlot(0, ids, 50, 48, blocks[:6], GREEDY.packed())
     second = executor.execute(
         StepPlan(1, 2, False, [], [shared], [], [Chunk(0, 48, 2, True, [100])])
     )
@@ -182,8 +184,8 @@ def test_sequences_with_one_prefix_share_blocks_within_a_step(tiny_folder: Folde
     executor = executor_for(tiny_folder("qwen2"))
     prompt = some_prompts([44])[0]
     ids = np.array(prompt, "<i4").tobytes()
-    owner = NewSlot(0, ids, 44, 0, [0, 1, 2, 3, 4, 5], GREEDY)
-    guest = NewSlot(1, ids, 44, 40, [0, 1, 2, 3, 4, 6], GREEDY)
+    owner = NewSlot(0, ids, 44, 0, [0, 1, 2, 3, 4, 5], GREEDY.packed())
+    guest = NewSlot(1, ids, 44, 40, [0, 1, 2, 3, 4, 6], GREEDY.packed())
     plan = StepPlan(
         1, 1, True, [], [owner, guest], [], [Chunk(0, 0, 44, True, []), Chunk(1, 40, 4, True, [])]
     )
@@ -194,11 +196,11 @@ def test_sequences_with_one_prefix_share_blocks_within_a_step(tiny_folder: Folde
 def test_a_continued_sequence_draws_what_it_would_have_drawn(tiny_folder: Folder) -> None:
     executor = executor_for(tiny_folder("qwen3"))
     prompt = some_prompts([20])[0]
-    sampling = SlotSampling(1.3, 0, 0.95, 2**64 - 5, 2)
+    sampling = SlotSampling(1.3, 0, 0.95, 2**64 - 5)
     whole = PlanDriver(executor).run([prompt], 16, samplings=[sampling])[0]
     executor.reset()
     ids = np.array(prompt + whole[:7], "<i4").tobytes()
-    new = NewSlot(4, ids, 20, 0, list(range(6)), sampling)
+    new = NewSlot(4, ids, 20, 0, list(range(6)), sampling.packed())
     plans = [StepPlan(1, 1, True, [], [new], [], [Chunk(4, 0, 27, True, [])])]
     plans += [StepPlan(1, step, False, [], [], [], []) for step in range(2, 10)]
     rest = [int(np.frombuffer(executor.execute(plan).tokens, "<i4")[0]) for plan in plans]
@@ -229,7 +231,7 @@ def test_a_failed_step_drops_all_slots_until_a_full_plan(
 ) -> None:
     executor = executor_for(tiny_folder("llama"))
     ids = np.array([5, 6, 7], "<i4").tobytes()
-    new = NewSlot(0, ids, 3, 0, [0], GREEDY)
+    new = NewSlot(0, ids, 3, 0, [0], GREEDY.packed())
     good = StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, 3, True, [])])
     first = executor.execute(good)
     with monkeypatch.context() as patch:
@@ -252,9 +254,9 @@ def test_masks_of_a_failed_step_touch_no_later_one(
         lambda: make_vocabulary(make_tokenizer(size).to_str(), size, [2]), patience=20.0
     )
     ids = np.array([5, 6, 7], "<i4").tobytes()
-    innocent = NewSlot(0, ids, 3, 0, [0], GREEDY)
+    innocent = NewSlot(0, ids, 3, 0, [0], GREEDY.packed())
     adjustments = SlotAdjustments(grammar=Grammar("regex", "[0-9]+"))
-    bound = NewSlot(0, ids, 3, 0, [0], SlotSampling(0.0, 0, 1.0, 0, 0, 0.0, adjustments))
+    bound = NewSlot(0, ids, 3, 0, [0], SlotSampling(0.0, 0, 1.0, 0, 0.0, adjustments).packed())
     chunk = [Chunk(0, 0, 3, True, [])]
     expected = executor.execute(StepPlan(1, 1, True, [], [innocent], [], chunk)).tokens
     digits = executor.execute(StepPlan(1, 2, True, [], [bound], [], chunk)).tokens

@@ -145,7 +145,7 @@ def logits_of(executor: ModelExecutor, prompt: list[int]) -> torch.Tensor:
     """Of the last position, the prompt in two chunks."""
     ids = torch.tensor(prompt, dtype=torch.int32).numpy().tobytes()
     blocks = list(range(-(-len(prompt) // executor.capacity.block_size)))
-    new = NewSlot(0, ids, len(prompt), 0, blocks, SlotSampling(0.0, 0, 1.0, 0, 0))
+    new = NewSlot(0, ids, len(prompt), 0, blocks, SlotSampling(0.0, 0, 1.0, 0).packed())
     half = len(prompt) // 2
     executor.execute(StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, half, False, [])]))
     rest = Chunk(0, half, len(prompt) - half, True, [])

@@ -34,8 +34,8 @@ def ids(*tokens: int) -> bytes:
     return np.array(tokens, "<i4").tobytes()
 
 
-PENALISED = msgspec.structs.replace(GREEDY, adjustments=SlotAdjustments(repetition=2.0))
-BIASED = msgspec.structs.replace(GREEDY, adjustments=SlotAdjustments(frequency=2.0))
+PENALISED = msgspec.structs.replace(GREEDY, adjustments=SlotAdjustments(repetition=2.0)).packed()
+BIASED = msgspec.structs.replace(GREEDY, adjustments=SlotAdjustments(frequency=2.0)).packed()
 
 
 def new(slot: int = 0, **changes: object) -> NewSlot:
@@ -45,7 +45,7 @@ def new(slot: int = 0, **changes: object) -> NewSlot:
         "prompt_len": 5,
         "num_computed": 0,
         "blocks": [slot],
-        "sampling": GREEDY,
+        "sampling": GREEDY.packed(),
     }
     return NewSlot(**(fields | changes))  # type: ignore[arg-type]
 
@@ -119,8 +119,8 @@ def test_what_adjustments_read_is_the_same_however_it_was_sent() -> None:
 
 def test_a_reused_slot_is_reset_whole() -> None:
     table = SlotTable(CAPACITY)
-    sampling = SlotSampling(0.7, 5, 0.5, 2**64 - 1, 3)
-    first = new(0, sampling=sampling, blocks=[1, 2, 3])
+    sampling = SlotSampling(0.7, 5, 0.5, 2**64 - 1)
+    first = new(0, sampling=sampling.packed(), choice=3, blocks=[1, 2, 3])
     run(table, plan(1, added=[first], chunks=[Chunk(0, 0, 5, True, [])]))
     run(table, plan(2, gone=[0], added=[new(0, blocks=[9])], chunks=[Chunk(0, 0, 5, True, [])]))
     state = (table.temperature[0], table.top_k[0], table.top_p[0], table.seed[0], table.choice[0])
@@ -245,12 +245,14 @@ NULL_CAPACITY = EngineSizes(5000, 16, 64, 512, 1024, 1000)
 
 
 def test_null_tokens_depend_on_seed_choice_and_position_only() -> None:
-    samplings = [SlotSampling(1.0, 0, 1.0, seed, choice) for seed in (1, 2) for choice in (0, 1)]
+    samplings = [SlotSampling(1.0, 0, 1.0, seed) for seed in (1, 1, 2, 2)]
     prompts = [[7] * n for n in (1, 30, 100, 600)]
-    first = PlanDriver(NullExecutor(NULL_CAPACITY, [3]), 1).run(prompts, 40, samplings=samplings)
+    first = PlanDriver(NullExecutor(NULL_CAPACITY, [3]), 1).run(
+        prompts, 40, samplings=samplings, choices=[0, 1, 0, 1]
+    )
     prompts.reverse()
     second = PlanDriver(NullExecutor(NULL_CAPACITY, [3]), 2).run(
-        prompts, 40, samplings=samplings, preemptions=5, running=2
+        prompts, 40, samplings=samplings, choices=[0, 1, 0, 1], preemptions=5, running=2
     )
     assert first == second
     assert len({tuple(output) for output in first}) == 4
@@ -259,7 +261,7 @@ def test_null_tokens_depend_on_seed_choice_and_position_only() -> None:
 def test_null_tokens_lie_in_the_vocabulary_and_skip_the_end_tokens() -> None:
     capacity = EngineSizes(1000, 16, 64, 512, 512, 7)
     outputs = PlanDriver(NullExecutor(capacity, [0, 6, 2, 99])).run(
-        [[1]] * 8, 200, samplings=[SlotSampling(1.0, 0, 1.0, seed, 0) for seed in range(8)]
+        [[1]] * 8, 200, samplings=[SlotSampling(1.0, 0, 1.0, seed) for seed in range(8)]
     )
     assert {token for output in outputs for token in output} == {1, 3, 4, 5}
 

@@ -590,10 +590,10 @@ def test_a_new_tokenizer_sends_exactly_the_events_behind_what_went_out(
     sent = Sent()
 
     def begin(number: int, attempt: int, work: Work) -> None:
-        tokens = TokenWork(PROMPT, work.params, work.choices, [], "", None, 0.0)
-        ledger.encoded(number, attempt, tokens, 0.0)
+        tokens = TokenWork(work.head, PROMPT, b"", work.choices, [], 16)
+        ledger.encoded(number, attempt, tokens, work.params, 0.0)
 
-    ledger = TokenizerLedger(address(TOKENIZER), Members(), sent, begin, lambda work: Parsed())
+    ledger = TokenizerLedger(address(TOKENIZER), Members(), sent, begin, lambda *given: Parsed())
     work = msgspec.structs.replace(WORK, choices=[ChoiceState(0, output, counts)])
     submit = Submit(7, ONE, address(FRONTEND), msgspec.msgpack.encode(work))
     ledger.handle(FRONTEND, submit, 0.0)

@@ -6,6 +6,7 @@ import math
 
 from penstock.protocol.validation import InvalidValue
 from penstock.protocol.wire.messages.requests import Rejected
+from penstock.services.frontend.bodies.responses import ErrorBody, ErrorInfo
 from penstock.services.frontend.json_lines import encode
 
 INVALID_REQUEST = "invalid_request_error"
@@ -36,13 +37,8 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """The JSON of an error answer, and of an error event in a stream."""
-        error = {
-            "message": self.message,
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }
-        return encode({"error": error})
+        info = ErrorInfo(message=self.message, type=self.kind, param=self.param, code=self.code)
+        return encode(ErrorBody(error=info))
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -11,6 +11,13 @@ from aiohttp import web
 from penstock import __version__
 from penstock.client.interface import ServedModel
 from penstock.protocol.process import metrics
+from penstock.services.frontend.bodies.responses import (
+    Live,
+    ModelCard,
+    ModelList,
+    Ready,
+    Version,
+)
 from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.parse import find_model
@@ -24,16 +31,8 @@ def json_response(value: Any, status: int = 200) -> web.Response:
     )
 
 
-def _model_card(model: ServedModel, name: str, created: int) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "penstock",
-        "root": model.name,
-        "parent": None,
-        "max_model_len": model.max_model_len,
-    }
+def _model_card(model: ServedModel, name: str, created: int) -> ModelCard:
+    return ModelCard(id=name, created=created, root=model.name, max_model_len=model.max_model_len)
 
 
 async def list_models(request: web.Request) -> web.Response:
@@ -43,7 +42,7 @@ async def list_models(request: web.Request) -> web.Response:
         for model in context.gateway.models()
         for name in dict.fromkeys((model.name, *model.aliases))
     ]
-    return json_response({"object": "list", "data": cards})
+    return json_response(ModelList(data=cards))
 
 
 async def show_model(request: web.Request) -> web.Response:
@@ -54,7 +53,7 @@ async def show_model(request: web.Request) -> web.Response:
 
 async def live(request: web.Request) -> web.Response:
     """This process only: its event loop answers."""
-    return json_response({"status": "live"})
+    return json_response(Live())
 
 
 async def ready(request: web.Request) -> web.Response:
@@ -63,10 +62,12 @@ async def ready(request: web.Request) -> web.Response:
     readiness = gateway.ready()
     draining = gateway.draining()
     serves = readiness.ready and not draining
-    status = "draining" if draining else "ready" if serves else "not ready"
-    return json_response(
-        {"ready": serves, "status": status, "parts": readiness.parts}, 200 if serves else 503
+    body = Ready(
+        ready=serves,
+        status="draining" if draining else "ready" if serves else "not ready",
+        parts=readiness.parts,
     )
+    return json_response(body, 200 if serves else 503)
 
 
 async def show_metrics(request: web.Request) -> web.Response:
@@ -83,4 +84,4 @@ async def show_metrics(request: web.Request) -> web.Response:
 
 
 async def version(request: web.Request) -> web.Response:
-    return json_response({"version": __version__})
+    return json_response(Version(version=__version__))

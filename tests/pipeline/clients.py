@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import msgspec
+
+from penstock.services.frontend.bodies import responses
 
 
 @dataclass
@@ -25,6 +29,20 @@ class Answer:
     request_id: str = ""
 
 
+WHOLE = {"chat.completion": responses.ChatCompletion, "text_completion": responses.Completion}
+CHUNKS = {
+    "chat.completion.chunk": responses.ChatChunk,
+    "text_completion": responses.CompletionChunk,
+}
+
+
+def strict(raw: bytes, declared: Mapping[str, type[responses.Given]]) -> dict[str, Any]:
+    """An answer or an event, which must be as it is declared, or a declared error."""
+    data: dict[str, Any] = json.loads(raw)
+    msgspec.json.decode(raw, type=declared.get(data.get("object", ""), responses.ErrorBody))
+    return data
+
+
 async def ask(
     session: aiohttp.ClientSession, url: str, body: dict[str, Any], path: str = "/v1/completions"
 ) -> Answer:
@@ -32,7 +50,7 @@ async def ask(
     async with session.post(url + path, json=body) as response:
         answer = Answer(response.status, request_id=response.headers.get("x-request-id", ""))
         if not body.get("stream") or response.status != 200:
-            data = await response.json()
+            data = strict(await response.read(), WHOLE)
             answer.error = data.get("error")
             answer.usage = data.get("usage")
             for choice in data.get("choices", []):
@@ -59,7 +77,7 @@ def take_event(answer: Answer, line: bytes) -> None:
     if data == b"[DONE]":
         answer.done = True
         return
-    event = json.loads(data)
+    event = strict(data, CHUNKS)
     if "error" in event:
         answer.error = event["error"]
         return

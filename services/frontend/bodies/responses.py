@@ -1,0 +1,249 @@
+"""What the routes give: answers, chunks of streams, errors, and what the server says of itself.
+
+A field that may be ``UNSET`` is left out where there is nothing to say; one that may be ``None`` is
+``null`` then.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+FinishReason = Literal["stop", "length"]
+StopReason = Annotated[
+    int | str | None,
+    Meta(description="The string of stop, or the token of stop_token_ids, that was found."),
+]
+Index = Annotated[int, Meta(ge=0, description="Which choice; those of one prompt follow another.")]
+Count = Annotated[int, Meta(ge=0)]
+Created = Annotated[int, Meta(description="Seconds since 1970, UTC.")]
+
+
+class Given(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An object that a route gives."""
+
+
+# --- errors
+
+
+class ErrorInfo(Given, kw_only=True):
+    message: Annotated[str, Meta(description="What is wrong, and what is allowed.")]
+    type: str
+    param: Annotated[str | None, Meta(description="The parameter at fault.")]
+    code: str | None
+
+
+class ErrorBody(Given, kw_only=True):
+    """Every answer with a status from 400 on; in a stream, the event that ends it instead."""
+
+    error: ErrorInfo
+
+
+# --- what all generated answers have
+
+
+class CachedTokens(Given, kw_only=True):
+    cached_tokens: Annotated[Count, Meta(description="Of the prompt, found in the prefix cache.")]
+
+
+class UsageBody(Given, kw_only=True):
+    """Tokens of all prompts and choices of a request."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: CachedTokens
+
+
+class PromptLogprob(Given, kw_only=True):
+    logprob: float
+    rank: Annotated[int, Meta(ge=1)]
+    decoded_token: str
+
+
+PromptLogprobs = Annotated[
+    list[dict[str, PromptLogprob] | None],
+    Meta(description="For each token of the prompt, by token id; null for the first."),
+]
+
+
+# --- chat completions
+
+
+class TokenLogprob(Given, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TokenLogprob, kw_only=True):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobsBody(Given, kw_only=True):
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class CalledFunction(Given, kw_only=True):
+    name: str
+    arguments: Annotated[str, Meta(description="JSON.")]
+
+
+class ToolCall(Given, kw_only=True):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AnswerMessage(Given, kw_only=True):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(Given, kw_only=True):
+    index: Index
+    message: AnswerMessage
+    logprobs: ChatLogprobsBody | None
+    finish_reason: FinishReason
+    stop_reason: StopReason
+
+
+class ChatCompletion(Given, kw_only=True):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: Created
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class FunctionDelta(Given, kw_only=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Given, kw_only=True):
+    index: Count
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class MessageDelta(Given, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChatChunkChoice(Given, kw_only=True):
+    index: Index
+    delta: MessageDelta
+    logprobs: ChatLogprobsBody | None
+    finish_reason: FinishReason | None
+    stop_reason: StopReason | UnsetType = UNSET
+
+
+class ChatChunk(Given, kw_only=True):
+    """An event of a stream of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: Created
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+
+
+# --- completions
+
+
+class LogprobColumns(Given, kw_only=True):
+    """Columns with one entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[Count]
+
+
+class CompletionChoice(Given, kw_only=True):
+    index: Index
+    text: str
+    logprobs: LogprobColumns | None
+    finish_reason: FinishReason
+    stop_reason: StopReason
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(Given, kw_only=True):
+    """The answer of /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: Created
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageBody
+
+
+class CompletionChunkChoice(Given, kw_only=True):
+    index: Index
+    text: str
+    logprobs: LogprobColumns | None
+    finish_reason: FinishReason | None
+    stop_reason: StopReason | UnsetType = UNSET
+
+
+class CompletionChunk(Given, kw_only=True):
+    """An event of a stream of /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: Created
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+
+
+# --- the server
+
+
+class ModelCard(Given, kw_only=True):
+    """A name under which a model is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: Created
+    owned_by: str = "penstock"
+    root: Annotated[str, Meta(description="The model's first name.")]
+    parent: None = None
+    max_model_len: Annotated[Count, Meta(description="Tokens of prompt and output together.")]
+
+
+class ModelList(Given, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Live(Given, kw_only=True):
+    status: Literal["live"] = "live"
+
+
+class Ready(Given, kw_only=True):
+    ready: bool
+    status: Literal["ready", "not ready", "draining"]
+    parts: Annotated[dict[str, str], Meta(description="What each part is doing, for people.")]
+
+
+class Version(Given, kw_only=True):
+    version: str

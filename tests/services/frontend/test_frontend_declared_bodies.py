@@ -1,0 +1,156 @@
+"""Every route's JSON is as it is declared, and the declarations give one schema."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from frontend_scripted import LENGTH, Client, rejected, run, say
+
+from penstock.client.answers import FINISH_REASONS
+from penstock.client.sink import RowExtras, Sink
+from penstock.protocol.logprobs import NamedLogprobs
+from penstock.protocol.sampling import PARAMETERS
+from penstock.protocol.wire.messages.requests import Work
+from penstock.protocol.wire.messages.tokens import RowDetails
+from penstock.services.frontend.app import ROUTES
+from penstock.services.frontend.bodies import responses
+from penstock.services.frontend.bodies.requests import ChatBody, CompletionBody
+from penstock.services.frontend.bodies.routes import ROUTE_BODIES, RouteBodies, declared_bodies
+
+CHAT, TEXT = ROUTE_BODIES[:2]
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT.path: {"messages": [{"role": "user", "content": "hi"}]},
+    TEXT.path: {"prompt": "x"},
+}
+REFERENCES, SCHEMAS = msgspec.json.schema_components(
+    list(dict.fromkeys(declared_bodies())), ref_template="#/$defs/{name}"
+)
+
+
+def check(raw: bytes, declared: type[msgspec.Struct]) -> Any:
+    """Strictly as it is declared, by the struct and by its JSON schema."""
+    assert declared.__struct_config__.forbid_unknown_fields
+    decoded = msgspec.json.decode(raw, type=declared)
+    schema = {"$ref": f"#/$defs/{declared.__name__}", "$defs": SCHEMAS}
+    jsonschema.Draft202012Validator(schema).validate(json.loads(raw))
+    return decoded
+
+
+async def raw_of(client: Client, route: RouteBodies, status: int = 200, **asked: Any) -> bytes:
+    body = {**ASKED.get(route.path, {}), **asked}
+    path = route.path.replace("{model:.+}", "alias")
+    how = {"data": json.dumps(body)} if route.method == "POST" else {}
+    async with client.session.request(route.method, client.url + path, **how) as response:
+        assert response.status == status
+        return await response.read()
+
+
+def test_every_route_with_json_is_declared() -> None:
+    known = {(route.method, route.path) for route in ROUTE_BODIES}
+    others = {"/metrics", "/"}  # text, and a page with files of its own
+    for method, path, _ in ROUTES:
+        assert (method, path) in known or path in others or path.startswith("/playground"), path
+    assert known <= {(method, path) for method, path, _ in ROUTES}
+
+
+def test_whole_answers_are_as_they_are_declared() -> None:
+    async def use(client: Client) -> None:
+        for route in ROUTE_BODIES:
+            assert check(await raw_of(client, route), route.gives)
+        for route in (CHAT, TEXT):
+            answer = check(await raw_of(client, route, n=2, stop="x"), route.gives)
+            assert len(answer.choices) == 2
+
+    run(use, say("Hello", " world", end=LENGTH))
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT], ids=lambda route: route.path)
+@pytest.mark.parametrize("option", [None, "include_usage", "continuous_usage_stats"])
+def test_each_event_of_a_stream_is_as_it_is_declared(
+    route: RouteBodies, option: str | None
+) -> None:
+    async def use(client: Client) -> None:
+        options = {} if option is None else {"stream_options": {option: True}}
+        raw = await raw_of(client, route, stream=True, n=2, **options)
+        *events, done, rest = raw.split(b"\n\n")
+        assert (done, rest) == (b"data: [DONE]", b"")
+        assert route.streams is not None
+        chunks = [check(event.removeprefix(b"data: "), route.streams) for event in events]
+        assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1}
+
+    run(use, say("Hello", " world"))
+
+
+LOGPROBS = {
+    CHAT.path: {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": 2},
+    TEXT.path: {"logprobs": 2, "echo": True},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", [CHAT, TEXT], ids=lambda route: route.path)
+def test_logprobs_are_as_they_are_declared(route: RouteBodies, stream: bool) -> None:
+    entry = struct.pack("<iif2i2f", 1, 1, -0.5, 3, 4, -1.25, -1.5)
+    row = NamedLogprobs(2, entry, [b" token", b"\xff", b"x"], [0])
+    prompt = NamedLogprobs(2, entry * 2, [b"a", b"b", b"c"] * 2, [0, 1])
+
+    async def script(work: Work, sink: Sink) -> None:
+        sink.on_accepted(2)
+        sink.on_row(0, " token", 1, RowExtras(details=RowDetails(0, row, "ab", prompt)))
+        sink.on_row(0, "", 1, RowExtras(end=LENGTH))
+
+    async def use(client: Client) -> None:
+        asked = dict(LOGPROBS[route.path])
+        if stream:
+            asked.pop("prompt_logprobs", None)
+        raw = await raw_of(client, route, stream=stream, **asked)
+        if not stream:
+            answer = check(raw, route.gives)
+            assert answer.choices[0].logprobs is not None
+            assert route is TEXT or len(answer.prompt_logprobs) == 2
+            return
+        first, *_ = raw.split(b"\n\n")
+        assert route.streams is not None
+        chunk = check(first.removeprefix(b"data: "), route.streams)
+        assert chunk.choices[0].logprobs is not None
+
+    run(use, script)
+
+
+def test_errors_are_as_they_are_declared_before_a_stream_and_in_it() -> None:
+    async def script(work: Work, sink: Sink) -> None:
+        sink.on_accepted(1)
+        await asyncio.sleep(0)
+        sink.on_rejected(rejected(500, "the worker is gone"))
+
+    async def use(client: Client) -> None:
+        for route in (CHAT, TEXT):
+            wrong = check(await raw_of(client, route, 400, temperature=-1), responses.ErrorBody)
+            assert wrong.error.param == "temperature"
+            events = (await raw_of(client, route, stream=True)).split(b"\n\n")
+            end = check(events[-2].removeprefix(b"data: "), responses.ErrorBody)
+            assert end.error.message == "the worker is gone"
+        async with client.session.get(client.url + "/nothing") as response:
+            check(await response.read(), responses.ErrorBody)
+
+    run(use, script)
+
+
+def test_a_schema_follows_from_the_declarations() -> None:
+    for body in declared_bodies():
+        jsonschema.Draft202012Validator.check_schema(SCHEMAS[body.__name__])
+    for body in (ChatBody, CompletionBody):
+        assert set(PARAMETERS) - {"echo"} <= set(SCHEMAS[body.__name__]["properties"])
+        assert SCHEMAS[body.__name__]["additionalProperties"] is False
+    temperature = SCHEMAS["ChatBody"]["properties"]["temperature"]["anyOf"][0]
+    assert (temperature["minimum"], temperature["maximum"]) == (0, 100)
+    assert SCHEMAS["CompletionBody"]["required"] == ["prompt"]
+    assert set(SCHEMAS["ChatChoice"]["properties"]["finish_reason"]["enum"]) == set(
+        FINISH_REASONS.values()
+    )

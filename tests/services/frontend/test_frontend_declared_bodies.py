@@ -98,11 +98,11 @@ LOGPROBS = {
 def test_logprobs_are_as_they_are_declared(route: RouteBodies, stream: bool) -> None:
     entry = struct.pack("<iif2i2f", 1, 1, -0.5, 3, 4, -1.25, -1.5)
     row = NamedLogprobs(2, entry, [b" token", b"\xff", b"x"], [0])
-    prompt = NamedLogprobs(2, entry * 2, [b"a", b"b", b"c"] * 2, [0, 1])
+    prompt = NamedLogprobs(2, entry, [b"a", b"b", b"c", b"d"], [0, 1])
 
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(2)
-        sink.on_row(0, " token", 1, RowExtras(details=RowDetails(0, row, "ab", prompt)))
+        sink.on_row(0, " token", 1, RowExtras(details=RowDetails(0, row, prompt, "ab")))
         sink.on_row(0, "", 1, RowExtras(end=LENGTH))
 
     async def use(client: Client) -> None:

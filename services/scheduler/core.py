@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from collections.abc import Callable
 
 from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.wire.messages.engine import StepShape
@@ -100,6 +101,8 @@ class SchedulerCore:
         self._waiting = WaitingQueue(policy)
         self._shape = shape
         self._pace = PrefillPace(shape)
+        self.on_fault: Callable[[Request, Ending], None] = lambda request, ending: None
+        """Hears of each sequence that ends by a fault of the server, for the log."""
         self._on_cached: OnCached | None = None
         self._on_evicted: OnEvicted | None = None
         self._planner = self._new_planner()
@@ -519,6 +522,8 @@ class SchedulerCore:
 
     def _end(self, sequence: Sequence, ending: Ending) -> None:
         """End a sequence with a row of its own."""
+        if ending.is_fault:
+            self.on_fault(sequence.request, ending)
         self._outbox.end(sequence, *ending)
         self._close(sequence)
 

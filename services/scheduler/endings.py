@@ -28,6 +28,11 @@ class Ending(NamedTuple):
     message: str = ""
     status: int = 0
 
+    @property
+    def is_fault(self) -> bool:
+        """Of the server: neither the client's, nor a deadline that has passed."""
+        return self.status in (500, 503)
+
 
 LENGTH = Ending(EndReason.LENGTH)
 NOT_A_NUMBER = Ending(

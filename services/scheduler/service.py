@@ -22,11 +22,13 @@ from penstock.protocol.wire.messages.requests import Enqueue, Rejected
 from penstock.protocol.wire.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.crash_only import CoreFailed, failure_in
+from penstock.services.scheduler.endings import Ending
 from penstock.services.scheduler.idle_check import IdleCheck
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy_choice import make_policy
 from penstock.services.scheduler.rate_line import RateLine
 from penstock.services.scheduler.sent_plans import SentPlans
+from penstock.services.scheduler.sequence import Request
 
 ATTACH_SECONDS = 1.0
 MOST_IN_FLIGHT = 4
@@ -110,6 +112,7 @@ class SchedulerService(LoopService):
                 max_waiting_tokens=config.admission.max_waiting_tokens,
                 shape=message.shape,
             )
+            self.core.on_fault = self._on_fault
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
             gc.collect()
             gc.freeze()
@@ -120,6 +123,9 @@ class SchedulerService(LoopService):
         )
         if self._draining_since is None:
             self.set_phase(Phase.READY)
+
+    def _on_fault(self, request: Request, ending: Ending) -> None:
+        self.log.warning("a request failed", id=request.head.request_id, reason=ending.message)
 
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:
         if self.ledger is not None:

@@ -126,7 +126,7 @@ class SlotTable:
         self._unreadable: dict[int, str] = {}
         """Slots whose sampling could not be read, and why: they get no token."""
         self._decode_sampling = msgspec.msgpack.Decoder(SlotSampling).decode
-        self._latest = (b"", _NEUTRAL)
+        self._latest: tuple[bytes | None, SlotSampling] = (None, _NEUTRAL)
         """The sampling read last: the choices of a request come one after another."""
         self._state = [FREE] * slots
         self._known: list[npt.NDArray[np.int32] | None] = [None] * slots

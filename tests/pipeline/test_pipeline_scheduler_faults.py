@@ -65,9 +65,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
-def complete(server: Served, **body: Any) -> tuple[int, dict[str, Any]]:
+def complete(server: Served, request_id: str = "", **body: Any) -> tuple[int, dict[str, Any]]:
     data = json.dumps({"ignore_eos": True, **body}).encode()
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", "x-request-id": request_id}
     request = urllib.request.Request(server.url + "/v1/completions", data, headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -94,11 +94,13 @@ def test_a_policy_that_fails_on_a_request_ends_it_with_an_error_and_no_other(
     neighbour.start()
     while server.metrics().get("penstock:num_requests_running", 0) < 1:
         time.sleep(0.02)
-    status, answer = complete(server, prompt="Once", max_tokens=3, priority=POISON)
+    status, answer = complete(server, "poison-7", prompt="Once", max_tokens=3, priority=POISON)
     assert status == 500
     assert "the scheduler failed when it took this request in" in answer["error"]["message"]
     neighbour.join(60)
     ((status, answer),) = answers
     assert (status, answer["usage"]["completion_tokens"]) == (200, 300), answer
     assert "the scheduler's core failed in add: KeyError" in server.output
+    named = [line for line in server.output.splitlines() if "poison-7" in line]
+    assert any("a request could not be taken in" in line for line in named), named
     assert "scheduler 0 ended with exit code 1" in server.output

@@ -641,9 +641,13 @@ def test_the_first_end_in_token_order_wins(tokenizer: Any) -> None:
     assert (batch.texts, batch.counts, batch.ends) == (["a"], [2], [End(0, EndReason.STOP, "c")])
 
 
-def test_a_fault_in_the_text_of_one_request_ends_that_request_alone(tokenizer: Any) -> None:
+def test_a_fault_in_the_text_of_one_request_ends_that_request_alone(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger, sent = tokenizer
-    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    named = msgspec.structs.replace(WORK, head=RequestHead(request_id="req-7"))
+    submit = msgspec.structs.replace(SUBMIT, work=msgspec.msgpack.encode(named))
+    ledger.handle(FRONTEND, submit, 0.0)
     ledger.handle(FRONTEND, msgspec.structs.replace(SUBMIT, id=8), 0.0)
     both = TokenBatch([7, 8], [0, 0], [ONE, ONE], [0, 0], [1, 1], b"\xff" * 4 + bytes(4), [])
     sent.take()
@@ -653,6 +657,7 @@ def test_a_fault_in_the_text_of_one_request_ends_that_request_alone(tokenizer: A
     assert [m.texts for m in messages if isinstance(m, TextBatch)] == [["a"]]
     assert Cancel([7], [ONE], [-1]) in messages
     assert list(ledger.open) == [8]
+    assert [getattr(line, "id", "") for line in caplog.records] == ["req-7"]
 
 
 @pytest.mark.parametrize(("named", "stop"), [([], None), ([9], None), ([9, 7], 7)])

@@ -76,6 +76,15 @@ def test_an_answered_request_has_a_line_with_its_sizes_times_and_finish(
     assert line["timestamp"].endswith("Z")
 
 
+def test_the_line_of_a_request_names_its_trace(capfd: Captured) -> None:
+    trace = "4BF92f3577b34da6a3ce929d0e0e4736"
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    (line,) = lines_of(capfd, post(TEXT, {"prompt": "x"}, headers=headers))
+    assert line["trace"] == trace.lower()
+    (line,) = lines_of(capfd, post(TEXT, {"prompt": "x"}))
+    assert "trace" not in line
+
+
 def test_several_choices_are_one_line(capfd: Captured) -> None:
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(2)

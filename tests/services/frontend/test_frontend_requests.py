@@ -287,6 +287,42 @@ def test_the_tenant_is_the_key_else_the_user_else_nobody() -> None:
     assert "first" not in one and 1 <= len(one) <= 32
 
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_the_head_says_what_the_client_sees_and_which_model_is_meant() -> None:
+    headers = {"x-request-id": "mine-1", "traceparent": TRACE}
+    works = works_of(TEXT, {"model": "alias", "prompt": ["a", "b"], "n": 2}, headers=headers)
+    assert len(works) == 2
+    for work in works:
+        head = work.head
+        assert (head.request_id, head.model, head.task) == ("mine-1", "org/model", "generate")
+        assert (head.trace, head.prompt_kind, head.siblings) == (TRACE, "text", 4)
+    (work,) = works_of(CHAT, chat())
+    assert work.head.request_id.startswith("req-")
+    assert (work.head.trace, work.head.prompt_kind) == ("", "chat")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", "00", TRACE[:-1], TRACE.replace("4bf9", "wxyz"), f"ff{TRACE[2:]}", f"{TRACE}01"),
+        f"00-{'0' * 32}-00f067aa0ba902b7-01",
+        f"00-4bf92f3577b34da6a3ce929d0e0e4736-{'0' * 16}-01",
+        f"{TRACE}-{'x' * 101}",
+    ],
+)
+def test_a_trace_context_that_cannot_be_read_is_ignored(given: str) -> None:
+    (work,) = works_of(TEXT, {"prompt": "x"}, headers={"traceparent": given})
+    assert work.head.trace == ""
+
+
+@pytest.mark.parametrize("given", [TRACE, TRACE.upper(), f" {TRACE} ", f"cc{TRACE[2:]}-what-more"])
+def test_a_trace_context_of_any_version_is_taken(given: str) -> None:
+    (work,) = works_of(TEXT, {"prompt": "x"}, headers={"traceparent": given})
+    assert work.head.trace == given.strip()
+
+
 def test_a_request_may_take_only_so_long() -> None:
     async def script(work: Work, sink: Sink) -> None:
         import asyncio

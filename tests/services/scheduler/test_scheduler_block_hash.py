@@ -16,7 +16,7 @@ SALTS = st.sampled_from(["", "a", "b", "ab", "key:1", "key:", "\u00e9"])
 
 
 def names(tokens: list[int], salt: str, hasher: BlockHasher | None = None) -> list[bytes]:
-    holder = SequenceHolder(1, array("i", tokens), chain_root(salt.encode()))
+    holder = SequenceHolder(1, array("i", tokens), chain_root(RequestHead(cache_salt=salt)))
     return (hasher or BlockHasher(BLOCK)).extend(holder, len(tokens) // BLOCK)
 
 
@@ -61,7 +61,7 @@ def test_what_prompts_share_may_end_anywhere(length: int, shared: list[int]) -> 
 
 def test_a_sequence_that_grows_is_named_on_from_where_it_was() -> None:
     tokens = list(range(6 * BLOCK))
-    holder = SequenceHolder(1, array("i", tokens), chain_root(b""))
+    holder = SequenceHolder(1, array("i", tokens), chain_root(RequestHead()))
     hasher = BlockHasher(BLOCK)
     for count in (1, 3, 2, 6):
         assert hasher.extend(holder, count)[:count] == names(tokens[: count * BLOCK], "")

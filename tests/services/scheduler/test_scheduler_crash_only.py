@@ -69,7 +69,9 @@ def test_a_policy_that_fails_in_a_step_is_heard_of(broken: str) -> None:
         request()
 
 
-def test_the_request_that_a_core_fails_on_is_answered_before_the_process_ends() -> None:
+def test_the_request_that_a_core_fails_on_is_answered_before_the_process_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     sent: list[tuple[str, Message]] = []
     engine = engine_with(Brittle("key"))
     members: Any = SimpleNamespace(router_address="router", peers={})
@@ -81,12 +83,15 @@ def test_the_request_that_a_core_fails_on_is_answered_before_the_process_ends() 
     ledger = SchedulerLedger(members, send, engine.core)
 
     def enqueue(number: int, tenant: str) -> None:
-        work = msgspec.msgpack.encode(token_work(prompt(4), tenant=tenant))
+        work = token_work(prompt(4), tenant=tenant)
+        head = msgspec.structs.replace(work.head, request_id=f"req-{number}")
+        work = msgspec.msgpack.encode(msgspec.structs.replace(work, head=head))
         ledger.handle(5, Enqueue(number, 1, "tokenizer", work), 0.0)
 
     enqueue(3, "fine")
     with pytest.raises(CoreFailed):
         enqueue(4, POISON)
+    assert [getattr(line, "id", "") for line in caplog.records] == ["req-4"]
     ((_, accepted), (address, rejected)) = sent
     assert accepted == Accepted(3, 1)
     assert isinstance(rejected, Rejected)

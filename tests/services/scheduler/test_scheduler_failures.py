@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from scheduler_harness import ROOMY, Engine, prompt, small, token_work
 from simulated_worker import token_bytes
@@ -72,6 +73,20 @@ def test_a_poisonous_request_takes_nobody_along() -> None:
         assert "token 99 is poison" in end.message
     assert engine.core.stats().counters.failed_steps == 5  # once together, twice each alone
     engine.assert_idle()
+
+
+def test_the_log_hears_which_request_failed_and_why() -> None:
+    engine = Engine(poison=99)
+    heard: list[tuple[str, int]] = []
+    engine.core.on_fault = lambda request, ending: heard.append(
+        (request.head.request_id, ending.status)
+    )
+    for number, last in ((1, 98), (2, 99)):
+        work = token_work([5, 6, last], max_tokens=2)
+        head = msgspec.structs.replace(work.head, request_id=f"req-{number}")
+        engine.core.add(number, 0, "t", msgspec.structs.replace(work, head=head), 0.0)
+    engine.run()
+    assert heard == [("req-2", 500)]
 
 
 def test_a_request_that_turns_poisonous_late_takes_nobody_along() -> None:

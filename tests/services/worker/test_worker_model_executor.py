@@ -226,6 +226,24 @@ def test_a_sequence_that_is_not_finite_is_reported_and_harms_no_other(tiny_folde
     assert PlanDriver(executor, 2).run(prompts, 8) == before
 
 
+def test_a_slot_whose_sampling_cannot_be_read_fails_alone(tiny_folder: Folder) -> None:
+    executor = executor_for(tiny_folder("qwen2"))
+    (prompt,) = some_prompts([3])
+    ids = np.array(prompt, "<i4").tobytes()
+    good, cut = GREEDY.packed(), GREEDY.packed()[:-1]
+    for step, kinds in enumerate(([good, good], [good, cut, good, b""], [good, good]), 1):
+        added = [NewSlot(i, ids, 3, 0, [i], kind) for i, kind in enumerate(kinds)]
+        chunks = [Chunk(i, 0, 3, True, []) for i in range(len(kinds))]
+        result = executor.execute(StepPlan(1, step, True, [], added, [], chunks))
+        unread = [row for row, kind in enumerate(kinds) if kind != good]
+        assert [(one.row, one.status) for one in result.failures] == [(row, 500) for row in unread]
+        assert all("cannot be read" in one.reason for one in result.failures)
+        tokens = np.frombuffer(result.tokens, "<i4")
+        assert {int(tokens[row]) for row, kind in enumerate(kinds) if kind == good} == {
+            generated("qwen2", [prompt], 1)[0][0]
+        }
+
+
 def test_a_failed_step_drops_all_slots_until_a_full_plan(
     tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

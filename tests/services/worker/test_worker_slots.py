@@ -258,6 +258,16 @@ def test_null_tokens_depend_on_seed_choice_and_position_only() -> None:
     assert len({tuple(output) for output in first}) == 4
 
 
+def test_the_null_device_says_which_sampling_it_cannot_read() -> None:
+    executor = NullExecutor(NULL_CAPACITY, [3])
+    added = [new(0), new(1, sampling=b"\xc1")]
+    chunks = [Chunk(slot, 0, 5, True, []) for slot in (0, 1)]
+    executor.execute(plan(1, added=added, chunks=chunks))
+    (failure,) = executor.execute(plan(2)).failures
+    assert (failure.row, failure.status) == (1, 500)
+    assert executor.execute(plan(3, gone=[1])).failures == []
+
+
 def test_null_tokens_lie_in_the_vocabulary_and_skip_the_end_tokens() -> None:
     capacity = EngineSizes(1000, 16, 64, 512, 512, 7)
     outputs = PlanDriver(NullExecutor(capacity, [0, 6, 2, 99])).run(

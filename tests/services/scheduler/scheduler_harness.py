@@ -191,6 +191,16 @@ class Engine:
                 )
         return rejected
 
+    def run_alone(self, work: TokenWork, request_id: int = 1) -> None:
+        """Compute a request to its end, whatever its tokens are."""
+        assert self.core.add(request_id, 0, "alone", work, self.now) is None
+        while (plan := self.core.plan(self.now)) is not None:
+            answer = self.worker.execute(plan)
+            if isinstance(answer, StepFailed):
+                self.core.fail(answer, self.now)
+            elif answer is not None:
+                self.core.apply(answer, self.now)
+
     def cancel(self, request_id: int, choice: int = -1) -> bool:
         streams = [s for (i, c), s in self.streams.items() if i == request_id and choice in (c, -1)]
         attempt = max((s.attempt for s in streams), default=0)

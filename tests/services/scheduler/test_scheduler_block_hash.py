@@ -7,6 +7,7 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.protocol.wire.messages.requests import RequestHead
 from penstock.services.scheduler.block_hash import KEPT_CHAINS, BlockHasher, chain_root
 from penstock.services.scheduler.kv_holder import SequenceHolder
 

@@ -84,8 +84,7 @@ def test_the_log_hears_which_request_failed_and_why() -> None:
     for number, last in ((1, 98), (2, 99)):
         work = token_work([5, 6, last], max_tokens=2)
         head = msgspec.structs.replace(work.head, request_id=f"req-{number}")
-        engine.core.add(number, 0, "t", msgspec.structs.replace(work, head=head), 0.0)
-    engine.run()
+        engine.run_alone(msgspec.structs.replace(work, head=head), number)
     assert heard == [("req-2", 500)]
 
 

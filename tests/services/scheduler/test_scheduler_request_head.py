@@ -122,8 +122,7 @@ def test_requests_share_blocks_only_for_the_same_model_adapter_media_and_salt(
     work = token_work(prompt(12), max_tokens=1)
     heads = [work.head, msgspec.structs.replace(work.head, **change)]
     for number, head in enumerate((*heads, heads[1]), 1):
-        engine.core.add(number, 0, "t", msgspec.structs.replace(work, head=head), 0.0)
-        engine.run()
+        engine.run_alone(msgspec.structs.replace(work, head=head), number)
     hits = engine.core.counters.prefix_hit_tokens
     assert 0 < hits < 12  # the third found what the second had computed; the second found nothing
     names = [{"tenant": "a"}, {"priority": 3}, {"request_id": "r"}, {"trace": "t"}]

@@ -106,6 +106,16 @@ def is_of_kind(value: Any, base: Any) -> bool:
 # --- in words
 
 
+def description_of(declared: Any) -> str:
+    """The description of a type, or of the first one within it that has any."""
+    base, found = unwrapped(declared)
+    for meta in reversed(found):  # what was said last is said of the whole
+        if meta.description:
+            return meta.description
+    parts = () if get_origin(base) is Literal else get_args(base)
+    return next((said for part in parts if (said := description_of(part))), "")
+
+
 def describe(declared: Any) -> str:
     """What is allowed, for a sentence: ``a whole number from 1 to 128``."""
     if len(members := members_of(declared)) > 1:

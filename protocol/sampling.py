@@ -11,11 +11,12 @@ generation config, then from ``DEFAULTS`` (``resolve``).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
+from penstock.protocol.declared import description_of
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.validation import read
@@ -262,16 +263,6 @@ class Parameter(msgspec.Struct, frozen=True):
     description: str
 
 
-def _description(hint: Any) -> str:
-    """The first description in a type, at whatever depth."""
-    for part in (hint, *get_args(hint)):
-        if isinstance(part, Meta) and part.description:
-            return part.description
-        if part is not hint and (found := _description(part)):
-            return found
-    return ""
-
-
 def _parameters() -> dict[str, Parameter]:
     hints = get_type_hints(SamplingParams, include_extras=True)
     found = {}
@@ -279,7 +270,7 @@ def _parameters() -> dict[str, Parameter]:
         hint = hints[field.name]
         factory = field.default_factory
         default = field.default if factory is msgspec.NODEFAULT else factory()
-        found[field.name] = Parameter(field.name, hint, default, _description(hint))
+        found[field.name] = Parameter(field.name, hint, default, description_of(hint))
     return found
 
 

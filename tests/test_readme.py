@@ -18,7 +18,9 @@ import pytest
 
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.config import ServerConfig
+from penstock.protocol.declared import describe, description_of, fields_of
 from penstock.protocol.sampling import PARAMETERS
+from penstock.services.frontend.bodies.requests import ChatBody, CompletionBody
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -231,11 +233,13 @@ def test_the_pipeline_cost_command_prints_figures() -> None:
     assert '"cpu_us_per_token"' in done.stdout
 
 
-def test_the_api_page_lists_every_sampling_parameter() -> None:
+def test_the_api_page_lists_every_field_of_a_body_with_what_is_allowed() -> None:
     page = (ROOT / "docs/api.md").read_text()
-    for parameter in PARAMETERS.values():
-        assert f"| `{parameter.name}` |" in page
-        assert parameter.description in page
+    for name, of in {**fields_of(ChatBody), **fields_of(CompletionBody)}.items():
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", page, re.MULTILINE)
+        default, *_ = row.split(" | ")[1:2] if name in PARAMETERS else ("",)
+        shown = [f"| `{name}`", default, describe(of), f"{description_of(of)} |"]
+        assert row == " | ".join(filter(None, shown))
 
 
 def test_the_readme_names_the_python_that_is_needed() -> None:

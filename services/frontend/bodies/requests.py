@@ -103,7 +103,9 @@ class GenerationBody(_SamplingFields, kw_only=True):
     max_completion_tokens: Annotated[MaxTokens, _said("The same as max_tokens.")] | None = None
     model: Annotated[str, _said("The model, by one of its names.")] | None = None
     stream: Annotated[Flag, _said("Send the answer in pieces, as server-sent events.")] = None
-    stream_options: StreamOptions | None = None
+    stream_options: (
+        Annotated[StreamOptions, _said("What a stream says beside its text.")] | None
+    ) = None
     user: Annotated[Label, _said("The tenant, where no API key decides.")] | None = None
     priority: (
         Annotated[RequestPriority, _said("A lower one goes first under the policy priority.")]
@@ -159,7 +161,13 @@ class ChatBody(GenerationBody, kw_only=True):
         Annotated[bool, _said("End the prompt with the last message's text, to be continued.")]
         | None
     ) = None
-    chat_template_kwargs: TemplateVariables | None = None
+    chat_template_kwargs: (
+        Annotated[
+            TemplateVariables,
+            _said("Variables of the chat template: enable_thinking, thinking, reasoning_effort."),
+        ]
+        | None
+    ) = None
 
 
 class CompletionBody(GenerationBody, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 
 from penstock.services.scheduler.kv_cache import KVCache
+from penstock.services.scheduler.kv_holder import NEVER
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.sequence import Sequence
 
@@ -18,6 +19,7 @@ class RunningBatch:
 
     def __init__(self, limits: Limits, kv: KVCache) -> None:
         self._kv = kv
+        self._row_tokens = limits.max_row_tokens
         self._slots: list[Sequence | None] = [None] * limits.max_num_seqs
         self._free_slots = list(range(limits.max_num_seqs))
         """A heap: low slots first keeps the worker's batch dense."""
@@ -65,11 +67,17 @@ class RunningBatch:
         self.set_due(sequence)
         self._decoding = None
 
-    @staticmethod
-    def set_due(sequence: Sequence) -> None:
+    def set_due(self, sequence: Sequence) -> None:
         """Say when the planner must look at a decoding sequence: its tables have changed."""
-        due, last = sequence.kv.capacity, sequence.max_len - 1
-        sequence.due = due if due < last else last
+        sequence.due = self._due(sequence)
+
+    def _due(self, sequence: Sequence) -> int:
+        """Its limit counts where each row brings one token. Else only results tell when it is
+        there, and its blocks are to suffice for the most that a row may bring."""
+        capacity, last = sequence.kv.capacity, sequence.max_len - 1
+        if capacity >= last:
+            return last if self._row_tokens == 1 else NEVER
+        return capacity - self._row_tokens + 1
 
     def release(self, sequence: Sequence) -> None:
         """Take slot and blocks back. What is in flight for it stays in flight."""
@@ -99,8 +107,11 @@ class RunningBatch:
         for sequence in self.sequences.values():
             if self._slots[sequence.slot] is not sequence or sequence.finished:
                 raise RuntimeError(f"slot {sequence.slot} holds a sequence that is not running")
-            end = min(sequence.kv.capacity, sequence.max_len - 1)
-            if sequence.decoding and sequence.due != end:
-                raise RuntimeError(f"slot {sequence.slot} is due at {sequence.due}, not at {end}")
-            if not sequence.num_computed <= sequence.kv.capacity:
+            due, most = self._due(sequence), self._row_tokens
+            if sequence.decoding and sequence.due != due:
+                raise RuntimeError(f"slot {sequence.slot} is due at {sequence.due}, not at {due}")
+            surely = sequence.num_computed
+            if most > 1 and sequence.decoding:
+                surely = min(surely - (most - 1), sequence.max_len - 1)
+            if not surely <= sequence.kv.capacity:
                 raise RuntimeError(f"slot {sequence.slot}: computed positions without a block")

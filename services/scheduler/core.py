@@ -266,12 +266,11 @@ class SchedulerCore:
         if step is None:
             self.counters.ignored_results += 1
             return self._outbox.drain()
-        tokens = array("i")
-        if len(result.tokens) == TOKEN_BYTES * len(step.rows):
-            tokens.frombytes(result.tokens)
-        if step is not in_flight.steps[0] or len(tokens) != len(step.rows):
+        counts = result.counts
+        if step is not in_flight.steps[0] or not self._is_whole(result, len(step.rows)):
             oldest = in_flight.steps[0].number
             return self.fail(StepFailed(self.epoch, oldest, "its result got lost"), now)
+        tokens = array("i", result.tokens)
         in_flight.steps.popleft()
         in_flight.took(result.seconds, now)
         self._pace.observe(step.num_decoding, step.num_prefilled, result.seconds)
@@ -282,8 +281,10 @@ class SchedulerCore:
                 sequence.prompt_logprobs.add(chunk.start, chunk.tokens)
         failures = {one.row: one for one in result.failures} if result.failures else None
         banned = frozenset(result.banned_rows) if result.banned_rows else None
-        generated = 0
+        generated = end = 0
         for row, sequence in enumerate(step.rows):
+            if counts:
+                start, end = end, end + counts[row]
             if sequence is None or sequence.finished:
                 continue
             sequence.in_flight -= 1
@@ -297,7 +298,10 @@ class SchedulerCore:
                 self._end(sequence, ALL_BANNED)
                 continue
             found = logprobs.get(row) if logprobs else None
-            generated += self._append(sequence, tokens[row], found)
+            if counts:
+                generated += self._extend(sequence, tokens[start:end], found)
+            else:
+                generated += self._append(sequence, tokens[row], found)
         self.counters.generated_tokens += generated
         return self._outbox.drain()
 
@@ -443,6 +447,51 @@ class SchedulerCore:
         else:
             self._outbox.token(sequence, token, None, None, logprobs)
         return True
+
+    def _is_whole(self, result: StepResult, rows: int) -> bool:
+        """Whether a result brings what its rows may bring."""
+        counts, num_tokens = result.counts, rows
+        if counts:
+            most = self.limits.max_row_tokens
+            if len(counts) != rows or not 1 < most >= max(counts):
+                return False
+            num_tokens = sum(counts)
+        return len(result.tokens) == TOKEN_BYTES * num_tokens
+
+    def _extend(
+        self,
+        sequence: Sequence,
+        tokens: array[int],
+        logprobs: PackedLogprobs | None,
+    ) -> int:
+        """``_append`` for a row of any number of tokens. The first end in their order wins; what
+        comes after it is dropped. Returns how many belong to the answer."""
+        if sequence.decoding:
+            sequence.num_computed -= self.limits.max_row_tokens - len(tokens)
+        room = sequence.max_len - len(sequence.tokens)
+        if room <= 0:  # only its prompt was wanted
+            self._outbox.end_of_prompt(sequence)
+            self._close(sequence)
+            return 0
+        if not tokens:
+            self._planner.kv.compute_again(sequence.kv)
+            return 0
+        kept, stop = tokens[:room], None
+        for at, token in enumerate(kept):
+            if token in sequence.request.stop_ids:
+                kept, stop = kept[: at + 1], token
+                break
+        sequence.tokens.extend(kept)
+        if not sequence.trusted:
+            sequence.trust()
+        reason = EndReason.STOP if stop is not None else None
+        if reason is None and len(kept) == room:
+            reason = EndReason.LENGTH
+        found = logprobs.first(len(kept)) if logprobs is not None else None
+        self._outbox.tokens(sequence, kept, reason, stop, found)
+        if reason is not None:
+            self._finish(sequence)
+        return len(kept)
 
     def _finish(self, sequence: Sequence) -> None:
         self._policy.on_finished(sequence)

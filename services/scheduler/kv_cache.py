@@ -188,6 +188,11 @@ class KVCache:
             holder.tables[number] += found
         holder.capacity = prefix.length * self.block_size
 
+    def lacks(self, holder: SequenceHolder, positions: int) -> int:
+        """Blocks that ``grow`` would take."""
+        missing = -(-(positions - holder.capacity) // self.block_size)
+        return self.num_groups * max(0, missing)
+
     def grow(self, holder: SequenceHolder, positions: int) -> list[int]:
         """Let the tables of a sequence that has begun reach over this many positions, or more; the
         caller has looked at ``room``. Returns what is new, as a plan tells it."""
@@ -251,6 +256,16 @@ class KVCache:
         for group, table, behind in zip(self._groups, holder.tables, holder.behind, strict=True):
             for index in range(max(first, behind), end):
                 cache(table[index], group.name(digests[index]), step)
+
+    def compute_again(self, holder: SequenceHolder) -> None:
+        """A step brought no token: the next one writes K and V of the last known token once more.
+        If it ends a block, that must not be found until it is done: the step may fail."""
+        full, rest = divmod(len(holder.tokens), self.block_size)
+        if rest or holder.next_name != full:
+            return
+        holder.next_name = full - 1
+        for group in self._groups:
+            self.blocks.forget(group.names(holder.digests[full - 1 : full]))
 
     def distrust(self, holder: SequenceHolder) -> None:
         """What a sequence computed, or began with, must not be used by anyone who comes."""

@@ -67,6 +67,32 @@ class Outbox:
         index = len(sequence.tokens) - sequence.prompt_len - 1
         columns = self._row(sequence, index, 1)
         columns.tokens.append(token)
+        if reason is not None or logprobs is not None or not index:
+            self._add_extras(columns, sequence, index, reason, stop, logprobs)
+
+    def tokens(
+        self,
+        sequence: Sequence,
+        tokens: array[int],
+        reason: EndReason | None = None,
+        stop: int | None = None,
+        logprobs: PackedLogprobs | None = None,
+    ) -> None:
+        """The same with the newest tokens of a sequence, one or more."""
+        index = len(sequence.tokens) - sequence.prompt_len - len(tokens)
+        columns = self._row(sequence, index, len(tokens))
+        columns.tokens.extend(tokens)
+        self._add_extras(columns, sequence, index, reason, stop, logprobs)
+
+    @staticmethod
+    def _add_extras(
+        columns: _Columns,
+        sequence: Sequence,
+        index: int,
+        reason: EndReason | None,
+        stop: int | None,
+        logprobs: PackedLogprobs | None,
+    ) -> None:
         prompt = sequence.prompt_logprobs.packed() if index == 0 else None
         if logprobs is not None or prompt is not None:
             columns.logprobs.append(RowLogprobs(len(columns.ids) - 1, logprobs, prompt))

@@ -108,6 +108,9 @@ class Planner:
         """Sequences that ran when KV memory was last found full; whoever reads it sets it to 0."""
         self._stuck: list[Sequence] = []
         self._head_room = HeadRoom(self.kv)
+        self._row_tokens = limits.max_row_tokens
+        """That a row may bring: as many positions are reserved for it."""
+        self._row_blocks = self.kv.num_groups * self.kv.blocks_for(limits.max_row_tokens)
         self._policy = policy
         self._caching = enable_prefix_caching
         self._waiting = waiting
@@ -137,10 +140,12 @@ class Planner:
             return None
         if decoding:
             self._policy.on_decode(decoding)
+        each = self._row_tokens
         for sequence in decoding:
-            sequence.num_computed += 1
+            sequence.num_computed += each
             sequence.in_flight += 1
         for sequence in sampled:
+            sequence.num_computed += each - 1
             sequence.in_flight += 1
             self.batch.start_decoding(sequence)
         step.rows = [*decoding, *sampled]
@@ -149,12 +154,12 @@ class Planner:
     def _budget(self, decoding: list[Sequence]) -> int:
         """Positions of prefill that a step may carry beside its decode rows: where time bounds it,
         so many that large steps have a whole number of the device's ``row_units``."""
-        rows = len(decoding)
+        rows = len(decoding) * self._row_tokens
         left = self.limits.max_num_batched_tokens - rows
-        waiting = len(self._waiting) + len(self.batch) - rows
+        waiting = len(self._waiting) + len(self.batch) - len(decoding)
         if not waiting or not any(sequence.request.head.streamed for sequence in decoding):
             return left
-        bound = self._pace.most_tokens(rows, waiting)
+        bound = self._pace.most_tokens(len(decoding), waiting)
         if bound is None or bound >= left:
             return left
         for least, unit in self._row_units:
@@ -190,20 +195,28 @@ class Planner:
             return False
         kv, growing, preempted = self.kv, list[Sequence](), False
         for sequence in due:
-            if sequence.num_computed + 1 >= sequence.max_len:
+            if self._row_tokens > 1:
+                kv.advance(sequence.kv, len(sequence.tokens) - 1)
+                growing.append(sequence)
+            elif sequence.num_computed + 1 >= sequence.max_len:
                 self.batch.release(sequence)
             else:
                 kv.advance(sequence.kv, sequence.num_computed)
                 growing.append(sequence)
-        while len(growing) * kv.num_groups > kv.num_available:
+        while sum(kv.lacks(s.kv, self._reach(s)) for s in growing) > kv.num_available:
             preempted = True
             self._preempt_one()
             growing = [s for s in growing if s.running]
         for sequence in growing:
-            for block in kv.grow(sequence.kv, sequence.num_computed + 1):
+            for block in kv.grow(sequence.kv, self._reach(sequence)):
                 step.grown += (sequence.slot, block)
             self.batch.set_due(sequence)
         return preempted
+
+    def _reach(self, sequence: Sequence) -> int:
+        """Positions that the tables of a decoding sequence must reach to in this step: of all
+        tokens that rows may have brought by then, and of what the next one may bring."""
+        return min(sequence.num_computed + self._row_tokens, sequence.max_len - 1)
 
     def _preempt_one(self) -> None:
         if len(self.batch) > 1 or self.kv.held_aside:
@@ -223,7 +236,7 @@ class Planner:
         """
         if self.batch.lone_suspect:
             return
-        owed = self.kv.num_groups * len(self.batch.decoding)
+        owed = self._row_blocks * len(self.batch.decoding)
         owed += sum(self.kv.owed(sequence.kv) for sequence in self.batch.prefilling)
         while step.budget > 0 and self.batch.has_free_slot and len(self._waiting):
             if owed >= self.kv.num_available:
@@ -245,7 +258,7 @@ class Planner:
             step.added_bytes += size
             self._waiting.remove(sequence)
             self._start(step, sampled, sequence, hits)
-            owed += self.kv.num_groups if sequence.decoding else self.kv.owed(sequence.kv)
+            owed += self._row_blocks if sequence.decoding else self.kv.owed(sequence.kv)
             if sequence.suspect:
                 return
 

@@ -122,7 +122,8 @@ class Sequence:
     # While it runs.
     decoding: bool = False
     num_computed: int = 0
-    """Positions whose K and V are written by the plans made so far."""
+    """Positions whose K and V are written by the plans made so far. While it decodes, and a row may
+    bring several tokens: so many at most."""
     kv: SequenceHolder = field(init=False)
     """What it holds of KV memory, and what its blocks are called. The core sets it."""
     due: int = 0
@@ -130,7 +131,7 @@ class Sequence:
     num_served: int = 0
     """Positions planned at any time; fewer are computed now after it lost its slot."""
     in_flight: int = 0
-    """Tokens planned and not applied yet."""
+    """Rows planned whose results are not applied yet."""
 
     num_hits: int = 0
     """Positions taken from the prefix cache when it last got its slot."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from simulated_worker import SimulatedWorker, output_alone, token_bytes, token_list
@@ -15,6 +16,7 @@ from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy import SchedulingPolicy
 from penstock.services.scheduler.policy_choice import make_policy
+from penstock.services.scheduler.sequence import Sequence
 
 ROOMY = Limits(
     num_blocks=256,
@@ -117,7 +119,9 @@ class Engine:
         not_a_number: int = -1,
         max_waiting_tokens: int | None = None,
         shape: StepShape = StepShape(),  # noqa: B008 - it is frozen
+        row_count: Callable[[], int] | None = None,
     ) -> None:
+        """``row_count``: how many tokens a row brings."""
         self.limits = limits
         self.poison = poison
         self.not_a_number = not_a_number
@@ -132,7 +136,7 @@ class Engine:
             max_waiting_tokens=max_waiting_tokens,
             shape=shape,
         )
-        self.worker = SimulatedWorker(limits, 1, poison, not_a_number)
+        self.worker = SimulatedWorker(limits, 1, poison, not_a_number, row_count=row_count)
         self.now = 0.0
         self.answers: deque[StepResult | StepFailed] = deque()
         self.streams: dict[tuple[int, int], Stream] = {}
@@ -224,7 +228,16 @@ class Engine:
             answer = self.worker.execute(plan, whole)
             if answer is not None:
                 self.answers.append(answer)
+            self._require_room(running)
         return plan
+
+    def _require_room(self, running: dict[int, Sequence]) -> None:
+        """Whatever the results will be, each decode row had blocks for all that it may bring."""
+        for slot, sequence in running.items():
+            state = self.worker.slots.get(slot)
+            if sequence.decoding and state is not None and state.began >= 0:
+                most = min(state.began + self.limits.max_row_tokens, sequence.max_len - 1)
+                assert len(state.blocks) * self.limits.block_size >= most, "a row lacks blocks"
 
     def deliver(self) -> None:
         """Hand the oldest answer to the scheduler."""
@@ -263,6 +276,7 @@ class Engine:
         self.worker = SimulatedWorker(
             self.limits, epoch, self.poison, self.not_a_number,
             token_seconds=self.worker.token_seconds, is_early=self.worker.is_early,
+            row_count=self.worker.row_count,
         )  # fmt: skip
         self.take(self.core.restart(epoch, limits))
         self.core.check()

@@ -90,6 +90,8 @@ class Slot:
     """Hash of the tokens up to each position, once it is known what stands before them."""
     decoding: bool = False
     early: bool = False
+    began: int = -1
+    """What was computed before the latest step in which it decoded."""
 
     def begin(self, before: list[int]) -> None:
         """before: the histories of the computed positions."""
@@ -120,6 +122,8 @@ class SimulatedWorker:
     """Slots with this seed ban every token."""
     is_early: Callable[[SlotSampling], bool] = lambda _: False
     """Whether the grammar of a row is not compiled yet; its slot has no token from then on."""
+    row_count: Callable[[], int] | None = None
+    """How many tokens a row would like to bring, ``max_row_tokens`` at most; ``None``: one."""
     fail_steps: dict[int, str] = field(default_factory=dict)
     """Steps that raise, with the reason."""
     token_seconds: float = 0.0
@@ -185,6 +189,8 @@ class SimulatedWorker:
             slot = self._slot(number)
             require(slot.decoding, f"slot {number} grew, but does not decode")
             self._append_blocks(slot, [block])
+            if self.row_count is not None:
+                continue  # how far it has come was not known
             require(self._covers(slot, slot.computed + 1), f"slot {number} grew for nothing")
             require(
                 len(slot.blocks) == self.limits.blocks_for(slot.computed + 1),
@@ -241,11 +247,19 @@ class SimulatedWorker:
     def _covers(self, slot: Slot, positions: int) -> bool:
         return len(slot.blocks) * self.limits.block_size >= positions
 
+    def _room(self, slot: Slot) -> int:
+        """Tokens that a row may bring: positions that it has blocks for, from its last token on."""
+        positions = min(len(slot.blocks) * self.limits.block_size, self.limits.max_model_len - 1)
+        return max(0, positions - (len(slot.tokens) - 1))
+
     # Computing.
 
     def _work(self, plan: StepPlan, decoding: list[Slot]) -> list[tuple[Slot, int]]:
         """(slot, end) for all that compute: positions from ``computed`` to ``end``."""
+        each = self.limits.max_row_tokens
         work = [(slot, slot.computed + 1) for slot in decoding]
+        if each > 1:  # one that has all its tokens by now has no room for more
+            work = [(slot, min(end, slot.computed + self._room(slot))) for slot, end in work]
         chunked: list[int] = []
         for chunk in plan.chunks:
             require(chunk.slot not in chunked, f"slot {chunk.slot} has two chunks")
@@ -254,7 +268,10 @@ class SimulatedWorker:
         require(
             all(new.slot in chunked for new in plan.added), "a slot was added that computes nothing"
         )
-        count = sum(end - slot.computed for slot, end in work)
+        for slot in decoding:
+            slot.began = slot.computed
+        count = sum(end - slot.computed for slot, end in work[len(decoding) :])
+        count += each * len(decoding)
         require(count > 0, "the step computes nothing")
         require(count <= self.limits.max_num_batched_tokens, f"{count} tokens pass the budget")
         for slot, end in work:
@@ -311,7 +328,7 @@ class SimulatedWorker:
                 raise BrokenRule(f"position {position} of a prefix hit was never computed")
             before = found[-1] if found else 0
             require(
-                content == _NOT_A_NUMBER or self._before[content] == before,
+                _NOT_A_NUMBER in (content, before) or self._before[content] == before,
                 f"position {position} of a prefix hit does not follow the one before it",
             )
             found.append(content)
@@ -385,30 +402,60 @@ class SimulatedWorker:
             slot.computed = end
         rows = decoding + [self.slots[chunk.slot] for chunk in plan.chunks if chunk.sample]
         tokens, bad_rows, banned_rows, failures = [], [], [], []
+        counts = bytearray()
         for row, slot in enumerate(rows):
-            position = len(slot.tokens) - slot.prompt_len
-            token = draw(
-                slot.histories[-1], slot.sampling, slot.choice, position, self.limits.vocab_size
-            )
+            if not self._room(slot):
+                counts.append(0)
+                continue
+            drawn = self._drawn(slot)
             if self._read(slot, len(slot.tokens) - 1) == _NOT_A_NUMBER:
                 bad_rows.append(row)
-                token = 0
+                drawn = [0]
             elif slot.sampling.seed == self.banned_seed:
                 banned_rows.append(row)
-                token = 0
+                drawn = [0]
             slot.early = slot.early or self.is_early(slot.sampling)
             if slot.early:
                 failures.append(RowFailure(row, "not compiled yet", TOO_EARLY))
-                token = self.executed % self.limits.vocab_size
-            slot.append(token)
-            slot.decoding = True
-            tokens.append(token)
+                drawn = [self.executed % self.limits.vocab_size]
+            self._take(slot, drawn)
+            tokens += drawn
+            counts.append(len(drawn))
         prefilled = sum(chunk.count for chunk in plan.chunks)
         seconds = 0.001 + self.token_seconds * prefilled
         return StepResult(
             plan.epoch, plan.step, token_bytes(tokens), bad_rows, seconds,
             failures=failures, banned_rows=banned_rows,
+            counts=b"" if self.row_count is None else bytes(counts),
         )  # fmt: skip
+
+    def _drawn(self, slot: Slot) -> list[int]:
+        """What a row brings: as many tokens as it likes and has room for."""
+        count = 1 if self.row_count is None else min(self.row_count(), self._room(slot))
+        history, drawn = slot.histories[-1], list[int]()
+        for position in range(len(slot.tokens) - slot.prompt_len, len(slot.tokens) + count):
+            if len(drawn) == count or self.not_a_number in drawn or self.poison in drawn:
+                break
+            vocab = self.limits.vocab_size
+            drawn.append(draw(history, slot.sampling, slot.choice, position, vocab))
+            history = mix(history, drawn[-1])
+        return drawn
+
+    def _take(self, slot: Slot, drawn: list[int]) -> None:
+        """The slot goes on behind what was drawn. K and V of tokens that a row tried in vain lie
+        behind those of its last one."""
+        size, first = self.limits.block_size, len(slot.tokens) - 1
+        slot.decoding = True
+        for token in drawn:
+            slot.append(token)
+        slot.computed = len(slot.tokens) - 1
+        for position in range(first + 1, slot.computed):
+            history = slot.histories[position]
+            self._memory[slot.blocks[position // size]][position % size] = history
+            self._before[history] = slot.histories[position - 1]
+        tried = min(first + self.limits.max_row_tokens, len(slot.blocks) * size)
+        for position in range(max(slot.computed, first + 1), tried):
+            self._memory[slot.blocks[position // size]][position % size] = None
 
 
 class _StepRaised(Exception):

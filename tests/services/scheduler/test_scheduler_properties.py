@@ -25,32 +25,43 @@ FIRST_CLEAN_FAILURES = 2
 """So many failures that are nobody's fault cost no request: three strikes end one."""
 
 
-def random_limits(rng: random.Random) -> Limits:
+def random_limits(rng: random.Random, row_tokens: int) -> Limits:
     block_size = rng.choice([1, 2, 4, 8])
     max_num_seqs = rng.choice([1, 2, 4, 9])
     return Limits(
         num_blocks=rng.randint(40, 120) // block_size + 2,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + rng.choice([0, 1, 5, 60, 100]),
+        max_num_batched_tokens=max_num_seqs * row_tokens + rng.choice([0, 1, 5, 60, 100]),
         max_model_len=rng.choice([24, 40, 64]),
         vocab_size=50,
+        max_row_tokens=row_tokens,
     )
 
 
 class RandomRun:
     """One engine and a world that treats it as the seed says."""
 
-    def __init__(self, seed: int, requests: int, poison: bool, not_a_number: bool) -> None:
+    def __init__(
+        self,
+        seed: int,
+        requests: int,
+        poison: bool = False,
+        not_a_number: bool = False,
+        row_tokens: int = 0,
+    ) -> None:
+        """``row_tokens``: rows bring none to so many tokens; 0: always one."""
         self.rng = random.Random(seed)
+        counts = random.Random(seed + 1)
         self.with_poison = poison
         self.engine = Engine(
-            random_limits(self.rng),
+            random_limits(self.rng, max(1, row_tokens)),
             policy=self.rng.choice(list(POLICIES)),
             caching=self.rng.random() < 0.75,
             max_in_flight=self.rng.choice([1, 2, 2, 2, 3]),
             poison=POISON if poison else -1,
             not_a_number=NOT_A_NUMBER if not_a_number else -1,
+            row_count=(lambda: counts.randint(0, row_tokens)) if row_tokens else None,
         )
         self.engine.worker.token_seconds = self.rng.choice([0.0, 0.001, 0.01])
         early = self.rng.choice([0.0, 0.0, 0.02, 0.2])
@@ -222,6 +233,20 @@ def test_poisonous_requests_end_and_take_nobody_along(seed: int, requests: int) 
 @given(seed=st.integers(0, 2**32), requests=st.integers(1, 25))
 def test_requests_that_compute_nan_end_and_take_nobody_along(seed: int, requests: int) -> None:
     RandomRun(seed, requests, poison=False, not_a_number=True).play()
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32),
+    requests=st.integers(1, 25),
+    row_tokens=st.sampled_from([2, 3, 5, 5]),
+    not_a_number=st.booleans(),
+    poison=st.sampled_from([False, False, True]),
+)
+def test_the_tokens_are_the_same_however_many_a_row_brings(
+    seed: int, requests: int, row_tokens: int, not_a_number: bool, poison: bool
+) -> None:
+    RandomRun(seed, requests, poison, not_a_number, row_tokens).play()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

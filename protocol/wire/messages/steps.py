@@ -217,9 +217,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     """Rows whose logits were finite until the slot's own adjustments banned every token, or made
     one infinite; their token means nothing."""
     counts: bytes = b""
-    """How many tokens each row brings, a byte a row: none to ``max_row_tokens``, and no more than its
-    block tables have positions for. After a row that brings none, the next step computes the slot's
-    last token again. Empty: one each, as always where ``max_row_tokens`` is 1."""
+    """How many tokens each row brings, a byte a row: none to ``max_row_tokens``, and no more than
+    its block tables have positions for. After a row that brings none, the next step computes the
+    slot's last token again. Empty: one each, as always where ``max_row_tokens`` is 1."""
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=44, gc=False):

@@ -266,25 +266,41 @@ class SchedulerCore:
         if step is None:
             self.counters.ignored_results += 1
             return self._outbox.drain()
-        counts = result.counts
-        if step is not in_flight.steps[0] or not self._is_whole(result, len(step.rows)):
+        counts, num_tokens = result.counts, len(step.rows)
+        if counts:
+            num_tokens = self._num_counted(counts, num_tokens)
+        if step is not in_flight.steps[0] or len(result.tokens) != TOKEN_BYTES * num_tokens:
             oldest = in_flight.steps[0].number
             return self.fail(StepFailed(self.epoch, oldest, "its result got lost"), now)
         tokens = array("i", result.tokens)
         in_flight.steps.popleft()
         in_flight.took(result.seconds, now)
         self._pace.observe(step.num_decoding, step.num_prefilled, result.seconds)
+        for chunk in result.prompt_logprobs:
+            if (prefilled := step.prompts.get(chunk.slot)) is not None:
+                prefilled.prompt_logprobs.add(chunk.start, chunk.tokens)
+        if counts or result.logprobs or result.bad_rows or result.failures or result.banned_rows:
+            generated = self._take_rows(step, result, tokens, now)
+        else:
+            generated = 0
+            for sequence, token in zip(step.rows, tokens, strict=True):
+                if sequence is not None and not sequence.finished:
+                    sequence.in_flight -= 1
+                    generated += self._append(sequence, token, None)
+        self.counters.generated_tokens += generated
+        return self._outbox.drain()
+
+    def _take_rows(self, step: Step, result: StepResult, tokens: array[int], now: float) -> int:
+        """Take a result's rows where more is to be said of them than one token each. Returns how
+        many tokens belong to answers."""
         bad = frozenset(result.bad_rows)
         logprobs = {one.row: one.token for one in result.logprobs} if result.logprobs else None
-        for chunk in result.prompt_logprobs:
-            if (sequence := step.prompts.get(chunk.slot)) is not None:
-                sequence.prompt_logprobs.add(chunk.start, chunk.tokens)
         failures = {one.row: one for one in result.failures} if result.failures else None
         banned = frozenset(result.banned_rows) if result.banned_rows else None
-        generated = end = 0
+        take: Callable[..., int] = self._extend if result.counts else self._append
+        drawn = _split(tokens, result.counts) if result.counts else tokens
+        generated = 0
         for row, sequence in enumerate(step.rows):
-            if counts:
-                start, end = end, end + counts[row]
             if sequence is None or sequence.finished:
                 continue
             sequence.in_flight -= 1
@@ -298,12 +314,8 @@ class SchedulerCore:
                 self._end(sequence, ALL_BANNED)
                 continue
             found = logprobs.get(row) if logprobs else None
-            if counts:
-                generated += self._extend(sequence, tokens[start:end], found)
-            else:
-                generated += self._append(sequence, tokens[row], found)
-        self.counters.generated_tokens += generated
-        return self._outbox.drain()
+            generated += take(sequence, drawn[row], found)
+        return generated
 
     @crash_only
     def fail(self, failed: StepFailed, now: float) -> Batches:
@@ -448,15 +460,10 @@ class SchedulerCore:
             self._outbox.token(sequence, token, None, None, logprobs)
         return True
 
-    def _is_whole(self, result: StepResult, rows: int) -> bool:
-        """Whether a result brings what its rows may bring."""
-        counts, num_tokens = result.counts, rows
-        if counts:
-            most = self.limits.max_row_tokens
-            if len(counts) != rows or not 1 < most >= max(counts):
-                return False
-            num_tokens = sum(counts)
-        return len(result.tokens) == TOKEN_BYTES * num_tokens
+    def _num_counted(self, counts: bytes, rows: int) -> int:
+        """Tokens of a result with counts; -1 for counts that its rows cannot have."""
+        most = self.limits.max_row_tokens
+        return sum(counts) if len(counts) == rows and 1 < most >= max(counts) else -1
 
     def _extend(
         self,
@@ -590,3 +597,13 @@ class SchedulerCore:
         del request.open[sequence.choice]
         if not request.open:
             self._requests.remove(request)
+
+
+def _split(tokens: array[int], counts: bytes) -> list[array[int]]:
+    """The tokens of each row."""
+    rows: list[array[int]] = []
+    start = 0
+    for count in counts:
+        rows.append(tokens[start : start + count])
+        start += count
+    return rows

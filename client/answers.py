@@ -69,6 +69,13 @@ class Answer:
             self.end = extras.end
 
     @property
+    def finish(self) -> tuple[str, int | str | None]:
+        """(reason, the stop token or string that was found), once it has ended without an error."""
+        if self.end is None:
+            raise ValueError("the answer has not ended")
+        return FINISH_REASONS[self.end.reason], self.end.stop
+
+    @property
     def text(self) -> str:
         """All plain text."""
         found = (part if isinstance(part, str) else _text_of(part) for part in self.content)
@@ -152,18 +159,14 @@ class RequestProgress:
         self.first_at = self.first_at or now
         self.meters.first_token(now - self.arrival)
 
-    def on_end(self, end: End) -> bool:
-        """A choice ended. False: with an error, which ends the whole request."""
-        reason = FINISH_REASONS.get(end.reason)
-        if reason is None:
-            self.on_failed(end)
-            return False
+    def on_end(self, end: End) -> None:
+        """A choice ended without an error."""
+        reason = FINISH_REASONS[end.reason]
         self.open_choices -= 1
         self.reasons[reason] = None
         self.meters.finished(reason)
         if self.open_choices == 0:
             self.on_all_ended()
-        return True
 
     def on_failed(self, end: End) -> None:
         """A choice ended with an error, which ends the whole request."""
@@ -216,8 +219,12 @@ class AnswerSink:
             self._progress.on_start(choice, extras.start)
         if answer.has_ended:
             return
-        if extras.end is not None:
+        end = extras.end
+        if end is not None:
             answer.has_ended = True
-            if not self._progress.on_end(extras.end):
+            if end.reason not in FINISH_REASONS:
+                self._progress.on_failed(end)
                 return
-        answer.add(text, extras)
+        answer.add(text, extras)  # what this raises ends the request: it must still be open
+        if end is not None:
+            self._progress.on_end(end)

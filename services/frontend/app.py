@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Sequence
 
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.typedefs import Handler
@@ -16,6 +17,8 @@ from penstock.services.frontend import access, generate, playground, system
 from penstock.services.frontend.body import check_is_json
 from penstock.services.frontend.connection import Limits, Runner
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
+from penstock.services.frontend.dialects.interface import Dialect
+from penstock.services.frontend.dialects.registry import BUILT_IN
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
 from penstock.services.frontend.request_log import ERROR_KIND, GENERATION, log_request
 from penstock.services.frontend.stream import STALL_S
@@ -24,9 +27,7 @@ BACKLOG = 1024
 SHUTDOWN_TIMEOUT_S = 1.0
 """How long ``AppRunner.cleanup`` waits for handlers; draining comes before it."""
 
-ROUTES = (
-    ("POST", "/v1/chat/completions", generate.chat_completions),
-    ("POST", "/v1/completions", generate.completions),
+_ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/models", system.list_models),
     ("GET", "/v1/models/{model:.+}", system.show_model),
     ("GET", "/live", system.live),
@@ -38,10 +39,18 @@ ROUTES = (
 )
 OPEN_ROUTES = frozenset({"/live", "/health", "/ready"}) | playground.OPEN_ROUTES
 """Routes that need no API key: probes have none, and the page asks for one."""
-_PATHS = frozenset(path for _, path, _ in ROUTES)
+_PATHS = web.AppKey("paths", frozenset[str])
 _CLIENT_GONE = 499
 
 _log = logging.getLogger("penstock.frontend")
+
+
+def routes(dialects: Sequence[Dialect]) -> list[tuple[str, str, Handler]]:
+    """(method, path, handler) of everything that is served."""
+    generating: list[tuple[str, str, Handler]] = [
+        ("POST", path, generate.handler(dialect)) for dialect in dialects for path in dialect.routes
+    ]
+    return [*generating, *_ROUTES]
 
 
 def route_of(request: web.Request) -> str:
@@ -49,13 +58,14 @@ def route_of(request: web.Request) -> str:
     resource = request.match_info.route.resource
     path = "" if resource is None else resource.canonical
     found = "/v1/models/{model:.+}" if path.startswith("/v1/models/") else path
-    return found if found in _PATHS else "other"
+    return found if found in request.app[_PATHS] else "other"
 
 
-def _error_response(error: ApiError) -> web.Response:
+def _error_response(error: ApiError, dialect: Dialect | None = None) -> web.Response:
+    """In the words of the dialect, if the route is one's."""
     return web.Response(
         status=error.status,
-        body=error.body(),
+        body=error.body() if dialect is None else dialect.error(error),
         content_type="application/json",
         headers=error.headers,
     )
@@ -104,7 +114,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _refusal(request: web.Request, error: ApiError) -> web.Response:
     request[ERROR_KIND] = error.code or error.kind
-    return _error_response(error)
+    return _error_response(error, request.app[CONTEXT].dialects.get(route_of(request)))
 
 
 @web.middleware
@@ -166,17 +176,24 @@ async def _expect(request: web.Request) -> None:
 
 
 def make_app(
-    config: ServerConfig, gateway: Gateway, registry: Registry, *, stall_s: float = STALL_S
+    config: ServerConfig,
+    gateway: Gateway,
+    registry: Registry,
+    dialects: Sequence[Dialect] = BUILT_IN,
+    *,
+    stall_s: float = STALL_S,
 ) -> web.Application:
     """The application; ``start`` serves it.
 
     ``stall_s``: a reader of a stream that takes nothing for so many seconds is given up.
     """
     app = web.Application(middlewares=[every_request], client_max_size=config.max_body_bytes)
-    app[CONTEXT] = Context(config, gateway, registry, stall_s)
+    app[CONTEXT] = Context(config, gateway, registry, dialects, stall_s)
+    served = routes(dialects)
+    app[_PATHS] = frozenset(path for _, path, _ in served)
     app.on_response_prepare.append(_on_prepare)
     app.on_cleanup.append(_on_cleanup)
-    for method, path, handler in ROUTES:
+    for method, path, handler in served:
         if method == "GET":
             app.router.add_get(path, handler, expect_handler=_expect)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
@@ -15,6 +16,7 @@ from penstock.protocol.process.metrics import Registry
 from penstock.services.frontend.access import ApiKeys
 from penstock.services.frontend.body import BodyBudget
 from penstock.services.frontend.browsers import Browsers
+from penstock.services.frontend.dialects.interface import Dialect
 from penstock.services.frontend.stream import STALL_S, StreamClock
 
 BODY_BYTES = 512 * 1024 * 1024
@@ -23,11 +25,18 @@ BODY_BYTES = 512 * 1024 * 1024
 
 class Context:
     def __init__(
-        self, config: ServerConfig, gateway: Gateway, registry: Registry, stall_s: float = STALL_S
+        self,
+        config: ServerConfig,
+        gateway: Gateway,
+        registry: Registry,
+        dialects: Sequence[Dialect],
+        stall_s: float = STALL_S,
     ) -> None:
         self.config = config
         self.gateway = gateway
         self.registry = registry
+        self.dialects = {path: dialect for dialect in dialects for path in dialect.routes}
+        """By path."""
         self.meters = Meters(registry)
         self.keys = ApiKeys(read_api_keys(config.api_key))
         self.browsers = Browsers(config)

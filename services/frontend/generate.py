@@ -1,4 +1,4 @@
-"""The handlers of ``/v1/chat/completions`` and ``/v1/completions``."""
+"""The handler of every route that a dialect has."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import uuid
 from functools import partial
 
 from aiohttp import HttpVersion11, web
+from aiohttp.typedefs import Handler
 
 from penstock.client.answers import Answer
 from penstock.services.frontend.body import body_of
-from penstock.services.frontend.chunks import DONE, Renderer, error_frame
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
+from penstock.services.frontend.dialects.interface import Dialect, Renderer
 from penstock.services.frontend.generation import Generation
-from penstock.services.frontend.parse import Caller, GenerateRequest, parse_request
+from penstock.services.frontend.parse import Caller, GenerateRequest
 from penstock.services.frontend.request_log import GENERATION
 from penstock.services.frontend.stream import EventStream
 
@@ -29,15 +30,16 @@ _STREAM_HEADERS = {
 }
 
 
-async def chat_completions(request: web.Request) -> web.StreamResponse:
-    return await _generate(request, chat=True)
+def handler(dialect: Dialect) -> Handler:
+    """The handler of a dialect's routes."""
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        return await _generate(request, dialect)
+
+    return generate
 
 
-async def completions(request: web.Request) -> web.StreamResponse:
-    return await _generate(request, chat=False)
-
-
-async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
+async def _generate(request: web.Request, dialect: Dialect) -> web.StreamResponse:
     """Answer one request. No status goes out before every prompt is accepted.
 
     A client that leaves cancels this task (``handler_cancellation``), wherever it waits.
@@ -46,7 +48,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
     arrival = context.clock.now()
     await context.gateway.known()
     async with body_of(request, context.config.max_body_bytes, context.bodies) as raw:
-        parsed = await _parsed(context, raw, chat=chat)
+        parsed = await _parsed(context, dialect, raw)
     generation = Generation(
         context.gateway,
         context.meters,
@@ -57,15 +59,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
         now=context.clock.now,
     )
     request[GENERATION] = generation
-    renderer = Renderer(
-        chat=chat,
-        answer_id=f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=parsed.model,
-        params=parsed.params,
-        lists_prompt=parsed.lists_prompt,
-        options=parsed.options,
-    )
+    renderer = dialect.renderer(parsed, uuid.uuid4().hex, int(time.time()))
     try:
         if parsed.stream:
             return await _streamed(request, generation, renderer)
@@ -74,12 +68,12 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
         generation.close()
 
 
-async def _parsed(context: Context, raw: bytes, *, chat: bool) -> GenerateRequest:
+async def _parsed(context: Context, dialect: Dialect, raw: bytes) -> GenerateRequest:
     """The checked body. Raises ``ApiError``. What takes long is done beside the event loop."""
     models = context.gateway.models()
     if len(raw) <= LARGE_BODY_BYTES:
-        return parse_request(raw, models, chat=chat)
-    parse = partial(parse_request, raw, models, chat=chat, pause=_let_others_run)
+        return dialect.parse(raw, models)
+    parse = partial(dialect.parse, raw, models, _let_others_run)
     return await asyncio.get_running_loop().run_in_executor(context.large_bodies, parse)
 
 
@@ -103,7 +97,6 @@ async def _whole(generation: Generation, renderer: Renderer) -> web.Response:
 async def _streamed(
     request: web.Request, generation: Generation, renderer: Renderer
 ) -> web.StreamResponse:
-    parsed = generation.request
     clock, request_id = request.app[CONTEXT].clock, request[REQUEST_ID]
     stream = EventStream(generation, renderer, clock, request_id)
     generation.open([stream.answer(index) for index in range(generation.open_choices)])
@@ -118,17 +111,10 @@ async def _streamed(
     try:
         stream.start(request.transport, chunked=chunked)
         await generation.finished
-        rest = await stream.finish(_tail(generation, renderer, parsed))
+        error = generation.error
+        end = renderer.last(generation.usage) if error is None else renderer.failed(error)
+        rest = await stream.finish(end)
     finally:
         stream.close()
     await response.write_eof(rest)
     return response
-
-
-def _tail(generation: Generation, renderer: Renderer, parsed: GenerateRequest) -> bytes:
-    """The last events. A stream that ends with an error has no ``[DONE]``."""
-    if generation.error is not None:
-        return error_frame(generation.error.body())
-    if parsed.options.include_usage:
-        return renderer.usage_frame(generation.usage) + DONE
-    return DONE

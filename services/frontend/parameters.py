@@ -17,10 +17,7 @@ from penstock.protocol.grammar.request import (
 from penstock.protocol.sampling import SamplingParams, token_ids
 from penstock.protocol.shown_values import show
 from penstock.services.frontend.bodies.requests import (
-    DEFAULT_COMPLETION_TOKENS,
     SAMPLING_NAMES,
-    ChatBody,
-    CompletionBody,
     GenerationBody,
 )
 from penstock.services.frontend.errors import ApiError, bad_request
@@ -43,23 +40,20 @@ def stream_options(body: GenerationBody) -> StreamOptions:
     return StreamOptions(bool(given.include_usage), bool(given.continuous_usage_stats))
 
 
-def _wrong(name: str, value: Any, allowed: str) -> ApiError:
+def wrong(name: str, value: Any, allowed: str) -> ApiError:
+    """A 400 for a parameter with this value."""
     return bad_request(f"{name} is {show(value)}; {allowed}", param=name)
 
 
-def sampling_of(body: ChatBody | CompletionBody, model: ServedModel) -> SamplingParams:
-    """Raises ``ApiError`` 400 that names value and limit."""
-    fields = {
+def sampling_of(body: GenerationBody, model: ServedModel, **own: Any) -> SamplingParams:
+    """``own``: what this route writes in its own way. Raises ``ApiError`` 400 that names value and
+    limit."""
+    given = {
         name: value for name in SAMPLING_NAMES if (value := getattr(body, name, None)) is not None
     }
+    fields = {**own, **given}
     if body.stop is not None:
         fields["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
-    if isinstance(body, CompletionBody):
-        fields.setdefault("max_tokens", DEFAULT_COMPLETION_TOKENS)
-        fields["logprobs"] = body.logprobs
-        fields["echo"] = bool(body.echo)
-    else:
-        fields["logprobs"] = _chat_logprobs(body)
     if body.max_completion_tokens is not None:
         fields["max_tokens"] = _max_tokens(body)
     fields["structured_outputs"] = _grammar(body)
@@ -68,18 +62,14 @@ def sampling_of(body: ChatBody | CompletionBody, model: ServedModel) -> Sampling
     _check_grammar(params)
     most = params.max_tokens
     if most is not None and params.min_tokens > most:
-        raise _wrong("min_tokens", params.min_tokens, f"at most max_tokens, {most}, is allowed")
+        raise wrong("min_tokens", params.min_tokens, f"at most max_tokens, {most}, is allowed")
+    if params.prompt_logprobs is not None and body.stream:
+        raise bad_request(
+            "prompt_logprobs are not sent in a stream; send stream: false, or echo and logprobs to "
+            "/v1/completions",
+            param="prompt_logprobs",
+        )
     return params
-
-
-def _chat_logprobs(body: ChatBody) -> int | None:
-    """The chat endpoint's ``logprobs`` and ``top_logprobs`` as one number, as elsewhere."""
-    if body.logprobs:
-        return body.top_logprobs or 0
-    if body.top_logprobs:
-        allowed = "it is allowed only together with logprobs: true"
-        raise _wrong("top_logprobs", body.top_logprobs, allowed)
-    return None
 
 
 def _max_tokens(body: GenerationBody) -> int | None:
@@ -101,7 +91,7 @@ def _check_model(params: SamplingParams, model: ServedModel) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         if ((wanted := getattr(params, name)) or 0) > model.vocab_size:
             most = f"at most {model.vocab_size}, the size of the vocabulary, is allowed"
-            raise _wrong(name, wanted, most)
+            raise wrong(name, wanted, most)
 
 
 def _grammar(body: GenerationBody) -> Grammar | None:

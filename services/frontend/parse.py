@@ -1,4 +1,4 @@
-"""A body of one of the generating endpoints, checked whole."""
+"""What a client asks for, once the body of its dialect is checked."""
 
 from __future__ import annotations
 
@@ -7,25 +7,19 @@ import hashlib
 import msgspec
 
 from penstock.client.interface import ServedModel
-from penstock.client.messages import encode_messages
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import closest
-from penstock.protocol.validation import InvalidValue
 from penstock.protocol.wire.messages.requests import (
-    Chat,
     ChoiceState,
     Prompt,
     RequestHead,
     Work,
     kind_of,
 )
-from penstock.services.frontend.bodies.requests import ChatBody, CompletionBody
-from penstock.services.frontend.body import Pause, decode_body, no_pause
-from penstock.services.frontend.errors import ApiError, bad_request, from_invalid, retry_after
-from penstock.services.frontend.parameters import StreamOptions, sampling_of, stream_options
-from penstock.services.frontend.prompts import parse_prompts
-from penstock.services.frontend.token_arrays import decode_completion
+from penstock.services.frontend.bodies.requests import GenerationBody
+from penstock.services.frontend.errors import ApiError, bad_request, retry_after
+from penstock.services.frontend.parameters import StreamOptions, stream_options
 
 MAX_CHOICES_IN_ALL = 256
 
@@ -44,7 +38,6 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     """What a client asked for. Choice ``prompt * n + choice`` of the answer is ``choice`` of
     the gateway request for ``prompt``."""
 
-    chat: bool
     model: str
     """The name that the client used."""
     served: str
@@ -60,12 +53,14 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     """``prompt_logprobs`` were asked for by name, not by ``echo``."""
     deadline_s: float | None = None
     """Seconds in which the client wants the whole answer; ``None``: the server's own limit."""
+    task: str = "generate"
 
     def work(self, prompt: int, caller: Caller, *, time_left: float, age: float) -> Work:
         """The gateway request for one of the prompts."""
         head = RequestHead(
             request_id=caller.request_id,
             model=self.served,
+            task=self.task,
             prompt_kind=kind_of(self.prompts[prompt]),
             tenant=caller.tenant or self.user,
             priority=self.priority,
@@ -117,36 +112,17 @@ def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel
     )
 
 
-def parse_request(
-    raw: bytes, models: list[ServedModel], *, chat: bool, pause: Pause | None = None
+def generate_request(
+    body: GenerationBody,
+    model: ServedModel,
+    name: str,
+    params: SamplingParams,
+    prompts: list[Prompt],
 ) -> GenerateRequest:
-    """Check a body. Raises ``ApiError`` that names the parameter, its value and the limit.
+    """What a checked body asks for, under the name that the client used for the model.
 
-    pause: for a large body, parsed in a thread; called every now and then to let others run.
+    Raises ``ApiError`` 400 for too many choices.
     """
-    body: ChatBody | CompletionBody
-    if chat:
-        body = decode_body(raw, ChatBody, pause or no_pause)
-    elif pause is None:
-        body = decode_body(raw, CompletionBody)
-    else:
-        body = decode_completion(raw, pause)
-    model, name = find_model(body.model, models)
-    params = sampling_of(body, model)
-    lists_prompt = params.prompt_logprobs is not None
-    if lists_prompt and body.stream:
-        raise bad_request(
-            "prompt_logprobs are not sent in a stream; send stream: false, or echo and logprobs to "
-            "/v1/completions",
-            param="prompt_logprobs",
-        )
-    if params.echo and params.logprobs is not None and not lists_prompt:
-        params = msgspec.structs.replace(params, prompt_logprobs=params.logprobs)
-    prompts: list[Prompt]
-    if isinstance(body, ChatBody):
-        prompts = [_chat(body)]
-    else:
-        prompts = parse_prompts(body.prompt, model, params.truncate_prompt_tokens)
     if len(prompts) * params.n > MAX_CHOICES_IN_ALL:
         raise bad_request(
             f"n is {params.n}, which with {len(prompts)} prompts makes {len(prompts) * params.n} "
@@ -154,7 +130,6 @@ def parse_request(
             param="n",
         )
     return GenerateRequest(
-        chat=chat,
         model=name,
         served=model.name,
         prompts=prompts,
@@ -164,32 +139,6 @@ def parse_request(
         user=body.user or "",
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        lists_prompt=lists_prompt,
+        lists_prompt=params.prompt_logprobs is not None,
         deadline_s=body.deadline_s,
     )
-
-
-_NO_VARIABLES = b"{}"
-
-
-def _chat(body: ChatBody) -> Chat:
-    """The messages and the template's variables. Raises ``ApiError`` 400."""
-    try:
-        messages = encode_messages(body.messages)
-    except InvalidValue as invalid:
-        raise from_invalid(invalid) from None
-    variables = body.chat_template_kwargs
-    encoded = _NO_VARIABLES if variables is None else msgspec.json.encode(variables)
-    adds, continues = body.add_generation_prompt, body.continue_final_message
-    if adds and continues:
-        raise bad_request(
-            "continue_final_message and add_generation_prompt contradict each other: the answer "
-            "either continues the last message or begins a new one; send one of them as false",
-            param="continue_final_message",
-        )
-    if continues or adds is False:  # the prompt does not end with the opening of a new message
-        end = {"add_generation_prompt": False}
-        if continues:
-            end["continue_final_message"] = True
-        encoded = msgspec.json.encode({**msgspec.json.decode(encoded), **end})
-    return Chat(messages, encoded)

@@ -23,6 +23,7 @@ from penstock.protocol.wire.syn_filter import take_no_more_connections
 from penstock.services.frontend.app import BACKLOG, make_app, start
 from penstock.services.frontend.connection import Limits
 from penstock.services.frontend.context import CONTEXT
+from penstock.services.frontend.dialects.registry import load_dialects
 from penstock.services.frontend.open_files import connection_limit
 
 JOIN_SECONDS = 10.0
@@ -45,6 +46,7 @@ class FrontendService(AsyncService):
             self._inherited = socket.socket(fileno=listen_fd)
         super().__init__(config)
         self.metrics = Registry()
+        self._dialects = load_dialects()
         self.gateway = PipelineGateway(self.mailbox, self.participant, self.config.admission)
         self._runner: web.AppRunner | None = None
         self._app: web.Application | None = None
@@ -62,7 +64,7 @@ class FrontendService(AsyncService):
         return Identity(os.getpid(), socket.gethostname(), http=self._http_address())
 
     async def start(self) -> None:
-        app = self._app = make_app(self.config.server, self.gateway, self.metrics)
+        app = self._app = make_app(self.config.server, self.gateway, self.metrics, self._dialects)
         self._listener = self._inherited or await self._listen()
         self._runner = await start(app, self._listener, Limits(connection_limit()))
         gc.collect()

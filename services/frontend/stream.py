@@ -23,10 +23,11 @@ from collections.abc import Callable
 from penstock.client.answers import Answer
 from penstock.client.sink import RowExtras
 from penstock.services.frontend.backlog import backlog_limit, prompt_bytes, rendered_bytes
-from penstock.services.frontend.chunks import KEEP_ALIVE, ChoiceFrames, Renderer
+from penstock.services.frontend.dialects.interface import ChoiceFrames, Renderer
 from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.json_lines import encode
 
+KEEP_ALIVE = b": keep-alive\n\n"
 HOLD_BYTES = 64 * 1024
 RELEASE_BYTES = 16 * 1024
 """asyncio's low-water mark: below it the transport takes ``write_eof`` without waiting."""
@@ -85,7 +86,7 @@ class EventStream:
         self.direct = False
         """Plain text may be written as it comes: not held, and nothing in its frames changes."""
         request = generation.request
-        self._all_direct = not request.options.continuous_usage
+        self._all_direct = renderer.direct
         choices = len(request.prompts) * request.params.n
         self._limit = backlog_limit(choices, request.params.logprobs)
         self._request_id = request_id

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
-from penstock.client.answers import FINISH_REASONS, RequestProgress
+from penstock.client.answers import RequestProgress
 from penstock.protocol.grammar.request import from_structured_outputs
 from penstock.protocol.logprobs import TokenLogprobs, unpack
 from penstock.protocol.plain_errors import plain_error
@@ -254,16 +254,14 @@ def _output(given: PromptLike | None, submission: Submission) -> RequestOutput:
         raise RequestError("the request was never submitted")
     outputs = []
     for number, answer in enumerate(submission.answers):
-        end = answer.end
-        if end is None:
-            raise RequestError("the request has not ended")
+        reason, stop = answer.finish
         outputs.append(
             CompletionOutput(
                 number,
                 answer.text,
                 list(array("i", bytes(request.choices[number].output))),
-                FINISH_REASONS[end.reason],
-                end.stop,
+                reason,
+                stop,
                 _logprobs(answer.details),
             )
         )

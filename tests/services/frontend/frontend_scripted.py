@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,6 +21,8 @@ from penstock.protocol.wire.messages.requests import Rejected, Work
 from penstock.protocol.wire.messages.tokens import End, EndReason, RowStart
 from penstock.services.frontend.app import make_app, start
 from penstock.services.frontend.connection import Limits
+from penstock.services.frontend.dialects.interface import Dialect
+from penstock.services.frontend.dialects.registry import BUILT_IN
 
 Script = Callable[[Work, Sink], Coroutine[Any, Any, None]]
 
@@ -179,11 +181,12 @@ async def serving(
     *,
     stall_s: float = 60.0,
     limits: Limits | None = None,
+    dialects: Sequence[Dialect] = BUILT_IN,
 ) -> AsyncIterator[Client]:
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     port = sock.getsockname()[1]
-    app = make_app(config or ServerConfig(), gateway, gateway.registry, stall_s=stall_s)
+    app = make_app(config or ServerConfig(), gateway, gateway.registry, dialects, stall_s=stall_s)
     runner = await start(app, sock, limits)
     try:
         timeout = aiohttp.ClientTimeout(total=20)

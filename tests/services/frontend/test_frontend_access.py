@@ -13,7 +13,8 @@ from penstock.client.interface import Readiness, ServedModel
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.wire.messages.membership import ProcessMetrics
-from penstock.services.frontend.app import OPEN_ROUTES, ROUTES
+from penstock.services.frontend.app import OPEN_ROUTES, routes
+from penstock.services.frontend.dialects.registry import BUILT_IN
 
 TEXT = "/v1/completions"
 ONE = {"prompt": "x"}
@@ -74,7 +75,7 @@ def test_answers_do_not_name_the_software_below() -> None:
 )
 def test_without_a_valid_key_every_route_but_the_probes_is_a_401(headers: dict[str, str]) -> None:
     async def use(client: Client) -> None:
-        paths = {path.replace("{model:.+}", "x") for _, path, _ in ROUTES}
+        paths = {path.replace("{model:.+}", "x") for _, path, _ in routes(BUILT_IN)}
         odd = {
             "/nothing",
             "//v1/models",

@@ -18,10 +18,11 @@ from penstock.protocol.logprobs import NamedLogprobs
 from penstock.protocol.sampling import PARAMETERS
 from penstock.protocol.wire.messages.requests import Work
 from penstock.protocol.wire.messages.tokens import RowDetails
-from penstock.services.frontend.app import ROUTES
+from penstock.services.frontend.app import routes
 from penstock.services.frontend.bodies import responses
 from penstock.services.frontend.bodies.requests import ChatBody, CompletionBody
 from penstock.services.frontend.bodies.routes import ROUTE_BODIES, RouteBodies, declared_bodies
+from penstock.services.frontend.dialects.registry import BUILT_IN
 
 CHAT, TEXT = ROUTE_BODIES[:2]
 ASKED: dict[str, dict[str, Any]] = {
@@ -54,9 +55,9 @@ async def raw_of(client: Client, route: RouteBodies, status: int = 200, **asked:
 def test_every_route_with_json_is_declared() -> None:
     known = {(route.method, route.path) for route in ROUTE_BODIES}
     others = {"/metrics", "/"}  # text, and a page with files of its own
-    for method, path, _ in ROUTES:
+    for method, path, _ in routes(BUILT_IN):
         assert (method, path) in known or path in others or path.startswith("/playground"), path
-    assert known <= {(method, path) for method, path, _ in ROUTES}
+    assert known <= {(method, path) for method, path, _ in routes(BUILT_IN)}
 
 
 def test_whole_answers_are_as_they_are_declared() -> None:

@@ -18,14 +18,15 @@ from penstock.client.sink import Sink
 from penstock.protocol.wire.messages.requests import Chat, Work
 from penstock.services.frontend import token_arrays
 from penstock.services.frontend.body import MAX_VALUES, decode_object, no_pause
+from penstock.services.frontend.dialects.completions import CompletionsDialect
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.generate import LARGE_BODY_BYTES
-from penstock.services.frontend.parse import parse_request
 from penstock.services.frontend.prompts import parse_prompts
 from penstock.services.frontend.token_arrays import decode_completion
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+parse = CompletionsDialect().parse
 MODEL = ServedModel("m", [], 300, 1000)
 BLANKS = st.text(alphabet=" \n\t", max_size=3)
 ITEMS = st.one_of(
@@ -60,7 +61,7 @@ BODIES = st.builds(
 def test_a_large_body_is_read_and_refused_exactly_as_a_small_one(body: bytes) -> None:
     def outcome(**how: Any) -> Any:
         try:
-            return parse_request(body, [MODEL], chat=False, **how)
+            return parse(body, [MODEL], **how)
         except ApiError as error:
             return error.status
 
@@ -89,7 +90,7 @@ def test_of_a_prompt_that_is_too_long_no_token_is_decoded(rest: str) -> None:
     began = time.process_time()
     for _ in range(20):
         with pytest.raises(ApiError) as error:
-            parse_request(body, [MODEL], chat=False, pause=no_pause)
+            parse(body, [MODEL], no_pause)
         assert error.value.status == 400
         assert rest or error.value.code == "context_length_exceeded"
     decoding = time.process_time()
@@ -107,14 +108,14 @@ def test_a_wrong_id_far_behind_is_named_by_its_position() -> None:
     ):
         body = f'{{"prompt":[{",".join([*["1"] * 90_000, wrong, "2"])}]}}'.encode()
         with pytest.raises(ApiError, match=words):
-            parse_request(body, [model], chat=False, pause=no_pause)
+            parse(body, [model], no_pause)
 
 
 def test_values_that_are_no_token_ids_have_a_limit() -> None:
     body = b'{"prompt":"x","junk":[' + b"1," * (MAX_VALUES + 1) + b"1]}"
     for how in (None, no_pause):
         with pytest.raises(ApiError, match=f"more than {MAX_VALUES} values"):
-            parse_request(body, [MODEL], chat=False, pause=how)
+            parse(body, [MODEL], how)
 
 
 def ids_of(count: int) -> bytes:

@@ -23,8 +23,8 @@ import pytest
 from penstock import LLM, SamplingParams
 from penstock.client.interface import ServedModel
 from penstock.protocol.config import ConfigError
+from penstock.services.frontend.dialects.chat import ChatDialect
 from penstock.services.frontend.errors import ApiError
-from penstock.services.frontend.parse import parse_request
 from penstock.services.library.server_process import ServerFailed
 
 
@@ -84,8 +84,8 @@ def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
 def test_a_wrong_message_is_told_in_the_same_sentence_as_over_http(llm: LLM, message: Any) -> None:
     turns = [{"role": "user", "content": "hi"}, message]
     with pytest.raises(ApiError) as over_http:
-        parse_request(
-            json.dumps({"messages": turns}).encode(), [ServedModel("m", [], 64, 1000)], chat=True
+        ChatDialect().parse(
+            json.dumps({"messages": turns}).encode(), [ServedModel("m", [], 64, 1000)]
         )
     with pytest.raises(ValueError, match=r"^messages\[1\]|in messages\[1\]") as caught:
         llm.chat(turns)

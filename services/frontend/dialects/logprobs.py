@@ -19,13 +19,29 @@ LOWEST = -9999.0
 """JSON has no infinity."""
 
 
-class LogprobsRenderer:
-    """The ``logprobs`` member of one choice, for its rows in order."""
+class ChatLogprobs:
+    """The ``logprobs`` member of one choice of a chat completion, for its rows in order."""
 
-    __slots__ = ("_chat", "_shift", "_wanted", "_with_prompt")
+    __slots__ = ("_wanted",)
 
-    def __init__(self, params: SamplingParams, *, chat: bool) -> None:
-        self._chat = chat
+    def __init__(self, params: SamplingParams) -> None:
+        self._wanted = params.logprobs is not None
+
+    def member(self, details: Iterable[RowDetails]) -> dict[str, Any] | None:
+        """``None`` where logprobs are not wanted or none are there."""
+        if not self._wanted:
+            return None
+        rows = (row.tokens for row in details if row.tokens is not None)
+        content = [_chat_token(token) for tokens in rows for token in unpack(tokens)]
+        return {"content": content, "refusal": None} if content else None
+
+
+class CompletionLogprobs:
+    """The same of /v1/completions."""
+
+    __slots__ = ("_shift", "_wanted", "_with_prompt")
+
+    def __init__(self, params: SamplingParams) -> None:
         self._wanted = params.logprobs is not None
         self._with_prompt = params.echo
         self._shift = 0
@@ -35,7 +51,6 @@ class LogprobsRenderer:
         """``None`` where logprobs are not wanted or none are there."""
         if not self._wanted:
             return None
-        content: list[dict[str, Any]] = []
         columns = _Columns()
         for row in details:
             if self._with_prompt and row.prompt is not None:
@@ -45,15 +60,9 @@ class LogprobsRenderer:
                 ):
                     columns.add(token, offset)
             self._shift += len(row.echo)
-            if row.tokens is None:
-                continue
-            if self._chat:
-                content += (_chat_token(token) for token in unpack(row.tokens))
-                continue
-            for token, offset in zip(unpack(row.tokens), row.tokens.offsets, strict=True):
-                columns.add(token, self._shift + offset)
-        if self._chat:
-            return {"content": content, "refusal": None} if content else None
+            if row.tokens is not None:
+                for token, offset in zip(unpack(row.tokens), row.tokens.offsets, strict=True):
+                    columns.add(token, self._shift + offset)
         return columns.as_json() if columns.tokens else None
 
 

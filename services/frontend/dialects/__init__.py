@@ -1,0 +1,1 @@
+"""The APIs that the frontend speaks: each a rendering of one vocabulary of events."""

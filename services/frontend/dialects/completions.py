@@ -1,0 +1,84 @@
+"""OpenAI's completions of plain prompts: /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.client.answers import Answer
+from penstock.client.interface import ServedModel
+from penstock.protocol.wire.messages.tokens import Event, Text
+from penstock.services.frontend.bodies.requests import DEFAULT_COMPLETION_TOKENS, CompletionBody
+from penstock.services.frontend.body import Pause, decode_body
+from penstock.services.frontend.dialects.logprobs import CompletionLogprobs, prompt_logprobs
+from penstock.services.frontend.dialects.openai import OpenAIRenderer
+from penstock.services.frontend.errors import ApiError
+from penstock.services.frontend.json_lines import encode
+from penstock.services.frontend.parameters import sampling_of
+from penstock.services.frontend.parse import GenerateRequest, find_model, generate_request
+from penstock.services.frontend.prompts import parse_prompts
+from penstock.services.frontend.token_arrays import decode_completion
+
+
+class CompletionsDialect:
+    name = "completions"
+    routes: tuple[str, ...] = ("/v1/completions",)
+
+    def parse(
+        self, raw: bytes, models: list[ServedModel], pause: Pause | None = None
+    ) -> GenerateRequest:
+        if pause is None:
+            body = decode_body(raw, CompletionBody)
+        else:
+            body = decode_completion(raw, pause)
+        model, name = find_model(body.model, models)
+        params = sampling_of(
+            body,
+            model,
+            logprobs=body.logprobs,
+            echo=bool(body.echo),
+            max_tokens=DEFAULT_COMPLETION_TOKENS,
+        )
+        prompts = parse_prompts(body.prompt, model, params.truncate_prompt_tokens)
+        request = generate_request(body, model, name, params, prompts)
+        if params.echo and params.logprobs is not None and not request.lists_prompt:
+            params = msgspec.structs.replace(params, prompt_logprobs=params.logprobs)
+            request = msgspec.structs.replace(request, params=params)
+        return request
+
+    def renderer(
+        self, request: GenerateRequest, answer_id: str, created: int
+    ) -> CompletionsRenderer:
+        return CompletionsRenderer(request, answer_id, created)
+
+    def error(self, error: ApiError) -> bytes:
+        return error.body()
+
+
+class CompletionsRenderer(OpenAIRenderer):
+    """A choice is a text."""
+
+    object_name = chunk_name = "text_completion"
+    id_prefix = "cmpl"
+    first_text = later_text = b'"text":'
+    close = b""
+
+    def members(self, events: list[Event], *, first: bool) -> list[bytes]:
+        return [b'"text":' + encode(_text(event)) for event in events]
+
+    def content(self, answer: Answer) -> dict[str, Any]:
+        found: dict[str, Any] = {"text": "".join(map(_text, answer.events()))}
+        prompt = prompt_logprobs(answer.details) if self.request.lists_prompt else None
+        if prompt is not None:
+            found["prompt_logprobs"] = prompt
+        return found
+
+    def logprobs(self) -> CompletionLogprobs:
+        return CompletionLogprobs(self.request.params)
+
+
+def _text(event: Event) -> str:
+    if not isinstance(event, Text):
+        raise TypeError(f"{type(event).__name__} has no place in a completion")
+    return event.text

@@ -1,0 +1,75 @@
+"""What an API must say of itself to be served.
+
+A dialect reads the bodies of its routes and renders answers: whole, as the frames of a stream, and
+errors. It sees neither sockets nor the pipeline, and is made from no other dialect. Other packages
+bring theirs by an entry point (``registry``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from penstock.client.answers import Answer
+from penstock.client.interface import ServedModel
+from penstock.client.meters import Usage
+from penstock.services.frontend.body import Pause
+from penstock.services.frontend.errors import ApiError
+from penstock.services.frontend.parse import GenerateRequest
+
+
+class ChoiceFrames(Protocol):
+    """The frames of one choice of a stream.
+
+    A row that is plain text costs no call: its frame is ``prefix``, the text as a JSON string, and
+    ``suffix``; then ``later`` becomes the prefix.
+    """
+
+    prefix: bytes
+    later: bytes
+    suffix: bytes
+
+    def render(self, answer: Answer) -> bytes:
+        """The frames of what an answer has gathered since the last ones; empty if there is nothing
+        to say."""
+
+
+class Renderer(Protocol):
+    """Of the answer to one request. One that is never streamed needs ``body`` alone."""
+
+    direct: bool
+    """Plain text may be written by prefix and suffix: nothing in a frame changes but the text."""
+
+    def choice(self, index: int, usage: Usage) -> ChoiceFrames:
+        """Of the choice with this index, over all prompts. ``usage`` counts up as rows come."""
+
+    def last(self, usage: Usage) -> bytes:
+        """What ends a stream whose choices have all ended."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """What ends a stream that an error has ended."""
+
+    def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        """The whole answer of an unstreamed request. One answer for each choice, in order."""
+
+
+class Dialect(Protocol):
+    """One API."""
+
+    name: str
+    routes: tuple[str, ...]
+    """Paths that take its requests by POST."""
+
+    def parse(
+        self, raw: bytes, models: list[ServedModel], pause: Pause | None = None
+    ) -> GenerateRequest:
+        """Check a body. Raises ``ApiError``.
+
+        pause: for a large body, parsed in a thread; called every now and then to let others run.
+        """
+
+    def renderer(self, request: GenerateRequest, answer_id: str, created: int) -> Renderer:
+        """Of one answer. ``answer_id``: 32 hex digits; ``created``: seconds since the epoch."""
+
+    def error(self, error: ApiError) -> bytes:
+        """The body of an answer that is this error alone."""

@@ -1,0 +1,162 @@
+"""What the two generating endpoints of OpenAI's API have in common.
+
+A stream's frame is ``prefix + JSON string + suffix``. Prefix and suffix of a choice are rendered
+once, so that a token costs a concatenation and the encoding of its text.
+https://platform.openai.com/docs/api-reference
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Protocol
+
+from penstock.client.answers import FINISH_REASONS, Answer
+from penstock.client.meters import Usage
+from penstock.protocol.wire.messages.tokens import End, Event, RowDetails, Text
+from penstock.services.frontend.errors import ApiError
+from penstock.services.frontend.json_lines import encode
+from penstock.services.frontend.parse import GenerateRequest
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Logprobs(Protocol):
+    """The ``logprobs`` member of one choice, for its rows in order."""
+
+    def member(self, details: Iterable[RowDetails]) -> dict[str, Any] | None:
+        """``None`` where logprobs are not wanted or none are there."""
+
+
+class OpenAIRenderer:
+    """The bytes of one answer, but for the content of its choices."""
+
+    object_name: ClassVar[str]
+    chunk_name: ClassVar[str]
+    id_prefix: ClassVar[str]
+    first_text: ClassVar[bytes]
+    """What stands before the first text of a choice, ``later_text`` before every other."""
+    later_text: ClassVar[bytes]
+    close: ClassVar[bytes]
+    """What stands behind a text."""
+
+    def __init__(self, request: GenerateRequest, answer_id: str, created: int) -> None:
+        self.request = request
+        self.direct = not request.options.continuous_usage
+        self._answer: dict[str, Any] = {
+            "id": f"{self.id_prefix}-{answer_id}",
+            "object": self.object_name,
+            "created": created,
+            "model": request.model,
+        }
+        chunk = {**self._answer, "object": self.chunk_name}
+        self._head = b"data: " + encode(chunk)[:-1] + b',"choices":['
+
+    # --- what an endpoint adds
+
+    def members(self, events: list[Event], *, first: bool) -> list[bytes]:
+        """One rendered member of a choice for each event. first: of the choice."""
+        raise NotImplementedError
+
+    def content(self, answer: Answer) -> dict[str, Any]:
+        """The members of a choice in a whole answer that hold its content."""
+        raise NotImplementedError
+
+    def logprobs(self) -> Logprobs:
+        """A new one, for one choice."""
+        raise NotImplementedError
+
+    def more(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """Further members of a whole answer."""
+        return {}
+
+    # --- streams
+
+    def choice(self, index: int, usage: Usage) -> OpenAIFrames:
+        return OpenAIFrames(self, index, usage)
+
+    def opening(self, index: int) -> bytes:
+        """The beginning of a frame of this choice."""
+        return b'%s{"index":%d,' % (self._head, index)
+
+    def ending(self, usage: Usage, end: End | None = None, logprobs: bytes = b"null") -> bytes:
+        """The rest of a frame, behind the content of its choice."""
+        reasons = b'"finish_reason":null'
+        if end is not None:
+            reason, stop = encode(FINISH_REASONS[end.reason]), encode(end.stop)
+            reasons = b'"finish_reason":%s,"stop_reason":%s' % (reason, stop)
+        return b',"logprobs":%s,%s}]%s}\n\n' % (logprobs, reasons, self._usage_member(usage))
+
+    def _usage_member(self, usage: Usage) -> bytes:
+        """What a frame before the last one says of it."""
+        options = self.request.options
+        if options.continuous_usage:
+            return b',"usage":' + encode(usage_json(usage))
+        return b',"usage":null' if options.include_usage else b""
+
+    def last(self, usage: Usage) -> bytes:
+        if not self.request.options.include_usage:
+            return DONE
+        return b'%s],"usage":%s}\n\n%s' % (self._head, encode(usage_json(usage)), DONE)
+
+    def failed(self, error: ApiError) -> bytes:
+        """A stream that ends with an error has no ``[DONE]``."""
+        return b"data: %s\n\n" % error.body()
+
+    # --- whole answers
+
+    def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        choices = [self._whole(index, answer) for index, answer in enumerate(answers)]
+        return encode(
+            {
+                **self._answer,
+                "choices": choices,
+                "usage": usage_json(usage),
+                **self.more(answers),
+            }
+        )
+
+    def _whole(self, index: int, answer: Answer) -> dict[str, Any]:
+        reason, stop = answer.finish
+        return {
+            "index": index,
+            **self.content(answer),
+            "logprobs": self.logprobs().member(answer.details),
+            "finish_reason": reason,
+            "stop_reason": stop,
+        }
+
+
+class OpenAIFrames:
+    """The frames of one choice."""
+
+    __slots__ = ("_logprobs", "_opening", "_renderer", "_usage", "later", "prefix", "suffix")
+
+    def __init__(self, renderer: OpenAIRenderer, index: int, usage: Usage) -> None:
+        self._renderer = renderer
+        self._usage = usage
+        self._logprobs = renderer.logprobs()
+        self._opening = renderer.opening(index)
+        self.prefix = self._opening + renderer.first_text
+        self.later = self._opening + renderer.later_text
+        self.suffix = renderer.close + renderer.ending(usage)
+
+    def render(self, answer: Answer) -> bytes:
+        events, end, renderer = answer.events(), answer.end, self._renderer
+        logprobs = self._logprobs.member(answer.details) if answer.details else None
+        if not events and end is None and logprobs is None:
+            return b""
+        *earlier, last = renderer.members(events or [Text("")], first=self.prefix is not self.later)
+        self.prefix = self.later
+        ending = renderer.ending(self._usage)
+        frames = [self._opening + member + ending for member in earlier]
+        ending = renderer.ending(self._usage, end, encode(logprobs))
+        return b"".join((*frames, self._opening, last, ending))
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }

@@ -1,0 +1,31 @@
+"""Which dialects are served: those built in, and those that installed packages bring."""
+
+from __future__ import annotations
+
+from penstock.protocol.config import ConfigError
+from penstock.protocol.extensions import extensions
+from penstock.services.frontend.dialects.chat import ChatDialect
+from penstock.services.frontend.dialects.completions import CompletionsDialect
+from penstock.services.frontend.dialects.interface import Dialect
+
+ENTRY_POINT_GROUP = "penstock.dialects"
+MEMBERS = ("name", "routes", "parse", "renderer", "error")
+BUILT_IN: tuple[Dialect, ...] = (ChatDialect(), CompletionsDialect())
+
+
+def load_dialects() -> tuple[Dialect, ...]:
+    """All of them. Raises ``ConfigError`` for a package that does not deliver a dialect, or one
+    whose routes another one has."""
+    found = list(BUILT_IN)
+    owners = {route: dialect.name for dialect in found for route in dialect.routes}
+    for extension in extensions(ENTRY_POINT_GROUP, "the dialect"):
+        dialect: Dialect = extension.make(MEMBERS, f"{Dialect.__module__}.Dialect", "")
+        for route in dialect.routes:
+            if route in owners:
+                raise ConfigError(
+                    f"the dialect {dialect.name!r} of {extension} takes {route}, which the dialect "
+                    f"{owners[route]!r} has; uninstall one of them"
+                )
+            owners[route] = dialect.name
+        found.append(dialect)
+    return tuple(found)

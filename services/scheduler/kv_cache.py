@@ -16,11 +16,11 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from typing import NamedTuple
 
-from penstock.protocol.wire.messages.steps import LayerGroup
+from penstock.protocol.wire.messages.engine import NO_BLOCK, LayerGroup
 from penstock.services.scheduler.block_hash import DIGEST_BYTES, BlockHasher
 from penstock.services.scheduler.block_manager import BlockManager, OnCached, OnEvicted
-from penstock.services.scheduler.kv_groups import ONE_FULL, KVGroup
-from penstock.services.scheduler.kv_holder import NEVER, NO_BLOCK, KVHolder, SequenceHolder
+from penstock.services.scheduler.kv_groups import ONE_FULL, make_groups
+from penstock.services.scheduler.kv_holder import NEVER, KVHolder, SequenceHolder
 
 COMPLETE = 0
 """In place of a step's number: the content is there whatever becomes of unanswered steps."""
@@ -60,17 +60,13 @@ class KVCache:
         groups: Ordered[LayerGroup] = ONE_FULL,
         most_step: int = 1,
     ) -> None:
-        """``most_step``: positions that one step computes of a sequence at most."""
+        """``most_step``: positions of one sequence that are computed at once, at most: its tables
+        reach no further beyond the position that it has come to for certain."""
         self.block_size = block_size
         self.num_groups = len(groups)
         self.blocks = BlockManager(num_blocks)
         """Nobody else touches these, checks and tests excepted."""
-        whole = next((number for number, group in enumerate(groups) if not group.window), 0)
-        self._groups = [
-            KVGroup(group, block_size, most_step, b"" if number == whole else bytes([number]))
-            for number, group in enumerate(groups)
-        ]
-        """The names of blocks of the first group without a window are the digests themselves."""
+        self._groups = make_groups(groups, block_size, most_step)
         self._windows = any(group.window for group in groups)
         self._several = self._windows or len(groups) > 1
         """Not the one group without a window that has a shorter way everywhere."""
@@ -126,6 +122,10 @@ class KVCache:
         """For a sequence of these tokens, which may grow. It holds nothing yet."""
         return SequenceHolder(self.num_groups, tokens, root)
 
+    def digests(self, holder: SequenceHolder, count: int) -> list[bytes]:
+        """The names of the first ``count`` blocks of a sequence, which must be full."""
+        return self._hasher.extend(holder, count)[:count]
+
     def match(self, holder: SequenceHolder) -> Prefix:
         """What the prefix cache has for a sequence to begin with.
 
@@ -136,7 +136,7 @@ class KVCache:
         if not self._caching:
             return NOTHING
         count = (len(holder.tokens) - 1) // self.block_size
-        digests = self._hasher.extend(holder, count)[:count]
+        digests = self.digests(holder, count)
         if not self._several:
             table = self.blocks.match(digests)
             return Prefix(len(table), [table])

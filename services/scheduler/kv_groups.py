@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 
-from penstock.protocol.wire.messages.steps import FULL_ATTENTION, WINDOW_ATTENTION, LayerGroup
+from penstock.protocol.wire.messages.engine import FULL_ATTENTION, WINDOW_ATTENTION, LayerGroup
 from penstock.services.scheduler.block_manager import BlockManager
 
 MOST_GROUPS = 8
 """Models with several kinds of attention have two or three."""
-ONE_FULL = (LayerGroup(),)
+ONE_FULL = [LayerGroup()]
 
 
 def check_groups(groups: Ordered[LayerGroup]) -> None:
@@ -79,3 +79,12 @@ class KVGroup:
             else:
                 return length
         return 0
+
+
+def make_groups(specs: Ordered[LayerGroup], block_size: int, most_step: int) -> list[KVGroup]:
+    """The names of blocks of the first group without a window are the digests themselves."""
+    whole = next((number for number, spec in enumerate(specs) if not spec.window), 0)
+    return [
+        KVGroup(spec, block_size, most_step, b"" if number == whole else bytes([number]))
+        for number, spec in enumerate(specs)
+    ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from array import array
 
-NO_BLOCK = -1
-"""In a table: the block was given back, or never taken, since nothing attends to it any more."""
 NEVER = 1 << 62
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import msgspec
 
-from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
+from penstock.services.scheduler.kv_groups import ONE_FULL, check_groups, make_groups
 
 TOKEN_BYTES = 4
 BLOCK_BYTES = 5
@@ -27,7 +30,7 @@ class Limits(EngineSizes, frozen=True, array_like=True, gc=False):
 
     def __post_init__(self) -> None:
         for name, value in msgspec.structs.asdict(self).items():
-            if value < 1:
+            if name != "groups" and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.max_row_tokens > MOST_ROW_TOKENS:
             raise ValueError(
@@ -40,6 +43,7 @@ class Limits(EngineSizes, frozen=True, array_like=True, gc=False):
                 f"{self.max_num_batched_tokens}: a step could not hold {each} of every running "
                 "sequence; lower --max-num-seqs or raise --max-num-batched-tokens"
             )
+        check_groups(self.layer_groups)
         if self.max_sequence_len < 2:
             raise ValueError(
                 "max_model_len and KV memory must hold 2 tokens or more, "
@@ -51,9 +55,21 @@ class Limits(EngineSizes, frozen=True, array_like=True, gc=False):
         return cls(*msgspec.structs.astuple(sizes))
 
     @property
+    def layer_groups(self) -> list[LayerGroup]:
+        """Groups of layers with a block table each."""
+        return self.groups or ONE_FULL
+
+    @property
     def kv_tokens(self) -> int:
-        """Tokens that KV memory holds."""
-        return self.num_blocks * self.block_size
+        """Tokens that KV memory holds, of one sequence: groups with a window keep only a part."""
+        if not self.groups:
+            return self.num_blocks * self.block_size
+        groups = make_groups(self.groups, self.block_size, self.max_num_batched_tokens)
+        return self.block_size * bisect_right(
+            range(1, self.blocks_for(self.max_model_len) + 1),
+            self.num_blocks,
+            key=lambda length: sum(group.needed(length) for group in groups),
+        )
 
     @property
     def max_sequence_len(self) -> int:

@@ -101,7 +101,8 @@ class Planner:
             limits.num_blocks,
             limits.block_size,
             enable_prefix_caching,
-            most_step=limits.max_num_batched_tokens,
+            limits.layer_groups,
+            limits.max_num_batched_tokens,
         )
         self.batch = RunningBatch(limits, self.kv)
         self.full_with = 0

@@ -55,6 +55,8 @@ class SchedulerService(LoopService):
         self.epoch = (self.mailbox.incarnation & 0x7FFF_FFFF) << 16
         self.worker: Peer | None = None
         self.attached = False
+        self._unfit = ""
+        """Why what the worker said of itself does not do."""
         self._attach_at = 0.0
         self._answers: list[StepResult | StepFailed] = []
         self._plans = SentPlans(self._send_plan)
@@ -90,7 +92,8 @@ class SchedulerService(LoopService):
             self._attach_at = 0.0
         peer = self.participant.peers.get(self.worker.incarnation, self.worker)
         if not self.attached:
-            self.status.note = f"worker {peer.phase} {peer.note}".strip()
+            note = f"cannot be used: {self._unfit}" if self._unfit else f"{peer.phase} {peer.note}"
+            self.status.note = f"worker {note}".strip()
             if now >= self._attach_at:
                 self._attach_at = now + ATTACH_SECONDS
                 self.mailbox.send(peer.address, Attach(self.epoch, self.mailbox.address))
@@ -98,7 +101,14 @@ class SchedulerService(LoopService):
     def _on_attached(self, message: Attached, now: float) -> None:
         if message.epoch != self.epoch or self.attached:
             return
-        limits = Limits.of(message.sizes)
+        try:
+            limits = Limits.of(message.sizes)
+        except ValueError as error:
+            if self._unfit != str(error):
+                self._unfit = str(error)
+                self.log.error("the worker cannot be used", reason=self._unfit)
+            return
+        self._unfit = ""
         self.attached = True
         if self.core is None:
             config = self.config
@@ -132,7 +142,7 @@ class SchedulerService(LoopService):
             self.ledger.peers_gone(gone)
         if self.worker is not None and self.worker.incarnation in gone:
             self.worker = None
-            self.attached = False
+            self.attached, self._unfit = False, ""
             self._plans.clear()
             self._answers.clear()
             if self._draining_since is None:

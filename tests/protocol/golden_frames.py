@@ -70,8 +70,9 @@ def _head(size: int, fixed: int, fixed_limit: int, small: int | None) -> bytes:
     return b"\xdc" + struct.pack(">H", size)
 
 
-_CAPACITY = m.Capacity(1000, 16, 64, 2048, 4096, 32000, 5)
-_CAPACITY_ROW: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5]
+_GROUPS = [e.LayerGroup(), e.LayerGroup("window", 512)]
+_CAPACITY = m.Capacity(1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS)
+_CAPACITY_ROW: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5, [["full", 0], ["window", 512]]]
 _DEMAND = m.Demand(70, 6, 70000, 900, 64)
 _DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64]
 _IDENTITY = m.Identity(4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de")
@@ -217,11 +218,11 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "Attach": (s.Attach(1, "ipc:///s", [7, 300]), [40, 1, "ipc:///s", [7, 300]]),
     "Attached": (
         s.Attached(
-            1, 2, e.EngineSizes(1000, 16, 64, 2048, 4096, 32000, 5),
+            1, 2, e.EngineSizes(1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS),
             e.StepShape([256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125),
         ),
         [
-            41, 1, 2, [1000, 16, 64, 2048, 4096, 32000, 5],
+            41, 1, 2, [1000, 16, 64, 2048, 4096, 32000, 5, [["full", 0], ["window", 512]]],
             [[256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125],
         ],
     ),
@@ -277,7 +278,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "fee9ce00cd38e38f"
+SCHEMA_HASH = "f632d72382e21039"
 """Of protocol version 11."""
 
 GOLDEN: dict[str, str] = {
@@ -288,7 +289,8 @@ GOLDEN: dict[str, str] = {
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
         "9e03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
-        "00000000000597cd03e81040cd0800cd1000cd7d0005c4016d02954606ce00011170cd038440c3"
+        "00000000000598cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200c4016d"
+        "02954606ce00011170cd038440c3"
     ),
     "BeatAnswer": "9304cf7fffffffffffffff954606ce00011170cd038440",
     "WhoAreYou": "920505",
@@ -297,8 +299,8 @@ GOLDEN: dict[str, str] = {
     "Fenced": "920801",
     "Members": (
         "980909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73742d61a1"
-        "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a57265616479a097"
-        "cd03e81040cd0800cd1000cd7d000503920b0c0291ccc8c3"
+        "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a57265616479a098"
+        "cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd020003920b0c0291ccc8c3"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (
@@ -330,8 +332,9 @@ GOLDEN: dict[str, str] = {
     ),
     "Attach": "942801a86970633a2f2f2f739207cd012c",
     "Attached": (
-        "9529010297cd03e81040cd0800cd1000cd7d00059892cd0100cc80cd0200cb3ff8000000000000cb3fe00000"
-        "00000000cb4010000000000000cb3fe8000000000000cb3fd0000000000000cb3fc0000000000000"
+        "9529010298cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02009892cd0100"
+        "cc80cd0200cb3ff8000000000000cb3fe0000000000000cb4010000000000000cb3fe8000000000000cb3fd0"
+        "000000000000cb3fc0000000000000"
     ),
     "StepPlan": (
         "992a0102c39100919a03c40801000000ff7f00000100920506c40873616d706c696e67010204009201099195"

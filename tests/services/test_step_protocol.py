@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from service_member import Join, Start, small_system
 
-from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.protocol.wire.messages.membership import Capacity
+from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
+from penstock.protocol.wire.messages.membership import Capacity, Phase
 from penstock.protocol.wire.messages.requests import (
     Accepted,
     ChoiceState,
@@ -233,3 +233,28 @@ def test_a_scheduler_takes_no_result_out_of_its_turn(frontier: Frontier) -> None
     assert again.full
     assert [slot.tokens for slot in again.added] == [PROMPT]
     assert frontier.tokenizer.silence(TokenBatch)
+
+
+def test_a_scheduler_says_why_it_cannot_use_a_worker(system: tuple[Start, Join]) -> None:
+    start, join = system
+    start("scheduler")
+    worker = join("worker")
+    address = worker.peer("scheduler").address
+    epoch = worker.next(Attach).epoch
+
+    def attached_with(*groups: LayerGroup) -> Attached:
+        return Attached(epoch, 0, EngineSizes(32, 16, 4, 64, 64, 1000, groups=list(groups)))
+
+    worker.send(address, attached_with(LayerGroup(), LayerGroup("state")))
+    for _ in range(100):
+        worker.wait(0.1)
+        if "supports 'full' and 'window'" in (note := worker.peer("scheduler").note):
+            break
+    assert "a group of layers of the kind 'state'" in note
+    assert worker.peer("scheduler").phase == Phase.LOADING
+    worker.send(address, attached_with(LayerGroup(), LayerGroup("window", 32)))
+    for _ in range(100):
+        worker.wait(0.1)
+        if worker.peer("scheduler").phase == Phase.READY:
+            return
+    raise AssertionError("the scheduler refuses groups that it supports")

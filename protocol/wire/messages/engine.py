@@ -4,6 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
+FULL_ATTENTION = "full"
+WINDOW_ATTENTION = "window"
+
+
+NO_BLOCK = -1
+"""In a block table: nothing attends to these positions any more."""
+
+
+class LayerGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Layers that share one block table for each slot."""
+
+    kind: str = FULL_ATTENTION
+    """``FULL_ATTENTION``: each position attends to all before it. ``WINDOW_ATTENTION``: to the
+    latest ``window`` positions, its own included."""
+    window: int = 0
+
 
 class EngineSizes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sizes of one engine; all zero for other services and until the model is loaded."""
@@ -21,6 +37,9 @@ class EngineSizes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_row_tokens: int = 1
     """The most tokens that a row of a step may bring, 255 at most; each row computes as many
     positions."""
+    groups: list[LayerGroup] = []
+    """Each has block tables of its own, and all draw on the same blocks; none: one group of full
+    attention."""
 
 
 class StepShape(msgspec.Struct, frozen=True, array_like=True, gc=False):

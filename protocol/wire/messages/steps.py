@@ -32,19 +32,6 @@ class Attach(msgspec.Struct, frozen=True, array_like=True, tag=40, gc=False):
     replacement begins anew."""
 
 
-FULL_ATTENTION = "full"
-WINDOW_ATTENTION = "window"
-
-
-class LayerGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Layers that share one block table for each slot."""
-
-    kind: str = FULL_ATTENTION
-    """``FULL_ATTENTION``: each position attends to all before it. ``WINDOW_ATTENTION``: to the
-    latest ``window`` positions, its own included."""
-    window: int = 0
-
-
 class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
     """Worker → scheduler: the model is loaded and KV memory is taken."""
 
@@ -119,7 +106,9 @@ class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_computed: int
     """Positions whose K and V are in the cache already (prefix hits)."""
     blocks: list[int]
-    """Block table for positions 0 …; ``Chunk.blocks`` extends it."""
+    """Block table for positions 0 …; ``Chunk.blocks`` extends it. Where layers have several groups:
+    for each stretch of ``block_size`` positions one block of each group, in their order;
+    ``NO_BLOCK`` where a group attends to nothing of it any more."""
     sampling: bytes
     """An encoded ``SlotSampling``: the slot's whole sampling state, but for ``choice``."""
     choice: int = 0
@@ -148,7 +137,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sample: bool
     """The chunk reaches the last known token: sample the next one, then decode."""
     blocks: list[int]
-    """Blocks appended to the slot's table before the chunk runs."""
+    """Blocks appended to the slot's table before the chunk runs; several groups as in
+    ``NewSlot.blocks``."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=42, gc=False):
@@ -162,7 +152,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=42, gc=False):
     gone: list[int]
     added: list[NewSlot]
     grown: list[int]
-    """Flat pairs (slot, block): one block appended to a decoding slot's table."""
+    """Flat pairs (slot, block): one block appended to a decoding slot's table; several groups as in
+    ``NewSlot.blocks``."""
     chunks: list[Chunk]
     prompts: list[bytes] = []
     """Prompts that ``added`` points into: the choices of a request share one copy."""

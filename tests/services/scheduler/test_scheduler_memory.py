@@ -242,3 +242,31 @@ def test_whoever_follows_the_cache_hears_of_each_block_over_all_epochs() -> None
     engine.submit(6, prompt(20), max_tokens=6)
     engine.run()
     assert len(known) == engine.core.stats().blocks_cached > 0
+
+
+def test_blocks_of_another_size_are_named_anew() -> None:
+    engine = Engine(small())
+    for request_id in (1, 2):
+        engine.submit(request_id, [1, 2, 3, 4, *[request_id] * 4, 9], max_tokens=9)
+        engine.step()
+    engine.restart(small(block_size=8))
+    engine.run()
+    engine.assert_finished(1)
+    engine.assert_finished(2)
+    engine.assert_idle()
+
+
+def test_a_lone_sequence_waits_for_blocks_that_a_transfer_holds() -> None:
+    engine = Engine(small(num_blocks=8))
+    engine.submit(1, prompt(4), max_tokens=20)
+    engine.step()
+    kv = engine.core._planner.kv
+    transfer = kv.expect([bytes([number]) for number in range(6)])
+    assert transfer is not None
+    for _ in range(20):
+        engine.step()
+    assert engine.core.stats().waiting == 1
+    kv.release(transfer)
+    engine.run()
+    engine.assert_finished(1)
+    engine.assert_idle()

@@ -53,6 +53,8 @@ class Declared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_de
     declared is known, not supported yet, and refused with any other value."""
     FOREIGN: ClassVar[ForeignNames] = ForeignNames({}, {})
     """What to use instead of names that other servers have."""
+    IS_ONE_PARAM: ClassVar[bool] = False
+    """Errors within it name it as a whole as the parameter at fault."""
 
 
 @cache

@@ -63,10 +63,11 @@ def read(value: Any, declared: Any, where: str = "") -> Any:
     try:
         return msgspec.convert(value, declared, str_keys=True)
     except _WRONG as error:
-        _explain(value, declared, where)
-        if isinstance(error.__cause__, InvalidValue):  # a rule of the object as a whole
-            raise error.__cause__ from None
-        raise InvalidValue(f"{where or 'the value'}: {error}"[:200], _param(where)) from None
+        rule, said = error.__cause__, str(error)
+    _explain(value, declared, where)
+    if isinstance(rule, InvalidValue):  # of an object as a whole
+        raise rule
+    raise InvalidValue(f"{where or 'the value'}: {said}"[:200], _param(where))
 
 
 # --- what asks for nothing
@@ -145,7 +146,11 @@ def _explain(value: Any, declared: Any, where: str) -> None:
         if not is_of_kind(value, base):
             continue
         if isinstance(base, type) and issubclass(base, Declared):
-            return _explain_object(value, base, where)
+            try:
+                return _explain_object(value, base, where)
+            except InvalidValue as invalid:
+                invalid.param = _param(where) if base.IS_ONE_PARAM else invalid.param
+                raise
         if kind_of(base) in (list, dict, str):
             _check_size(value, bounds, declared, where)
         if kind_of(base) is list:

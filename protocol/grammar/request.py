@@ -8,10 +8,15 @@ processes that need it.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
+
+from penstock.protocol.declared import Declared
+from penstock.protocol.shown_values import show
+from penstock.protocol.validation import InvalidValue, read
 
 MAX_SOURCE_BYTES = 256 * 1024
 MAX_CHOICES = 4096
@@ -34,27 +39,53 @@ _SOURCES = {
     "choice": "choice",
     "grammar": "grammar",
 }
-"""Keys of ``structured_outputs`` of which exactly one says what is wanted."""
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "disable_any_whitespace": (True, False),
-    "disable_fallback": (True, False),
-    "disable_additional_properties": (False,),
-}
-"""Other keys of vLLM's, with the values that can be honoured."""
+"""Fields of ``StructuredOutputs`` of which exactly one says what is wanted."""
 _BRACKET = re.compile(r"[\[\]{}]")
-_SCHEMA_KEYS = frozenset({"name", "description", "schema", "strict"})
 
 
-class BadGrammar(ValueError):
-    """A ``response_format`` or ``structured_outputs`` that cannot be served.
+class BadGrammar(InvalidValue):
+    """What is asked for cannot be served. ``param`` names the request field at fault."""
 
-    ``param`` names the request field at fault.
-    """
 
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+class JsonSchemaFormat(Declared, kw_only=True):
+    """A schema of OpenAI's ``response_format``."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
+    schema: dict[str, Any] | bool
+    description: Annotated[str, Meta(max_length=MAX_DESCRIPTION_LENGTH)] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Declared, kw_only=True):
+    """What OpenAI's API calls ``response_format``."""
+
+    IS_ONE_PARAM: ClassVar[bool] = True
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Declared, kw_only=True):
+    """What vLLM calls ``structured_outputs``; exactly one of the first five says what is wanted."""
+
+    IS_ONE_PARAM: ClassVar[bool] = True
+    NEUTRAL: ClassVar[Mapping[str, Any]] = {"disable_additional_properties": (False,)}
+
+    json: Annotated[dict[str, Any] | str | bool, Meta(description="A JSON schema.")] | None = None
+    json_object: Annotated[bool, Meta(description="Any JSON object.")] | None = None
+    regex: Annotated[str, Meta(min_length=1, description="The whole answer matches.")] | None = None
+    choice: (
+        Annotated[
+            list[Annotated[str, Meta(min_length=1, max_length=MAX_CHOICE_BYTES)]],
+            Meta(min_length=1, max_length=MAX_CHOICES, description="One of these strings."),
+        ]
+        | None
+    ) = None
+    grammar: (
+        Annotated[str, Meta(min_length=1, description="A grammar in Lark or GBNF syntax.")] | None
+    ) = None
+    disable_any_whitespace: bool | None = None
+    disable_fallback: bool | None = None
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -83,67 +114,49 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def from_response_format(value: Any) -> Grammar | None:
-    """OpenAI's ``response_format``; ``None`` for ``{"type": "text"}``. Raises ``BadGrammar``."""
+    """OpenAI's ``response_format``; ``None`` for ``{"type": "text"}``. Raises ``InvalidValue``."""
     param: GrammarParam = "response_format"
-    given = _object(value, param, param)
-    kind = given.get("type")
-    known = {"type", "json_schema"} if kind == "json_schema" else {"type"}
-    _refuse_unknown(given, known, param, param)
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return Grammar("json_object", param=param)
-    if kind != "json_schema":
+    given: ResponseFormat = read(value, ResponseFormat, param)
+    format = given.json_schema
+    if given.type == "json_schema":
+        if format is None:
+            raise BadGrammar(f"{param}.json_schema is missing; an object is required", param)
+        return _schema(format.schema, f"{param}.json_schema.schema", param, compact=False)
+    if format is not None:
         raise BadGrammar(
-            "response_format.type: Expected 'text', 'json_object' or 'json_schema' "
-            f"(the value is {_shown(kind)})",
+            f"{param}.json_schema is an object; it is allowed only with the type 'json_schema'",
             param,
         )
-    where = "response_format.json_schema"
-    format = _object(given.get("json_schema"), where, param)
-    _refuse_unknown(format, _SCHEMA_KEYS, where, param)
-    if not format.get("name"):
-        raise BadGrammar(f"{where}.name: Required, and missing", param)
-    _check_string(format, "name", MAX_NAME_LENGTH, where)
-    _check_string(format, "description", MAX_DESCRIPTION_LENGTH, where)
-    if not isinstance(format.get("strict", False), bool):
-        raise BadGrammar(f"{where}.strict: Expected true or false", param)
-    if "schema" not in format:
-        raise BadGrammar(f"{where}.schema: Required, and missing", param)
-    return _schema(format["schema"], f"{where}.schema", param, compact=False)
+    return None if given.type == "text" else Grammar("json_object", param=param)
 
 
 def from_structured_outputs(value: Any) -> Grammar:
-    """vLLM's ``structured_outputs``: an object with one of ``json``, ``json_object``, ``regex``,
-    ``choice``, ``grammar``. Raises ``BadGrammar``."""
+    """vLLM's ``structured_outputs``. Raises ``InvalidValue``."""
     param: GrammarParam = "structured_outputs"
-    given = _object(value, param, param)
-    _refuse_unknown(given, {*_SOURCES, *_HARMLESS}, param, param)
-    for name, allowed in _HARMLESS.items():
-        if name in given and not any(given[name] is one for one in allowed):
-            raise BadGrammar(f"{param}.{name}: {_shown(given[name])} is not supported", param)
-    asked = [name for name in _SOURCES if name in given]
+    given: StructuredOutputs = read(value, StructuredOutputs, param)
+    asked = [name for name in _SOURCES if getattr(given, name) is not None]
     if len(asked) != 1:
-        raise BadGrammar(
-            f"{param}: Expected exactly one of {', '.join(_SOURCES)}; "
-            f"got {', '.join(asked) or 'none of them'}",
-            param,
+        names = ", ".join(_SOURCES)
+        found = (
+            f"none of {names}; exactly one" if not asked else f"{' and '.join(asked)}; one alone"
         )
+        raise BadGrammar(f"{param} has {found} is allowed", param)
     (name,) = asked
-    where, content = f"{param}.{name}", given[name]
-    compact = given.get("disable_any_whitespace", False)
-    if name == "json":
-        return _schema(content, where, param, compact=compact)
-    if name == "choice":
-        return _choices(content, where)
-    if name == "json_object":
-        if content is not True:
-            raise BadGrammar(f"{where}: Expected true (the value is {_shown(content)})", param)
+    where, compact = f"{param}.{name}", bool(given.disable_any_whitespace)
+    if given.json is not None:
+        return _schema(given.json, where, param, compact=compact)
+    if given.choice is not None:
+        distinct = list(dict.fromkeys(given.choice))
+        return _bounded(Grammar("choice", msgspec.json.encode(distinct).decode()), where)
+    if given.json_object is not None:
+        if not given.json_object:
+            raise BadGrammar(f"{where} is false; only true is allowed", param)
         return Grammar("json_object", compact=compact)
-    if not isinstance(content, str) or not content.strip():
-        raise BadGrammar(f"{where}: Expected a string that is not empty", param)
-    if name == "grammar" and content.lstrip().startswith("{"):
-        raise BadGrammar(f"{where}: Expected a grammar in Lark or GBNF syntax, not JSON", param)
+    content = given.regex or given.grammar or ""
+    if not content.strip():
+        raise BadGrammar(f"{where} is blank; a string that is not empty is allowed", param)
+    if given.grammar is not None and content.lstrip().startswith("{"):
+        raise BadGrammar(f"{where} is JSON; a grammar in Lark or GBNF syntax is allowed", param)
     return _bounded(Grammar("regex" if name == "regex" else "grammar", content), where)
 
 
@@ -200,74 +213,23 @@ def _schema(
     if value is True:
         value = {}
     if not isinstance(value, dict):
-        raise BadGrammar(f"{where}: Expected an object (the value is {_shown(value)})", param)
+        raise BadGrammar(f"{where} is {show(value)}; an object is allowed", param)
     try:
         text = msgspec.json.encode(value).decode()
     except (RecursionError, UnicodeError, ValueError) as error:
-        raise BadGrammar(f"{where}: cannot be read: {error}", param) from None
+        raise BadGrammar(f"{where} cannot be read: {error}", param) from None
     return _bounded(Grammar("json_schema", text, compact=compact, param=param), where)
-
-
-def _choices(value: Any, where: str) -> Grammar:
-    param = "structured_outputs"
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
-        raise BadGrammar(f"{where}: Expected an array of 1 to {MAX_CHOICES} strings", param)
-    for one in value:
-        if not isinstance(one, str) or not one:
-            raise BadGrammar(
-                f"{where}: Expected strings that are not empty (one is {_shown(one)})", param
-            )
-        if len(one) > MAX_CHOICE_BYTES:
-            raise BadGrammar(
-                f"{where}: a string has {len(one)} characters; at most {MAX_CHOICE_BYTES}", param
-            )
-    distinct = list(dict.fromkeys(value))
-    return _bounded(Grammar("choice", msgspec.json.encode(distinct).decode()), where)
 
 
 def _bounded(grammar: Grammar, where: str) -> Grammar:
     try:
         size = len(grammar.source.encode())
     except UnicodeEncodeError:
-        raise BadGrammar(f"{where}: holds half of a surrogate pair", grammar.param) from None
+        raise BadGrammar(f"{where} holds half of a surrogate pair", grammar.param) from None
     if size > MAX_SOURCE_BYTES:
         raise _too_large(where, size, grammar.param)
     return grammar
 
 
 def _too_large(where: str, size: int, param: str) -> BadGrammar:
-    return BadGrammar(f"{where}: has {size} bytes; at most {MAX_SOURCE_BYTES}", param)
-
-
-def _object(value: Any, where: str, param: str) -> dict[str, Any]:
-    """The object without its nulls, which count as absent."""
-    if not isinstance(value, dict):
-        raise BadGrammar(f"{where}: Expected an object (the value is {_shown(value)})", param)
-    return {name: one for name, one in value.items() if one is not None}
-
-
-def _refuse_unknown(
-    given: dict[str, Any], known: set[str] | frozenset[str], where: str, param: str
-) -> None:
-    if unknown := [name for name in given if name not in known]:
-        names = ", ".join(_shown(name) for name in unknown[:8])
-        raise BadGrammar(
-            f"{where}: unknown or not supported: {names}; known are {', '.join(sorted(known))}",
-            param,
-        )
-
-
-def _check_string(given: dict[str, Any], name: str, max_length: int, where: str) -> None:
-    value = given.get(name, "")
-    if not isinstance(value, str) or len(value) > max_length:
-        raise BadGrammar(
-            f"{where}.{name}: Expected a string of at most {max_length} characters",
-            "response_format",
-        )
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "an array"
-    text = repr(value)
-    return text if len(text) <= 40 else text[:40] + "…"
+    return BadGrammar(f"{where} has {size} bytes; at most {MAX_SOURCE_BYTES} are allowed", param)

@@ -8,7 +8,6 @@ import msgspec
 
 from penstock.client.interface import ServedModel
 from penstock.protocol.grammar.request import (
-    BadGrammar,
     Grammar,
     conflict,
     from_response_format,
@@ -16,11 +15,12 @@ from penstock.protocol.grammar.request import (
 )
 from penstock.protocol.sampling import SamplingParams, token_ids
 from penstock.protocol.shown_values import show
+from penstock.protocol.validation import InvalidValue
 from penstock.services.frontend.bodies.requests import (
     SAMPLING_NAMES,
     GenerationBody,
 )
-from penstock.services.frontend.errors import ApiError, bad_request
+from penstock.services.frontend.errors import ApiError, bad_request, from_invalid
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -104,8 +104,8 @@ def _grammar(body: GenerationBody) -> Grammar | None:
             structured = from_structured_outputs(body.structured_outputs)
         if body.response_format is not None:
             format = from_response_format(body.response_format)
-    except BadGrammar as error:
-        raise bad_request(error.message, param=error.param) from None
+    except InvalidValue as invalid:
+        raise from_invalid(invalid) from None
     if format is not None and structured is not None:
         raise bad_request(
             "response_format and structured_outputs contradict each other; send one of them",

@@ -25,6 +25,7 @@ from penstock.protocol.grammar.request import (
     from_structured_outputs,
     read_schema,
 )
+from penstock.protocol.validation import InvalidValue
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -137,27 +138,28 @@ def test_structured_outputs_become_a_grammar(asked: dict[str, Any], made: Gramma
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("json_object", "Expected an object"),
-        ({}, "type: .*'text', 'json_object' or 'json_schema' .*None"),
+        ("json_object", "'json_object'; an object"),
+        ({}, "type is missing; 'text', 'json_object' or 'json_schema'"),
         ({"type": "xml"}, "'xml'"),
-        ({"type": "text", "grammar": "x"}, "'grammar'"),
-        ({"type": "json_object", "schema": {}}, "'schema'"),
-        ({"type": "json_schema"}, "json_schema: Expected an object"),
-        ({"type": "json_schema", "json_schema": {"name": "a"}}, "schema: Required"),
-        ({"type": "json_schema", "json_schema": {"schema": {}}}, "name: Required"),
-        ({"type": "json_schema", "json_schema": {"schema": {}, "name": ""}}, "name: Required"),
+        ({"type": "text", "grammar": "x"}, "unknown .* grammar; known are type"),
+        ({"type": "json_object", "schema": {}}, "did you mean json_schema"),
+        ({"type": "json_schema"}, "json_schema is missing; an object"),
+        ({"type": "text", "json_schema": {"name": "a", "schema": {}}}, "only with the type"),
+        ({"type": "json_schema", "json_schema": {"name": "a"}}, "schema is missing"),
+        ({"type": "json_schema", "json_schema": {"schema": {}}}, "name is missing"),
+        ({"type": "json_schema", "json_schema": {"schema": {}, "name": ""}}, "name is empty"),
         ({"type": "json_schema", "json_schema": {"schema": "{}", "name": "a"}}, "an object"),
         (
             {"type": "json_schema", "json_schema": {"schema": {}, "name": "a", "strict": 1}},
-            "strict: .*true",
+            "strict is 1; true or false",
         ),
         ({"type": "json_schema", "json_schema": {"schema": {}, "name": "a" * 65}}, "at most 64"),
-        ({"type": "json_schema", "json_schema": {"schema": {}, "name": 5}}, "name: .*string"),
-        ({"type": "json_schema", "json_schema": {"schema": {}, "sort": 5}}, "'sort'"),
+        ({"type": "json_schema", "json_schema": {"schema": {}, "name": 5}}, "name is 5; a string"),
+        ({"type": "json_schema", "json_schema": {"schema": {}, "sort": 5}}, "sort; known are name"),
     ],
 )
 def test_a_wrong_response_format_is_refused_with_its_cause(asked: Any, says: str) -> None:
-    with pytest.raises(BadGrammar, match=says) as caught:
+    with pytest.raises(InvalidValue, match=says) as caught:
         from_response_format(asked)
     assert caught.value.param == "response_format"
 
@@ -165,37 +167,37 @@ def test_a_wrong_response_format_is_refused_with_its_cause(asked: Any, says: str
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("a", "Expected an object"),
-        ({}, "exactly one of .*none of them"),
-        ({"json": None}, "none of them"),
-        ({"json": {}, "regex": "a"}, "exactly one .*json, regex"),
-        ({"regexp": "a"}, "'regexp'"),
-        ({"regex": "a", "whitespace_pattern": " *"}, "'whitespace_pattern'"),
+        ("a", "'a'; an object"),
+        ({}, "none of json, .*; exactly one"),
+        ({"json": None}, "none of json, "),
+        ({"json": {}, "regex": "a"}, "json and regex; one alone"),
+        ({"regexp": "a"}, "did you mean regex"),
+        ({"regex": "a", "whitespace_pattern": " *"}, "whitespace_pattern; known are"),
         ({"regex": "a", "disable_additional_properties": True}, "disable_additional_properties"),
-        ({"regex": "a", "disable_any_whitespace": 1}, "disable_any_whitespace"),
+        ({"regex": "a", "disable_any_whitespace": 1}, "whitespace is 1; true or false"),
         ({"regex": ""}, "not empty"),
-        ({"regex": 5}, "Expected a string"),
+        ({"regex": 5}, "is 5; a string"),
         ({"grammar": "  "}, "not empty"),
-        ({"grammar": '{"grammars": [{"lark_grammar": "start: "}]}'}, "not JSON"),
-        ({"json_object": False}, "Expected true"),
-        ({"json": 5}, "Expected an object"),
-        ({"json": []}, "Expected an object"),
+        ({"grammar": '{"grammars": [{"lark_grammar": "start: "}]}'}, "is JSON; a grammar in Lark"),
+        ({"json_object": False}, "is false; only true"),
+        ({"json": 5}, "is 5; an object"),
+        ({"json": []}, "an array of 0; an object"),
         ({"json": "{"}, "not valid JSON"),
         ({"json": '{"a":' * 5000 + "1" + "}" * 5000}, f"5000 levels deep; at most {MAX_DEPTH}"),
         ({"json": '"' + "a" * MAX_SOURCE_BYTES + '"'}, f"at most {MAX_SOURCE_BYTES}"),
         ({"json": {"const": "é" * (MAX_SOURCE_BYTES // 2)}}, f"at most {MAX_SOURCE_BYTES}"),
         ({"regex": "a" * (MAX_SOURCE_BYTES + 1)}, f"at most {MAX_SOURCE_BYTES}"),
         ({"regex": "\ud800"}, "surrogate"),
-        ({"choice": []}, "1 to"),
+        ({"choice": []}, f"is empty; an array of 1 to {MAX_CHOICES} strings"),
         ({"choice": "a"}, "array"),
-        ({"choice": ["a"] * (MAX_CHOICES + 1)}, f"1 to {MAX_CHOICES}"),
-        ({"choice": ["a", 5]}, "strings"),
-        ({"choice": [""]}, "not empty"),
+        ({"choice": ["a"] * (MAX_CHOICES + 1)}, f"at most {MAX_CHOICES}"),
+        ({"choice": ["a", 5]}, r"choice\[1\] is 5; a string"),
+        ({"choice": [""]}, "is empty"),
         ({"choice": ["a" * 5000]}, "5000 characters"),
     ],
 )
 def test_wrong_structured_outputs_are_refused_with_their_cause(asked: Any, says: str) -> None:
-    with pytest.raises(BadGrammar, match=says) as caught:
+    with pytest.raises(InvalidValue, match=says) as caught:
         from_structured_outputs(asked)
     assert caught.value.param == "structured_outputs"
     assert len(caught.value.message) < 1000

@@ -15,6 +15,7 @@ from msgspec import Meta
 from penstock.client.messages import Messages
 from penstock.protocol.declared import Declared, SameAs
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
+from penstock.protocol.grammar.request import ResponseFormat, StructuredOutputs
 from penstock.protocol.sampling import (
     PARAMETERS,
     Echo,
@@ -95,10 +96,10 @@ class GenerationBody(_SamplingFields, kw_only=True):
 
     stop: StopString | StopStrings | None = None
     structured_outputs: (
-        Annotated[dict[str, Any], _said(PARAMETERS["structured_outputs"].description)] | None
+        Annotated[StructuredOutputs, _said(PARAMETERS["structured_outputs"].description)] | None
     ) = None
     response_format: (
-        Annotated[dict[str, Any], _said("Constrain the answer, as OpenAI's API has it.")] | None
+        Annotated[ResponseFormat, _said("Constrain the answer, as OpenAI's API has it.")] | None
     ) = None
     max_completion_tokens: Annotated[MaxTokens, _said("The same as max_tokens.")] | None = None
     model: Annotated[str, _said("The model, by one of its names.")] | None = None

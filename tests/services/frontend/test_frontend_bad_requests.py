@@ -142,10 +142,10 @@ PARAMETERS += [
         "structured_outputs",
         "response_format structured_outputs contradict",
     ),
-    ({"structured_outputs": {}}, "structured_outputs", "exactly one none of them"),
-    ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "json, regex"),
-    ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "'regexp' unknown"),
-    ({"structured_outputs": {"choice": [1]}}, "structured_outputs", "strings 1"),
+    ({"structured_outputs": {}}, "structured_outputs", "exactly one none of"),
+    ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "json regex"),
+    ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "unknown regexp mean regex?"),
+    ({"structured_outputs": {"choice": [1]}}, "structured_outputs", "choice[0] string 1"),
     ({"structured_outputs": True}, "structured_outputs", "object"),
 ]
 

@@ -109,7 +109,7 @@ def test_a_wrong_prompt_or_parameter_is_a_value_error_that_names_it(llm: LLM) ->
         llm.generate("x", SamplingParams(temperature=1000.0))
     assert "top_p" not in str(caught.value)
     form: Any = {"regexp": "a"}
-    with pytest.raises(ValueError, match="'regexp'"):
+    with pytest.raises(ValueError, match=r"regexp \(did you mean regex"):
         llm.generate("x", SamplingParams(structured_outputs=form))
     form = {"regex": "("}
     with pytest.raises(ValueError, match="unclosed group"):

@@ -265,7 +265,7 @@ class ClientLedger:
             choice = request.choices.get(number)
             if choice is None or choice.ended or index < choice.count:
                 continue
-            if index > choice.count:
+            if index > choice.count or not request.accepted:
                 self._continue(request, now, "a message was lost")
                 continue
             choice.output += tokens[first:offset]

@@ -155,6 +155,11 @@ def text_row(number: int, submission: int, index: int, text: str, end: bool = Fa
     )
 
 
+def accept(ledger: ClientLedger, number: int, submission: int = 1) -> None:
+    """The request is in an engine."""
+    ledger.handle(TOKENIZER, Accepted(number, first_attempt(submission), PROMPT, 5), 0.1)
+
+
 def test_a_submission_is_sent_again_until_it_is_taken(frontend: Any) -> None:
     ledger, sent, _, number = frontend
     [(to, first)] = sent.take(Submit)
@@ -181,11 +186,12 @@ def test_a_second_tokenizer_that_took_it_is_told_to_drop_it(frontend: Any) -> No
 
 def test_the_client_gets_exactly_the_next_index(frontend: Any) -> None:
     ledger, sent, ear, number = frontend
+    accept(ledger, number)
     ledger.handle(TOKENIZER, text_row(number, 1, 0, "ab"), 0.1)
     ledger.handle(TOKENIZER, text_row(number, 1, 0, "ab"), 0.2)  # known: dropped
     sent.take()
     ledger.handle(TOKENIZER, text_row(number, 1, 3, "d"), 0.3)  # a gap: started again
-    assert ear.heard == [("ab", 2, False)]
+    assert ear.heard == [2, ("ab", 2, False)]
     (_, cancel), (_, submit) = sent.take()
     assert cancel == Cancel([number], [first_attempt(2) - 1], [-1])
     assert submit.attempt == first_attempt(2)
@@ -193,7 +199,7 @@ def test_the_client_gets_exactly_the_next_index(frontend: Any) -> None:
     assert (choice.output, choice.released) == (array("i", [0, 1]).tobytes(), Released(2))
     ledger.handle(TOKENIZER, text_row(number, 1, 2, "c"), 0.4)  # of the old submission
     ledger.handle(OTHER, text_row(number, 2, 2, "cd", end=True), 0.5)
-    assert ear.heard == [("ab", 2, False), ("cd", 2, True)]
+    assert ear.heard == [2, ("ab", 2, False), ("cd", 2, True)]
     assert ledger.open == {}
 
 
@@ -213,8 +219,9 @@ NAMED = NamedLogprobs(0, array("i", [7, 1, 0]).tobytes(), [b"ab"], [0])
 def test_events_reach_the_sink_in_their_order_with_their_logprobs(frontend: Any) -> None:
     ledger, _, ear, number = frontend
     events: list[Event] = [Reasoning("ab", NAMED), ToolCallOpened(0, "call-1", "f"), Text("c")]
+    accept(ledger, number)
     ledger.handle(TOKENIZER, event_row(number, 1, 0, events, Released(1, 2, 1)), 0.1)
-    assert ear.heard == [(events, 2, False)]
+    assert ear.heard == [2, (events, 2, False)]
 
 
 def test_a_submission_that_goes_on_elsewhere_says_what_went_out_on_each_channel(
@@ -222,6 +229,7 @@ def test_a_submission_that_goes_on_elsewhere_says_what_went_out_on_each_channel(
 ) -> None:
     ledger, sent, _, number = frontend
     events: list[Event] = [Reasoning("ab"), ToolCallOpened(0, "call-1", "f"), Text("c")]
+    accept(ledger, number)
     ledger.handle(TOKENIZER, event_row(number, 1, 0, events, Released(1, 2, 1)), 0.1)
     row = text_row(number, 1, 2, "d")
     ledger.handle(TOKENIZER, msgspec.structs.replace(row, released=[2]), 0.2)
@@ -230,6 +238,18 @@ def test_a_submission_that_goes_on_elsewhere_says_what_went_out_on_each_channel(
     [(_, submit)] = sent.take(Submit)
     [choice] = msgspec.msgpack.decode(submit.work, type=Work).choices
     assert choice.released == Released(2, 2, 1)
+
+
+def test_a_client_hears_that_it_is_accepted_before_any_text(frontend: Any) -> None:
+    ledger, sent, ear, number = frontend
+    ledger.handle(TOKENIZER, Taken(number, ONE), 0.1)
+    sent.take()
+    ledger.handle(TOKENIZER, text_row(number, 1, 0, "ab"), 0.2)  # ``Accepted`` got lost
+    assert ear.heard == []
+    assert [type(message) for _, message in sent.take()] == [Cancel, Submit]
+    accept(ledger, number, 2)
+    ledger.handle(TOKENIZER, text_row(number, 2, 0, "ab", end=True), 0.4)
+    assert ear.heard == [2, ("ab", 2, True)]
 
 
 class Deaf(Ear):
@@ -266,13 +286,13 @@ def test_a_sink_that_fails_on_a_row_ends_its_own_request_and_no_other(
     failing = ledger.submit(msgspec.structs.replace(WORK, head=head), deaf, 0.0)
     ids = [failing, number]
     for one in ids:
-        ledger.handle(TOKENIZER, Taken(one, ONE), 0.1)
+        accept(ledger, one)
     sent.take()
     ends = [End(0, EndReason.LENGTH)] if end else []
     tokens = array("i", [7, 8]).tobytes()
     batch = TextBatch(ids, [0, 0], [ONE, ONE], [0, 0], [1, 1], tokens, ["a", "b"], [1, 1], ends)
     ledger.handle(TOKENIZER, batch, 0.2)
-    assert (deaf.heard, ear.heard) == ([500], [("b", 1, False)])
+    assert (deaf.heard, ear.heard) == ([2, 500], [2, ("b", 1, False)])
     assert sent.take() == [(address(TOKENIZER), Cancel([failing], [first_attempt(2) - 1], [-1]))]
     assert list(ledger.open) == [number]
     assert {getattr(line, "id", "") for line in caplog.records} == {"req-deaf"}
@@ -313,9 +333,10 @@ def test_what_no_message_can_carry_is_refused_and_not_sent(frontend: Any) -> Non
     work = msgspec.structs.replace(WORK, prompt=Tokens(ids[:-1000]))
     growing = ledger.submit(work, nearly, 0.0)
     assert len(sent.take(Submit)) == 1
+    ledger.handle(TOKENIZER, Accepted(growing, ONE, ids[:-1000], 5), 0.1)
     ledger.handle(TOKENIZER, text_row(growing, 1, 0, "a" * 300), 0.1)
     ledger.handle(TOKENIZER, Unknown([growing], [ONE]), 0.2)  # with its output it is too long
-    assert nearly.heard[1:] == [413]
+    assert nearly.heard[2:] == [413]
     assert [type(message) for _, message in sent.take()] == [Cancel]
     assert list(ledger.open) == [number]
 
@@ -342,14 +363,15 @@ def test_continuations_without_a_new_token_come_to_an_end(frontend: Any) -> None
         ledger.handle(TOKENIZER, Taken(number, first_attempt(submission)), 0.1)
         ledger.handle(TOKENIZER, Unknown([number], [first_attempt(submission)]), 0.2)
 
+    accept(ledger, number)
     for submission in range(1, MAX_STALLS + 1):
         forget(submission)
     ledger.handle(TOKENIZER, text_row(number, MAX_STALLS + 1, 0, "a"), 0.3)  # counted anew
     for submission in range(MAX_STALLS + 1, 2 * MAX_STALLS + 1):
         forget(submission)
-    assert ear.heard == [("a", 1, False)]
+    assert ear.heard == [2, ("a", 1, False)]
     forget(2 * MAX_STALLS + 1)
-    assert ear.heard == [("a", 1, False), 500]
+    assert ear.heard == [2, ("a", 1, False), 500]
     assert ledger.open == {}
 
 

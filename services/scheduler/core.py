@@ -270,8 +270,7 @@ class SchedulerCore:
         if counts:
             num_tokens = self._num_counted(counts, num_tokens)
         if step is not in_flight.steps[0] or len(result.tokens) != TOKEN_BYTES * num_tokens:
-            oldest = in_flight.steps[0].number
-            return self.fail(StepFailed(self.epoch, oldest, "its result got lost"), now)
+            return self.fail(StepFailed(self.epoch, step.number, "a result got lost"), now)
         tokens = array("i", result.tokens)
         in_flight.steps.popleft()
         in_flight.took(result.seconds, now)
@@ -325,13 +324,16 @@ class SchedulerCore:
         that have never produced a token, and those that failed twice without a new one, are
         suspects: they are retried alone. The third failure without a new token is an error.
 
-        A failure of a step that was answered already (its plan came twice, say) also means that
-        the worker waits for a full plan. One from before the last full plan means nothing.
+        Answers come in order: where an older step is unanswered, its plan or result got lost, and
+        nobody is blamed for that. A failure of a step that was answered already (its plan came
+        twice, say) also means that the worker waits for a full plan. One from before the last full
+        plan means nothing.
         """
         if failed.epoch == self.epoch and self._in_flight.matters(failed.step):
             self.counters.failed_steps += 1
             died = self._in_flight.find(failed.step)
-            self._roll_back([] if died is None else [died], failed.reason)
+            blamed = [died] if died is not None and died is self._in_flight.steps[0] else []
+            self._roll_back(blamed, failed.reason)
         else:
             self.counters.ignored_results += 1
         return self._outbox.drain()
@@ -396,6 +398,11 @@ class SchedulerCore:
     def idle(self) -> bool:
         """No request is open and no plan unanswered."""
         return not len(self._requests) and not self._in_flight.steps
+
+    @property
+    def awaits_results(self) -> bool:
+        """Whether a plan is unanswered."""
+        return bool(self._in_flight.steps)
 
     @crash_only
     def check(self) -> None:

@@ -208,8 +208,10 @@ class SchedulerService(LoopService):
             else:
                 self.log.warning("step failed", step=answer.step, reason=answer.reason)
                 batches.append(core.fail(answer, now))
+            if answer.epoch == core.epoch:
+                self._plans.answered(answer.step, now)
+            if not core.awaits_results:
                 self._plans.clear()
-            self._plans.answered(answer.step, now)
         while now >= self._plan_at:
             began = time.monotonic_ns() if TRACE.on else 0
             if (plan := core.plan(now)) is None:

@@ -61,6 +61,8 @@ class WorkerService(LoopService):
         """Whether the executor has more to do in this pause."""
         self._limits = StepLimits()
         self._answers: deque[StepResult] = deque(maxlen=KEPT_ANSWERS)
+        self._failed: StepFailed | None = None
+        """What the scheduler was told last of a step that failed; it may not have heard it."""
         self._failure: BaseException | None = None
         self._loader: threading.Thread | None = None
         self._loaded: Executor | None = None
@@ -147,6 +149,7 @@ class WorkerService(LoopService):
             self.scheduler = message.reply_to
             self._expected = 0
             self._answers.clear()
+            self._failed = None
         rank, executor = self.config.cluster.rank, self.executor
         self.mailbox.send(
             message.reply_to, Attached(self.epoch, rank, executor.capacity, executor.shape)
@@ -163,6 +166,8 @@ class WorkerService(LoopService):
         if not plan.full and plan.step != self._expected:
             if self._expected:
                 self._fail(plan, f"plan {plan.step} came, plan {self._expected} was due")
+            elif self._failed is not None and plan.step <= self._failed.step:
+                self.mailbox.send(self.scheduler, self._failed)  # the scheduler asks for it
             return
         self.status.begin(self._limits.begin(plan))
         if self.executor.in_flight == self.executor.max_in_flight:
@@ -212,7 +217,7 @@ class WorkerService(LoopService):
         self.log.error("result not sent", step=result.step, reason=reason)
         self._reset(executor)
         self._expected = 0
-        self.mailbox.send(self.scheduler, StepFailed(result.epoch, result.step, reason))
+        self._tell_failed(result.step, reason)
 
     def _finished(self, executor: Executor, wait: bool) -> StepResult | None:
         began = time.monotonic_ns() if wait and TRACE.on else 0
@@ -249,8 +254,12 @@ class WorkerService(LoopService):
             self._collect(self.executor, wait=True)
             self._reset(self.executor)
         self._expected = 0
-        self.mailbox.send(self.scheduler, StepFailed(self.epoch, plan.step, reason))
+        self._tell_failed(plan.step, reason)
         self.status.done()
+
+    def _tell_failed(self, step: int, reason: str) -> None:
+        self._failed = StepFailed(self.epoch, step, reason)
+        self.mailbox.send(self.scheduler, self._failed)
 
     def pump(self) -> None:
         """Plans that are computed on the spot may keep the inbox full for ever: a turn ends in

@@ -100,6 +100,17 @@ def test_a_worker_fails_a_plan_after_a_gap_and_goes_on_with_a_full_one(engine: E
     engine.result(engine.plan(5, full=True))
 
 
+def test_a_worker_says_again_that_a_step_failed_when_its_scheduler_asks(engine: Engine) -> None:
+    engine.result(engine.plan(1, full=True))
+    engine.send(engine.plan(3))
+    first = engine.scheduler.next(StepFailed)
+    engine.send(engine.plan(2))  # sent again, as what is behind it: the failure was not heard
+    assert engine.scheduler.next(StepFailed) == first
+    engine.send(engine.plan(3))
+    assert engine.scheduler.next(StepFailed) == first
+    engine.result(engine.plan(4, full=True))
+
+
 def test_a_step_whose_result_no_message_can_carry_has_failed(system: tuple[Start, Join]) -> None:
     slots, length, blocks = 200, 2047, 128
     engine = Engine(
@@ -223,6 +234,22 @@ def test_a_scheduler_begins_anew_with_a_full_plan_after_a_failure(frontier: Fron
     frontier.answer(second, 66)  # a result of the life before
     frontier.answer(again, 8)
     assert frontier.tokens() == [8]
+
+
+def test_an_old_failure_told_twice_does_not_keep_a_plan_from_being_sent_again(
+    frontier: Frontier,
+) -> None:
+    plan = frontier.worker.next(StepPlan)
+    frontier.to_scheduler(StepFailed(frontier.epoch, plan.step, "a fault"))
+    again = frontier.worker.next(StepPlan)
+    while not again.full:
+        again = frontier.worker.next(StepPlan)
+    frontier.to_scheduler(StepFailed(frontier.epoch, plan.step, "a fault"))
+    frontier.to_scheduler(StepFailed(frontier.epoch - 1, again.step, "a fault long ago"))
+    for _ in range(5):  # what was planned behind it comes first
+        if frontier.worker.next(StepPlan, 5.0) == again:
+            return
+    raise AssertionError("the plan without an answer is not sent again")
 
 
 def test_a_scheduler_takes_no_result_out_of_its_turn(frontier: Frontier) -> None:

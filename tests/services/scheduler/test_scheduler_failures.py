@@ -45,6 +45,25 @@ def test_a_failure_after_the_answer_also_brings_a_full_plan() -> None:
     engine.assert_finished(1)
 
 
+@pytest.mark.parametrize("lost", ["plan", "result"])
+def test_no_request_is_blamed_for_messages_that_get_lost(lost: str) -> None:
+    engine = Engine()
+    engine.submit(1, prompt(9), max_tokens=8)
+    for _ in range(5):
+        first, second = engine.plan(), engine.plan()
+        assert first is not None and second is not None
+        if lost == "plan":
+            engine.answers.clear()
+            gap = f"plan {second.step} came, plan {first.step} was due"
+            engine.answers.append(StepFailed(1, second.step, gap))
+        else:
+            engine.answers.popleft()
+        engine.worker.drop_slots()
+        engine.deliver()
+    engine.run()
+    engine.assert_finished(1)
+
+
 def test_blocks_of_a_failed_step_leave_the_prefix_cache() -> None:
     engine = Engine()
     engine.worker.fail_steps[1] = "device lost"

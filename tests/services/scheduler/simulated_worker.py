@@ -149,7 +149,6 @@ class SimulatedWorker:
 
         whole: all tokens of new slots' sequences, as far as the caller knows them.
         """
-        self._whole = whole or {}
         if plan.epoch != self.epoch:
             return None
         require(plan.step == self._expected, f"plan {plan.step} came, {self._expected} was due")
@@ -158,6 +157,19 @@ class SimulatedWorker:
             require(plan.step > 1, "the first plan of an epoch is full")
             return None
         require(plan.full == self._needs_full, "a full plan came without a reason")
+        return self.run(plan, whole)
+
+    def drop_slots(self) -> None:
+        """Forget all slots; only a full plan can follow."""
+        self.slots.clear()
+        self._needs_full = True
+
+    def run(
+        self, plan: StepPlan, whole: dict[int, list[int]] | None = None
+    ) -> StepResult | StepFailed:
+        """Execute a plan whose turn it is. A full one may come at any time."""
+        self._whole = whole or {}
+        require(plan.full or not self._needs_full, "only a full plan can follow a failure")
         self._needs_full = False
         self._rearrange(plan)
         decoding = [slot for _, slot in sorted(self.slots.items()) if slot.decoding]
@@ -165,8 +177,7 @@ class SimulatedWorker:
         try:
             self._write(plan, work)
         except _StepRaised as raised:
-            self.slots.clear()
-            self._needs_full = True
+            self.drop_slots()
             return StepFailed(plan.epoch, plan.step, str(raised))
         self.executed += 1
         return self._finish(plan, decoding, work)

@@ -1,0 +1,208 @@
+"""Whatever happens to messages and processes: every request reaches one end with its own text.
+
+The rules of ownership, the router's choice, the scheduler with its core and the worker's message
+loop are the real ones, on a simulated network under a virtual clock.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from simulated_clients import Crowd, Record
+from simulated_cluster import Cluster, FrontendNode, RouterNode, TokenizerNode
+from simulated_engine import EngineTraits, SchedulerNode, WorkerNode
+from simulated_network import Node, World
+
+from penstock.protocol.ownership.tombstones import TOMBSTONE_SECONDS
+from penstock.services.scheduler.policy_choice import POLICIES
+
+KINDS = [RouterNode, TokenizerNode, SchedulerNode, WorkerNode, FrontendNode]
+ROOMY = EngineTraits()
+TIGHT = ROOMY.with_limits(num_blocks=40, max_model_len=120)
+"""Memory for a quarter of what could run: sequences lose their slots to others."""
+
+
+def load(cluster: Cluster, count: int, over: float, cancel: float = 0.0) -> list[Record]:
+    """``count`` requests at random moments of the next ``over`` seconds."""
+    world = cluster.world
+    rng = random.Random(world.random.random())
+    crowd = Crowd(rng, cluster.traits)
+    records: list[Record] = []
+
+    def arrive() -> None:
+        frontends = world.of(FrontendNode)
+        if not frontends:
+            return
+        frontend = rng.choice(frontends)
+        record = frontend.submit(crowd.ask())
+        records.append(record)
+        if rng.random() < cancel:
+            world.after(rng.random() * 2, lambda: record.ended or frontend.cancel(record))
+
+    for _ in range(count):
+        world.after(rng.random() * over, arrive)
+    return records
+
+
+def check(cluster: Cluster, records: list[Record], *, may_reject: bool = False) -> None:
+    """Every client saw what it ought to, and nothing is left open."""
+    for record in records:
+        record.check(cluster.traits, cluster.world.failures, may_reject=may_reject)
+    assert cluster.open_anywhere() == {}
+
+
+def check_forgotten(cluster: Cluster) -> None:
+    """What is kept of requests that have ended is gone when nobody can ask for it any more."""
+    cluster.world.run(cluster.world.now + TOMBSTONE_SECONDS + 5.0)
+    assert cluster.open_anywhere() == {}
+    assert cluster.remembered_anywhere() == {}
+
+
+@pytest.mark.parametrize("traits", [ROOMY, TIGHT], ids=["roomy", "tight"])
+@pytest.mark.parametrize("seed", range(4))
+def test_on_a_perfect_network_every_request_ends_once_with_its_own_text(
+    traits: EngineTraits, seed: int
+) -> None:
+    cluster = Cluster(World(seed), traits)
+    records = load(cluster, 100, 10.0, cancel=0.2)
+    cluster.world.run(40.0)
+    check(cluster, records)
+    check_forgotten(cluster)
+    cores = [node.core for node in cluster.world.of(SchedulerNode)]
+    assert sum(core.counters.prefix_hit_tokens for core in cores) > 0
+    assert (sum(core.counters.preemptions for core in cores) > 0) == (traits is TIGHT)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_lost_and_doubled_messages_cost_time_but_no_text(seed: int) -> None:
+    cluster = Cluster(World(seed, loss=0.02, delay=0.02, doubles=0.02))
+    records = load(cluster, 80, 10.0, cancel=0.2)
+    cluster.world.run(90.0)
+    check(cluster, records, may_reject=True)
+    assert sum(bool(r.rejected) for r in records) <= 2 + len(records) // 10
+    check_forgotten(cluster)
+
+
+@pytest.mark.parametrize("kind", [RouterNode, TokenizerNode, SchedulerNode, WorkerNode])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_death_is_survived_by_every_request(kind: type[Node], seed: int) -> None:
+    cluster = Cluster(World(seed))
+    records = load(cluster, 80, 10.0, cancel=0.1)
+    for at in (2.0, 5.0, 8.0):
+        cluster.world.after(at, lambda: cluster.kill_one(kind))
+    cluster.world.run(100.0)
+    check(cluster, records)
+
+
+@pytest.mark.parametrize("kind", [TokenizerNode, SchedulerNode, WorkerNode])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_on_its_way_to_the_only_one_that_stops_waits_for_the_next(
+    kind: type[Node], seed: int
+) -> None:
+    """Whether it had accepted a request when it stopped, nobody knows; it may also go on."""
+    cluster = Cluster(World(seed), tokenizers=1, engines=1)
+    world = cluster.world
+    records = load(cluster, 80, over=2.0)  # its silence is noticed after that
+    [late] = world.of(kind)
+    world.after(0.2, lambda: world.stop(late))
+    world.after(6.0, lambda: late.replacement() and None)
+    world.after(6.0 + world.random.random(), lambda: world.go_on(late))
+    world.run(world.now + 40.0)
+    assert late.address not in world.nodes, "it hears that it is lost"
+    check(cluster, records)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_dead_frontend_leaves_nothing_open(seed: int) -> None:
+    cluster = Cluster(World(seed))
+    records = load(cluster, 60, 5.0)
+    for at in (1.0, 3.0):
+        cluster.world.after(at, lambda: cluster.kill_one(FrontendNode))
+    cluster.world.run(60.0)
+    check(cluster, records)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_that_fail_and_requests_that_fail_them_cost_nobody_else_anything(seed: int) -> None:
+    rng = random.Random(seed)
+    traits = replace(
+        rng.choice([ROOMY, TIGHT]),
+        poison=rng.choice([-1, 990]),
+        not_a_number=rng.choice([-1, 991]),
+        early=0.3,
+        failing_steps=rng.choice([0.0, 0.003]),
+        broken_steps=rng.choice([0.0, 0.001]),
+    )
+    cluster = Cluster(World(seed), traits)
+    records = load(cluster, 60, 10.0, cancel=0.1)
+    cluster.world.run(80.0)
+    check(cluster, records, may_reject=cluster.world.failures >= 3)
+
+
+def play_everything(seed: int) -> None:
+    """An engine and a network of any kind, and deaths of all kinds."""
+    world = World(
+        seed,
+        loss=random.Random(seed).choice([0.0, 0.005, 0.02]),
+        delay=random.Random(seed + 1).choice([0.001, 0.01, 0.05]),
+        doubles=random.Random(seed + 2).choice([0.0, 0.01]),
+    )
+    rng = world.random
+    traits = replace(
+        rng.choice([ROOMY, TIGHT, TIGHT.with_limits(block_size=16, num_blocks=12)]),
+        policy=rng.choice(list(POLICIES)),
+        caching=rng.random() < 0.75,
+        max_waiting=rng.choice([4096, 4096, 8]),
+        max_in_flight=rng.choice([1, 2, 4]),
+        step_seconds=rng.choice([0.0005, 0.01, 0.04]),
+        token_seconds=rng.choice([0.0, 0.001]),
+        poison=rng.choice([-1, -1, 990]),
+        not_a_number=rng.choice([-1, -1, 991]),
+        early=rng.choice([0.0, 0.3]),
+        failing_steps=rng.choice([0.0, 0.002]),
+        broken_steps=rng.choice([0.0, 0.0005]),
+    )
+    cluster = Cluster(world, traits, 2, rng.choice([1, 3]), rng.choice([1, 2, 3]))
+    records = load(cluster, 100, 20.0, cancel=0.2)
+    for _ in range(rng.choice([0, 3, 6])):
+        kind = rng.choice(KINDS)
+        world.after(rng.random() * 20, lambda k=kind: cluster.kill_one(k))
+    world.run(150.0)
+    check(cluster, records, may_reject=True)
+    rejected = sum(bool(record.rejected) for record in records)
+    if traits.max_waiting > 8 and world.failures < 6:
+        assert rejected <= 3 + len(records) // 10
+    check_forgotten(cluster)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_everything_at_once(seed: int) -> None:
+    play_everything(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hundred", range(20))
+def test_everything_at_once_with_two_thousand_seeds(hundred: int) -> None:
+    for seed in range(100 * hundred, 100 * (hundred + 1)):
+        try:
+            play_everything(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_full_engine_turns_requests_away_soon_and_without_a_storm(seed: int) -> None:
+    traits = replace(ROOMY.with_limits(max_num_seqs=2), max_waiting=5)
+    cluster = Cluster(World(seed), traits, engines=1)
+    records = load(cluster, 200, over=1.0)
+    cluster.world.run(cluster.world.now + 40.0)
+    check(cluster, records, may_reject=True)
+    ended = [record.rejected[0] for record in records if record.rejected]
+    refused = [answer for answer in ended if answer.status != 504]  # and some had no time
+    assert 0 < len(refused) < 200
+    [engine] = cluster.world.of(SchedulerNode)
+    assert engine.core.counters.rejected_requests <= 4 * len(records)
+    assert all(answer.status == 503 and answer.retry_after for answer in refused)

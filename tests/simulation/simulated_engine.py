@@ -74,6 +74,8 @@ class EngineTraits:
     """K, V and logits of this token, and of all that attend to it, are NaN."""
     early: float = 0.0
     """How often a grammar is not compiled when a token is due."""
+    counts: bool = False
+    """Rows bring none to ``limits.max_row_tokens`` tokens, not one each."""
     failing_steps: float = 0.0
     """How often a step raises for no reason."""
     broken_steps: float = 0.0
@@ -247,6 +249,7 @@ class SimulatedExecutor:
         return SimulatedWorker(
             traits.limits, epoch, traits.poison, traits.not_a_number,
             is_early=self._is_early, token_seconds=traits.token_seconds,
+            row_count=self._row_count if traits.counts else None,
         )  # fmt: skip
 
     def _is_early(self, sampling: SlotSampling) -> bool:
@@ -254,6 +257,9 @@ class SimulatedExecutor:
         if asked is None or asked.grammar is None:
             return False
         return self._world.random.random() < self._traits.early
+
+    def _row_count(self) -> int:
+        return self._world.random.randint(0, self._traits.limits.max_row_tokens)
 
     @property
     def in_flight(self) -> int:

@@ -9,11 +9,18 @@ UTF-8 by itself is written ``bytes:\\xe2\\x96`` there, so that different ones st
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from penstock.protocol.logprobs import Logprob, TokenLogprobs, unpack
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.tokens import RowDetails
+from penstock.services.frontend.bodies.responses import (
+    ChatLogprobsBody,
+    ChatTokenLogprob,
+    LogprobColumns,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+)
 
 LOWEST = -9999.0
 """JSON has no infinity."""
@@ -27,13 +34,13 @@ class ChatLogprobs:
     def __init__(self, params: SamplingParams) -> None:
         self._wanted = params.logprobs is not None
 
-    def member(self, details: Iterable[RowDetails]) -> dict[str, Any] | None:
+    def member(self, details: Iterable[RowDetails]) -> ChatLogprobsBody | None:
         """``None`` where logprobs are not wanted or none are there."""
         if not self._wanted:
             return None
         rows = (row.tokens for row in details if row.tokens is not None)
         content = [_chat_token(token) for tokens in rows for token in unpack(tokens)]
-        return {"content": content, "refusal": None} if content else None
+        return ChatLogprobsBody(content=content, refusal=None) if content else None
 
 
 class CompletionLogprobs:
@@ -47,7 +54,7 @@ class CompletionLogprobs:
         self._shift = 0
         """Characters of the echo before the answer."""
 
-    def member(self, details: Iterable[RowDetails]) -> dict[str, Any] | None:
+    def member(self, details: Iterable[RowDetails]) -> LogprobColumns | None:
         """``None`` where logprobs are not wanted or none are there."""
         if not self._wanted:
             return None
@@ -63,10 +70,10 @@ class CompletionLogprobs:
             if row.tokens is not None:
                 for token, offset in zip(unpack(row.tokens), row.tokens.offsets, strict=True):
                     columns.add(token, self._shift + offset)
-        return columns.as_json() if columns.tokens else None
+        return columns.body() if columns.tokens else None
 
 
-def prompt_logprobs(details: Iterable[RowDetails]) -> list[dict[str, Any] | None] | None:
+def prompt_logprobs(details: Iterable[RowDetails]) -> PromptLogprobs | None:
     """One entry for each token of the prompt, ``null`` for the first; ``None``: not asked for."""
     for row in details:
         if row.prompt is not None:
@@ -86,25 +93,27 @@ def _key_of(piece: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def _chat_entry(one: Logprob) -> dict[str, Any]:
+def _chat_entry(one: Logprob) -> TokenLogprob:
+    return TokenLogprob(
+        token=text_of(one.piece), logprob=max(one.logprob, LOWEST), bytes=list(one.piece)
+    )
+
+
+def _chat_token(token: TokenLogprobs) -> ChatTokenLogprob:
+    own = token.own
+    return ChatTokenLogprob(
+        token=text_of(own.piece),
+        logprob=max(own.logprob, LOWEST),
+        bytes=list(own.piece),
+        top_logprobs=[_chat_entry(one) for one in token.top],
+    )
+
+
+def _by_id(token: TokenLogprobs) -> dict[str, PromptLogprob]:
     return {
-        "token": text_of(one.piece),
-        "logprob": max(one.logprob, LOWEST),
-        "bytes": list(one.piece),
-    }
-
-
-def _chat_token(token: TokenLogprobs) -> dict[str, Any]:
-    return {**_chat_entry(token.own), "top_logprobs": [_chat_entry(one) for one in token.top]}
-
-
-def _by_id(token: TokenLogprobs) -> dict[str, Any]:
-    return {
-        str(one.token): {
-            "logprob": max(one.logprob, LOWEST),
-            "rank": one.rank,
-            "decoded_token": text_of(one.piece),
-        }
+        str(one.token): PromptLogprob(
+            logprob=max(one.logprob, LOWEST), rank=one.rank, decoded_token=text_of(one.piece)
+        )
         for one in (*token.top, token.own)
     }
 
@@ -135,10 +144,10 @@ class _Columns:
             {_key_of(one.piece): max(one.logprob, LOWEST) for one in (*token.top, token.own)}
         )
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "tokens": self.tokens,
-            "token_logprobs": self.logprobs,
-            "top_logprobs": self.top if self.listed else None,
-            "text_offset": self.offsets,
-        }
+    def body(self) -> LogprobColumns:
+        return LogprobColumns(
+            tokens=self.tokens,
+            token_logprobs=self.logprobs,
+            top_logprobs=self.top if self.listed else None,
+            text_offset=self.offsets,
+        )

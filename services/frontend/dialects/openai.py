@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 from penstock.client.answers import FINISH_REASONS, Answer
 from penstock.client.meters import Usage
 from penstock.protocol.wire.messages.tokens import End, Event, RowDetails, Text
+from penstock.services.frontend.bodies.responses import CachedTokens, Given, UsageBody
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest
@@ -23,7 +24,7 @@ DONE = b"data: [DONE]\n\n"
 class Logprobs(Protocol):
     """The ``logprobs`` member of one choice, for its rows in order."""
 
-    def member(self, details: Iterable[RowDetails]) -> dict[str, Any] | None:
+    def member(self, details: Iterable[RowDetails]) -> Given | None:
         """``None`` where logprobs are not wanted or none are there."""
 
 
@@ -90,13 +91,13 @@ class OpenAIRenderer:
         """What a frame before the last one says of it."""
         options = self.request.options
         if options.continuous_usage:
-            return b',"usage":' + encode(usage_json(usage))
+            return b',"usage":' + encode(usage_body(usage))
         return b',"usage":null' if options.include_usage else b""
 
     def last(self, usage: Usage) -> bytes:
         if not self.request.options.include_usage:
             return DONE
-        return b'%s],"usage":%s}\n\n%s' % (self._head, encode(usage_json(usage)), DONE)
+        return b'%s],"usage":%s}\n\n%s' % (self._head, encode(usage_body(usage)), DONE)
 
     def failed(self, error: ApiError) -> bytes:
         """A stream that ends with an error has no ``[DONE]``."""
@@ -110,7 +111,7 @@ class OpenAIRenderer:
             {
                 **self._answer,
                 "choices": choices,
-                "usage": usage_json(usage),
+                "usage": usage_body(usage),
                 **self.more(answers),
             }
         )
@@ -153,10 +154,10 @@ class OpenAIFrames:
         return b"".join((*frames, self._opening, last, ending))
 
 
-def usage_json(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-    }
+def usage_body(usage: Usage) -> UsageBody:
+    return UsageBody(
+        prompt_tokens=usage.prompt,
+        completion_tokens=usage.completion,
+        total_tokens=usage.prompt + usage.completion,
+        prompt_tokens_details=CachedTokens(cached_tokens=usage.cached),
+    )

@@ -15,6 +15,7 @@ import msgspec
 from penstock.client.open_request import OpenRequest
 from penstock.client.sink import Sink, extras_of
 from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
+from penstock.protocol.ownership.rejections import too_long
 from penstock.protocol.ownership.tombstones import (
     MAX_STALLS,
     RECONCILE_SECONDS,
@@ -123,12 +124,8 @@ class ClientLedger:
             changes["params"] = msgspec.structs.replace(work.params, max_tokens=request.max_tokens)
         body = _encode(msgspec.structs.replace(work, **changes))
         if len(body) > MAX_WORK_BYTES:
-            message = (
-                f"the request takes {len(body)} bytes on its way to the tokenizer, with what its "
-                f"answer has so far; a message may carry {MAX_WORK_BYTES}: shorten the prompt, or "
-                "ask for fewer choices at a time"
-            )
-            self._reject(request, 413, "invalid_request_error", message)
+            attempt = first_attempt(request.submission)
+            self._end(request, too_long(request.id, attempt, len(body), "the tokenizer"))
             return
         request.resend_at = now + RESEND_SECONDS
         self._send(

@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.protocol.ownership.peers import Peers, Send
+from penstock.protocol.ownership.rejections import failed, going_down
 from penstock.protocol.ownership.tombstones import GRACE_SECONDS, Tombstones
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Peer
@@ -83,18 +84,7 @@ class SchedulerLedger:
                 self._send(message.reply_to, Accepted(message.id, message.attempt))
             return
         if self.draining:
-            self._send(
-                message.reply_to,
-                Rejected(
-                    message.id,
-                    message.attempt,
-                    503,
-                    "overloaded_error",
-                    "this engine is going down; another one may take the request",
-                    retry_after=1.0,
-                    retry_elsewhere=True,
-                ),
-            )
+            self._send(message.reply_to, going_down(message.id, message.attempt, "this engine"))
             return
         rejected = self._add(message, now)
         if rejected is None:
@@ -110,7 +100,7 @@ class SchedulerLedger:
         try:
             work = _decode_work(message.work)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return Rejected(number, attempt, 500, "server_error", f"malformed work: {error}")
+            return failed(number, attempt, f"malformed work: {error}")
         try:
             return self.core.add(number, attempt, message.reply_to, work, now)
         except Exception:
@@ -119,7 +109,7 @@ class SchedulerLedger:
                 "the scheduler failed when it took this request in, and is started again; its log "
                 "says why"
             )
-            self._send(message.reply_to, Rejected(number, attempt, 500, "server_error", reason))
+            self._send(message.reply_to, failed(number, attempt, reason))
             raise
 
     def _on_cancel(self, sender: int, message: Cancel, now: float) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.protocol.ownership.owned_request import MakeStream, OwnedRequest
 from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
-from penstock.protocol.ownership.refusals import Refusals
+from penstock.protocol.ownership.rejections import failed, given_up, going_down, too_long
 from penstock.protocol.ownership.text_rows import Choice, TextRows, joined
 from penstock.protocol.ownership.tombstones import (
     GRACE_SECONDS,
@@ -108,15 +108,14 @@ class TokenizerLedger:
         if self._tombstones.covers(submit.id, submit.attempt):
             return
         if self.draining:
-            self._send(submit.reply_to, _hand_back(submit.id, submit.attempt))
+            rejected = going_down(submit.id, submit.attempt, "this process")
+            self._send(submit.reply_to, rejected)
             return
         try:
             work = _decode_work(submit.work)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            self._send(
-                submit.reply_to,
-                Rejected(submit.id, submit.attempt, 500, "server_error", f"malformed: {error}"),
-            )
+            rejected = failed(submit.id, submit.attempt, f"malformed: {error}")
+            self._send(submit.reply_to, rejected)
             return
         request = self.open[submit.id] = OwnedRequest(submit, work.head, now)
         self._find_frontend(request, now)
@@ -141,8 +140,7 @@ class TokenizerLedger:
         """The service cannot turn the request into tokens: it ends."""
         request = self.open.get(request_id)
         if request is not None and request.attempt == attempt:
-            del self.open[request_id]
-            self._send(request.reply_to, rejected)
+            self._reject(request, rejected)
 
     def _on_cancel(self, message: Cancel, now: float) -> None:
         for request_id, attempt, number in zip(
@@ -179,19 +177,18 @@ class TokenizerLedger:
 
     def _on_unknown(self, sender: int, message: Unknown, now: float) -> None:
         failures = message.failures or [1] * len(message.ids)
-        for request_id, attempt, failed in zip(
-            message.ids, message.attempts, failures, strict=True
-        ):
+        for request_id, attempt, count in zip(message.ids, message.attempts, failures, strict=True):
             request = self.open.get(request_id)
             if request and request.attempt == attempt and request.engine == sender:
                 cause = "its engine lost its worker" if message.failures else "its engine forgot it"
-                self._continue(request, now, cause, failed)
+                self._continue(request, now, cause, count)
 
     def _enqueue(self, request: OwnedRequest, now: float) -> None:
         if request.work is not None:
             message = request.enqueue(request.work, self._address, now)
             if len(message.work) > MAX_WORK_BYTES:
-                self._end_too_long(request, len(message.work))
+                size = len(message.work)
+                self._reject(request, too_long(request.id, request.attempt, size, "an engine"))
                 return
             self._send(self._members.router_address, message)
 
@@ -205,17 +202,8 @@ class TokenizerLedger:
         spent = request.stalls > MAX_STALLS
         if spent or request.attempt & 0xFF == 0xFF:
             times = f"{request.stalls} times without a new token" if spent else "256 times"
-            del self.open[request.id]
-            self._send(
-                request.reply_to,
-                Rejected(
-                    request.id,
-                    request.attempt,
-                    500,
-                    "server_error",
-                    f"the request was started {times} (last: {cause}); it was given up",
-                ),
-            )
+            reason = f"the request was started {times} (last: {cause}); it was given up"
+            self._reject(request, failed(request.id, request.attempt, reason))
             return
         self.continuations += 1
         request.attempt += 1
@@ -258,9 +246,8 @@ class TokenizerLedger:
                 request.attempt += 1
                 request.resend_at = again
                 return
-            message = _given_up(message, request.refusals, now)
-        del self.open[request.id]
-        self._send(request.reply_to, message)
+            message = given_up(message, request.refusals, now)
+        self._reject(request, message)
 
     def _disown(self, sender: int, ids: list[int], attempts: list[int]) -> None:
         self.stale_rows += len(ids)
@@ -343,18 +330,10 @@ class TokenizerLedger:
 
     # --- endings
 
-    def _end_too_long(self, request: OwnedRequest, size: int) -> None:
-        """No message can carry it: to send it again and again would leave its client waiting."""
+    def _reject(self, request: OwnedRequest, rejected: Rejected) -> None:
+        """It ends; no engine works on it any more."""
         del self.open[request.id]
-        message = (
-            f"the request takes {size} bytes on its way to an engine, with what its answer has so "
-            f"far; a message may carry {MAX_WORK_BYTES}: shorten the prompt, or ask for fewer "
-            "choices at a time"
-        )
-        self._send(
-            request.reply_to,
-            Rejected(request.id, request.attempt, 413, "invalid_request_error", message),
-        )
+        self._send(request.reply_to, rejected)
 
     def _end_choice(self, request: OwnedRequest, number: int) -> None:
         choice = request.choices.get(number)
@@ -372,11 +351,8 @@ class TokenizerLedger:
         )
         if request.id in self.open:
             self._drop(request)
-        message = "the output could not be turned into text"
-        self._send(
-            request.reply_to,
-            Rejected(request.id, request.attempt, 500, "server_error", message),
-        )
+        reason = "the output could not be turned into text"
+        self._send(request.reply_to, failed(request.id, request.attempt, reason))
 
     def _drop(self, request: OwnedRequest) -> None:
         del self.open[request.id]
@@ -419,26 +395,3 @@ class TokenizerLedger:
                 request.frontend = peer.incarnation
                 return True
         return now - request.began < GRACE_SECONDS
-
-
-def _given_up(last: Rejected, refusals: Refusals, now: float) -> Rejected:
-    """The answer to a client whose request no engine took in time."""
-    seconds = now - refusals.since
-    return msgspec.structs.replace(
-        last,
-        message=f"{last.message} (refused {refusals.count} times within {seconds:.1f} s)",
-        retry_after=last.retry_after or 1.0,
-        retry_elsewhere=False,
-    )
-
-
-def _hand_back(request_id: int, attempt: int) -> Rejected:
-    return Rejected(
-        request_id,
-        attempt,
-        503,
-        "overloaded_error",
-        "this process is going down; another one may take the request",
-        retry_after=1.0,
-        retry_elsewhere=True,
-    )

@@ -237,8 +237,10 @@ def test_a_reader_that_falls_too_far_behind_is_given_up_and_its_memory_is_bounde
         sock.close()
 
     run(use, script)
-    (line,) = [r.getMessage() for r in caplog.records if "cut off" in r.getMessage()]
-    assert re.search(r"request req-\w+ is cut off: \d{6} bytes wait for it; 262144 may$", line)
+    (record,) = [record for record in caplog.records if "cut off" in record.getMessage()]
+    line = record.getMessage()
+    assert re.search(r"is cut off: \d{6} bytes wait for it; 262144 may$", line)
+    assert record.__dict__["id"].startswith("req-")
 
 
 @pytest.mark.parametrize("ends", [True, False])

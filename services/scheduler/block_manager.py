@@ -79,13 +79,14 @@ class BlockManager:
 
     def release(self, blocks: list[int]) -> None:
         """Give up one hold on each. The last blocks of a prefix become the first to be reused."""
+        counts, digests, cached = self._ref_counts, self._digests, self._cached
         for block in reversed(blocks):
-            self._ref_counts[block] -= 1
-            if self._ref_counts[block] == 0:
-                if self._digests[block] is None:
+            count = counts[block] = counts[block] - 1
+            if count == 0:
+                if digests[block] is None:
                     self._free.append(block)
                 else:
-                    self._cached[block] = None
+                    cached[block] = None
 
     def match(self, digests: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known beginning of a hash chain. Holds nothing yet."""
@@ -103,15 +104,18 @@ class BlockManager:
 
     def num_unheld(self, blocks: list[int]) -> int:
         """How many of these nobody holds: holding them takes as many from ``num_available``."""
-        return sum(self._ref_counts[block] == 0 for block in blocks)
+        counts = self._ref_counts
+        return [counts[block] for block in blocks].count(0)
 
     def hold(self, blocks: list[int]) -> None:
         """Take matched blocks, before anything else is allocated."""
+        counts, cached = self._ref_counts, self._cached
         for block in blocks:
-            if self._ref_counts[block] == 0:
-                del self._cached[block]
+            count = counts[block]
+            if count == 0:
+                del cached[block]
                 self.watch_passed = False
-            self._ref_counts[block] += 1
+            counts[block] = count + 1
 
     def cache(self, block: int, digest: bytes, step: int) -> None:
         """Let a held, full block be found, from the step that completes it on.

@@ -157,9 +157,9 @@ class KVCache:
 
     def num_held(self, prefix: Prefix) -> int:
         """Blocks of a prefix that others hold: to hold them takes none from those to be had."""
-        if not self._windows:
-            blocks = self.blocks
-            return sum(len(table) - blocks.num_unheld(table) for table in prefix.tables)
+        if not self._several and prefix.length:
+            (table,) = prefix.tables
+            return len(table) - self.blocks.num_unheld(table)
         tables = [[b for b in table if b != NO_BLOCK] for table in prefix.tables]
         return sum(len(table) - self.blocks.num_unheld(table) for table in tables)
 

@@ -16,9 +16,11 @@ from penstock.client.interface import Overloaded, Readiness, ServedModel
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.parts import Parts
 from penstock.client.sink import RowExtras, Sink
+from penstock.client.tasks import task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.participant import Participant
 from penstock.protocol.process.trace import ACCEPT, TRACE
+from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.mailbox import Mailbox
 from penstock.protocol.wire.messages.membership import (
@@ -78,6 +80,8 @@ class PipelineGateway:
         now, head = time.monotonic(), work.head
         if self.is_closed:
             raise Overloaded(_unavailable(GOING_DOWN))
+        if head.task != GENERATE and (refused := task_refusal(head, self.models())) is not None:
+            raise Overloaded(refused)
         # While draining, open connections are still served.
         if not self.parts.look(now) and (reason := self.parts.hopeless(now)):
             raise Overloaded(_unavailable(reason))
@@ -146,7 +150,11 @@ class PipelineGateway:
             identity, capacity = peer.identity, peer.capacity
             if identity.model and capacity.max_model_len and identity.model not in found:
                 found[identity.model] = ServedModel(
-                    identity.model, identity.aliases, capacity.max_model_len, capacity.vocab_size
+                    identity.model,
+                    identity.aliases,
+                    capacity.max_model_len,
+                    capacity.vocab_size,
+                    capacity.tasks,
                 )
         self._models = list(found.values()) or self._models
         return self._models

@@ -20,6 +20,8 @@ class ServedModel(msgspec.Struct, frozen=True):
     aliases: list[str]
     max_model_len: int
     vocab_size: int
+    tasks: list[str] = []
+    """What its engines do beside to generate."""
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -30,7 +32,8 @@ class Readiness(msgspec.Struct, frozen=True):
 
 
 class Overloaded(Exception):
-    """The frontend is full or no engine is ready. Carries the answer for the client."""
+    """The frontend is full, no engine is ready, or none does the task. Carries the answer for the
+    client."""
 
     def __init__(self, rejected: Rejected) -> None:
         super().__init__(rejected.message)

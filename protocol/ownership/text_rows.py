@@ -54,6 +54,9 @@ class Stream(Protocol):
     def replay(self, tokens: memoryview) -> Content:
         """Rebuild the state after a continuation; returns all that these tokens brought."""
 
+    def pooled(self, values: bytes) -> Event:
+        """What the request's task has made of its prompt."""
+
     def details(
         self, row: int, first: bool, tokens: memoryview, found: RowLogprobs | None
     ) -> RowDetails | None:

@@ -258,6 +258,7 @@ class TokenizerLedger:
         ends = {end.row: end for end in batch.ends} if batch.ends else None
         starts = {start.row: start for start in batch.starts} if batch.starts else None
         logprobs = {one.row: one for one in batch.logprobs} if batch.logprobs else None
+        pooled = {one.row: one.values for one in batch.pooled} if batch.pooled else None
         offset = 0
         outgoing: dict[str, TextRows] = {}
         stale: list[tuple[int, int]] = []
@@ -285,6 +286,9 @@ class TokenizerLedger:
             start = starts.get(row) if starts is not None else None
             new = tokens[first:offset]
             try:
+                if pooled is not None and row in pooled:
+                    event = choice.stream.pooled(pooled[row])
+                    request.replayed[number] = joined(request.replayed.get(number, ""), [event])
                 self._add_row(out, request, number, choice, new, end, start, found)
             except Exception:
                 self._give_up(request)

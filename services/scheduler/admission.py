@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator
 
 from penstock.protocol.config.derive import waiting_tokens_limit
+from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.requests import Rejected, TokenWork
 from penstock.services.scheduler.block_hash import chain_root
 from penstock.services.scheduler.limits import (
@@ -123,6 +124,7 @@ def make_request(
         sampling=work.sampling,
         reads_output=work.reads_output,
         reads_prompt=work.reads_prompt,
+        has_task=head.task != GENERATE,
     )
 
 

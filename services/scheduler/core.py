@@ -40,6 +40,7 @@ from penstock.services.scheduler.endings import (
     MOST_PUT_OFF,
     NEVER_COMPILED,
     NOT_A_NUMBER,
+    NOT_POOLED,
     Ending,
     by_output,
     fits_no_longer,
@@ -278,6 +279,9 @@ class SchedulerCore:
         for chunk in result.prompt_logprobs:
             if (prefilled := step.prompts.get(chunk.slot)) is not None:
                 prefilled.prompt_logprobs.add(chunk.start, chunk.tokens)
+        for one in result.pooled:
+            if one.row < len(step.rows) and (pooling := step.rows[one.row]) is not None:
+                pooling.pooled = one.values
         if counts or result.logprobs or result.bad_rows or result.failures or result.banned_rows:
             generated = self._take_rows(step, result, tokens, now)
         else:
@@ -458,8 +462,7 @@ class SchedulerCore:
         elif known >= sequence.max_len:
             if known > sequence.max_len:  # only its prompt was wanted
                 tokens.pop()
-                self._outbox.end_of_prompt(sequence)
-                self._close(sequence)
+                self._end_of_prompt(sequence)
                 return False
             self._outbox.token(sequence, token, EndReason.LENGTH, None, logprobs)
             self._finish(sequence)
@@ -484,8 +487,7 @@ class SchedulerCore:
             sequence.num_computed -= self.limits.max_row_tokens - len(tokens)
         room = sequence.max_len - len(sequence.tokens)
         if room <= 0:  # only its prompt was wanted
-            self._outbox.end_of_prompt(sequence)
-            self._close(sequence)
+            self._end_of_prompt(sequence)
             return 0
         if not tokens:
             self._planner.kv.compute_again(sequence.kv)
@@ -506,6 +508,14 @@ class SchedulerCore:
         if reason is not None:
             self._finish(sequence)
         return len(kept)
+
+    def _end_of_prompt(self, sequence: Sequence) -> None:
+        """All that was wanted of a sequence has been computed."""
+        if sequence.request.has_task and sequence.pooled is None:
+            self._end(sequence, NOT_POOLED)
+            return
+        self._outbox.end_of_prompt(sequence)
+        self._close(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
         self._policy.on_finished(sequence)

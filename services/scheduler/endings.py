@@ -49,6 +49,13 @@ ALL_BANNED = Ending(
     status=400,
 )
 
+NOT_POOLED = Ending(
+    EndReason.ERROR,
+    message="the engine has computed the prompt, but made nothing of it for the request's task; "
+    "the worker's log says whether it does this task",
+    status=500,
+)
+
 NEVER_COMPILED = Ending(
     EndReason.ERROR,
     message="structured output: the grammar was not compiled within "
@@ -64,10 +71,10 @@ def row_failed(failure: RowFailure) -> Ending:
 
 def by_output(sequence: Sequence) -> Ending | None:
     """How the known output ends a sequence, if it does. One that may generate nothing has ended,
-    unless logprobs of its prompt are to be computed."""
+    unless something of its prompt is to be computed."""
     if sequence.num_output and sequence.tokens[-1] in sequence.request.stop_ids:
         return Ending(EndReason.STOP, sequence.tokens[-1])
-    if len(sequence.tokens) < sequence.max_len or sequence.wants_prompt:
+    if len(sequence.tokens) < sequence.max_len or sequence.owes_prompt:
         return None
     return LENGTH
 

@@ -12,8 +12,9 @@ from penstock.services.scheduler.kv_groups import ONE_FULL, check_groups, make_g
 TOKEN_BYTES = 4
 BLOCK_BYTES = 5
 """Of a block's number in a plan, at most."""
+MOST_CHARACTER_BYTES = 4
 SLOT_BYTES = 192
-"""Of a new slot and its chunk in a plan without tokens, blocks and sampling, at most."""
+"""Of a new slot and its chunk in a plan without tokens, blocks, sampling and task, at most."""
 MOST_ROW_TOKENS = 255
 """Of a row of a result: a byte counts them."""
 MAX_SEQUENCE_TOKENS = 4 * 1024 * 1024

@@ -5,7 +5,14 @@ from __future__ import annotations
 from array import array
 
 from penstock.protocol.logprobs import PackedLogprobs
-from penstock.protocol.wire.messages.tokens import End, EndReason, RowLogprobs, RowStart, TokenBatch
+from penstock.protocol.wire.messages.tokens import (
+    End,
+    EndReason,
+    RowLogprobs,
+    RowPooled,
+    RowStart,
+    TokenBatch,
+)
 from penstock.services.scheduler.sequence import Sequence
 
 
@@ -20,6 +27,7 @@ class _Columns:
         "ids",
         "indices",
         "logprobs",
+        "pooled",
         "starts",
         "tokens",
     )
@@ -34,6 +42,7 @@ class _Columns:
         self.ends: list[End] = []
         self.starts: list[RowStart] = []
         self.logprobs: list[RowLogprobs] = []
+        self.pooled: list[RowPooled] = []
 
     def batch(self) -> TokenBatch:
         return TokenBatch(
@@ -46,6 +55,7 @@ class _Columns:
             ends=self.ends,
             starts=self.starts,
             logprobs=self.logprobs,
+            pooled=self.pooled,
         )
 
 
@@ -105,6 +115,8 @@ class Outbox:
         row = len(columns.ids) - 1
         if (prompt := sequence.prompt_logprobs.packed()) is not None:
             columns.logprobs.append(RowLogprobs(row, None, prompt))
+        if sequence.pooled is not None:
+            columns.pooled.append(RowPooled(row, sequence.pooled))
         columns.ends.append(End(row, EndReason.LENGTH))
 
     def end(

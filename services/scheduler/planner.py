@@ -19,7 +19,13 @@ from penstock.protocol.wire.messages.steps import Chunk, NewSlot
 from penstock.services.scheduler.batch import RunningBatch
 from penstock.services.scheduler.head_room import HeadRoom
 from penstock.services.scheduler.kv_cache import NOTHING, KVCache, Prefix
-from penstock.services.scheduler.limits import BLOCK_BYTES, SLOT_BYTES, TOKEN_BYTES, Limits
+from penstock.services.scheduler.limits import (
+    BLOCK_BYTES,
+    MOST_CHARACTER_BYTES,
+    SLOT_BYTES,
+    TOKEN_BYTES,
+    Limits,
+)
 from penstock.services.scheduler.policy import SchedulingPolicy
 from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, PrefillPace
 from penstock.services.scheduler.sequence import Request, Sequence
@@ -290,7 +296,7 @@ class Planner:
         """Bytes by which a plan grows when it takes a sequence in, at most."""
         request = sequence.request
         start = hits.length * self.limits.block_size
-        size = SLOT_BYTES + len(request.sampling)
+        size = SLOT_BYTES + len(request.sampling) + MOST_CHARACTER_BYTES * len(request.head.task)
         size += BLOCK_BYTES * hits.length * self.kv.num_groups
         if request.reads_output:
             start = self._sent_from(sequence, start)
@@ -326,6 +332,7 @@ class Planner:
                 prompt_logprobs=(sequence.prompt_logprobs.most if sequence.wants_prompt else None),
                 start=start,
                 prompt=prompt,
+                task=sequence.request.head.task if sequence.request.has_task else "",
             )
         )
         self._add_chunk(step, sampled, sequence)

@@ -58,6 +58,8 @@ class Request:
     """What is drawn depends on the output so far."""
     reads_prompt: bool = False
     """And on the whole prompt."""
+    has_task: bool = False
+    """It brings what its task makes of the prompt, and no tokens."""
     num_cached: int = 0
     """Prompt tokens that the prefix cache held when the request came, as far as the policy asks
     for it; they may be gone when it starts."""
@@ -109,6 +111,8 @@ class Sequence:
     max_len: int
     """Tokens at which it ends with LENGTH: max_tokens, max_model_len or KV memory."""
     prompt_logprobs: PromptLogprobs = field(default_factory=lambda: PromptLogprobs(None))
+    pooled: bytes | None = None
+    """What its task has made of its prompt."""
 
     # Where it is.
     slot: int = -1
@@ -156,6 +160,11 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def owes_prompt(self) -> bool:
+        """Its prompt is to be computed, whatever is generated behind it."""
+        return self.request.has_task or self.wants_prompt
 
     @property
     def wants_prompt(self) -> bool:

@@ -129,7 +129,9 @@ class SchedulerService(LoopService):
         else:
             self._hand_out(self.core.restart(self.epoch, limits))
         self.status.capacity = msgspec.structs.replace(
-            Capacity(*msgspec.structs.astuple(limits)), max_model_len=limits.max_sequence_len
+            Capacity(*msgspec.structs.astuple(limits)),
+            max_model_len=limits.max_sequence_len,
+            tasks=message.tasks,
         )
         if self._draining_since is None:
             self.set_phase(Phase.READY)

@@ -8,7 +8,8 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.messages.tokens import RowDetails, RowLogprobs
+from penstock.protocol.tasks import Task
+from penstock.protocol.wire.messages.tokens import Event, RowDetails, RowLogprobs
 from penstock.services.tokenizer.detokenizer import new_detokenizer
 from penstock.services.tokenizer.stop_strings import StopStrings
 from penstock.services.tokenizer.text_model import TextModel
@@ -39,11 +40,20 @@ class ChoiceStream:
         "_include",
         "_push_token",
         "_stops",
+        "_task",
         "_untouched",
     )  # fmt: skip
 
-    def __init__(self, text_model: TextModel, params: SamplingParams, prompt: bytes = b"") -> None:
-        """prompt: its int32 ids, which ``details`` may be asked about."""
+    def __init__(
+        self,
+        text_model: TextModel,
+        params: SamplingParams,
+        prompt: bytes = b"",
+        task: Task | None = None,
+    ) -> None:
+        """prompt: its int32 ids, which ``details`` may be asked about. task: of a request that
+        does not generate."""
+        self._task = task
         detokenizer = new_detokenizer(text_model.table(params.skip_special_tokens))
         self._push_token = detokenizer.push
         self._details = TokenDetails(text_model, params, prompt, detokenizer.push)
@@ -107,6 +117,12 @@ class ChoiceStream:
             if self._stops.found is None:
                 text += self._stops.flush()
         return text
+
+    def pooled(self, values: bytes) -> Event:
+        """What the request's task has made of its prompt."""
+        if self._task is None:
+            raise TypeError("a request that generates got what a task makes of its prompt")
+        return self._task.event(values)
 
     def details(
         self, row: int, first: bool, tokens: TokenRow, found: RowLogprobs | None

@@ -15,6 +15,7 @@ from penstock.protocol.sampling import (
     resolve,
     token_ids,
 )
+from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.requests import (
     Chat,
     Prompt,
@@ -235,7 +236,9 @@ def prepare(
     prompt = _truncated(text_model, work, max_model_len)
     length = _check_prompt(work.prompt, prompt, info.vocab_size, max_model_len)
     params = resolve(work.params, info.defaults, seed)
-    limit = _max_tokens(params, work.head.prompt_kind, length, max_model_len)
+    limit = 0
+    if work.head.task == GENERATE:
+        limit = _max_tokens(params, work.head.prompt_kind, length, max_model_len)
     if params.min_tokens > limit:
         raise PromptError(
             f"min_tokens is {params.min_tokens}, but at most {limit} tokens are generated after "

@@ -16,6 +16,7 @@ from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.tasks import GENERATE, load_tasks
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Rejected, TokenWork, Work
@@ -59,6 +60,7 @@ class TokenizerService(AsyncService):
         super().__init__(config)
         self.metrics = Registry()
         self.text: TextModel | None = None
+        self.tasks = load_tasks()
         self.encoding: dict[tuple[int, int], asyncio.TimerHandle] = {}
         self._vetting: set[tuple[int, int]] = set()
         """Those of them that have a grammar."""
@@ -108,6 +110,11 @@ class TokenizerService(AsyncService):
     def _begin(self, request_id: int, attempt: int, work: Work) -> None:
         if self.text is None:
             self._refuse(request_id, attempt, 503, "the tokenizer is still loading; try again")
+            return
+        task = work.head.task
+        if task != GENERATE and task not in self.tasks:
+            message = f"the tokenizer does not know the task {task!r}: install its package here too"
+            self._refuse(request_id, attempt, 400, message)
             return
         tenant, name = work.head.tenant, work.head.request_id
         plain = work.params.structured_outputs is None
@@ -189,7 +196,7 @@ class TokenizerService(AsyncService):
     def _make_stream(self, work: TokenWork, params: SamplingParams) -> Stream:
         if self.text is None:
             raise RuntimeError("a request was taken before the tokenizer was read")
-        return ChoiceStream(self.text, params, work.prompt)
+        return ChoiceStream(self.text, params, work.prompt, self.tasks.get(work.head.task))
 
     # --- messages
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Mapping
 from typing import Protocol
 
 from penstock.protocol.process.trace import DEVICE, STEP, TRACE
+from penstock.protocol.tasks import Task
 from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 
@@ -29,6 +31,8 @@ class Executor(Protocol):
     """What was decided for it and why, for the log; may be empty."""
     max_in_flight: int
     """Steps that may be launched and not yet collected."""
+    tasks: Mapping[str, Task]
+    """What it does beside to generate, by name."""
 
     @property
     def in_flight(self) -> int:
@@ -69,6 +73,7 @@ class DirectExecutor(ABC):
     max_in_flight = 1
 
     def __init__(self) -> None:
+        self.tasks: Mapping[str, Task] = {}
         self._results: deque[StepResult] = deque()
 
     @property

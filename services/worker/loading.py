@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.tasks import load_tasks
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cpu_libraries import set_up_cpu_libraries
 from penstock.services.worker.early_start import begin_early
-from penstock.services.worker.executor import Executor
+from penstock.services.worker.executor import DirectExecutor, Executor
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import NULL_BLOCKS, plan_capacity
 from penstock.services.worker.null_engine import NullExecutor
@@ -28,12 +29,15 @@ def load_executor(
     ``BadModelFolder`` for a checkpoint that cannot be served and ``ConfigError`` for settings that
     do not fit it. torch is imported only for a real model.
     """
+    tasks = load_tasks()
     gc.disable()  # until there is what will stay: it would be walked through again and again
     try:
         if config.device.device == "null":
             executor = _load_null(config)
         else:
             executor = _load(config, progress, loaded)
+        if isinstance(executor, DirectExecutor):
+            executor.tasks = tasks
         gc.collect()
         gc.freeze()
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.decoder import Decoder, KVCache
 from penstock.services.worker.placement import placement
 from penstock.services.worker.plain_attention import REFERENCE, PlainAttention
+from penstock.services.worker.pooling import pool_rows
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 from penstock.services.worker.step_inputs import InputBuilder, RowPadding
 from penstock.services.worker.step_logprobs import (
@@ -159,7 +161,10 @@ class ModelExecutor(DirectExecutor):
                 not_finite, banned = (
                     np.flatnonzero(bad == why).tolist() for why in (NOT_FINITE, NOTHING_LEFT)
                 )
-                failures += self.slots.unreadable_rows(step)
+                pooled, undone = pool_rows(
+                    self.slots, step, self.tasks, partial(self._last_hidden, hidden)
+                )
+                failures = [*failures, *self.slots.unreadable_rows(step), *undone]
                 prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
                 self.slots.finish(step, tokens)
         except BaseException:
@@ -169,8 +174,9 @@ class ModelExecutor(DirectExecutor):
         seconds = time.perf_counter() - begun
         ids = tokens.astype("<i4").tobytes()
         return StepResult(
-            plan.epoch, plan.step, ids, not_finite, seconds, logprobs, prompts, failures, banned
-        )
+            plan.epoch, plan.step, ids, not_finite, seconds, logprobs, prompts, failures, banned,
+            pooled=pooled,
+        )  # fmt: skip
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Logits [rows, vocab] of a plan's rows, nothing drawn; ``reset`` comes next."""
@@ -191,6 +197,16 @@ class ModelExecutor(DirectExecutor):
     def row_logits(self, step: PlannedStep, hidden: Hidden) -> torch.Tensor:
         """Logits [rows, vocab]: ``step.sampled`` first, then perhaps padding rows."""
         return self._model.logits(hidden.residual, hidden.sampled)
+
+    def _last_hidden(self, hidden: Hidden, rows: list[int]) -> npt.NDArray[np.float32]:
+        """[len(rows), hidden]: of rows of the step's result."""
+        at = torch.tensor(rows, device=hidden.residual.device)
+        if hidden.sampled is not None:
+            at = hidden.sampled.index_select(0, at)
+        states: npt.NDArray[np.float32] = (
+            self._model.last_hidden(hidden.residual, at).float().cpu().numpy()
+        )
+        return states
 
     def _prompt(self, hidden: Hidden, first: int, chunk: PlannedChunk) -> ChunkLogprobs:
         """Logprobs of the prompt's tokens that a chunk's rows, from ``first`` on, predict."""

@@ -8,6 +8,7 @@ Imports no torch.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,8 @@ from penstock.kernels.draw_keys import UInt64Array
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.executor import DirectExecutor
-from penstock.services.worker.slots import IntArray, SlotTable
+from penstock.services.worker.pooling import pool_rows
+from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
 from penstock.services.worker.step_logprobs import (
     Words,
     asking_chunks,
@@ -64,19 +66,29 @@ class NullExecutor(DirectExecutor):
             listed = slots.prompt_logprobs[chunk.slot : chunk.slot + 1]
             words = _certain(chunk.predicted, listed)
             prompts.append(chunk_logprobs(chunk, words, int(listed[0])))
-        failures = slots.unreadable_rows(step)
+        pooled, failures = pool_rows(slots, step, self.tasks, partial(_hidden, slots, step))
+        failures += slots.unreadable_rows(step)
         slots.finish(step, tokens)
         if self._step_seconds:
             time.sleep(max(0.0, begun + self._step_seconds - time.perf_counter()))
         seconds = time.perf_counter() - begun
         ids = tokens.astype("<i4").tobytes()
-        return StepResult(plan.epoch, plan.step, ids, [], seconds, logprobs, prompts, failures)
+        return StepResult(
+            plan.epoch, plan.step, ids, [], seconds, logprobs, prompts, failures, pooled=pooled
+        )
 
     def _tokens(self, keys: UInt64Array) -> IntArray:
         tokens = (keys % self._choices).astype(np.int64)
         for skipped in self._skipped:
             tokens += tokens >= skipped
         return tokens
+
+
+def _hidden(slots: SlotTable, step: PlannedStep, rows: list[int]) -> npt.NDArray[np.float32]:
+    """[len(rows), 2]: stand for hidden states; a prompt's length and its last token."""
+    last = {chunk.slot: chunk.tokens[-1] for chunk in step.chunks}
+    at = step.sampled[rows].tolist()
+    return np.array([(slots.prompt_length[slot], last[slot]) for slot in at], np.float32)
 
 
 def _certain(tokens: npt.NDArray[np.int32], most: IntArray) -> Words:

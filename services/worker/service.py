@@ -116,7 +116,9 @@ class WorkerService(LoopService):
         self._loader = None
         if self.executor.summary:
             self._say_summary(self.executor)
-        self.status.capacity = Capacity(*msgspec.structs.astuple(self.executor.capacity))
+        self.status.capacity = Capacity(
+            **msgspec.structs.asdict(self.executor.capacity), tasks=list(self.executor.tasks)
+        )
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
         self.set_phase(Phase.READY, str(self._load_report) if self._load_report else "")
@@ -152,7 +154,8 @@ class WorkerService(LoopService):
             self._failed = None
         rank, executor = self.config.cluster.rank, self.executor
         self.mailbox.send(
-            message.reply_to, Attached(self.epoch, rank, executor.capacity, executor.shape)
+            message.reply_to,
+            Attached(self.epoch, rank, executor.capacity, executor.shape, list(executor.tasks)),
         )
 
     def _execute(self, plan: StepPlan) -> None:

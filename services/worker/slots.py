@@ -123,6 +123,8 @@ class SlotTable:
         """Slots with adjustments."""
         self.seed = np.zeros(slots, np.uint64)
         self.choice = np.zeros(slots, np.uint64)
+        self._tasks: dict[int, str] = {}
+        """By slot, of those that have one."""
         self._unreadable: dict[int, str] = {}
         """Slots whose sampling could not be read, and why: they get no token."""
         self._decode_sampling = msgspec.msgpack.Decoder(SlotSampling).decode
@@ -150,6 +152,7 @@ class SlotTable:
         self._order.clear()
         self._decoding = None
         self._unreadable.clear()
+        self._tasks.clear()
 
     def decoding(self) -> IntArray:
         """Decoding slots, ascending."""
@@ -225,6 +228,7 @@ class SlotTable:
         self._state[slot] = FREE
         self._known[slot] = None
         self._unreadable.pop(slot, None)
+        self._tasks.pop(slot, None)
 
     def _add(self, new: NewSlot) -> None:
         slot = new.slot
@@ -259,6 +263,8 @@ class SlotTable:
         self._append_blocks(slot, new.blocks, computed)
         if new.num_computed > len(new.blocks) * limits.block_size:
             raise PlanError(f"slot {slot}: {new.num_computed} positions computed without blocks")
+        if new.task:
+            self._tasks[slot] = new.task
         sampling = self._read_sampling(new)
         self.temperature[slot] = sampling.temperature
         self.top_k[slot] = max(0, sampling.top_k)
@@ -284,6 +290,13 @@ class SlotTable:
             return _NEUTRAL
         self._latest = new.sampling, sampling
         return sampling
+
+    def task_rows(self, step: PlannedStep) -> list[tuple[int, str]]:
+        """Row and task of the slots that have one."""
+        if not self._tasks:
+            return []
+        slots = enumerate(step.sampled.tolist())
+        return [(row, self._tasks[slot]) for row, slot in slots if slot in self._tasks]
 
     def unreadable_rows(self, step: PlannedStep) -> list[RowFailure]:
         """Rows of slots whose sampling cannot be read."""

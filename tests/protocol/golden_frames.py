@@ -71,8 +71,9 @@ def _head(size: int, fixed: int, fixed_limit: int, small: int | None) -> bytes:
 
 
 _GROUPS = [e.LayerGroup(), e.LayerGroup("window", 512)]
-_CAPACITY = m.Capacity(1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS)
-_CAPACITY_ROW: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5, [["full", 0], ["window", 512]]]
+_GROUPS_ROW: list[Any] = [["full", 0], ["window", 512]]
+_CAPACITY = m.Capacity(1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS, ["embed"])
+_CAPACITY_ROW: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS_ROW, ["embed"]]
 _DEMAND = m.Demand(70, 6, 70000, 900, 64)
 _DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64]
 _IDENTITY = m.Identity(4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de")
@@ -113,8 +114,8 @@ _SAMPLING_ROW: list[Any] = [
     0.5, 40, 0.25, 2**64 - 1, 0.125,
     [1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR_ROW], 5,
 ]  # fmt: skip
-_SLOT = s.NewSlot(3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0)
-_SLOT_ROW: list[Any] = [3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0]
+_SLOT = s.NewSlot(3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed")
+_SLOT_ROW: list[Any] = [3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed"]
 _HEAD = r.RequestHead(
     "req-1", "qwen", "embed", "chat", "lora", "me", -5, "salt", 2.5, 0.5, "00-a-b-01", ["d1"],
     False, 6, True,
@@ -195,10 +196,12 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
             [1], [0], [256], [7], [2], _IDS, [t.End(0, t.EndReason.STOP, 2, "", 0)],
             [t.RowStart(0, 16, 0.25)],
             [t.RowLogprobs(0, _PACKED, _PACKED)],
+            [t.RowPooled(0, _IDS)],
         ),
         [
             30, [1], [0], [256], [7], [2], _IDS, [[0, 1, 2, "", 0]], [[0, 16, 0.25]],
             [[0, [2, _IDS], [2, _IDS]]],
+            [[0, _IDS]],
         ],
     ),
     "TextBatch": (
@@ -219,11 +222,11 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "Attached": (
         s.Attached(
             1, 2, e.EngineSizes(1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS),
-            e.StepShape([256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125),
+            e.StepShape([256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125), ["embed"],
         ),
         [
-            41, 1, 2, [1000, 16, 64, 2048, 4096, 32000, 5, [["full", 0], ["window", 512]]],
-            [[256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125],
+            41, 1, 2, [1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS_ROW],
+            [[256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125], ["embed"],
         ],
     ),
     "StepPlan": (
@@ -239,11 +242,11 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "StepResult": (
         s.StepResult(
             1, 2, _IDS, [1], 0.125, [s.RowLogprobs(1, _PACKED)], [s.ChunkLogprobs(3, 16, _PACKED)],
-            [s.RowFailure(1, "no", 503)], [2], b"\x01",
+            [s.RowFailure(1, "no", 503)], [2], b"\x01", [t.RowPooled(1, _IDS)],
         ),
         [
             *(43, 1, 2, _IDS, [1], 0.125, [[1, [2, _IDS]]], [[3, 16, [2, _IDS]]]),
-            *([[1, "no", 503]], [2], b"\x01"),
+            *([[1, "no", 503]], [2], b"\x01", [[1, _IDS]]),
         ],
     ),
     "StepFailed": (s.StepFailed(1, 2, "boom"), [44, 1, 2, "boom"]),
@@ -278,7 +281,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "f632d72382e21039"
+SCHEMA_HASH = "37d932ab9e5da085"
 """Of protocol version 11."""
 
 GOLDEN: dict[str, str] = {
@@ -289,8 +292,8 @@ GOLDEN: dict[str, str] = {
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
         "9e03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
-        "00000000000598cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200c4016d"
-        "02954606ce00011170cd038440c3"
+        "00000000000599cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd020091a565"
+        "6d626564c4016d02954606ce00011170cd038440c3"
     ),
     "BeatAnswer": "9304cf7fffffffffffffff954606ce00011170cd038440",
     "WhoAreYou": "920505",
@@ -299,8 +302,9 @@ GOLDEN: dict[str, str] = {
     "Fenced": "920801",
     "Members": (
         "980909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73742d61a1"
-        "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a57265616479a098"
-        "cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd020003920b0c0291ccc8c3"
+        "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a57265616479a099"
+        "cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd020091a5656d62656403920b"
+        "0c0291ccc8c3"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (
@@ -320,8 +324,8 @@ GOLDEN: dict[str, str] = {
     "Holding": "941aa86970633a2f2f2f74910191cd0100",
     "Unknown": "941b910191cd01009102",
     "TokenBatch": (
-        "9a1e9101910091cd010091079102c40801000000ff7f00009195000102a00091930010cb3fd0000000000000"
-        "9193009202c40801000000ff7f00009202c40801000000ff7f0000"
+        "9b1e9101910091cd010091079102c40801000000ff7f00009195000102a00091930010cb3fd0000000000000"
+        "9193009202c40801000000ff7f00009202c40801000000ff7f0000919200c40801000000ff7f0000"
     ),
     "TextBatch": (
         "9d1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391950004a43c2f"
@@ -332,17 +336,17 @@ GOLDEN: dict[str, str] = {
     ),
     "Attach": "942801a86970633a2f2f2f739207cd012c",
     "Attached": (
-        "9529010298cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02009892cd0100"
+        "9629010298cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02009892cd0100"
         "cc80cd0200cb3ff8000000000000cb3fe0000000000000cb4010000000000000cb3fe8000000000000cb3fd0"
-        "000000000000cb3fc0000000000000"
+        "000000000000cb3fc000000000000091a5656d626564"
     ),
     "StepPlan": (
-        "992a0102c39100919a03c40801000000ff7f00000100920506c40873616d706c696e67010204009201099195"
-        "030002c3910791c40801000000ff7f0000"
+        "992a0102c39100919b03c40801000000ff7f00000100920506c40873616d706c696e6701020400a5656d6265"
+        "649201099195030002c3910791c40801000000ff7f0000"
     ),
     "StepResult": (
-        "9b2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
-        "9202c40801000000ff7f0000919301a26e6fcd01f79102c40101"
+        "9c2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
+        "9202c40801000000ff7f0000919301a26e6fcd01f79102c40101919201c40801000000ff7f0000"
     ),
     "StepFailed": "942c0102a4626f6f6d",
     "Identity": (

@@ -33,6 +33,9 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 class Capacity(EngineSizes, frozen=True, array_like=True, gc=False):
     """What an engine can do."""
 
+    tasks: list[str] = []
+    """Beside to generate."""
+
 
 class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a frontend has in the pipeline, what an engine can run; or several of them together."""

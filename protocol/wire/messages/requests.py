@@ -23,6 +23,7 @@ RequestPriority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Lower is more urgent; only the scheduling policy ``priority`` looks at it."""
 CacheSalt = Annotated[str, Meta(max_length=MAX_CACHE_SALT)]
 """Requests with different salts share no KV blocks."""
+TaskName = Annotated[str, Meta(max_length=64)]
 
 
 def first_attempt(submission: int) -> int:
@@ -88,7 +89,8 @@ class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request; nothing is keyed by it, since a client may use one twice."""
     model: str = ""
     """The served model, by its first name."""
-    task: str = "generate"
+    task: TaskName = "generate"
+    """See ``penstock.protocol.tasks``."""
     prompt_kind: PromptKind = "text"
     """What the client sent, also when it has become tokens since."""
     adapter: str = ""

@@ -17,6 +17,7 @@ import msgspec
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
+from penstock.protocol.wire.messages.tokens import RowPooled
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -39,6 +40,8 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
     rank: int
     sizes: EngineSizes
     shape: StepShape = StepShape()
+    tasks: list[str] = []
+    """What it does beside to generate."""
 
 
 class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -120,6 +123,8 @@ class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt: int = -1
     """Place in ``StepPlan.prompts`` of the whole prompt, for a slot whose adjustments read it and
     whose ``tokens`` do not hold all of it."""
+    task: str = ""
+    """What is to be made of the prompt, once it is computed, instead of a token."""
 
     @property
     def length(self) -> int:
@@ -211,6 +216,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     """How many tokens each row brings, a byte a row: none to ``max_row_tokens``, and no more than
     its block tables have positions for. After a row that brings none, the next step computes the
     slot's last token again. Empty: one each, as always where ``max_row_tokens`` is 1."""
+    pooled: list[RowPooled] = []
+    """Of the rows whose slots have a task; the token of such a row means nothing."""
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=44, gc=False):

@@ -59,6 +59,14 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of the prompt's tokens from the second one on; with index 0."""
 
 
+class RowPooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a prompt that row ``row`` has computed brings for a task other than to generate."""
+
+    row: int
+    values: bytes
+    """As the task's ``pool`` made it (``penstock.protocol.tasks``)."""
+
+
 class RowDetails(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What row ``row`` of a ``TextBatch`` brings beside its text, if its request asks for it."""
 
@@ -175,6 +183,7 @@ class TokenBatch(msgspec.Struct, frozen=True, array_like=True, tag=30, gc=False)
     ends: list[End]
     starts: list[RowStart] = []
     logprobs: list[RowLogprobs] = []
+    pooled: list[RowPooled] = []
 
 
 class TextBatch(msgspec.Struct, frozen=True, array_like=True, tag=31, gc=False):

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -18,6 +20,7 @@ import torch
 
 from penstock.kernels.sampling import NOT_FINITE, NOTHING_LEFT
 from penstock.protocol.process.trace import PREPARE, TRACE
+from penstock.protocol.tasks import Task
 from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
 from penstock.protocol.wire.messages.steps import NewSlot, RowFailure, StepPlan, StepResult
 from penstock.services.worker.gpu.batch_state import RING, BatchState
@@ -79,6 +82,9 @@ class _InFlight(msgspec.Struct):
 
 class GpuExecutor:
     """A decoder, its KV memory, its slots and its graphs."""
+
+    tasks: Mapping[str, Task] = MappingProxyType({})
+    """None: no step of its graphs hands out hidden states."""
 
     max_in_flight = RING - 1
     shape = STEP_SHAPE

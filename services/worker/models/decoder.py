@@ -192,9 +192,14 @@ class Decoder:
         """[len(rows), vocab]: of some rows of what ``hidden`` returned; ``None``: of all."""
         if self._lm_head is None:
             raise RuntimeError("Decoder.prepare comes before Decoder.logits")
+        return self._lm_head(self.last_hidden(hidden, rows))
+
+    def last_hidden(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        """[len(rows), hidden]: behind the last norm, of some rows of what ``hidden`` returned;
+        ``None``: of all."""
         if rows is not None:
             hidden = hidden.index_select(0, rows)
-        return self._lm_head(rms_norm(hidden, self._norm, self.config.rms_norm_eps))
+        return rms_norm(hidden, self._norm, self.config.rms_norm_eps)
 
     def hidden(self, step: StepInputs, cache: KVCache, rows: Tensor | None) -> Tensor:
         """Write K and V of every row into the cache; return the residual stream

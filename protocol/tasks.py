@@ -1,0 +1,53 @@
+"""Tasks other than to generate: what is made of a prompt when all of it is computed.
+
+A request of such a task brings no tokens. The worker pools the last hidden state of its prompt to
+bytes, which everybody in between passes on unread, and the tokenizer makes an event of them. Other
+packages bring tasks by an entry point; worker and tokenizer load them, so they must be installed
+where either runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.protocol.extensions import extensions
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from penstock.protocol.wire.messages.tokens import Event
+
+GENERATE = "generate"
+"""The task that brings tokens. Every engine does it."""
+ENTRY_POINT_GROUP = "penstock.tasks"
+MEMBERS = ("name", "pool", "event")
+
+
+class Task(Protocol):
+    """One task. What its methods raise ends the request that they were called for, and no other."""
+
+    name: str
+
+    def pool(self, hidden: npt.NDArray[np.float32]) -> bytes:
+        """The payload of a prompt. Called in the worker, beside its step.
+
+        hidden: [hidden size], the last hidden state, behind the model's last norm, of the prompt's
+        last token.
+        """
+
+    def event(self, values: bytes) -> Event:
+        """What the client gets for a payload: a ``Vector`` or ``Scores``. Called in the
+        tokenizer."""
+
+
+def load_tasks() -> dict[str, Task]:
+    """The tasks that installed packages bring, by name.
+
+    Raises ``ConfigError`` for a package that does not deliver a task.
+    """
+    found: dict[str, Task] = {}
+    for extension in extensions(ENTRY_POINT_GROUP, "the task"):
+        task: Any = extension.make(MEMBERS, f"{Task.__module__}.Task", "")
+        found[task.name] = task
+    return found

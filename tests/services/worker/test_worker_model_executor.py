@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from plain_logprobs import check_outputs, check_prompts
 from plan_driver import GREEDY, PlanDriver
 from tiny_models import VARIANTS, generated, make_model, some_prompts
+from transformers import AutoModelForCausalLM
 
 from penstock.kernels.activation import silu_and_mul
 from penstock.loadtest.make_model import make_tokenizer
@@ -26,6 +28,7 @@ from penstock.protocol.wire.messages.steps import (
     SlotSampling,
     StepPlan,
 )
+from penstock.protocol.wire.messages.tokens import Vector
 from penstock.services.worker.cpu_threads import StepThreads
 from penstock.services.worker.model_executor import Hidden, ModelExecutor
 from penstock.services.worker.model_loading import load_model
@@ -224,6 +227,54 @@ def test_a_sequence_that_is_not_finite_is_reported_and_harms_no_other(tiny_folde
     # Its blocks hold NaN now; whoever gets them next is not harmed.
     assert PlanDriver(executor, 2).executor.reset() is None
     assert PlanDriver(executor, 2).run(prompts, 8) == before
+
+
+class Whole:
+    """Brings the hidden state as it is."""
+
+    name = "whole"
+
+    def pool(self, hidden: npt.NDArray[np.float32]) -> bytes:
+        if hidden.shape != (64,):
+            raise ValueError(f"hidden has the shape {hidden.shape}")
+        return hidden.tobytes()
+
+    def event(self, values: bytes) -> Vector:
+        return Vector(values)
+
+
+class Broken(Whole):
+    def pool(self, hidden: npt.NDArray[np.float32]) -> bytes:
+        raise KeyError("whole")
+
+
+def test_a_task_gets_the_last_hidden_state_of_its_prompt_and_fails_alone(
+    tiny_folder: Folder,
+) -> None:
+    folder = tiny_folder("qwen2")
+    executor = executor_for(folder)
+    executor.tasks = {"whole": Whole(), "broken": Broken()}
+    prompts = some_prompts([9, 30, 4, 5, 6])
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tasks = ["whole", "whole", "broken", "unknown", ""]
+    for ask in (None, 0):  # with logprobs of the last prompt all rows are computed
+        added, chunks = [], []
+        for slot, (prompt, task) in enumerate(zip(prompts, tasks, strict=True)):
+            ids, size = np.array(prompt, "<i4").tobytes(), len(prompt)
+            listed = None if task else ask
+            blocks = list(range(4 * slot, 4 * slot + 4))
+            added.append(NewSlot(slot, ids, size, 0, blocks, GREEDY.packed(), 0, listed, task=task))
+            chunks.append(Chunk(slot, 0, size, True, []))
+        result = executor.execute(StepPlan(1, 1, True, [], added, [], chunks))
+        assert [one.row for one in result.pooled] == [0, 1]
+        for one in result.pooled:
+            with torch.inference_mode():
+                found = reference(torch.tensor([prompts[one.row]]), output_hidden_states=True)
+            expected = found.hidden_states[-1][0, -1].numpy()
+            assert np.allclose(np.frombuffer(one.values, "<f4"), expected, atol=1e-4)
+        reasons = {one.row: one.reason for one in result.failures}
+        assert "KeyError" in reasons.pop(2) and "does not do the task" in reasons.pop(3)
+        assert reasons == {}
 
 
 def test_a_slot_whose_sampling_cannot_be_read_fails_alone(tiny_folder: Folder) -> None:

@@ -1,0 +1,139 @@
+"""A task and an API that only this test knows, brought by a package beside a whole server."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from served import Served, served
+
+PACKAGE = '''
+import json
+
+import msgspec
+
+from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.requests import Text
+from penstock.protocol.wire.messages.tokens import Vector
+from penstock.services.frontend.parameters import StreamOptions
+from penstock.services.frontend.parse import GenerateRequest, find_model
+
+
+class Doubled:
+    """Brings twice the last hidden state of a text."""
+
+    name = "double"
+
+    def pool(self, hidden):
+        return (2 * hidden).astype("<f4").tobytes()
+
+    def event(self, values):
+        return Vector(values)
+
+
+class Body(msgspec.Struct):
+    texts: list[str]
+    task: str = "double"
+
+
+class Vectors:
+    """POST /made/up: ``{"texts": [...]}`` → a row of hexadecimal float32 for each."""
+
+    name = "made-up"
+    routes = ("/made/up",)
+
+    def parse(self, raw, models, pause=None):
+        body = msgspec.json.decode(raw, type=Body)
+        model, name = find_model(None, models)
+        return GenerateRequest(
+            model=name, served=model.name, prompts=[Text(text) for text in body.texts],
+            params=SamplingParams(), stream=False, options=StreamOptions(), user="", priority=0,
+            cache_salt="", task=body.task,
+        )
+
+    def renderer(self, request, answer_id, created):
+        return self
+
+    def body(self, answers, usage):
+        rows = [event.values.hex() for answer in answers for event in answer.events()]
+        return json.dumps({"rows": rows, "tokens": usage.prompt}).encode()
+
+    def error(self, error):
+        return json.dumps({"made up": error.message}).encode()
+'''
+ENTRY_POINTS = """
+[penstock.tasks]
+double = made_up:Doubled
+
+[penstock.dialects]
+made-up = made_up:Vectors
+"""
+LONG = "Once upon a time there was a penstock. " * 60
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    site = tmp_path_factory.mktemp("site")
+    info = site / "made_up-1.0.dist-info"
+    info.mkdir()
+    (site / "made_up.py").write_text(PACKAGE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    flags = ["--device", "null", "--null-step-ms", "100"]
+    flags += ["--max-num-batched-tokens", "64", "--max-num-seqs", "8"]
+    with served(*flags, environment={"PYTHONPATH": str(site)}) as found:
+        yield found
+
+
+def ask(server: Served, *texts: str, **more: str) -> tuple[int, dict[str, Any]]:
+    data = json.dumps({"texts": texts, **more}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(server.url + "/made/up", data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_each_text_gets_its_own_vector(server: Served) -> None:
+    texts = ("a", "a penstock", "a penstock and a weir", "a")
+    status, answer = ask(server, *texts)
+    assert status == 200, answer
+    rows = [struct.unpack("<2f", bytes.fromhex(row)) for row in answer["rows"]]
+    assert len(rows) == 4 and rows[0] == rows[3] and len(set(rows)) == 3
+    # The null device's hidden state begins with the length of the prompt.
+    assert sum(length for length, _ in rows) == 2 * answer["tokens"]
+
+
+def test_a_task_that_nobody_does_is_refused_by_name(server: Served) -> None:
+    status, answer = ask(server, "a", task="triple")
+    assert status == 400
+    assert "task is 'triple'" in answer["made up"]
+    assert "does: generate, double" in answer["made up"]
+
+
+def test_a_vector_is_the_same_though_the_engine_s_scheduler_is_killed(server: Served) -> None:
+    status, expected = ask(server, LONG)
+    assert status == 200
+    answers: list[tuple[int, dict[str, Any]]] = []
+    again = LONG.replace("Once", "Then", 1)  # the same length and end; none of it is cached
+    asking = threading.Thread(target=lambda: answers.append(ask(server, again)))
+    asking.start()
+    while server.metrics().get("penstock:num_requests_running", 0) < 1:
+        time.sleep(0.02)
+    (scheduler,) = (p for p in server.processes().values() if server.role_of(p) == "scheduler")
+    scheduler.kill()
+    asking.join(60)
+    ((status, answer),) = answers
+    assert status == 200, answer
+    assert answer == expected
+    assert "scheduler 0 ended with signal" in server.output or "SIGKILL" in server.output

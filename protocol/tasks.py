@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.protocol.config import ConfigError
 from penstock.protocol.extensions import extensions
 
 if TYPE_CHECKING:
@@ -44,10 +45,15 @@ class Task(Protocol):
 def load_tasks() -> dict[str, Task]:
     """The tasks that installed packages bring, by name.
 
-    Raises ``ConfigError`` for a package that does not deliver a task.
+    Raises ``ConfigError`` for a package that does not deliver a task, or one whose name is taken.
     """
     found: dict[str, Task] = {}
     for extension in extensions(ENTRY_POINT_GROUP, "the task"):
         task: Any = extension.make(MEMBERS, f"{Task.__module__}.Task", "")
+        if task.name == GENERATE or task.name in found:
+            raise ConfigError(
+                f"the task {task.name!r} of {extension} has the name of another one; uninstall one "
+                "of them"
+            )
         found[task.name] = task
     return found

@@ -103,4 +103,4 @@ class OwnedRequest:
                 stalls=self.stalls,
             )
         )
-        return Enqueue(self.id, self.attempt, own_address, body, head.model)
+        return Enqueue(self.id, self.attempt, own_address, body, head.model, work.prefix)

@@ -69,6 +69,14 @@ _DECLARED = (
     Metric("step_seconds", "histogram", "Time of one step in the worker.", (), _STEP_SECONDS),
     Metric("engine_info", "gauge", "1 for each worker with a model.", ("device", "dtype")),
     Metric("failed_steps_total", "counter", "Steps that raised or never came back."),
+    # Requests on their way to an engine (router).
+    Metric(
+        "requests_placed_total",
+        "counter",
+        "Requests placed on one of several engines, by reason: prefix (it has cached some of the "
+        "prompt), load (those that have are too busy), room (none has).",
+        ("reason",),
+    ),
     # Requests, as the client sees them (frontend).
     Metric(
         "time_to_first_token_seconds",

@@ -29,6 +29,7 @@ from penstock.protocol.wire.messages.membership import (
     MetricsReport,
     Peer,
     Phase,
+    PrefixReport,
     Refused,
     WhoAreYou,
 )
@@ -63,6 +64,7 @@ class Status:
         self.load = 0
         self.capacity = Capacity()
         self.demand = Demand()
+        self.prefixes: PrefixReport | None = None
         self.metrics = msgspec.msgpack.encode(MetricsReport([]))
 
     def begin(self, limit: float = DEFAULT_ITEM_LIMIT) -> None:
@@ -99,6 +101,8 @@ class Participant:
         self.lost: set[int] = set()
         self.others = Demand()
         """What the other frontends have in the pipeline, as the router last said; for one."""
+        self.known_prefixes = 0
+        """Version of this engine's prefixes that the router has; see ``PrefixReport``."""
         self.membership_version = 0
         self.served = False
         """Whether a tokenizer and an engine have ever been ready together."""
@@ -193,11 +197,13 @@ class Participant:
             case BeatAnswer():
                 self._heard(now)
                 self.others = message.others
+                self.known_prefixes = message.prefixes
                 if self.router_incarnation not in (0, message.router):
                     self.membership_version = 0
             case WhoAreYou():
                 self._heard(now)
                 self.membership_version = 0
+                self.known_prefixes = 0
                 self._last_hello = now
                 self._hello()
             case Refused():
@@ -295,6 +301,7 @@ class BeatThread(threading.Thread):
             self._participant.membership_version,
             status.demand,
             self._participant.served,
+            status.prefixes,
         )
 
     def now(self) -> None:

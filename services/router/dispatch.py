@@ -66,14 +66,15 @@ class Dispatcher:
             if key in self.held and self.held[key][0].attempt <= message.attempt:
                 self._release(key)
             return
-        member = self.placement.choose(key, message.attempt)
+        prefix = message.prefix if isinstance(message, Enqueue) else b""
+        member = self.placement.choose(key, message.attempt, prefix)
         if now - self._began < YOUNG_SECONDS:
             member = None
         if member is None:
             self._wait_or_reject(message, service, now)
             return
         self._release(key)
-        self.placement.placed(key, message.attempt, member, now)
+        self.placement.placed(key, message.attempt, member, now, prefix)
         if self._send(member.address, message):
             member.routed += 1
             self.routed += 1
@@ -173,7 +174,7 @@ class Dispatcher:
             limit = LOADING_HOLD_SECONDS if self._is_coming(key[1]) else self._hold
             if key in self.held and now - since > limit:
                 self._reject(message, self._explain(key[1]))
-        self.placement.expire(now)
+        self.placement.tick(now)
 
 
 def _destination(message: Request) -> str:

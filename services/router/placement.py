@@ -1,4 +1,11 @@
-"""Which member a request goes to: the one with the most room, and never twice to who refused it.
+"""Which member a request goes to: the one that has computed the most of its prompt before, or the
+one with the most room; and never twice to who refused it.
+
+What an engine holds of a prompt counts against the load there. Each request that is open beyond
+those of the engine with the most room costs ``TOKENS_A_REQUEST`` of it, and past ``MAX_EXCESS`` no
+prompt goes there for what it holds. An engine that got a quarter more than its share of the latest
+requests must hold half of the prompt, and so on: else chats that begin alike would fill one
+engine's cache while little is going on, and leave the others' empty.
 
 A resent request goes where it went before, as long as that process lives: elsewhere it would run
 twice. Another attempt of it is placed anew, and elsewhere if there is an elsewhere: its last place
@@ -7,13 +14,30 @@ turned it away, forgot it or was lost.
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
+
 import msgspec
 
+from penstock.protocol.prefix_digest import DIGEST_BYTES, covered
 from penstock.protocol.wire.messages.membership import Phase
 from penstock.services.router.roster import Member, Roster
 
 ROUTE_SECONDS = 60.0
 MAX_ROUTES = 1_000_000
+TOKENS_A_REQUEST = 128
+"""Prompt tokens that must be spared for each request by which an engine is busier than another: so
+the first turns of chats that share a short system prompt spread out, and long ones stay."""
+MAX_EXCESS = 0.25
+"""Of its slots, in open requests."""
+FADE_SECONDS = 60.0
+"""A request counts among the latest by a share that falls to 1/e in so long."""
+FEW_REQUESTS = 8
+"""By so many an engine may pass its share of the latest, whatever it holds."""
+
+PLACED_BY = ("prefix", "load", "room")
+"""An engine that holds some of the prompt, one that does not because those that do are too busy, or
+the one with the most room since nobody holds any."""
 
 Key = tuple[int, str]
 """A request's id and the service that it goes to."""
@@ -34,11 +58,17 @@ class Placement:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._routes: dict[Key, Route] = {}
+        self._routes: OrderedDict[Key, Route] = OrderedDict()
         """Oldest first."""
+        self._faded_at: float | None = None
+        self.placed_by = dict.fromkeys(PLACED_BY, 0)
+        """Requests whose prompts have digests, by what chose their engine."""
 
-    def choose(self, key: Key, attempt: int) -> Member | None:
-        """The ready member for an attempt of a request; ``None`` while there is none."""
+    def choose(self, key: Key, attempt: int, prefix: bytes = b"") -> Member | None:
+        """The ready member for an attempt of a request; ``None`` while there is none.
+
+        ``prefix``: digests of its prompt, see ``penstock.protocol.prefix_digest``.
+        """
         route = self._routes.get(key)
         if route is not None and route.attempt == attempt:
             member = self._roster.members.get(route.incarnation)
@@ -47,16 +77,46 @@ class Placement:
         ready = self._roster.ready(key[1])
         refused = _refused(route, attempt)
         others = [member for member in ready if member.incarnation not in refused]
-        return min(others or ready, key=_fullness, default=None)
+        return self._best(others or ready, prefix)
 
-    def placed(self, key: Key, attempt: int, member: Member, now: float) -> None:
+    def _best(self, members: list[Member], prefix: bytes) -> Member | None:
+        """Where the least is left to compute, for the load that is there."""
+        if not members:
+            return None
+        rooms = [_room(member) for member in members]
+        least = min(rooms)
+        found = members[rooms.index(least)]
+        if not prefix or len(members) == 1:
+            return found
+        numbers = [member.incarnation for member in members]
+        depths = self._roster.prefixes.depths(prefix, numbers)
+        if not depths:
+            self.placed_by["room"] += 1
+            return found
+        held = [covered(depths.get(number, 0)) for number in numbers]
+        prompt = covered(len(prefix) // DIGEST_BYTES)
+        share = sum(member.recent for member in members) / len(members)
+        worths = [
+            _worth(member, room, least, tokens, prompt, share)
+            for member, room, tokens in zip(members, rooms, held, strict=True)
+        ]
+        at = worths.index(max(worths))
+        self.placed_by["prefix" if held[at] else "load"] += 1
+        return members[at]
+
+    def placed(
+        self, key: Key, attempt: int, member: Member, now: float, prefix: bytes = b""
+    ) -> None:
         """An attempt goes to a member. Once all have refused the request, all are asked again."""
         refused = _refused(self._routes.pop(key, None), attempt)
         if member.incarnation in refused:
             refused = ()
         self._routes[key] = Route(member.incarnation, attempt, now, refused)
         if len(self._routes) > MAX_ROUTES:
-            del self._routes[next(iter(self._routes))]
+            self._routes.popitem(last=False)
+        member.recent += 1.0
+        if prefix:
+            self._roster.prefixes.sent(member.incarnation, prefix, now)
 
     def keep(self, key: Key, now: float) -> None:
         """The request waits for a member: where it was is remembered from now on again."""
@@ -72,13 +132,19 @@ class Placement:
         route = self._routes.get(key)
         return self._roster.members.get(route.incarnation) if route is not None else None
 
-    def expire(self, now: float) -> None:
-        """Forget what is older than ``ROUTE_SECONDS``."""
+    def tick(self, now: float) -> None:
+        """Forget what is older than ``ROUTE_SECONDS``, and what else time makes worthless."""
+        self._roster.prefixes.expire(now)
+        if self._faded_at is not None:
+            left = math.exp((self._faded_at - now) / FADE_SECONDS)
+            for member in self._roster.members.values():
+                member.recent *= left
+        self._faded_at = now
         while self._routes:
             oldest = next(iter(self._routes))
             if now - self._routes[oldest].when < ROUTE_SECONDS:
                 return
-            del self._routes[oldest]
+            self._routes.popitem(last=False)
 
     def __len__(self) -> int:
         return len(self._routes)
@@ -91,7 +157,36 @@ def _refused(route: Route | None, attempt: int) -> tuple[int, ...]:
     return (*route.refused, route.incarnation)
 
 
-def _fullness(member: Member) -> float:
-    """What would run there with one request more, over what can run at the same time."""
-    slots = member.demand.slots or member.capacity.max_num_seqs or 1
-    return (member.load + member.routed + 1) / slots
+def _slots(member: Member) -> int:
+    return member.demand.slots or member.capacity.max_num_seqs or 1
+
+
+def _room(member: Member) -> tuple[float, float]:
+    """Least is best: what would run there with one request more, over what can run at the same
+    time, and of equals whoever got the fewest requests lately."""
+    return (member.load + member.routed + 1) / _slots(member), member.recent
+
+
+def _worth(
+    member: Member,
+    room: tuple[float, float],
+    least: tuple[float, float],
+    held: int,
+    prompt: int,
+    share: float,
+) -> tuple[float, float, float]:
+    """Most is best: tokens that a prompt finds there, less what the load there costs.
+
+    Args:
+        room: the member's; ``least`` is that of the one with the most.
+        held: tokens of the prompt that are cached there.
+        prompt: its tokens, as far as it has digests.
+        share: of the latest requests, for each member.
+    """
+    excess = room[0] - least[0]
+    cost = TOKENS_A_REQUEST * excess * _slots(member)
+    if excess > MAX_EXCESS:
+        held = 0
+    elif (surplus := member.recent - share - FEW_REQUESTS) > 0:
+        cost += 2 * prompt * surplus / share
+    return held - cost, -room[0], -room[1]

@@ -25,6 +25,7 @@ from penstock.protocol.wire.messages.membership import (
     Refused,
     WhoAreYou,
 )
+from penstock.services.router.prefix_index import PrefixIndex
 
 SILENCE_SECONDS = 3.0
 """Six beats missed: the process is dead or cut off."""
@@ -57,8 +58,8 @@ class Member:
 
     __slots__ = (
         "address", "broken_at", "capacity", "connected", "demand", "due", "heard_at", "identity",
-        "incarnation", "item_age", "item_limit", "load", "metrics", "note", "phase", "repaired_at",
-        "routed", "service", "told", "was_ready",
+        "incarnation", "item_age", "item_limit", "load", "metrics", "note", "phase", "recent",
+        "repaired_at", "routed", "service", "told", "was_ready",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
@@ -79,6 +80,8 @@ class Member:
         self.load = 0
         self.routed = 0
         """Requests sent there since its last beat, which does not count them yet."""
+        self.recent = 0.0
+        """Requests sent there lately; they fade (``Placement.tick``)."""
         self.item_age = 0.0
         self.item_limit = 0.0
         self.metrics = b""
@@ -133,6 +136,8 @@ class Roster:
     ) -> None:
         self.incarnation = incarnation
         self.members: dict[int, Member] = {}
+        self.prefixes = PrefixIndex()
+        """What engines have cached."""
         self.lost: list[int] = []
         self.version = 0
         self._send = send
@@ -221,13 +226,16 @@ class Roster:
         elif member.note != beat.note:
             self._noted.add(member.incarnation)
         member.phase, member.note, member.capacity = beat.phase, beat.note, beat.capacity
+        if beat.prefixes is not None:
+            self.prefixes.take(beat.incarnation, beat.prefixes)
         self._look_served(beat.served)
         missed = beat.membership_version < member.due
         if missed and now - member.repaired_at >= REPAIR_SECONDS:
             member.repaired_at = now
             self._tell_all(member)
         member.due = member.told
-        self._send(member.address, BeatAnswer(self.incarnation, self._others(member)))
+        known = self.prefixes.version(member.incarnation)
+        self._send(member.address, BeatAnswer(self.incarnation, self._others(member), known))
 
     def _look_served(self, told: bool) -> None:
         if not self.served and (told or (self.ready("tokenizer") and self.ready("scheduler"))):
@@ -284,6 +292,7 @@ class Roster:
         total = self._dead.get(member.service, MetricsReport([]))
         self._dead[member.service] = merge([total, member.report()])
         self._forget(member.address)
+        self.prefixes.forget(member.incarnation)
         self._gone.append(member.incarnation)
 
     def tick(self, now: float) -> None:

@@ -7,9 +7,9 @@ from array import array
 from collections.abc import Iterator
 
 from penstock.protocol.config.derive import waiting_tokens_limit
+from penstock.protocol.prefix_digest import chain_root
 from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.requests import Rejected, TokenWork
-from penstock.services.scheduler.block_hash import chain_root
 from penstock.services.scheduler.limits import (
     MAX_SAMPLING_BYTES,
     MAX_SEQUENCE_TOKENS,
@@ -119,6 +119,7 @@ def make_request(
         deadline=None if head.time_left is None else now + head.time_left,
         stop_ids=frozenset(work.stop_ids if max_output else ()),
         root=chain_root(head),
+        prefix=work.prefix,
         prompt_len=prompt_len,
         max_output=max_output,
         sampling=work.sampling,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 
+from penstock.services.scheduler.cached_prefixes import CachedPrefixes
 from penstock.services.scheduler.kv_cache import KVCache
 from penstock.services.scheduler.kv_holder import NEVER
 from penstock.services.scheduler.limits import Limits
@@ -17,9 +18,11 @@ class RunningBatch:
     blocks can serve that same plan, because the worker executes plans in order.
     """
 
-    def __init__(self, limits: Limits, kv: KVCache) -> None:
+    def __init__(self, limits: Limits, kv: KVCache, prefixes: CachedPrefixes | None = None) -> None:
+        """``prefixes``: is shown what sequences leave in the prefix cache."""
         self._kv = kv
         self._row_tokens = limits.max_row_tokens
+        self._prefixes = prefixes
         self._slots: list[Sequence | None] = [None] * limits.max_num_seqs
         self._free_slots = list(range(limits.max_num_seqs))
         """A heap: low slots first keeps the worker's batch dense."""
@@ -66,6 +69,7 @@ class RunningBatch:
         sequence.decoding = True
         self.set_due(sequence)
         self._decoding = None
+        self._note_prefixes(sequence)
 
     def set_due(self, sequence: Sequence) -> None:
         """Say when the planner must look at a decoding sequence: its tables have changed."""
@@ -86,12 +90,17 @@ class RunningBatch:
         self.gone.append(sequence.slot)
         del self.sequences[sequence.number]
         self._kv.release(sequence.kv)
+        self._note_prefixes(sequence)
         if sequence.decoding:
             self._decoding = None
         sequence.slot = -1
         sequence.decoding = False
         sequence.num_served = max(sequence.num_served, sequence.num_computed)
         sequence.num_computed = 0
+
+    def _note_prefixes(self, sequence: Sequence) -> None:
+        if self._prefixes is not None:
+            self._prefixes.note(sequence, self._kv)
 
     def take_gone(self) -> list[int]:
         gone, self.gone = self.gone, []

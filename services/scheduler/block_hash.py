@@ -6,9 +6,6 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import NamedTuple
 
-import msgspec
-
-from penstock.protocol.wire.messages.requests import RequestHead
 from penstock.services.scheduler.kv_holder import SequenceHolder
 
 DIGEST_BYTES = 16
@@ -16,14 +13,6 @@ DIGEST_BYTES = 16
 TOKEN_BYTES = 4
 KEPT_CHAINS = 16
 """A chain of 128 Ki tokens takes 1.4 MB."""
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def chain_root(head: RequestHead) -> bytes:
-    """Parent of a sequence's first block. Requests share blocks only where all that K and V
-    depend on beside the tokens is the same, and the salt."""
-    parts = (head.model, head.adapter, head.media, head.cache_salt)
-    return blake2b(_encode(parts), digest_size=DIGEST_BYTES).digest()
 
 
 class _Chain(NamedTuple):

@@ -33,6 +33,7 @@ from penstock.services.scheduler.admission import (
     overloaded,
 )
 from penstock.services.scheduler.block_manager import OnCached, OnEvicted
+from penstock.services.scheduler.cached_prefixes import CachedPrefixes
 from penstock.services.scheduler.crash_only import crash_only
 from penstock.services.scheduler.endings import (
     ALL_BANNED,
@@ -104,6 +105,8 @@ class SchedulerCore:
         self._pace = PrefillPace(shape)
         self.on_fault: Callable[[Request, Ending], None] = lambda request, ending: None
         """Hears of each sequence that ends by a fault of the server, for the log."""
+        self.prefixes = CachedPrefixes() if enable_prefix_caching else None
+        """What the prefix cache holds, for the router."""
         self._on_cached: OnCached | None = None
         self._on_evicted: OnEvicted | None = None
         self._planner = self._new_planner()
@@ -375,7 +378,7 @@ class SchedulerCore:
         """Tell of every block that enters the prefix cache or leaves it, from now on and over all
         epochs. Both are called in the step loop and must be quick."""
         self._on_cached, self._on_evicted = on_cached, on_evicted
-        self._planner.kv.follow(on_cached, on_evicted)
+        self._planner.kv.follow(on_cached, self._evicted)
 
     @crash_only
     def stats(self) -> SchedulerStats:
@@ -444,9 +447,16 @@ class SchedulerCore:
             self.counters,
             self._pace,
             self._shape,
+            self.prefixes,
         )
-        planner.kv.follow(self._on_cached, self._on_evicted)
+        planner.kv.follow(self._on_cached, self._evicted)
         return planner
+
+    def _evicted(self, digest: bytes) -> None:
+        if self.prefixes is not None:
+            self.prefixes.evicted(digest)
+        if self._on_evicted is not None:
+            self._on_evicted(digest)
 
     def _append(self, sequence: Sequence, token: int, logprobs: PackedLogprobs | None) -> bool:
         """Take one sampled token; the body of the loop over a result's rows. Returns whether it

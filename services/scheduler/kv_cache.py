@@ -339,6 +339,10 @@ class KVCache:
 
     # Looking in.
 
+    def finds(self, digest: bytes) -> bool:
+        """Whether a block of the first group without a window can be found by this name."""
+        return self.blocks.find(digest) is not None
+
     def follow(self, on_cached: OnCached | None, on_evicted: OnEvicted | None) -> None:
         """Tell of every digest that can be found, and that can be found no more, from now on; of
         several groups those of the first one without a window."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot
 from penstock.services.scheduler.batch import RunningBatch
+from penstock.services.scheduler.cached_prefixes import CachedPrefixes
 from penstock.services.scheduler.head_room import HeadRoom
 from penstock.services.scheduler.kv_cache import NOTHING, KVCache, Prefix
 from penstock.services.scheduler.limits import (
@@ -101,6 +102,7 @@ class Planner:
         counters: Counters,
         pace: PrefillPace,
         shape: StepShape,
+        prefixes: CachedPrefixes | None = None,
     ) -> None:
         self.limits = limits
         self.kv = KVCache(
@@ -110,7 +112,7 @@ class Planner:
             limits.layer_groups,
             limits.max_num_batched_tokens,
         )
-        self.batch = RunningBatch(limits, self.kv)
+        self.batch = RunningBatch(limits, self.kv, prefixes)
         self.full_with = 0
         """Sequences that ran when KV memory was last found full; whoever reads it sets it to 0."""
         self._stuck: list[Sequence] = []

@@ -48,6 +48,8 @@ class Request:
     stop_ids: frozenset[int]
     root: bytes
     """Start of the hash chain of its blocks: requests share blocks only under the same root."""
+    prefix: bytes
+    """Digests of the prompt's prefixes, see ``penstock.protocol.prefix_digest``; may be empty."""
     prompt_len: int
     max_output: int
     """Tokens that one choice may generate: max_tokens, or what the engine's limits leave; with 0 it

@@ -265,6 +265,8 @@ class SchedulerService(LoopService):
             self._idle_check.tick(self.core, now)
             usable = self.core.usable_slots(now) if self.attached else 0
             self.status.demand = Demand(slots=usable)
+            if (prefixes := self.core.prefixes) is not None:
+                self.status.prefixes = prefixes.report(self.participant.known_prefixes)
         self.report(self.metrics)
 
     def _report(self, core: SchedulerCore, now: float) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.protocol.grammar.request import Grammar, conflict
 from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.prefix_digest import chain_root, extended
 from penstock.protocol.sampling import (
     MAX_PROMPT_LOGPROBS,
     SamplingParams,
@@ -263,5 +264,6 @@ def prepare(
         prompt_logprobs=params.prompt_logprobs,
         reads_output=adjustments is not None,
         reads_prompt=adjustments is not None and adjustments.reads_prompt,
+        prefix=extended(b"", chain_root(work.head), prompt),
     )
     return Prepared(prepared, params)

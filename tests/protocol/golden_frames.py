@@ -148,14 +148,14 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "Beat": (
         m.Beat(
             *("tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5),
-            *(_CAPACITY, b"m", 2, _DEMAND, True),
+            *(_CAPACITY, b"m", 2, _DEMAND, True, m.PrefixReport(3, 300, b"heldheld", b"gonegone")),
         ),
         [
             *(3, "tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5),
-            *(_CAPACITY_ROW, b"m", 2, _DEMAND_ROW, True),
+            *(_CAPACITY_ROW, b"m", 2, _DEMAND_ROW, True, [3, 300, b"heldheld", b"gonegone"]),
         ],
     ),
-    "BeatAnswer": (m.BeatAnswer(BIG, _DEMAND), [4, BIG, _DEMAND_ROW]),
+    "BeatAnswer": (m.BeatAnswer(BIG, _DEMAND, 300), [4, BIG, _DEMAND_ROW, 300]),
     "WhoAreYou": (m.WhoAreYou(5), [5, 5]),
     "Goodbye": (m.Goodbye(200), [6, 200]),
     "Died": (m.Died(65536, "host-a"), [7, 65536, "host-a"]),
@@ -272,16 +272,19 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
         [_PLAIN_HEAD_ROW, ["tokens", _IDS], _NO_PARAMS_ROW, []],
     ),
     "TokenWork": (
-        r.TokenWork(_HEAD, _IDS, b"sampling", [r.ChoiceState(1)], [2, 3], 16, 5, True, True, 2),
+        r.TokenWork(
+            *(_HEAD, _IDS, b"sampling", [r.ChoiceState(1)], [2, 3], 16, 5, True, True, 2, b"prefix")
+        ),
         [
-            _HEAD_ROW, _IDS, b"sampling", [[1, b"", [0, 0, 0, 0]]], [2, 3], 16, 5, True, True, 2,
+            *(_HEAD_ROW, _IDS, b"sampling", [[1, b"", [0, 0, 0, 0]]], [2, 3], 16, 5, True, True, 2),
+            b"prefix",
         ],
     ),
     "SlotSampling": (_SAMPLING, _SAMPLING_ROW),
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "37d932ab9e5da085"
+SCHEMA_HASH = "036c55ff0057e9b9"
 """Of protocol version 11."""
 
 GOLDEN: dict[str, str] = {
@@ -291,11 +294,12 @@ GOLDEN: dict[str, str] = {
     ),
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
-        "9e03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
-        "00000000000599cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd020091a565"
-        "6d626564c4016d02954606ce00011170cd038440c3"
+        "9f03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb40240"
+        "000000000000599cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd020091a5"
+        "656d626564c4016d02954606ce00011170cd038440c39403cd012cc40868656c6468656c64c408676f6e656"
+        "76f6e65"
     ),
-    "BeatAnswer": "9304cf7fffffffffffffff954606ce00011170cd038440",
+    "BeatAnswer": "9404cf7fffffffffffffff954606ce00011170cd038440cd012c",
     "WhoAreYou": "920505",
     "Goodbye": "9206ccc8",
     "Died": "9307ce00010000a6686f73742d61",
@@ -375,9 +379,9 @@ GOLDEN: dict[str, str] = {
         "80c090c2c3c3c0c0c0c2c090"
     ),
     "TokenWork": (
-        "9a9fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
-        "000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c40801000000ff7f0000c40873616d"
-        "706c696e67919301c40094000000009202031005c3c302"
+        "9b9fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb400400000"
+        "0000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c40801000000ff7f0000c4087361"
+        "6d706c696e67919301c40094000000009202031005c3c302c406707265666978"
     ),
     "SlotSampling": (
         "97cb3fe000000000000028cb3fd0000000000000cfffffffffffffffffcb3fc00000000000009acb3ff40000"

@@ -70,6 +70,22 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of the model's files; nothing for a process without a model."""
 
 
+class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Which prefixes an engine's KV cache holds: all, or those that came and went lately.
+
+    Versions count changes. Whoever knows all up to ``since``, or anything later than that, knows
+    all up to ``version`` when it has taken this; whoever knows less waits for a report of all.
+    """
+
+    since: int
+    """The version that this is a change of; 0: all that is held."""
+    version: int
+    held: bytes = b""
+    """Digests, see ``penstock.protocol.prefix_digest``; those in latest use come last."""
+    gone: bytes = b""
+    """Of a change: those that are held no more."""
+
+
 class Phase:
     """Where a process stands in its life. A plain string on the wire."""
 
@@ -108,6 +124,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     """Of a frontend or a scheduler."""
     served: bool = False
     """See ``Members``: a new router learns it from whoever is still there."""
+    prefixes: PrefixReport | None = None
+    """Of an engine that has a prefix cache, until the router has it."""
 
 
 class BeatAnswer(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
@@ -116,6 +134,8 @@ class BeatAnswer(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
     router: int
     others: Demand = Demand()
     """For a frontend: what all other processes said in their last beats."""
+    prefixes: int = 0
+    """For an engine: the version of its prefixes that the router knows; 0: none."""
 
 
 class WhoAreYou(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):

@@ -164,6 +164,8 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """And on the whole prompt."""
     stalls: int = 0
     """How often it was started again without a new token in between."""
+    prefix: bytes = b""
+    """Digests of the prompt's prefixes, see ``penstock.protocol.prefix_digest``."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
@@ -177,7 +179,7 @@ class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
     model: str = ""
     """``RequestHead.model``, for those who do not decode the work."""
     prefix: bytes = b""
-    """Digests of the prompt's prefixes; may be empty."""
+    """``TokenWork.prefix``, likewise."""
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=23, gc=False):

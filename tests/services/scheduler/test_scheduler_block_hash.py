@@ -7,8 +7,9 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.protocol.prefix_digest import chain_root
 from penstock.protocol.wire.messages.requests import RequestHead
-from penstock.services.scheduler.block_hash import KEPT_CHAINS, BlockHasher, chain_root
+from penstock.services.scheduler.block_hash import KEPT_CHAINS, BlockHasher
 from penstock.services.scheduler.kv_holder import SequenceHolder
 
 BLOCK = 8

@@ -14,6 +14,7 @@ from penstock.client.ledger import ClientLedger
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
+from penstock.protocol.prefix_digest import chain_root
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Peer
@@ -28,7 +29,6 @@ from penstock.protocol.wire.messages.requests import (
     Work,
 )
 from penstock.services.launcher.builtin_model import builtin_model
-from penstock.services.scheduler.block_hash import chain_root
 from penstock.services.tokenizer.preparation import prepare
 from penstock.services.tokenizer.text_model import TextModel
 

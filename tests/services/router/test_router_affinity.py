@@ -1,0 +1,236 @@
+"""A request goes to the engine that has cached its beginning, while that one is not too busy."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import msgspec
+import pytest
+
+from penstock.protocol.prefix_digest import chain_root, covered, extended, split
+from penstock.protocol.wire import codec
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import (
+    Beat,
+    BeatAnswer,
+    Capacity,
+    Hello,
+    Identity,
+    MetricsReport,
+    Phase,
+    PrefixReport,
+    WhoAreYou,
+)
+from penstock.protocol.wire.messages.requests import Enqueue, RequestHead, first_attempt
+from penstock.services.router.dispatch import YOUNG_SECONDS, Dispatcher
+from penstock.services.router.placement import FADE_SECONDS, MAX_EXCESS, TOKENS_A_REQUEST
+from penstock.services.router.prefix_index import SENT_SECONDS
+from penstock.services.router.roster import Roster
+
+FIRST = first_attempt(1)
+SLOTS = 64
+
+
+def prefix_of(length: int, seed: int = 0, salt: str = "", shared: int = 0) -> bytes:
+    """Digests of a prompt; those of all seeds share their first tokens, ``shared`` of them."""
+    one, own = random.Random("shared"), random.Random(seed)
+    tokens = [one.randrange(1000) for _ in range(shared)]
+    tokens += [own.randrange(1000) for _ in range(length - shared)]
+    root = chain_root(RequestHead(model="model", cache_salt=salt))
+    return extended(b"", root, array("i", tokens).tobytes())
+
+
+class World:
+    """A router's parts, its engines, and a clock."""
+
+    def __init__(self, engines: int = 4) -> None:
+        self.now = 1000.0
+        self.sent: list[tuple[str, Message]] = []
+        self.new_router()
+        self.versions = dict.fromkeys(range(1, engines + 1), 1)
+        for number in self.versions:
+            self.join(number)
+            self.beat(number, report=PrefixReport(0, 1))
+
+    def new_router(self) -> None:
+        self.roster = Roster(99, self.send, lambda *_: None, lambda _: None, lambda *_: None)
+        self.dispatcher = Dispatcher(self.roster, self.send, self.now - 2 * YOUNG_SECONDS)
+        self.numbers = iter(range(10**6))
+
+    def send(self, to: str, message: Message) -> bool:
+        self.sent.append((to, message))
+        return True
+
+    def join(self, number: int) -> None:
+        identity = msgspec.msgpack.encode(Identity(number, "host-a"))
+        hello = Hello(
+            *("scheduler", f"ipc:///{number}", number),
+            *(codec.PROTOCOL_VERSION, codec.SCHEMA_HASH, identity),
+        )
+        self.roster.hello(hello, self.now)
+        self.beat(number)
+
+    def beat(self, number: int, load: int = 0, report: PrefixReport | None = None) -> None:
+        beat = Beat(
+            *(f"ipc:///{number}", number, Phase.READY, "", 1, 0.0, 0.0, load),
+            *(Capacity(max_num_seqs=SLOTS), msgspec.msgpack.encode(MetricsReport([])), 10**6),
+            prefixes=report,
+        )
+        self.roster.beat(beat, self.now)
+
+    def holds(self, number: int, prefix: bytes, gone: bytes = b"", load: int = 0) -> None:
+        """An engine tells that it holds a prompt now."""
+        version = self.versions[number]
+        self.versions[number] += 1
+        self.beat(number, load, PrefixReport(version, version + 1, prefix, gone))
+
+    def place(self, prefix: bytes = b"", number: int | None = None, attempt: int = FIRST) -> int:
+        """Send a request; returns the engine that it went to."""
+        number = next(self.numbers) if number is None else number
+        self.sent.clear()
+        message = Enqueue(number, attempt, "ipc:///tokenizer", b"", "model", prefix)
+        self.dispatcher.request(message, self.now)
+        ((to, _),) = [(to, m) for to, m in self.sent if isinstance(m, Enqueue)]
+        return int(to.rpartition("/")[2])
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.dispatcher.tick(self.now)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_engine_with_the_longest_prefix_gets_the_request(world: World) -> None:
+    prompt = prefix_of(2000)
+    world.holds(2, prompt[: 8 * 10])
+    world.holds(3, prompt[: 8 * 20])
+    world.beat(3, load=2)
+    assert world.place(prompt) == 3
+    assert world.place(prefix_of(2000, seed=1)) in (1, 2, 4), "nobody knows it: where there is room"
+    assert world.dispatcher.placement.placed_by == {"prefix": 1, "load": 0, "room": 1}
+
+
+def test_of_equal_holders_the_one_with_the_most_room_gets_it(world: World) -> None:
+    prompt = prefix_of(2000)
+    for number, load in ((1, 9), (2, 4), (3, 6)):
+        world.holds(number, prompt, load=load)
+    assert world.place(prompt) == 2
+    world.beat(2, load=20)
+    assert world.place(prompt) == 3
+
+
+def test_a_prefix_is_worth_a_bounded_number_of_requests_more_than_elsewhere(world: World) -> None:
+    short = prefix_of(4 * TOKENS_A_REQUEST)
+    world.holds(2, short, load=3)
+    assert world.place(short) == 2
+    world.beat(2, load=5)
+    assert world.place(short) != 2, "computing it anew is cheaper than waiting there"
+    long = prefix_of(200_000)
+    most = int(MAX_EXCESS * SLOTS)
+    world.holds(3, long, load=most)
+    assert world.place(long) == 3
+    world.beat(3, load=most + 1)
+    assert world.place(long) != 3
+
+
+def test_what_was_just_sent_there_counts_before_any_beat(world: World) -> None:
+    prompts = [prefix_of(1500 + 100 * turn) for turn in range(4)]
+    assert len({world.place(prompt) for prompt in prompts}) == 1
+    first = world.place(prefix_of(1500, seed=5))
+    world.pass_time(SENT_SECONDS + 0.5)
+    for number in range(1, 5):
+        world.beat(number, load=3 if number == first else 0)
+    assert world.place(prefix_of(1500, seed=5)) != first, "it would have told by now"
+
+
+def test_an_engine_that_no_longer_holds_a_prefix_is_no_better_than_others(world: World) -> None:
+    prompt = prefix_of(1000)
+    world.holds(2, prompt)
+    world.holds(2, b"", gone=prompt, load=1)
+    assert world.place(prompt) != 2
+
+
+def test_another_salt_does_not_find_a_prefix(world: World) -> None:
+    world.holds(2, prefix_of(1000, salt="of one tenant"), load=1)
+    assert world.place(prefix_of(1000, salt="of another")) != 2
+    assert world.place(prefix_of(1000, salt="of one tenant")) == 2
+
+
+def test_chats_that_begin_alike_spread_while_little_is_going_on(world: World) -> None:
+    """One at a time: by load alone there would be no reason to leave the first engine."""
+    counts = dict.fromkeys(range(1, 5), 0)
+    shared = len(split(prefix_of(600))) * 8
+    for seed in range(200):
+        prompt = prefix_of(900, seed=seed, shared=600)
+        assert prompt[:shared] == prefix_of(900, shared=600)[:shared]
+        number = world.place(prompt)
+        world.holds(number, prompt)
+        counts[number] += 1
+        world.pass_time(0.5)
+    assert max(counts.values()) < 1.5 * 200 / 4
+
+
+def test_a_chat_stays_though_its_engine_got_more_than_its_share(world: World) -> None:
+    own = prefix_of(3000, seed=1)
+    world.holds(1, own)
+    for seed in range(100):
+        number = world.place(prefix_of(3000, seed=seed + 10))
+        world.beat(number, load=0)
+    world.roster.members[1].recent *= 1.5
+    assert world.place(own) == 1
+    world.roster.members[1].recent *= 3.0
+    assert world.place(own) != 1
+    for _ in range(100):
+        world.pass_time(FADE_SECONDS / 10)
+    assert world.place(own) == 1
+
+
+def test_resent_requests_return_and_refused_ones_go_elsewhere_whatever_is_cached(
+    world: World,
+) -> None:
+    prompt = prefix_of(1000)
+    world.holds(3, prompt)
+    assert world.place(prompt, number=7) == 3
+    world.holds(4, prompt)
+    world.beat(3, load=SLOTS)
+    assert world.place(prompt, number=7) == 3, "the same attempt: elsewhere it would run twice"
+    assert world.place(prompt, number=7, attempt=FIRST + 1) == 4
+    assert world.place(prompt, number=7, attempt=FIRST + 2) in (1, 2), "both have refused it"
+
+
+def test_a_lost_engine_and_its_prefixes_are_forgotten(world: World) -> None:
+    prompt = prefix_of(1000)
+    world.holds(3, prompt)
+    world.holds(4, prompt[:64])
+    world.roster.bury(world.roster.members[3], "a test")
+    assert world.place(prompt) == 4
+
+
+def test_an_engine_is_told_what_the_router_knows_of_it(world: World) -> None:
+    world.sent.clear()
+    world.holds(2, prefix_of(300))
+    world.beat(2, report=PrefixReport(9, 10, prefix_of(400)))
+    answers = [m.prefixes for _, m in world.sent if isinstance(m, BeatAnswer)]
+    assert answers == [2, 2], "a change of what was missed is not taken"
+
+
+def test_a_new_router_knows_nothing_until_it_is_told_all(world: World) -> None:
+    prompt = prefix_of(1000)
+    world.holds(3, prompt)
+    world.new_router()
+    world.beat(3)
+    assert any(isinstance(m, WhoAreYou) for _, m in world.sent)
+    for number in world.versions:
+        world.join(number)
+    assert world.place(prompt, number=1_000_000) in world.versions
+    world.beat(3, load=1, report=PrefixReport(0, 2, prompt))
+    assert world.place(prompt) == 3
+
+
+def test_digests_say_how_many_tokens_they_cover() -> None:
+    prefix = prefix_of(1000)
+    assert covered(len(split(prefix))) == 960

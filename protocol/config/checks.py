@@ -81,6 +81,18 @@ def _memory(config: Config, sources: Provenance) -> Iterator[str]:
 
 def _device(config: Config, sources: Provenance, machine: Machine | None) -> Iterator[str]:
     device, model, cache = config.device, config.model, config.cache
+    world = config.cluster.world_size
+    told = sources["device"].origin not in {"default", "derived"}  # a router has no device
+    if world > 1 and told and device.device != "null":
+        yield (
+            f"--world-size {world} with --device {device.device}: tensor parallelism is not "
+            "supported yet, an engine runs on one device; --data-parallel-size N starts N engines"
+        )
+    if config.cluster.rank >= world and _given(config, sources, "rank"):
+        yield (
+            f"--rank {config.cluster.rank} is not one of --world-size {world}: ranks are 0 to "
+            f"{world - 1}"
+        )
     if device.device == "cpu" and model.dtype == "float16":
         yield "--device cpu cannot compute in --dtype float16; use bfloat16 or float32"
     if device.device in {"cpu", "null"} and _given(config, sources, "gpu_memory_utilization"):
@@ -159,7 +171,8 @@ def _network(config: Config, sources: Provenance) -> Iterator[str]:
             )
     if cluster.port_range:
         low, _, high = cluster.port_range.partition("-")
-        wanted = 2 + launch.frontends + launch.tokenizers + 2 * launch.data_parallel_size
+        engines = (1 + cluster.world_size) * launch.data_parallel_size
+        wanted = 2 + launch.frontends + launch.tokenizers + engines
         if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high) < 65536):
             yield f"--port-range {cluster.port_range}: expected FIRST-LAST within 1-65535"
         elif int(high) - int(low) + 1 < wanted and _given(config, sources, "port_range"):

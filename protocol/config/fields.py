@@ -225,8 +225,16 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="Name of the engine that a scheduler and its workers form.")
     ] = "0"
     rank: Annotated[
-        int, Meta(ge=0, le=1023, description="Number of this worker within its engine.")
+        int, Meta(ge=0, le=1023, description="Number of this worker within its engine, from 0.")
     ] = 0
+    world_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Workers that form one engine; more than one only on the null device.",
+        ),
+    ] = 1
 
 
 class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -203,7 +203,10 @@ def make_children(
         if config.device.device == "cuda":
             device = config.device.device_index + number
             worker = {**engine, "PENSTOCK_DEVICE_INDEX": str(device)}
-        children.append(Child("worker", number, worker, render=render))
+        world = config.cluster.world_size
+        for rank in range(world):
+            ranked = worker if world == 1 else {**worker, "PENSTOCK_RANK": str(rank)}
+            children.append(Child("worker", number * world + rank, ranked, render=render))
         children.append(Child("scheduler", number, engine, render=render))
     for number in range(launch.tokenizers):
         children.append(Child("tokenizer", number, shared, render=render))

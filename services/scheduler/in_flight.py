@@ -68,8 +68,8 @@ class StepsInFlight:
 
     def matters(self, number: int) -> bool:
         """Whether a failure of this step, answered or not, says something about the slots: one
-        from before the last full plan does not."""
-        return self._last_full <= number <= self.last
+        from before the last full plan does not, nor does any while the next plan is full anyway."""
+        return not self._full and self._last_full <= number <= self.last
 
     def forget(self, sequence: Sequence) -> None:
         """Ignore what unanswered steps will say about a sequence."""

@@ -19,7 +19,7 @@ from penstock.protocol.process.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TR
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Capacity, Demand, Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Enqueue, Rejected
-from penstock.protocol.wire.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
+from penstock.protocol.wire.messages.steps import Attached, StepFailed, StepPlan, StepResult
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.crash_only import CoreFailed, failure_in
 from penstock.services.scheduler.endings import Ending
@@ -29,8 +29,8 @@ from penstock.services.scheduler.policy_choice import make_policy
 from penstock.services.scheduler.rate_line import RateLine
 from penstock.services.scheduler.sent_plans import SentPlans
 from penstock.services.scheduler.sequence import Request
+from penstock.services.scheduler.worker_group import WorkerGroup
 
-ATTACH_SECONDS = 1.0
 MOST_IN_FLIGHT = 4
 UNSENT_SECONDS = 1.0
 """After a plan that could not be sent the next one is made so much later."""
@@ -52,14 +52,15 @@ class SchedulerService(LoopService):
         self._rate_line = RateLine(self.log.info)
         self.core: SchedulerCore | None = None
         self.ledger: SchedulerLedger | None = None
-        self.epoch = (self.mailbox.incarnation & 0x7FFF_FFFF) << 16
-        self.worker: Peer | None = None
-        self.attached = False
-        self._unfit = ""
-        """Why what the worker said of itself does not do."""
-        self._attach_at = 0.0
+        self.group = WorkerGroup(
+            config.cluster.world_size,
+            self.mailbox.address,
+            self.mailbox.send,
+            (self.mailbox.incarnation & 0x7FFF_FFFF) << 16,
+            self.log,
+        )
         self._answers: list[StepResult | StepFailed] = []
-        self._plans = SentPlans(self._send_plan)
+        self._plans = SentPlans(self.group.send)
         self._plan_at = 0.0
         self._idle_check = IdleCheck()
 
@@ -80,54 +81,39 @@ class SchedulerService(LoopService):
 
     # --- the worker
 
-    def _find_worker(self, now: float) -> None:
-        """Attach the engine's worker; ask again until it answers."""
-        if self.worker is None:
-            engine = self.config.cluster.engine
-            workers = [p for p in self.participant.of("worker") if p.identity.engine == engine]
-            if not workers:
-                return
-            self.worker = workers[-1]
-            self.epoch += 1
-            self._attach_at = 0.0
-        peer = self.participant.peers.get(self.worker.incarnation, self.worker)
-        if not self.attached:
-            note = f"cannot be used: {self._unfit}" if self._unfit else f"{peer.phase} {peer.note}"
-            self.status.note = f"worker {note}".strip()
-            if now >= self._attach_at:
-                self._attach_at = now + ATTACH_SECONDS
-                self.mailbox.send(peer.address, Attach(self.epoch, self.mailbox.address))
+    def _find_workers(self, now: float) -> None:
+        """Attach the engine's workers; ask again until all have answered."""
+        if self.group.attached:
+            return
+        engine = self.config.cluster.engine
+        workers = [p for p in self.participant.of("worker") if p.identity.engine == engine]
+        self.group.look(workers, now)
+        if self.group.note:
+            self.status.note = self.group.note
 
-    def _on_attached(self, message: Attached, now: float) -> None:
-        if message.epoch != self.epoch or self.attached:
+    def _on_attached(self, sender: int, message: Attached) -> None:
+        whole = self.group.take(sender, message)
+        if whole is None:
             return
-        try:
-            limits = Limits.of(message.sizes)
-        except ValueError as error:
-            if self._unfit != str(error):
-                self._unfit = str(error)
-                self.log.error("the worker cannot be used", reason=self._unfit)
-            return
-        self._unfit = ""
-        self.attached = True
+        limits = Limits.of(whole.sizes)
         if self.core is None:
             config = self.config
             self.core = SchedulerCore(
                 limits,
-                self.epoch,
+                self.group.epoch,
                 self.policy,
                 config.cache.enable_prefix_caching,
                 config.admission.max_waiting_requests,
                 most_in_flight=MOST_IN_FLIGHT,
                 max_waiting_tokens=config.admission.max_waiting_tokens,
-                shape=message.shape,
+                shape=whole.shape,
             )
             self.core.on_fault = self._on_fault
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
             gc.collect()
             gc.freeze()
         else:
-            self._hand_out(self.core.restart(self.epoch, limits))
+            self._hand_out(self.core.restart(self.group.epoch, limits))
         self.status.capacity = msgspec.structs.replace(
             Capacity(*msgspec.structs.astuple(limits)),
             max_model_len=limits.max_sequence_len,
@@ -142,9 +128,7 @@ class SchedulerService(LoopService):
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:
         if self.ledger is not None:
             self.ledger.peers_gone(gone)
-        if self.worker is not None and self.worker.incarnation in gone:
-            self.worker = None
-            self.attached, self._unfit = False, ""
+        if name := self.group.lost(gone):
             self._plans.clear()
             self._answers.clear()
             if self._draining_since is None:
@@ -152,10 +136,10 @@ class SchedulerService(LoopService):
             if self.core is not None:
                 self._hand_out(self.core.worker_gone())
             if self.ledger is not None and self._another_is_ready():
-                self.log.warning("the worker is gone; its requests go to another engine")
+                self.log.warning(f"the {name} is gone; its requests go to another engine")
                 self.ledger.hand_over()
             else:
-                self.log.warning("the worker is gone; its requests wait for the next one")
+                self.log.warning(f"the {name} is gone; its requests wait for the next one")
 
     def _another_is_ready(self) -> bool:
         """Whether another engine could take this one's requests."""
@@ -167,11 +151,12 @@ class SchedulerService(LoopService):
     def on_message(self, sender: int, message: Message, now: float) -> None:
         match message:
             case StepResult() | StepFailed():
-                self._answers.append(message)
+                if self.group.counts(sender, failed=isinstance(message, StepFailed)):
+                    self._answers.append(message)
             case Attached():
-                self._on_attached(message, now)
+                self._on_attached(sender, message)
             case Enqueue() if self.ledger is None or (
-                not self.attached and self._another_is_ready()
+                not self.group.attached and self._another_is_ready()
             ):
                 self.mailbox.send(message.reply_to, _not_ready(message))
             case _:
@@ -196,7 +181,7 @@ class SchedulerService(LoopService):
     def _work(self, now: float) -> None:
         """Answers in, next plans out, then the tokens: the worker never waits for us."""
         core = self.core
-        if core is None or self.worker is None or not self.attached:
+        if core is None or not self.group.attached:
             return
         batches: list[Batches] = []
         answers, self._answers = self._answers, []
@@ -208,8 +193,10 @@ class SchedulerService(LoopService):
                 if began:
                     TRACE.add(APPLY, began, answer.step)
             else:
-                self.log.warning("step failed", step=answer.step, reason=answer.reason)
+                failed = core.counters.failed_steps
                 batches.append(core.fail(answer, now))
+                if core.counters.failed_steps != failed:  # and no other rank has said it before
+                    self.log.warning("step failed", step=answer.step, reason=answer.reason)
             if answer.epoch == core.epoch:
                 self._plans.answered(answer.step, now)
             if not core.awaits_results:
@@ -238,9 +225,6 @@ class SchedulerService(LoopService):
         for owner, batch in batches:
             self.mailbox.send(owner, batch)
 
-    def _send_plan(self, plan: StepPlan) -> bool:
-        return self.worker is not None and self.mailbox.send(self.worker.address, plan)
-
     def _unsent(self, core: SchedulerCore, plan: StepPlan, now: float) -> Batches:
         """A plan that cannot be sent has failed: all that ran goes back to waiting, what it took in
         is retried alone, and the plan is not made again as it was."""
@@ -251,19 +235,19 @@ class SchedulerService(LoopService):
         self.log.error("plan not sent", step=plan.step, added=len(plan.added), reason=reason)
         self._plans.clear()
         self._plan_at = now + UNSENT_SECONDS
-        return core.fail(StepFailed(self.epoch, plan.step, reason), now)
+        return core.fail(StepFailed(self.group.epoch, plan.step, reason), now)
 
     def on_tick(self, now: float) -> None:
-        self._find_worker(now)
+        self._find_workers(now)
         self._plans.resend(now)
         if self.ledger is not None and self.core is not None:
-            if not self.attached and not self.drained() and self._another_is_ready():
+            if not self.group.attached and not self.drained() and self._another_is_ready():
                 self.ledger.hand_over()
             self.ledger.tick(now)
             self._hand_out(self.core.expire(now))
             self._report(self.core, now)
             self._idle_check.tick(self.core, now)
-            usable = self.core.usable_slots(now) if self.attached else 0
+            usable = self.core.usable_slots(now) if self.group.attached else 0
             self.status.demand = Demand(slots=usable)
             if (prefixes := self.core.prefixes) is not None:
                 self.status.prefixes = prefixes.report(self.participant.known_prefixes)

@@ -16,6 +16,7 @@ from penstock.protocol.model_info import fingerprint
 from penstock.protocol.process.large_blocks import give_back_freed
 from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.participant import Ended
 from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
@@ -68,6 +69,8 @@ class WorkerService(LoopService):
         self._loaded: Executor | None = None
         self._load_report: LoadReport | None = None
         self._pending_attach: Attach | None = None
+        self._group: list[int] = []
+        """Incarnations of its engine's workers, itself among them."""
         self._device_failed: DeviceFailed | None = None
 
     def identity(self) -> Identity:
@@ -142,9 +145,16 @@ class WorkerService(LoopService):
                 self.metrics.inc("dropped_messages_total", "unexpected")
 
     def _attach(self, message: Attach) -> None:
+        group = message.group
+        if group and (self.mailbox.incarnation not in group or group != (self._group or group)):
+            raise Ended(
+                "a rank of its engine was lost, or its engine has another group of workers: it "
+                "begins anew"
+            )
         if self.executor is None:
             self._pending_attach = message
             return
+        self._group = message.group
         if message.epoch != self.epoch:
             self._reset(self.executor)
             self.epoch = message.epoch
@@ -201,6 +211,8 @@ class WorkerService(LoopService):
         while (result := self._finished(executor, wait)) is not None:
             began = time.monotonic_ns() if TRACE.on else 0
             self._limits.over(result.seconds)
+            if self.config.cluster.rank:
+                continue  # rank 0 speaks for all
             if not self.mailbox.send(self.scheduler, result):
                 self._unsent(executor, result)
                 return

@@ -29,8 +29,8 @@ class Attach(msgspec.Struct, frozen=True, array_like=True, tag=40, gc=False):
     reply_to: str
     group: list[int] = []
     """Incarnations of the engine's workers in the order of their ranks. A worker belongs to one
-    group for life: asked to join another one, or when one of it is lost, it ends, and its
-    replacement begins anew."""
+    group for life: asked to join another one, or a group that it is not in, it ends, and its
+    replacement begins anew. Empty: no matter which."""
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):

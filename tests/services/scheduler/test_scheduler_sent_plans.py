@@ -8,7 +8,6 @@ import pytest
 from scheduler_harness import Engine, prompt
 
 from penstock.protocol.process.faults import Faults
-from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.protocol.wire.messages.steps import StepPlan
 from penstock.services.scheduler.core import MAX_STRIKES, Batches
 from penstock.services.scheduler.sent_plans import RESEND_SECONDS, SentPlans
@@ -74,15 +73,20 @@ def test_a_plan_that_is_refused_is_not_kept_to_be_sent_again() -> None:
     assert not outbox.sent
 
 
+class Group:
+    """Attached workers that nobody speaks to."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch, self.attached = epoch, True
+
+
 class Loop(SchedulerService):
     """The process's step loop over a core and an outbox that the test holds; nothing else of it."""
 
     def __init__(self, engine: Engine, outbox: Outbox) -> None:
         self.core = engine.core
-        self.epoch = engine.core.epoch
-        self.attached = True
-        self.worker = Peer("worker", "w", 1, Identity(1, "x"), Phase.READY, "", Capacity(), 0)
         self.log = logging.getLogger("test")  # type: ignore[assignment]
+        self.group = Group(engine.core.epoch)  # type: ignore[assignment]
         self.faults = Faults([], "scheduler")
         self.batches: Batches = []
         self._answers = []

@@ -88,11 +88,6 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
             f"--world-size {world} with --device {device.device}: tensor parallelism is not "
             "supported yet, an engine runs on one device; --data-parallel-size N starts N engines"
         )
-    if config.cluster.rank >= world and _given(config, sources, "rank"):
-        yield (
-            f"--rank {config.cluster.rank} is not one of --world-size {world}: ranks are 0 to "
-            f"{world - 1}"
-        )
     if device.device == "cpu" and model.dtype == "float16":
         yield "--device cpu cannot compute in --dtype float16; use bfloat16 or float32"
     if device.device in {"cpu", "null"} and _given(config, sources, "gpu_memory_utilization"):

@@ -408,3 +408,17 @@ def test_who_waits_for_a_grammar_can_be_cancelled_and_survives_a_restart() -> No
     engine.run()
     engine.assert_finished(2)
     engine.assert_idle()
+
+
+def test_a_step_that_several_ranks_fail_is_rolled_back_once() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(5))
+    engine.plan()
+    engine.plan()
+    for reason in ("rank 1: out of memory", "rank 0: out of memory"):
+        engine.take(engine.core.fail(StepFailed(1, 1, reason), engine.now))
+    assert engine.core.stats().counters.failed_steps == 1
+    full = engine.core.plan(engine.now)
+    assert full is not None and full.full
+    engine.take(engine.core.fail(StepFailed(1, 2, "rank 2: plan 2 came, 1 was due"), engine.now))
+    assert engine.core.stats().counters.failed_steps == 1, "the full plan is under way"

@@ -62,7 +62,7 @@ class OwnedRequest:
         self.choices: dict[int, Choice] = {}
         self.open_choices = 0
         self.replayed: dict[int, Content] = {}
-        """What a continuation found unreleased; goes out with the next row."""
+        """What goes out with the next row: of a continuation, what it found unreleased."""
         self.refusals = Refusals()
         self.stalls = 0
         self.resend_at = 0.0

@@ -89,7 +89,7 @@ class EventStream:
         self._all_direct = renderer.direct
         choices = len(request.prompts) * request.params.n
         self._limit = backlog_limit(choices, request.params.logprobs)
-        self._request_id = request_id
+        self.request_id = request_id
         self._generation = generation
         self._renderer = renderer
         self._clock = clock
@@ -246,7 +246,7 @@ class EventStream:
     def give_up(self, reason: str) -> None:
         """Tear the connection down and cancel the request."""
         if self._transport is not None:
-            _log.warning("a reader is cut off: %s", reason, extra={"id": self._request_id})
+            _log.warning("a reader is cut off: %s", reason, extra={"id": self.request_id})
             self._transport.abort()
             self._transport = None  # the rows of this turn that are still to come change nothing
         self._lost()
@@ -308,7 +308,7 @@ class StreamClock:
             try:
                 do(stream)
             except Exception:
-                _log.exception("a stream failed")
+                _log.exception("a stream failed", extra={"id": stream.request_id})
                 self._watched.pop(stream, None)
                 stream.give_up("its stream failed")
 

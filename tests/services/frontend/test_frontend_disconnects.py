@@ -299,8 +299,10 @@ def test_a_stream_that_fails_takes_no_other_along(
         assert [isinstance(answer, list) for answer in answers] == [True, False, True]
         assert len(client.gateway.cancelled) == 1
 
-    run(use, script)
+    gateway = run(use, script)
     assert "poisoned" in caplog.text
+    (name,) = (work.head.request_id for work in gateway.works if work.head.tenant == "poison")
+    assert {getattr(line, "id", "") for line in caplog.records} == {name}
 
 
 def test_no_timer_is_left_when_no_stream_is_open() -> None:

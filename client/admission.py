@@ -2,6 +2,7 @@
 
 ``AdmissionController`` has no clock and no socket: it is told what is open here (exactly), what
 other frontends have open (as of their last beats) and what the engines hold, and answers at once.
+Each model has its own: what waits for one keeps no request for another out.
 
 A request that waits longer than its client does is work for nobody, and so is all that waits behind
 it. So the queue is bounded by time first: what waits, over the rate at which requests end while the
@@ -184,11 +185,10 @@ class AdmissionController:
             self._recent.popleft()
         self._observe(open_requests, now)
 
-    def demand(self, open_requests: int) -> Demand:
-        """What this frontend has in the pipeline, for the others."""
-        return Demand(
-            open_requests, len(self._waiting), self._tokens, max(0, self._begun - open_requests)
-        )
+    def demand(self, open_requests: int, model: str = "") -> Demand:
+        """What this frontend has in the pipeline for a model, for the others."""
+        ended = max(0, self._begun - open_requests)
+        return Demand(open_requests, len(self._waiting), self._tokens, ended, model=model)
 
     def _observe(self, open_requests: int, now: float) -> tuple[float, float, float]:
         """(requests known to wait for a slot, those that probably do, those that end in a

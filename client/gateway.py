@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import secrets
 import socket
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 
-from penstock.client.admission import AdmissionController, PipelineLoad, prompt_tokens
+from penstock.client.admission import AdmissionController, prompt_tokens
 from penstock.client.interface import Overloaded, Readiness, ServedModel
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
+from penstock.client.model_state import ModelState
 from penstock.client.parts import Parts
 from penstock.client.sink import RowExtras, Sink
 from penstock.client.tasks import task_refusal
@@ -33,6 +37,7 @@ from penstock.protocol.wire.messages.membership import (
 from penstock.protocol.wire.messages.requests import Rejected, Work
 
 MAX_OPEN_REQUESTS = 16_384
+"""For one model."""
 METRICS_SECONDS = 1.0
 SLOW_ROUTER_BYTES = 32 * 1024 * 1024
 UNINFORMED_SECONDS = 0.1
@@ -48,7 +53,9 @@ class PipelineGateway:
         mailbox: Mailbox,
         participant: Participant,
         limits: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - it is frozen
+        expected: Sequence[str] = (),
     ) -> None:
+        """``expected``: models without which the server is not ready, though they never were."""
         self.ledger = ClientLedger(
             mailbox.address,
             mailbox.incarnation,
@@ -59,14 +66,14 @@ class PipelineGateway:
         self.is_draining = False
         self.is_closed = False
         """This process ends now; nothing is opened any more."""
-        self.admission = AdmissionController(limits)
-        self.parts = Parts(participant, limits.restart_wait_s, time.monotonic())
         self._limits = limits
+        self._expected = expected
+        self._any = Parts(participant, limits.restart_wait_s, time.monotonic())
+        """The parts of all models together, where none is known yet."""
+        self._states: dict[str, ModelState] = {}
         self._uninformed = 0
         """Requests that wait to hear what is served."""
-        self._models: list[ServedModel] = []
-        self._longest = 2**31
-        """Tokens of the longest prompt that an engine takes."""
+        self._models: dict[str, ServedModel] = {}
         self._mailbox = mailbox
         self._participant = participant
         self._metrics_waiters: list[asyncio.Future[MetricsAnswer]] = []
@@ -78,23 +85,28 @@ class PipelineGateway:
         """Send a request on its way; returns its id. While a part of the server is started again
         it waits on its way. Raises ``Overloaded`` when it cannot be sent."""
         now, head = time.monotonic(), work.head
+        if not head.model and (models := self.models()):
+            head = msgspec.structs.replace(head, model=models[0].name)
+            work = msgspec.structs.replace(work, head=head)
         if self.is_closed:
             raise Overloaded(_unavailable(GOING_DOWN))
         if head.task != GENERATE and (refused := task_refusal(head, self.models())) is not None:
             raise Overloaded(refused)
+        state = self._state(head.model, now)
         # While draining, open connections are still served.
-        if not self.parts.look(now) and (reason := self.parts.hopeless(now)):
+        if not state.parts.look(now) and (reason := state.parts.hopeless(now)):
             raise Overloaded(_unavailable(reason))
-        if len(self.ledger.open) >= MAX_OPEN_REQUESTS:
+        are_open = self.ledger.open_of[state.name]
+        if are_open >= MAX_OPEN_REQUESTS:
             raise Overloaded(
                 _unavailable(f"this frontend has {MAX_OPEN_REQUESTS} requests open; try again")
             )
         if self._mailbox.outbox_bytes(self._participant.router_address) > SLOW_ROUTER_BYTES:
             raise Overloaded(_unavailable("the router does not keep up; try again"))
         # What is too long to be served at all will be told so, not that the server is full.
-        tokens = min(prompt_tokens(work.prompt), self._longest)
-        refusal = self.admission.refusal(
-            len(self.ledger.open), head.tenant, tokens, head.time_left, now, random.random()
+        tokens = min(prompt_tokens(work.prompt), state.longest)
+        refusal = state.admission.refusal(
+            are_open, head.tenant, tokens, head.time_left, now, random.random()
         )
         if refusal is not None:
             raise Overloaded(refusal)
@@ -102,52 +114,70 @@ class PipelineGateway:
             params = msgspec.structs.replace(work.params, seed=secrets.randbits(63))
             work = msgspec.structs.replace(work, params=params)
         began = time.monotonic_ns() if TRACE.on else 0
-        waiting = _UntilFirstRow(self, sink)
+        waiting = _UntilFirstRow(self, state.admission, sink)
         request_id = waiting.request_id = self.ledger.submit(work, waiting, now)
         if request_id in self.ledger.open:  # else it was refused at once
-            self.admission.entered(request_id, head.tenant, tokens)
+            state.admission.entered(request_id, head.tenant, tokens)
         if began:
             TRACE.add(ACCEPT, began, request_id)
         return request_id
 
-    async def known(self) -> None:
+    async def known(self, name: str = "") -> None:
         began = time.monotonic()
-        if self.models():
+        if self._unknown_parts(name, began) is None:
             return
         if self._uninformed >= self._limits.max_waiting_requests:
             reason = f"{self._uninformed} requests are waiting already (--max-waiting-requests)"
-            raise Overloaded(_unavailable(self.parts.explain(reason)))
+            raise Overloaded(_unavailable(self._any.explain(reason)))
         self._uninformed += 1
         try:
-            while not self.models():
-                now = time.monotonic()
-                self.parts.look(now)
-                reason = self.parts.hopeless(now)
-                if not reason and self.parts.waited_too_long(began, now):
-                    reason = self.parts.too_late()
+            while (parts := self._unknown_parts(name, now := time.monotonic())) is not None:
+                parts.look(now)
+                reason = parts.hopeless(now)
+                if not reason and parts.waited_too_long(began, now):
+                    reason = parts.too_late()
                 if reason or self.is_closed:
                     raise Overloaded(_unavailable(reason or GOING_DOWN))
                 await asyncio.sleep(UNINFORMED_SECONDS)
         finally:
             self._uninformed -= 1
 
+    def _unknown_parts(self, name: str, now: float) -> Parts | None:
+        """The parts of what must be heard of before ``name`` can be judged, if anything must."""
+        models = self.models()
+        if not name:
+            return None if models else self._any
+        if any(name in (model.name, *model.aliases) for model in models):
+            return None
+        silent = (one for one in self._participant.served if one not in self._models)
+        return next((self._state(one, now).parts for one in silent), None)
+
+    def _state(self, name: str, now: float) -> ModelState:
+        state = self._states.get(name)
+        if state is None:
+            state = self._states[name] = ModelState(self._participant, self._limits, name, now)
+        return state
+
     def cancel(self, request_id: int) -> None:
-        self.admission.left(request_id)
-        self.ledger.cancel(request_id)
+        request = self.ledger.open.get(request_id)
+        if request is not None:
+            self._states[request.model].admission.left(request_id)
+            self.ledger.cancel(request_id)
 
     def begun(self, request_id: int, sink: Sink) -> None:
         """The first row is here: the others go straight to ``sink``."""
-        self.admission.started(request_id)
         request = self.ledger.open.get(request_id)
         if request is not None:
             request.sink = sink
 
     def models(self) -> list[ServedModel]:
         """What the engines serve. An engine that still loads does not know its limits, and no
-        request may be judged by them: while all do, the models last known."""
+        request may be judged by them: while all of a model do, what was last known of it."""
         found: dict[str, ServedModel] = {}
+        there = set(self._participant.served)
         for peer in self._participant.of("scheduler"):
             identity, capacity = peer.identity, peer.capacity
+            there.add(identity.model)
             if identity.model and capacity.max_model_len and identity.model not in found:
                 found[identity.model] = ServedModel(
                     identity.model,
@@ -156,16 +186,26 @@ class PipelineGateway:
                     capacity.vocab_size,
                     capacity.tasks,
                 )
-        self._models = list(found.values()) or self._models
-        return self._models
+        known = self._models | found
+        order = {name: place for place, name in enumerate(self._expected)}
+        names = sorted(there & known.keys(), key=lambda name: (order.get(name, len(order)), name))
+        self._models = {name: known[name] for name in names}
+        return list(self._models.values())
 
-    def ready(self) -> Readiness:
-        """Ready when a router, a tokenizer and an engine are, and this process stays."""
-        parts = self.parts.states()
-        ready = all(phase == Phase.READY for phase in parts.values()) and not self.is_draining
+    def ready(self, name: str = "") -> Readiness:
+        now = time.monotonic()
+        names = [name] if name else dict.fromkeys([*self._expected, *self._participant.served])
+        models = {one: self._state(one, now) for one in names}
+        lacking = {one: state.what_lacks() for one, state in models.items()}
+        if len(models) == 1:
+            (parts,) = (state.parts.states() for state in models.values())
+        else:
+            parts = self._any.states()
+        states = [*parts.values(), *lacking.values()]
+        ready = all(state == Phase.READY for state in states) and not self.is_draining
         if self.is_draining:
             parts["frontend"] = Phase.DRAINING
-        return Readiness(ready, parts)
+        return Readiness(ready, parts, lacking)
 
     def draining(self) -> bool:
         return self.is_draining
@@ -203,38 +243,44 @@ class PipelineGateway:
     def tick(self, now: float) -> None:
         """Resend and compare; tell the admission controller what the membership says, and the
         others what is open here. Call it a few times a second."""
+        self._look_models(now)
         self._end_waiting(now)
         self.ledger.tick(now)
-        participant, requests = self._participant, self.ledger.open
-        engines = participant.of("scheduler", ready_only=True)
-        choices = sum(request.open_choices for request in requests.values())
-        longest = max((peer.capacity.max_model_len for peer in engines), default=0)
-        self._longest = longest or self._longest
-        slots = participant.others.slots or sum(peer.capacity.max_num_seqs for peer in engines)
-        load = PipelineLoad(
-            slots=slots * len(requests) / choices if choices else float(slots),
-            kv_tokens=sum(p.capacity.num_blocks * p.capacity.block_size for p in engines),
-            frontends=1 + len(participant.of("frontend")),
-            others=participant.others,
-        )
-        self.admission.look(load, len(requests), now)
-        participant.status.load = len(requests)
-        participant.status.demand = self.admission.demand(len(requests))
+        status, open_of = self._participant.status, self.ledger.open_of
+        choices: Counter[str] = Counter()
+        for request in self.ledger.open.values():
+            choices[request.model] += request.open_choices
+        status.load = len(self.ledger.open)
+        status.demands = [
+            state.look(open_of[name], choices[name], now) for name, state in self._states.items()
+        ]
+
+    def _look_models(self, now: float) -> None:
+        """A state for each model that is served; none for one that is withdrawn."""
+        self._any.look(now)
+        self.models()  # what is there now is remembered when it is gone
+        served = self._participant.served
+        for name in served:
+            self._state(name, now)
+        for name in list(self._states):
+            if name not in served and not self.ledger.open_of[name]:
+                del self._states[name]
 
     def _end_waiting(self, now: float) -> None:
-        """End what has waited too long, or in vain, for a part of the server to come back."""
-        if self.parts.look(now):
-            return
-        if reason := self.parts.hopeless(now):
-            self.ledger.end_waiting(lambda began: True, reason)
-        else:
-            parts = self.parts
-            self.ledger.end_waiting(
-                lambda began: parts.waited_too_long(began, now), parts.too_late()
-            )
+        """End what has waited too long, or in vain, for a part of its model to come back."""
+        for name, state in self._states.items():
+            parts = state.parts
+            if parts.look(now):
+                continue
+            if reason := parts.hopeless(now):
+                self.ledger.end_waiting(name, lambda began: True, reason)
+            else:
+                is_over = functools.partial(parts.waited_too_long, now=now)
+                self.ledger.end_waiting(name, is_over, parts.too_late())
 
     def peers_gone(self, gone: dict[int, Peer], now: float) -> None:
-        self.parts.lost(gone.values())
+        for parts in (self._any, *(state.parts for state in self._states.values())):
+            parts.lost(gone.values())
         self.ledger.peers_gone(gone, now)
 
     def end_all(self) -> None:
@@ -256,23 +302,27 @@ class PipelineGateway:
 class _UntilFirstRow:
     """The sink of a request without its first token: the admission controller hears what comes."""
 
-    __slots__ = ("_gateway", "_sink", "request_id")
+    __slots__ = ("_admission", "_gateway", "_sink", "request_id")
 
-    def __init__(self, gateway: PipelineGateway, sink: Sink) -> None:
+    def __init__(
+        self, gateway: PipelineGateway, admission: AdmissionController, sink: Sink
+    ) -> None:
         self.request_id = 0
         self._gateway = gateway
+        self._admission = admission
         self._sink = sink
 
     def on_accepted(self, prompt_tokens: int) -> None:
-        self._gateway.admission.counted(self.request_id, prompt_tokens)
+        self._admission.counted(self.request_id, prompt_tokens)
         self._sink.on_accepted(prompt_tokens)
 
     def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
+        self._admission.started(self.request_id)
         self._gateway.begun(self.request_id, self._sink)
         self._sink.on_row(choice, text, tokens, extras)
 
     def on_rejected(self, rejected: Rejected) -> None:
-        self._gateway.admission.left(self.request_id)
+        self._admission.left(self.request_id)
         self._sink.on_rejected(rejected)
 
 

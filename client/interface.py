@@ -29,6 +29,8 @@ class Readiness(msgspec.Struct, frozen=True):
 
     ready: bool
     parts: dict[str, str]
+    models: dict[str, str] = {}
+    """``ready``, or what a model lacks."""
 
 
 class Overloaded(Exception):
@@ -50,16 +52,20 @@ class Gateway(Protocol):
         """
         ...
 
-    async def known(self) -> None:
+    async def known(self, name: str = "") -> None:
         """Wait until it is known what the engines serve, as it is not just after a frontend was
-        started. Raises ``Overloaded`` when it cannot be waited for."""
+        started; with a name until it is known whether that is a model. Raises ``Overloaded`` when
+        it cannot be waited for."""
 
     def cancel(self, request_id: int) -> None:
         """Idempotent. The sink is not called afterwards."""
 
     def models(self) -> list[ServedModel]: ...
 
-    def ready(self) -> Readiness: ...
+    def ready(self, name: str = "") -> Readiness:
+        """Ready when a router, and of the model of that name a tokenizer and an engine, are, and
+        this process stays. Without a name: of every model that is expected or was ever ready."""
+        ...
 
     async def metrics(self) -> MetricsAnswer: ...
 

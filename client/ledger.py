@@ -7,6 +7,7 @@ the client has seen on each channel.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,8 @@ class ClientLedger:
     ) -> None:
         """``untaken_s``: a request that no tokenizer takes for so long ends."""
         self.open: dict[int, OpenRequest] = {}
+        self.open_of: Counter[str] = Counter()
+        """How many of them are for each model."""
         self.stale_rows = 0
         self.continuations = 0
         self._address = address
@@ -76,13 +79,15 @@ class ClientLedger:
         self._next_id += 1
         request = OpenRequest(self._next_id, work, sink, now)
         self.open[request.id] = request
+        self.open_of[request.model] += 1
         self._submit(request, now)
         return request.id
 
     def cancel(self, request_id: int) -> None:
         """Nobody waits for it any more. Unknown ids are ignored."""
-        request = self.open.pop(request_id, None)
+        request = self.open.get(request_id)
         if request is not None:
+            self._forget(request)
             self._cancel_downstream(request)
 
     def end_all(self, message: str) -> None:
@@ -91,11 +96,11 @@ class ClientLedger:
             self._cancel_downstream(request)
             self._reject(request, 503, "overloaded_error", message)
 
-    def end_waiting(self, is_over: Callable[[float], bool], message: str) -> None:
-        """End with 503 what no engine has accepted yet and, by the time since which it has been
-        open, has waited long enough for one."""
+    def end_waiting(self, model: str, is_over: Callable[[float], bool], message: str) -> None:
+        """End with 503 what no engine of the model has accepted yet and, by the time since which it
+        has been open, has waited long enough for one."""
         for request in list(self.open.values()):
-            if not request.accepted and is_over(request.began):
+            if request.model == model and not request.accepted and is_over(request.began):
                 self._cancel_downstream(request)
                 self._reject(request, 503, "overloaded_error", message)
 
@@ -157,9 +162,13 @@ class ClientLedger:
         again = 1.0 if status == 503 else None
         self._end(request, Rejected(request.id, attempt, status, kind, message, retry_after=again))
 
+    def _forget(self, request: OpenRequest) -> None:
+        if self.open.pop(request.id, None) is not None:
+            self.open_of[request.model] -= 1
+
     def _end(self, request: OpenRequest, rejected: Rejected) -> None:
         """Forget the request and tell its sink why."""
-        self.open.pop(request.id, None)
+        self._forget(request)
         try:
             request.sink.on_rejected(rejected)
         except Exception:
@@ -278,7 +287,7 @@ class ClientLedger:
                 choice.ended = True
                 request.open_choices -= 1
                 if request.open_choices == 0:
-                    del self.open[request_id]
+                    self._forget(request)
             try:
                 request.sink.on_row(number, text, count, more)
             except Exception:

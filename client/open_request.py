@@ -61,3 +61,7 @@ class OpenRequest:
         self.stalls = 0
         self.resend_at = now + RESEND_SECONDS
         self.untaken_since = now
+
+    @property
+    def model(self) -> str:
+        return self.work.head.model

@@ -22,13 +22,17 @@ _COMING = (Phase.STARTING, Phase.LOADING)
 
 
 class Parts:
-    """Router, tokenizers and engines, as the membership shows them to this frontend."""
+    """Router, tokenizers and engines of a model, as the membership shows them to this frontend."""
 
-    def __init__(self, participant: Participant, restart_wait_s: float, now: float) -> None:
-        """``restart_wait_s``: the longest that a request waits for a part that is not ready."""
+    def __init__(
+        self, participant: Participant, restart_wait_s: float, now: float, model: str = ""
+    ) -> None:
+        """``restart_wait_s``: the longest that a request waits for a part that is not ready.
+        ``model``: empty for those of all models together."""
         self.out_since: float | None = None
-        """When the server was found not ready, until it is again."""
+        """When a part was found not ready, until all are again."""
         self._participant = participant
+        self._model = model
         self._wait = restart_wait_s
         self._began = now
         self._ready_at = dict.fromkeys(_SERVICES, now)
@@ -44,8 +48,11 @@ class Parts:
         router = Phase.READY if participant.joined and not routers else _state(routers)
         return {
             "router": router,
-            **{name: _state(participant.of(service)) for name, service in _SERVICES.items()},
+            **{name: _state(self._of(service)) for name, service in _SERVICES.items()},
         }
+
+    def _of(self, service: str) -> list[Peer]:
+        return self._participant.of(service, model=self._model)
 
     def look(self, now: float) -> bool:
         """Take in the membership as it is now. Returns whether every part is ready."""
@@ -63,13 +70,14 @@ class Parts:
     def lost(self, gone: Iterable[Peer]) -> None:
         """Processes that are no longer members."""
         for peer in gone:
-            if peer.phase in _COMING and peer.service in _STARTED_FOR:
+            is_part = peer.service in _STARTED_FOR and peer.identity.is_of(self._model)
+            if is_part and peer.phase in _COMING:
                 self._failed[_STARTED_FOR[peer.service]] += 1
 
     def hopeless(self, now: float) -> str:
         """Why a request cannot wait for the server to be ready; empty if it can."""
         participant = self._participant
-        if not participant.served:
+        if not participant.has_served(self._model):
             young = not participant.joined and now - self._began < min(JOIN_SECONDS, self._wait)
             return "" if young else self.explain("it has not been ready yet")
         if not self._wait:
@@ -93,7 +101,9 @@ class Parts:
 
     def explain(self, cause: str) -> str:
         """The message for a client whose request is refused."""
-        return f"the server is not ready ({_listed(self.states())}): {cause}; try again"
+        several = self._model and len(self._participant.served) > 1
+        what = f"model {self._model!r}" if several else "server"
+        return f"the {what} is not ready ({_listed(self.states())}): {cause}; try again"
 
     def too_late(self) -> str:
         """The same, for one that has waited."""
@@ -101,11 +111,10 @@ class Parts:
 
     def _is_coming(self, name: str) -> bool:
         """Whether a process of the part starts or loads; of an engine, with a worker of its own."""
-        peers = self._participant.of(_SERVICES[name])
-        coming = [peer for peer in peers if peer.phase in _COMING]
+        coming = [peer for peer in self._of(_SERVICES[name]) if peer.phase in _COMING]
         if name != "engine":
             return bool(coming)
-        staffed = {peer.identity.engine for peer in self._participant.of("worker")}
+        staffed = {peer.identity.engine for peer in self._of("worker")}
         return any(peer.identity.engine in staffed for peer in coming)
 
 

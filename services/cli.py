@@ -24,6 +24,7 @@ from penstock.protocol.config import Config, ConfigError, build_parser, resolve
 from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.derive import derive
 from penstock.protocol.config.machine import read_machine
+from penstock.protocol.config.models import check_names, of_each, together
 from penstock.protocol.config.shown import show
 from penstock.protocol.config.sources import Provenance, Source
 from penstock.protocol.suggestions import closest
@@ -143,18 +144,30 @@ def _main(arguments: Sequence[str], began: float) -> int:
     description = command.summary[0].upper() + command.summary[1:] + "."
     if command.takes_model:
         description += " " + OPTIONAL_MODEL
+    several = name == "serve"
     parser = build_parser(
-        f"penstock {name}", description, command.groups, positional_model=command.takes_model
+        f"penstock {name}",
+        description,
+        command.groups,
+        positional_model=command.takes_model,
+        several_models=several,
     )
     parsed = parser.parse_args(rest)
-    config, sources = resolve(command.groups, parsed, os.environ)
-    builtin = command.takes_model and not config.model.model
-    if builtin or name == "serve":
+    config, sources = resolve(command.groups, parsed, os.environ, several=several)
+    builtin = command.takes_model and not (config.model.model or config.model.models)
+    found = of_each(config, sources, devices=read_machine(environment=os.environ).gpus)
+    if builtin or several:
         with _naming_what_is_missing(name):
-            config, sources = _with_named_model(config, sources, only_look=parsed.show_config)
-    config, sources = _complete(config, sources, may_lack_model=parsed.show_config)
+            found = [_with_named_model(*one, only_look=parsed.show_config) for one in found]
+    found = [_complete(*one, may_lack_model=parsed.show_config) for one in found]
+    configs = [one for one, _ in found]
+    check_names(configs)
+    if len(found) > 1:
+        config, sources = _complete(config, sources, may_lack_model=True)
+    config, sources = together(config, sources, found)
     if name != "serve":
         config = _with_router(config, sources)
+        configs = [config]
     if parsed.show_config:
         print(show(config, sources, command.groups))
         return 0
@@ -163,7 +176,7 @@ def _main(arguments: Sequence[str], began: float) -> int:
 
         end_with_parent(internal.parent_pid)
     with _naming_what_is_missing(name):
-        return _run(name, config, sources, internal, began, builtin)
+        return _run(name, configs, sources, internal, began, builtin)
 
 
 @contextlib.contextmanager
@@ -295,13 +308,13 @@ def _with_router(config: Config, sources: Provenance) -> Config:
 
 def _run(
     name: str,
-    config: Config,
+    configs: Sequence[Config],
     sources: Provenance,
     internal: Internal,
     began: float,
     builtin: bool,
 ) -> int:
-    """Become the process ``name``. builtin: it serves the built-in model."""
+    """Become the process ``name``. configs: one for each model. builtin: it is the built-in one."""
     with contextlib.suppress(ImportError):
         from setproctitle import setproctitle
 
@@ -311,8 +324,9 @@ def _run(
         from penstock.services.launcher import serve
 
         if internal.headless:
-            return serve.run_headless(config)
-        return serve.run(config, builtin=builtin, began=began)
+            return serve.run_headless(configs[0])
+        return serve.run(configs, builtin=builtin, began=began)
+    (config,) = configs
     if sources["router"].origin == "derived" and not config.cluster.runtime_dir:
         from penstock.services.launcher.runtime_folder import make_default_folder
 

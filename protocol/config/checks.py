@@ -11,6 +11,7 @@ import msgspec
 from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.fields import Config
 from penstock.protocol.config.machine import Machine
+from penstock.protocol.config.models import contradictions_of_several
 from penstock.protocol.config.sources import ConfigError, Provenance
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.addresses import is_loopback
@@ -28,6 +29,7 @@ def contradictions(
     """One line for each pair of settings that cannot both hold."""
     return [
         *_memory(config, sources),
+        *contradictions_of_several(config),
         *_device(config, sources, machine),
         *_network(config, sources),
         *_serving(config, sources),
@@ -69,6 +71,18 @@ def _memory(config: Config, sources: Provenance) -> Iterator[str]:
             f"--num-kv-blocks {cache.num_kv_blocks} and --kv-cache-memory-bytes "
             f"{cache.kv_cache_memory_bytes} both set the size of KV memory; give one"
         )
+    if _given(config, sources, "memory_share"):
+        shares = " ".join(f"{share:g}" for share in cache.memory_share)
+        for other in ("num_kv_blocks", "kv_cache_memory_bytes"):
+            if _given(config, sources, other):
+                yield (
+                    f"--memory-share {shares} and --{other.replace('_', '-')} "
+                    f"{getattr(cache, other)} both set the size of KV memory; give one"
+                )
+        if config.device.device == "null":
+            yield (
+                f"--memory-share {shares} has no meaning with --device null, which loads no model"
+            )
     if _given(config, sources, "gpu_memory_utilization"):
         for other in ("num_kv_blocks", "kv_cache_memory_bytes"):
             if _given(config, sources, other):
@@ -166,8 +180,9 @@ def _network(config: Config, sources: Provenance) -> Iterator[str]:
             )
     if cluster.port_range:
         low, _, high = cluster.port_range.partition("-")
+        models = max(1, len(config.model.models))
         engines = (1 + cluster.world_size) * launch.data_parallel_size
-        wanted = 2 + launch.frontends + launch.tokenizers + engines
+        wanted = 2 + launch.frontends + models * (launch.tokenizers + engines)
         if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high) < 65536):
             yield f"--port-range {cluster.port_range}: expected FIRST-LAST within 1-65535"
         elif int(high) - int(low) + 1 < wanted and _given(config, sources, "port_range"):

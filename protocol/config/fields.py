@@ -7,6 +7,7 @@ meaning is the same. ``None`` means: derive it from the model and the machine.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -18,11 +19,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="Folder of a Hugging Face checkpoint; serve also takes a name on the hub, "
-            "ORG/NAME. Without one it serves the built-in model."
+            "ORG/NAME, and several models. Without one it serves the built-in model."
         ),
     ] = ""
+    models: list[str] = []
+    """What serve was given as ``model`` if that is several; then ``model`` is empty. No setting of
+    its own."""
     served_model_name: Annotated[
-        list[str], Meta(description="Model names in the API; by default the folder's name.")
+        list[str],
+        Meta(
+            description="Model names in the API; by default the folder's name. Several models take "
+            "one each, in their order."
+        ),
     ] = []
     max_model_len: Annotated[
         Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
@@ -36,6 +44,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=2**63 - 1, description="Seed of the seeds that requests without one get."),
     ] = 0
+
+    def names(self) -> list[str]:
+        """Under which the model is served; the first one is what processes know it by."""
+        return self.served_model_name or [Path(self.model).resolve().name]
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,9 +70,20 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
             description="Share of a GPU's memory that may be used for everything together.",
         ),
     ] = 0.9
+    memory_share: Annotated[
+        list[Annotated[float, Meta(gt=0.0, le=1.0)]],
+        Meta(
+            description="Part of the memory that a model may use of what it would use alone, once "
+            "for each model in their order; by default equal parts."
+        ),
+    ] = []
     enable_prefix_caching: Annotated[
         bool, Meta(description="Reuse KV blocks of prompts that begin alike.")
     ] = True
+
+    def share(self) -> float:
+        """The part of the memory that one model may use."""
+        return self.memory_share[0] if self.memory_share else 1.0
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +195,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(description="Address at which a proxy publishes a port that nothing else reaches."),
     ] = ""
+    expected_models: Annotated[
+        list[str],
+        Meta(
+            description="Models that /ready waits for before they were ever ready; serve names "
+            "its own."
+        ),
+    ] = []
     allowed_origins: Annotated[
         list[str],
         Meta(description="Origins (https://HOST[:PORT]) whose web pages may call the API."),

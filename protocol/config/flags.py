@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from penstock.protocol.config.foreign import FOREIGN_SETTINGS
-from penstock.protocol.config.resolve import Field, fields, flag_of
+from penstock.protocol.config.resolve import MODEL, Field, fields, flag_of
 
 WRONG_FLAGS = 2
 """Exit code."""
@@ -26,6 +26,10 @@ class FlagParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, extra = self.parse_known_args(args, namespace)
+        if isinstance(getattr(parsed, "MODEL", None), list):
+            # Behind a flag argparse has done with the positional arguments.
+            parsed.MODEL += [argument for argument in extra if not argument.startswith("-")]
+            extra = [argument for argument in extra if argument.startswith("-")]
         if extra:
             self._refuse(parsed, extra)
         return parsed
@@ -60,13 +64,20 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def build_parser(
-    program: str, description: str, groups: Sequence[str], positional_model: bool = False
+    program: str,
+    description: str,
+    groups: Sequence[str],
+    positional_model: bool = False,
+    *,
+    several_models: bool = False,
 ) -> FlagParser:
     """A parser with the flags of ``groups``."""
-    usage = f"{program} {'[MODEL] ' if positional_model else ''}[flags]"
+    models = "[MODEL …] " if several_models else "[MODEL] " if positional_model else ""
+    usage = f"{program} {models}[flags]"
     parser = FlagParser(program, usage=usage, description=description, allow_abbrev=False)
     if positional_model:
-        parser.add_argument("MODEL", nargs="?", help="the same as --model")
+        number = "*" if several_models else "?"
+        parser.add_argument("MODEL", nargs=number, help="the same as --model")
     parser.add_argument("--config", metavar="FILE", help="TOML or YAML file with the same keys")
     parser.add_argument(
         "--show-config", action="store_true", help="print each value and its source"
@@ -74,7 +85,10 @@ def build_parser(
     for group in groups:
         section = parser.add_argument_group(group)
         for field in fields([group]).values():
-            section.add_argument(field.flag, default=None, help=_help(field), **_form(field))
+            form = _form(field)
+            if several_models and field.name == MODEL:
+                form["action"] = "append"
+            section.add_argument(field.flag, default=None, help=_help(field), **form)
     return parser
 
 

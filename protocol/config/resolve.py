@@ -17,6 +17,7 @@ import msgspec
 from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.fields import Config
 from penstock.protocol.config.foreign import FOREIGN_SETTINGS
+from penstock.protocol.config.models import models_in, several_refused, written
 from penstock.protocol.config.sources import ConfigError, Provenance, Source
 from penstock.protocol.config.spelled_numbers import spelled_number
 from penstock.protocol.plain_errors import plain_error
@@ -24,6 +25,8 @@ from penstock.protocol.plain_errors import plain_error
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 SECRET = frozenset({"secret", "api_key"})
 HIDDEN = "<hidden>"
+MODEL = "model"
+"""The one setting that may name several things: see ``ModelConfig.models``."""
 
 
 def flag_of(name: str) -> str:
@@ -92,11 +95,14 @@ class Field(msgspec.Struct, frozen=True):
 
     def text(self, value: Any) -> str:
         """The value as an environment variable holds it; ``convert`` reads it back."""
+        if self.name == MODEL:
+            return written(value)
         if isinstance(value, bool):
             return "true" if value else "false"
         if isinstance(value, list):
-            joined = ",".join(value)
-            return joined if _parts_or_none(joined) == value else json.dumps(value)
+            parts = [str(part) for part in value]
+            joined = ",".join(parts)
+            return joined if _parts_or_none(joined) == parts else json.dumps(parts)
         return str(value)
 
 
@@ -143,6 +149,8 @@ def fields(groups: Sequence[str] | None = None) -> dict[str, Field]:
             continue
         hints = get_type_hints(kind, include_extras=True)
         for info in msgspec.structs.fields(kind):
+            if info.name == "models":
+                continue
             default = info.default
             if default is msgspec.NODEFAULT:
                 default = info.default_factory()
@@ -186,9 +194,15 @@ class _Gathering:
         self.faults: list[str] = []
         self.unread: set[str] = set()
         """Flags of the fields whose value is a fault."""
+        self.models: list[str] = []
+        """Where ``model`` names several."""
 
     def _take(self, field: Field, raw: Any, source: Source, label: str) -> None:
         try:
+            if field.name == MODEL:
+                models = models_in(raw, separated=source.origin == "environment")
+                self.models = models if len(models) > 1 else []
+                raw = models[0] if len(models) == 1 else ""
             self.values[field.name] = field.convert(raw)
             self.sources[field.name] = source
         except msgspec.ValidationError as error:
@@ -221,12 +235,11 @@ class _Gathering:
 
     def flags(self, given: Mapping[str, Any]) -> None:
         """``MODEL`` is the same as ``model``."""
-        if given.get("MODEL"):
-            if given.get("model") not in (None, given["MODEL"]):
-                self.faults.append(
-                    f"MODEL is {given['MODEL']!r}, but --model is {given['model']!r}"
-                )
-            given = {**given, "model": given["MODEL"]}
+        if positional := _plain(given.get("MODEL")):
+            flag = _plain(given.get(MODEL))
+            if flag not in (None, positional):
+                self.faults.append(f"MODEL is {positional!r}, but --model is {flag!r}")
+            given = {**given, MODEL: positional}
         for name, field in self.declared.items():
             raw = given.get(name)
             if raw is not None:
@@ -238,17 +251,28 @@ class _Gathering:
         for name, field in self.everything.items():
             tree.setdefault(field.group, {})[name] = self.values.get(name, field.default)
             self.sources.setdefault(name, Source("default"))
+        tree["model"]["models"] = self.models
         hints = get_type_hints(Config)
         return Config(**{group: hints[group](**kwargs) for group, kwargs in tree.items()})
+
+
+def _plain(models: Any) -> Any:
+    """A list of one model is that model; an empty one is none."""
+    if isinstance(models, list) and len(models) < 2:
+        return models[0] if models else None
+    return models
 
 
 def resolve(
     groups: Sequence[str],
     arguments: argparse.Namespace | Mapping[str, Any],
     environment: Mapping[str, str],
+    *,
+    several: bool = False,
 ) -> tuple[Config, Provenance]:
     """One frozen ``Config`` from all sources. Raises ``ConfigError`` that lists every fault.
 
+    ``several``: ``model`` may name more than one.
     Environment variables of groups that this command does not read are left alone (one
     environment serves all processes); unknown ``PENSTOCK_*`` names are an error.
     """
@@ -259,6 +283,9 @@ def resolve(
     gathering.environment(environment)
     gathering.flags(given)
     config = gathering.config()
+    if config.model.models and not several:
+        where = gathering.sources[MODEL].detail
+        gathering.faults.append(several_refused(config.model.models, where))
     conflicts = [
         line
         for line in contradictions(config, gathering.sources)

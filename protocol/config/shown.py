@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.protocol.config.api_keys import FILE
 from penstock.protocol.config.fields import Config
-from penstock.protocol.config.resolve import HIDDEN, SECRET, fields
+from penstock.protocol.config.resolve import HIDDEN, MODEL, SECRET, fields
 from penstock.protocol.config.sources import Provenance, Source
 
 
@@ -22,6 +22,8 @@ def show(config: Config, sources: Provenance, groups: Sequence[str]) -> str:
         lines.append(f"[{group}]")
         for name in fields([group]):
             value = getattr(getattr(config, group), name)
+            if name == MODEL and config.model.models:
+                value = config.model.models
             lines.append(_line(name, value, _origin(sources[name])))
     return "\n".join(lines)
 

@@ -32,6 +32,7 @@ from penstock.protocol.wire.messages.membership import (
     PrefixReport,
     Refused,
     WhoAreYou,
+    is_among,
 )
 
 BEAT_SECONDS = 0.5
@@ -63,7 +64,7 @@ class Status:
         self.item_limit = DEFAULT_ITEM_LIMIT
         self.load = 0
         self.capacity = Capacity()
-        self.demand = Demand()
+        self.demands: list[Demand] = []
         self.prefixes: PrefixReport | None = None
         self.metrics = msgspec.msgpack.encode(MetricsReport([]))
 
@@ -99,13 +100,15 @@ class Participant:
         self.peers: dict[int, Peer] = {}
         """Living peers by incarnation, this process not among them."""
         self.lost: set[int] = set()
-        self.others = Demand()
-        """What the other frontends have in the pipeline, as the router last said; for one."""
+        self.others: dict[str, Demand] = {}
+        """By model what the other frontends have in the pipeline and what its engines can run, as
+        the router last said; for a frontend."""
         self.known_prefixes = 0
         """Version of this engine's prefixes that the router has; see ``PrefixReport``."""
         self.membership_version = 0
-        self.served = False
-        """Whether a tokenizer and an engine have ever been ready together."""
+        self.served: dict[str, None] = {}
+        """Models of which a tokenizer and an engine have ever been ready together, in the order in
+        which they were."""
         self.on_change: Callable[[dict[int, Peer]], None] | None = None
         """Called after each change with the peers that are gone (lost or left)."""
         self._address = mailbox.address
@@ -126,13 +129,19 @@ class Participant:
     def joined(self) -> bool:
         return self.membership_version > 0
 
-    def of(self, service: str, ready_only: bool = False) -> list[Peer]:
-        """Living peers of a service, oldest first."""
+    def of(self, service: str, ready_only: bool = False, model: str = "") -> list[Peer]:
+        """Living peers of a service, oldest first; of one model, where one is named."""
         return [
             peer
             for peer in self.peers.values()
-            if peer.service == service and (not ready_only or peer.phase == Phase.READY)
+            if peer.service == service
+            and (not ready_only or peer.phase == Phase.READY)
+            and peer.identity.is_of(model)
         ]
+
+    def has_served(self, model: str) -> bool:
+        """Whether a tokenizer and an engine of the model have ever been ready together."""
+        return is_among(model, self.served)
 
     def address_of(self, incarnation: int) -> str | None:
         peer = self.peers.get(incarnation)
@@ -196,7 +205,7 @@ class Participant:
                 self._take(message, now)
             case BeatAnswer():
                 self._heard(now)
-                self.others = message.others
+                self.others = {demand.model: demand for demand in message.others}
                 self.known_prefixes = message.prefixes
                 if self.router_incarnation not in (0, message.router):
                     self.membership_version = 0
@@ -232,7 +241,8 @@ class Participant:
             self._former_routers.discard(message.router)
         self.router_incarnation = message.router
         self.membership_version = message.version
-        self.served |= message.served
+        served = self.served | dict.fromkeys(message.served)
+        self.served = {name: None for name in served if name not in message.withdrawn}
         gone = self._carried.union(message.gone)
         kept = {i: peer for i, peer in known.items() if i not in gone} if message.since else {}
         named = {p.incarnation: p for p in message.peers if p.incarnation != self.incarnation}
@@ -299,8 +309,8 @@ class BeatThread(threading.Thread):
             status.capacity,
             status.metrics,
             self._participant.membership_version,
-            status.demand,
-            self._participant.served,
+            status.demands,
+            list(self._participant.served),
             status.prefixes,
         )
 

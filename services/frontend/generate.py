@@ -15,7 +15,7 @@ from penstock.services.frontend.body import body_of
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
 from penstock.services.frontend.dialects.interface import Dialect, Renderer
 from penstock.services.frontend.generation import Generation
-from penstock.services.frontend.parse import Caller, GenerateRequest
+from penstock.services.frontend.parse import Caller, GenerateRequest, UnknownModel
 from penstock.services.frontend.request_log import GENERATION
 from penstock.services.frontend.stream import EventStream
 
@@ -69,7 +69,19 @@ async def _generate(request: web.Request, dialect: Dialect) -> web.StreamRespons
 
 
 async def _parsed(context: Context, dialect: Dialect, raw: bytes) -> GenerateRequest:
-    """The checked body. Raises ``ApiError``. What takes long is done beside the event loop."""
+    """The checked body. Raises ``ApiError``. What takes long is done beside the event loop.
+
+    A model whose engine is being started again may not be known to a new frontend: then the
+    request waits to hear of it.
+    """
+    try:
+        return await _parsed_once(context, dialect, raw)
+    except UnknownModel as error:
+        await context.gateway.known(error.name)
+    return await _parsed_once(context, dialect, raw)
+
+
+async def _parsed_once(context: Context, dialect: Dialect, raw: bytes) -> GenerateRequest:
     models = context.gateway.models()
     if len(raw) <= LARGE_BODY_BYTES:
         return dialect.parse(raw, models)

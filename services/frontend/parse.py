@@ -83,10 +83,18 @@ def _salt(key: str, given: str) -> str:
     return hashlib.blake2b(f"{key}\0{given}".encode(), digest_size=16).hexdigest()
 
 
-def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel, str]:
-    """The model of that name and the name to answer with; None asks for the served one.
+class UnknownModel(ApiError):
+    """A 404. Not for ever: what the engines serve may not have been heard of yet."""
 
-    Raises ``ApiError``: 400, 404, and 503 while no model is known.
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(404, f"The model {message}", param="model", code="model_not_found")
+        self.name = name
+
+
+def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel, str]:
+    """The model of that name and the name to answer with; None asks for the only one.
+
+    Raises ``UnknownModel`` and other ``ApiError``: 400, and 503 while no model is known.
     """
     if not models:
         raise ApiError(
@@ -95,21 +103,18 @@ def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel
             kind="overloaded_error",
             headers=retry_after(1.0),
         )
+    names = [one for model in models for one in (model.name, *model.aliases)[:8]]
+    served = ", ".join(map(show, names))
     if name is None:
+        if len(models) > 1:
+            raise bad_request(f"model is missing; served here: {served}", param="model")
         return models[0], models[0].name
     for model in models:
         if name == model.name or name in model.aliases:
             return model, name
-    names = [one for model in models for one in (model.name, *model.aliases)[:8]]
     likely = closest(name, names)
     meant = f"; did you mean {show(likely)}?" if likely and len(names) > 1 else ""
-    served = ", ".join(map(show, names))
-    raise ApiError(
-        404,
-        f"The model {show(name)} does not exist; served here: {served}{meant}",
-        param="model",
-        code="model_not_found",
-    )
+    raise UnknownModel(name, f"{show(name)} does not exist; served here: {served}{meant}")
 
 
 def generate_request(

@@ -38,7 +38,7 @@ TYPES = {
 }
 _MODULES = (
     *("api", "blocks", "chat", "controls", "conversation", "dom", "inline", "layout", "library"),
-    *("main", "markdown", "marked", "panel", "render", "settings", "status", "storage"),
+    *("main", "markdown", "marked", "models", "panel", "render", "settings", "status", "storage"),
     *("thinking", "toast", "turn", "turn_view"),
 )
 FILES = (

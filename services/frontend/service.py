@@ -47,7 +47,12 @@ class FrontendService(AsyncService):
         super().__init__(config)
         self.metrics = Registry()
         self._dialects = load_dialects()
-        self.gateway = PipelineGateway(self.mailbox, self.participant, self.config.admission)
+        self.gateway = PipelineGateway(
+            self.mailbox,
+            self.participant,
+            self.config.admission,
+            self.config.server.expected_models,
+        )
         self._runner: web.AppRunner | None = None
         self._app: web.Application | None = None
         self._closing: asyncio.Task[None] | None = None

@@ -57,15 +57,21 @@ async def live(request: web.Request) -> web.Response:
 
 
 async def ready(request: web.Request) -> web.Response:
-    """The system: 200 when a request would be served."""
+    """The system: 200 when a request would be served, for any model or for the one that
+    ``?model=`` names."""
     gateway = request.app[CONTEXT].gateway
+    named = request.query.get("model")
     readiness = gateway.ready()
+    if named:  # one that is awaited has no facts yet
+        known = named in readiness.models
+        readiness = gateway.ready(named if known else find_model(named, gateway.models())[0].name)
     draining = gateway.draining()
     serves = readiness.ready and not draining
     body = Ready(
         ready=serves,
         status="draining" if draining else "ready" if serves else "not ready",
         parts=readiness.parts,
+        models=readiness.models,
     )
     return json_response(body, 200 if serves else 503)
 

@@ -31,11 +31,15 @@ class Child:
         listen_fd: int | None = None,
         *,
         only_one: bool = False,
+        model: str = "",
         render: Callable[[bytes, str], bytes] | None = None,
     ) -> None:
-        """``render``: see ``StderrRelay``."""
+        """``model``: whose process it is, where there are several; ``render``: see
+        ``StderrRelay``."""
         self.service = service
         self.label = service if only_one else f"{service} {number}"
+        if model:
+            self.label += f" {model}"
         self.pidfd = -1
         self.restart_at: float | None = None
         """When to start it again; ``None`` while it lives or is not to be started."""

@@ -109,25 +109,31 @@ class StartupLines:
             logs.draw(f"{head('info', label, self._style)}{line}{ERASE_REST}\r")
 
 
+class AnnouncedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What it tells of one model."""
+
+    model: str
+    folder: str
+    dtype: str
+    max_model_len: int
+    """Tokens of prompt and output together; 0: nobody has said so."""
+    kv_tokens: int
+    """Tokens that the KV memory of all its engines holds."""
+    chat: bool
+    """The model has a chat template."""
+
+
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """What a server that is ready tells of itself."""
 
     url: str
     """Of the page; ``/v1`` below it is the API."""
-    model: str
-    folder: str
+    models: list[AnnouncedModel]
     device: str
-    dtype: str
-    max_model_len: int
-    """Tokens of prompt and output together; 0: nobody has said so."""
-    kv_tokens: int
-    """Tokens that the KV memory of all engines holds."""
     router: str
     seconds: float
     """From the command to being ready."""
     drain_timeout_s: float
-    chat: bool
-    """The model has a chat template."""
     keys: bool
     """Clients need an API key."""
 
@@ -140,18 +146,16 @@ def announce(server: Announcement, *, people: bool, style: Style) -> None:
 
 def block(server: Announcement, style: Style) -> str:
     """For people: the page first, then all that a client needs, and a command that works."""
-    context = f"{server.max_model_len:,} tokens" if server.max_model_len else "unknown"
-    rows = {
-        "Page": style.bold(f"{server.url}/"),
-        "API": f"{server.url}/v1",
-        "Model": f"{server.model}  {style.dim(server.folder)}",
-        "Device": server.device,
-        "Type": server.dtype,
-        "Context": f"{context}; KV memory holds {server.kv_tokens:,}",
-        "Router": f"{server.router}  {style.dim('(--router, for more processes)')}",
-    }
+    device = ("Device", server.device)
+    rows = [("Page", style.bold(f"{server.url}/")), ("API", f"{server.url}/v1")]
+    for model in server.models:
+        rows.append(("Model", f"{model.model}  {style.dim(model.folder)}"))
+        rows += [device] if len(server.models) == 1 else []
+        rows += [("Type", model.dtype), ("Context", _context(model))]
+    rows += [device] if len(server.models) > 1 else []
+    rows.append(("Router", f"{server.router}  {style.dim('(--router, for more processes)')}"))
     lines = ["", style.bold(f"Penstock is ready after {server.seconds:.1f} s."), ""]
-    lines += [f"  {style.dim(f'{name:8}')} {text}" for name, text in rows.items()]
+    lines += [f"  {style.dim(f'{name:8}')} {text}" for name, text in rows]
     key = "  (first: export PENSTOCK_API_KEY=…, one of the keys)" if server.keys else ""
     lines += ["", f"Try it{key}:", ""]
     lines += [f"  {curl(server)}", ""]
@@ -163,10 +167,22 @@ def block(server: Announcement, style: Style) -> str:
     return "\n".join(lines)
 
 
+def _context(model: AnnouncedModel) -> str:
+    context = f"{model.max_model_len:,} tokens" if model.max_model_len else "unknown"
+    return f"{context}; KV memory holds {model.kv_tokens:,}"
+
+
 def json_line(server: Announcement) -> str:
-    """For programs: one object, with the fields of a log line."""
+    """For programs: one object, with the fields of a log line. One model is told in fields of its
+    own, several as ``models``."""
     now = datetime.datetime.now(datetime.UTC)
-    fields = msgspec.structs.asdict(server)
+    models = [
+        {key: value for key, value in msgspec.structs.asdict(one).items() if key != "chat"}
+        for one in server.models
+    ]
+    told: dict[str, object] = {"url": server.url}
+    told |= models[0] if len(models) == 1 else {"models": models}
+    told |= {name: getattr(server, name) for name in ("device", "router", "seconds")}
     return json.dumps(
         {
             "event": "serving",
@@ -174,7 +190,8 @@ def json_line(server: Announcement) -> str:
             "service": "launcher",
             "timestamp": now.isoformat().replace("+00:00", "Z"),
             "api": f"{server.url}/v1",
-            **{name: fields[name] for name in fields if name not in ("chat", "keys")},
+            **told,
+            "drain_timeout_s": server.drain_timeout_s,
         }
     )
 
@@ -186,8 +203,9 @@ def _bar(percent: int, width: int) -> str:
 
 def curl(server: Announcement) -> str:
     """A shell command that asks the server for a completion."""
-    body: dict[str, object] = {"model": server.model}
-    if server.chat:
+    model = server.models[0]
+    body: dict[str, object] = {"model": model.model}
+    if model.chat:
         path, body["messages"] = "chat/completions", [{"role": "user", "content": "Hello!"}]
     else:
         path, body["prompt"] = "completions", "Hello"

@@ -1,20 +1,21 @@
-"""``penstock serve MODEL``: every process of a server, from nothing to the printed URL."""
+"""``penstock serve MODEL …``: every process of a server, from nothing to the printed URL."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 import penstock
-from penstock.protocol.config import Config
+from penstock.protocol.config import ClusterConfig, Config
 from penstock.protocol.config.terminal import is_terminal, style_of
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.process import logs
@@ -27,6 +28,7 @@ from penstock.services.launcher.environment import child_environment
 from penstock.services.launcher.listening import answers_ready, check_router_is_free, listen, url
 from penstock.services.launcher.processes import Child
 from penstock.services.launcher.progress import (
+    AnnouncedModel,
     Announcement,
     StartupLines,
     announce,
@@ -36,27 +38,30 @@ from penstock.services.launcher.runtime_folder import server_folder
 from penstock.services.launcher.supervisor import StartFailed, Supervisor
 
 
-def run(config: Config, *, builtin: bool = False, began: float | None = None) -> int:
+def run(configs: Sequence[Config], *, builtin: bool = False, began: float | None = None) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code.
 
-    ``config.model`` names the model's folder; ``builtin``: it is the built-in one. ``began`` is
-    the monotonic time at which the command was started. Raises ``BadModelFolder``,
-    ``AddressError``, ``SecurityError`` and ``ConfigError`` before any process is started.
+    One of ``configs`` for each model, which names its folder; they differ in nothing that concerns
+    the whole server. ``builtin``: the model is the built-in one. ``began`` is the monotonic time at
+    which the command was started. Raises ``BadModelFolder``, ``AddressError``, ``SecurityError``
+    and ``ConfigError`` before any process is started.
     """
     began = time.monotonic() if began is None else began
-    config = _of_folder(config)
+    configs = [_of_folder(one) for one in configs]
+    config = configs[0]
     people = _for_people(config)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config.server.host, config.server.port))
-        config, log, members = stack.enter_context(_cluster(config))
-        children = make_children(config, listener, os.environ)
+        cluster, log, members = stack.enter_context(_cluster(config))
+        configs = [msgspec.structs.replace(one, cluster=cluster) for one in configs]
+        children = make_children(configs, listener, os.environ)
         style = style_of(2)
         lines = StartupLines(
             log, style if style.cursor and logs.for_people(_form(config)) else None
         )
         lines.say(
             f"penstock {penstock.__version__} starts {len(children)} processes for "
-            f"{config.model.model}"
+            f"{' and '.join(one.model.model for one in configs)}"
         )
         if builtin:
             lines.say("this built-in model is small: `penstock eval` says what it can do")
@@ -69,7 +74,7 @@ def run(config: Config, *, builtin: bool = False, began: float | None = None) ->
             on_phase=lines.phase,
             is_ready=lambda: answers_ready(listener),
             on_ready=lambda: announce(
-                _announcement(config, url(listener), members.own().values(), began),
+                _announcement(configs, url(listener), members.own().values(), began),
                 people=people,
                 style=style_of(1),
             ),
@@ -95,24 +100,32 @@ def _for_people(config: Config) -> bool:
 
 
 def _announcement(
-    config: Config, address: str, peers: Iterable[Peer], began: float
+    configs: Sequence[Config], address: str, peers: Iterable[Peer], began: float
 ) -> Announcement:
     """``peers``: this server's processes, whose engines know what they hold."""
     engines = [peer for peer in peers if peer.service == "scheduler"]
-    folder = Path(config.model.model)
+    config = configs[0]
     return Announcement(
         url=address,
-        model=(config.model.served_model_name or [folder.resolve().name])[0],
-        folder=str(folder),
+        models=[_announced(one, engines) for one in configs],
         device=config.device.device,
-        dtype=config.model.dtype,
-        max_model_len=min((peer.capacity.max_model_len for peer in engines), default=0),
-        kv_tokens=sum(peer.capacity.num_blocks * peer.capacity.block_size for peer in engines),
         router=config.cluster.router,
         seconds=round(time.monotonic() - began, 2),
         drain_timeout_s=config.launch.drain_timeout_s,
-        chat=has_chat_template(folder),
         keys=bool(config.server.api_key),
+    )
+
+
+def _announced(config: Config, engines: Iterable[Peer]) -> AnnouncedModel:
+    name, folder = config.model.names()[0], Path(config.model.model)
+    capacities = [peer.capacity for peer in engines if peer.identity.is_of(name)]
+    return AnnouncedModel(
+        model=name,
+        folder=str(folder),
+        dtype=config.model.dtype,
+        max_model_len=min((one.max_model_len for one in capacities), default=0),
+        kv_tokens=sum(one.num_blocks * one.block_size for one in capacities),
+        chat=has_chat_template(folder),
     )
 
 
@@ -123,10 +136,10 @@ def run_headless(config: Config) -> int:
     """
     config = _of_folder(config)
     alone = msgspec.structs.replace(config.cluster, router="")
-    with _cluster(msgspec.structs.replace(config, cluster=alone)) as (config, log, members):
-        router = config.cluster.router
+    with _cluster(msgspec.structs.replace(config, cluster=alone)) as (cluster, log, members):
+        router = cluster.router
         supervisor = Supervisor(
-            make_children(config, None, os.environ),
+            make_children([msgspec.structs.replace(config, cluster=cluster)], None, os.environ),
             members,
             log,
             drain_timeout_s=0.0,
@@ -151,10 +164,11 @@ def _of_folder(config: Config) -> Config:
 @contextlib.contextmanager
 def _cluster(
     config: Config,
-) -> Iterator[tuple[Config, Logger, ClusterView]]:
+) -> Iterator[tuple[ClusterConfig, Logger, ClusterView]]:
     """A place for the sockets, the log, and a seat among the members, until the end.
 
-    Yields the configuration with the router's address. Raises ``AddressError``, ``SecurityError``.
+    Yields the settings of the cluster with the router's address. Raises ``AddressError``,
+    ``SecurityError``.
     """
     with contextlib.ExitStack() as stack:
         cluster = config.cluster
@@ -167,7 +181,7 @@ def _cluster(
         stack.callback(logs.flush)
         members = ClusterView(cluster, log)
         stack.callback(members.close)
-        yield msgspec.structs.replace(config, cluster=cluster), log, members
+        yield cluster, log, members
 
 
 def _supervise(supervisor: Supervisor, before_error: Callable[[], None] = lambda: None) -> int:
@@ -182,38 +196,52 @@ def _supervise(supervisor: Supervisor, before_error: Callable[[], None] = lambda
 
 
 def make_children(
-    config: Config, listener: socket.socket | None, inherited: Mapping[str, str]
+    configs: Sequence[Config], listener: socket.socket | None, inherited: Mapping[str, str]
 ) -> list[Child]:
     """One child for each process of the server, none started yet, in the order to start them:
     behind the router each engine's worker, which takes longest.
 
+    One of ``configs`` for each model. Engines and tokenizers are numbered through all of them.
     Without a ``listener`` there are no frontends.
     """
-    shared = child_environment(config, inherited)
-    shared["PENSTOCK_LOG_FORMAT"] = "json"  # for people the launcher renders all lines alike
+    config = configs[0]
+    shared = _child_environment(config, inherited)
     people = logs.for_people(_form(config))
     render = functools.partial(rendered, style=style_of(2)) if people else None
-    launch = config.launch
-    children = [
-        Child("router", 0, _router_environment(shared, config), only_one=True, render=render)
-    ]
-    for number in range(launch.data_parallel_size):
-        engine = {**shared, "PENSTOCK_ENGINE": str(number)}
-        worker = engine
-        if config.device.device == "cuda":
-            device = config.device.device_index + number
-            worker = {**engine, "PENSTOCK_DEVICE_INDEX": str(device)}
-        world = config.cluster.world_size
-        for rank in range(world):
-            ranked = worker if world == 1 else {**worker, "PENSTOCK_RANK": str(rank)}
-            children.append(Child("worker", number * world + rank, ranked, render=render))
-        children.append(Child("scheduler", number, engine, render=render))
-    for number in range(launch.tokenizers):
-        children.append(Child("tokenizer", number, shared, render=render))
+    router = _router_environment(shared, config)
+    children = [Child("router", 0, router, only_one=True, render=render)]
+    tokenizers, several = [], len(configs) > 1
+    for place, one in enumerate(configs):
+        own = _child_environment(one, inherited)
+        of = one.model.names()[0] if several else ""
+        for number in range(one.launch.data_parallel_size):
+            engine = place * one.launch.data_parallel_size + number
+            scheduler = {**own, "PENSTOCK_ENGINE": str(engine)}
+            worker = scheduler
+            if one.device.device == "cuda":
+                device = one.device.device_index + number
+                worker = {**scheduler, "PENSTOCK_DEVICE_INDEX": str(device)}
+            world = one.cluster.world_size
+            for rank in range(world):
+                ranked = worker if world == 1 else {**worker, "PENSTOCK_RANK": str(rank)}
+                rank_number = engine * world + rank
+                children.append(Child("worker", rank_number, ranked, model=of, render=render))
+            children.append(Child("scheduler", engine, scheduler, model=of, render=render))
+        for number in range(one.launch.tokenizers):
+            name = place * one.launch.tokenizers + number
+            tokenizers.append(Child("tokenizer", name, own, model=of, render=render))
+    children += tokenizers
+    if several:
+        shared["PENSTOCK_EXPECTED_MODELS"] = json.dumps([one.model.names()[0] for one in configs])
     if listener is not None:
-        for number in range(launch.frontends):
+        for number in range(config.launch.frontends):
             children.append(Child("frontend", number, shared, listener.fileno(), render=render))
     return children
+
+
+def _child_environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
+    # For people the launcher renders all lines alike.
+    return {**child_environment(config, inherited), "PENSTOCK_LOG_FORMAT": "json"}
 
 
 def _router_environment(shared: Mapping[str, str], config: Config) -> dict[str, str]:

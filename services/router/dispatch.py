@@ -26,7 +26,7 @@ YOUNG_SECONDS = 1.2
 """A router younger than two beats may not know everybody yet: it holds requests."""
 MAX_HELD = 10_000
 MAX_HELD_BYTES = 256 * 1024 * 1024
-"""Of all held requests together."""
+"""Of all held requests for a model together."""
 HOLD_SECONDS = 30.0
 """A request waits so long for a tokenizer or an engine to come (back), or for
 ``--restart-wait-s`` if that is longer …"""
@@ -35,6 +35,15 @@ LOADING_HOLD_SECONDS = 600.0
 RETRY_AFTER_SECONDS = 1.0
 
 Request = Submit | Enqueue
+
+
+class Held:
+    """How much of one model is held."""
+
+    __slots__ = ("bytes", "count")
+
+    def __init__(self) -> None:
+        self.count = self.bytes = 0
 
 
 class Dispatcher:
@@ -49,7 +58,8 @@ class Dispatcher:
     ) -> None:
         self.held: dict[tuple[int, str], tuple[Request, float]] = {}
         """(id, service) → (message, since when), oldest first."""
-        self.held_bytes = 0
+        self.held_of: dict[str, Held] = {}
+        """By model; what waits for one turns no request for another away."""
         self.routed = 0
         self.placement = Placement(roster)
         self._roster = roster
@@ -67,7 +77,7 @@ class Dispatcher:
                 self._release(key)
             return
         prefix = message.prefix if isinstance(message, Enqueue) else b""
-        member = self.placement.choose(key, message.attempt, prefix)
+        member = self.placement.choose(key, message.attempt, message.model, prefix)
         if now - self._began < YOUNG_SECONDS:
             member = None
         if member is None:
@@ -88,42 +98,48 @@ class Dispatcher:
         self.placement.keep(key, now)  # still known when the hold is over, however long that is
         is_new = message.attempt == first_attempt(1) and not self.placement.knows(key)
         young = now - self._began < YOUNG_SECONDS
-        if is_new and not young and not self._roster.served:
-            self._reject(message, self._explain(service))
+        if is_new and not young and message.model not in self._roster.models:
+            self._reject(message, self._explain(service, message.model))
             return
         known = self.held.get(key)
         if known is not None and known[0].attempt > message.attempt:
             return
+        held = self.held_of.get(message.model) or Held()
         more = len(message.work) - (len(known[0].work) if known is not None else 0)
-        if known is None and len(self.held) >= MAX_HELD:
-            self._reject(message, f"{self._explain(service)}, and {MAX_HELD} requests wait for it")
-        elif more > 0 and self.held_bytes + more > MAX_HELD_BYTES:
-            mib = MAX_HELD_BYTES >> 20
-            self._reject(
-                message, f"{self._explain(service)}, and requests of {mib} MiB wait for it"
-            )
+        if known is None and held.count >= MAX_HELD:
+            reason = f"{MAX_HELD} requests wait for it"
+        elif more > 0 and held.bytes + more > MAX_HELD_BYTES:
+            reason = f"requests of {MAX_HELD_BYTES >> 20} MiB wait for it"
         else:
             same = known is not None and known[0].attempt == message.attempt
             since = known[1] if known is not None and same else now
             self.held[key] = (message, since)  # if the same, with the time left now
-            self.held_bytes += more
+            self.held_of[message.model] = held
+            held.count += known is None
+            held.bytes += more
+            return
+        self._reject(message, f"{self._explain(service, message.model)}, and {reason}")
 
     def _release(self, key: tuple[int, str]) -> None:
         """Hold a request no longer."""
-        held = self.held.pop(key, None)
-        if held is not None:
-            self.held_bytes -= len(held[0].work)
+        message, _ = self.held.pop(key, (None, 0.0))
+        if message is not None:
+            held = self.held_of[message.model]
+            held.count -= 1
+            held.bytes -= len(message.work)
+            if not held.count:
+                del self.held_of[message.model]
 
-    def _is_coming(self, service: str) -> bool:
+    def _is_coming(self, service: str, model: str) -> bool:
         """Whether a process of the service starts or loads."""
         coming = (Phase.STARTING, Phase.LOADING)
-        return any(
-            m.service == service and m.phase in coming for m in self._roster.members.values()
-        )
+        return any(member.phase in coming for member in self._roster.of(service, model))
 
-    def _explain(self, service: str) -> str:
-        found = [m for m in self._roster.members.values() if m.service == service]
+    def _explain(self, service: str, model: str) -> str:
+        found = self._roster.of(service, model)
         name = "engine" if service == "scheduler" else service
+        if len(self._roster.models) > 1:
+            name += f" of the model {model!r}"
         if not found:
             return f"no {name} is running"
         states = ", ".join(f"{m.phase} {m.note}".strip() for m in found)
@@ -171,9 +187,10 @@ class Dispatcher:
         self._tombstones.expire(now)
         for key, (message, since) in list(self.held.items()):
             self.request(message, now)
-            limit = LOADING_HOLD_SECONDS if self._is_coming(key[1]) else self._hold
+            is_coming = self._is_coming(key[1], message.model)
+            limit = LOADING_HOLD_SECONDS if is_coming else self._hold
             if key in self.held and now - since > limit:
-                self._reject(message, self._explain(key[1]))
+                self._reject(message, self._explain(key[1], message.model))
         self.placement.tick(now)
 
 

@@ -64,8 +64,8 @@ class Placement:
         self.placed_by = dict.fromkeys(PLACED_BY, 0)
         """Requests whose prompts have digests, by what chose their engine."""
 
-    def choose(self, key: Key, attempt: int, prefix: bytes = b"") -> Member | None:
-        """The ready member for an attempt of a request; ``None`` while there is none.
+    def choose(self, key: Key, attempt: int, model: str = "", prefix: bytes = b"") -> Member | None:
+        """The ready member of a model for an attempt of a request; ``None`` while there is none.
 
         ``prefix``: digests of its prompt, see ``penstock.protocol.prefix_digest``.
         """
@@ -74,7 +74,7 @@ class Placement:
             member = self._roster.members.get(route.incarnation)
             if member is not None and member.phase == Phase.READY:
                 return member
-        ready = self._roster.ready(key[1])
+        ready = self._roster.ready(key[1], model)
         refused = _refused(route, attempt)
         others = [member for member in ready if member.incarnation not in refused]
         return self._best(others or ready, prefix)
@@ -158,7 +158,7 @@ def _refused(route: Route | None, attempt: int) -> tuple[int, ...]:
 
 
 def _slots(member: Member) -> int:
-    return member.demand.slots or member.capacity.max_num_seqs or 1
+    return sum(demand.slots for demand in member.demands) or member.capacity.max_num_seqs or 1
 
 
 def _room(member: Member) -> tuple[float, float]:

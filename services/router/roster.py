@@ -26,6 +26,7 @@ from penstock.protocol.wire.messages.membership import (
     WhoAreYou,
 )
 from penstock.services.router.prefix_index import PrefixIndex
+from penstock.services.router.served_models import ServedModels, total
 
 SILENCE_SECONDS = 3.0
 """Six beats missed: the process is dead or cut off."""
@@ -37,6 +38,8 @@ LOADING_SILENCE_SECONDS = 60.0
 """The same of a process of ``LOADERS`` that was never ready, while its connection holds: nothing is
 lost with it, and one import may keep its threads from running for long (torch's libraries come from
 a cold disk, or the machine is crowded)."""
+_MODEL_SERVICES = ("tokenizer", "scheduler")
+"""A model is ready when one of each is."""
 LOADERS = frozenset({"worker", "tokenizer"})
 GOODBYE_SECONDS = 0.05
 """A process says goodbye before its connection breaks, but the latter may be seen first."""
@@ -48,7 +51,6 @@ REPAIR_SECONDS = 2.0
 """A member that has missed a change gets the whole membership so often at most: it may only be too
 busy to read what it was sent."""
 MAX_LOST = 256
-_NOTHING = Demand()
 _decode_identity = msgspec.msgpack.Decoder(Identity).decode
 _decode_report = msgspec.msgpack.Decoder(MetricsReport).decode
 
@@ -57,16 +59,17 @@ class Member:
     """One living process."""
 
     __slots__ = (
-        "address", "broken_at", "capacity", "connected", "demand", "due", "heard_at", "identity",
+        "address", "broken_at", "capacity", "connected", "demands", "due", "heard_at", "identity",
         "incarnation", "item_age", "item_limit", "load", "metrics", "note", "phase", "recent",
-        "repaired_at", "routed", "service", "told", "was_ready",
+        "repaired_at", "routed", "said", "service", "told", "was_ready",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
         self.service = hello.service
         self.address = hello.address
         self.incarnation = hello.incarnation
-        self.identity = identity
+        self.identity = self.said = identity
+        """The same but for the model's name, which a scheduler may have decided."""
         self.heard_at = now
         self.connected = True
         """Our connection to it has not broken since its last beat."""
@@ -76,7 +79,7 @@ class Member:
         self.was_ready = False
         self.note = ""
         self.capacity = Capacity()
-        self.demand = Demand()
+        self.demands: list[Demand] = []
         self.load = 0
         self.routed = 0
         """Requests sent there since its last beat, which does not count them yet."""
@@ -99,6 +102,10 @@ class Member:
         if self.service in LOADERS and not self.was_ready:
             return LOADING_SILENCE_SECONDS
         return TCP_SILENCE_SECONDS if self.address.startswith("tcp://") else SILENCE_SECONDS
+
+    @property
+    def model(self) -> str:
+        return self.identity.model
 
     def peer(self) -> Peer:
         return Peer(
@@ -145,8 +152,7 @@ class Roster:
         self._forget = forget
         self._log = log
         self._dead: dict[str, MetricsReport] = {}
-        self.served = False
-        """See ``Members``."""
+        self.models = ServedModels()
         self._changed: set[int] = set()
         """Incarnations that the others must hear of at once, …"""
         self._noted: set[int] = set()
@@ -157,8 +163,14 @@ class Roster:
         self._noted_at = 0.0
         self._ticked_at: float | None = None
 
-    def ready(self, service: str) -> list[Member]:
-        return [m for m in self.members.values() if m.service == service and m.phase == Phase.READY]
+    def of(self, service: str, model: str = "") -> list[Member]:
+        """Members of a service; of one model, where one is named."""
+        return [
+            m for m in self.members.values() if m.service == service and m.identity.is_of(model)
+        ]
+
+    def ready(self, service: str, model: str = "") -> list[Member]:
+        return [member for member in self.of(service, model) if member.phase == Phase.READY]
 
     def hello(self, hello: Hello, now: float) -> None:
         if hello.protocol_version != codec.PROTOCOL_VERSION or (
@@ -181,24 +193,41 @@ class Roster:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._refuse(hello, f"its identity is malformed: {error}", "report it as a bug")
             return
-        if other := self._with_another_model(identity):
+        if other := self._with_other_files(identity):
             reason = (
                 f"{hello.service} has the model {_model(identity)}, but the {other.service} of "
                 f"this server {_model(other.identity)}"
             )
-            self._refuse(hello, reason, "start all processes with the same MODEL")
+            remedy = (
+                "start all processes of a model with the same MODEL, and another model under "
+                "another name (--served-model-name)"
+            )
+            self._refuse(hello, reason, remedy)
             return
         self.members[hello.incarnation] = Member(hello, identity, now)
         self._log("debug", f"{hello.service} joined (pid {identity.pid} on {identity.host})")
         self._changed.add(hello.incarnation)
+        if hello.service == "scheduler":
+            self.models.engine_named(identity)
+        self._name_members()
 
-    def _with_another_model(self, identity: Identity) -> Member | None:
-        """A member whose tokens would mean something else."""
+    def _name_members(self) -> None:
+        """Give each member the name that a scheduler has for its files."""
+        for incarnation, member in self.members.items():
+            identity = self.models.named(member.said)  # a scheduler's own is known
+            if identity != member.identity:
+                member.identity = identity
+                self._changed.add(incarnation)
+
+    def _with_other_files(self, identity: Identity) -> Member | None:
+        """A member of the same model whose tokens would mean something else."""
         agreed = ("", identity.fingerprint)
         if not identity.fingerprint:
             return None
-        others = (m for m in self.members.values() if m.identity.fingerprint not in agreed)
-        return next(others, None)
+        for member in self.members.values():
+            if member.identity.fingerprint not in agreed and member.identity.is_of(identity.model):
+                return member
+        return None
 
     def _refuse(self, hello: Hello, reason: str, remedy: str) -> None:
         self._log("warning", f"refused {hello.address}: {reason}")
@@ -215,7 +244,7 @@ class Roster:
         member.heard_at = now
         member.connected = True
         member.load = beat.load
-        member.demand = beat.demand
+        member.demands = beat.demands
         member.routed = 0
         member.item_age = beat.item_age
         member.item_limit = beat.item_limit
@@ -228,7 +257,7 @@ class Roster:
         member.phase, member.note, member.capacity = beat.phase, beat.note, beat.capacity
         if beat.prefixes is not None:
             self.prefixes.take(beat.incarnation, beat.prefixes)
-        self._look_served(beat.served)
+        self._look_served(member, beat.served)
         missed = beat.membership_version < member.due
         if missed and now - member.repaired_at >= REPAIR_SECONDS:
             member.repaired_at = now
@@ -237,29 +266,34 @@ class Roster:
         known = self.prefixes.version(member.incarnation)
         self._send(member.address, BeatAnswer(self.incarnation, self._others(member), known))
 
-    def _look_served(self, told: bool) -> None:
-        if not self.served and (told or (self.ready("tokenizer") and self.ready("scheduler"))):
-            self.served = True
+    def _look_served(self, member: Member, told: list[str]) -> None:
+        """``told``: models that the member knows to be served, maybe longer than this router."""
+        model, is_news = member.model, self.models.told(told)
+        if member.service in _MODEL_SERVICES and member.phase == Phase.READY:
+            is_new = model not in self.models
+            if is_new and all(self.ready(service, model) for service in _MODEL_SERVICES):
+                is_news |= self.models.is_ready(model)
+        if is_news:
             self._changed.add(self.incarnation)
 
-    def _others(self, frontend: Member) -> Demand:
-        """What all processes but this frontend have said."""
+    def _others(self, frontend: Member) -> list[Demand]:
+        """What all processes but this frontend have said, by model."""
         if frontend.service != "frontend":
-            return _NOTHING
-        found = [m.demand for m in self.members.values() if m is not frontend]
-        return Demand(
-            sum(demand.open for demand in found),
-            sum(demand.waiting for demand in found),
-            sum(demand.waiting_tokens for demand in found),
-            sum(demand.ended for demand in found),
-            sum(m.demand.slots for m in self.members.values() if m.phase == Phase.READY),
-        )
+            return []
+        found: list[Demand] = []
+        for member in self.members.values():
+            if member.phase == Phase.READY or member.service == "frontend":
+                found += member.demands if member is not frontend else ()
+        return total(found)
 
     def goodbye(self, incarnation: int) -> None:
         member = self.members.get(incarnation)
         if member is not None:
             self._log("debug", f"{member.service} left (pid {member.identity.pid})")
             self._remove(member)
+            is_last = not any(other.model == member.model for other in self.members.values())
+            if is_last and self.models.has_nobody(member.model):
+                self._changed.add(self.incarnation)
 
     def died(self, pid: int, host: str) -> None:
         """The launcher saw the process end."""
@@ -330,7 +364,8 @@ class Roster:
             self._lost_since,
             since=self.version,
             gone=self._gone,
-            served=self.served,
+            served=self.models.served,
+            withdrawn=self.models.withdrawn,
         )
         self._changed, self._noted, self._gone, self._lost_since = set(), set(), [], []
         self._noted_at = now
@@ -348,7 +383,8 @@ class Roster:
             self.version,
             [member.peer() for member in self.members.values()],
             list(self.lost),
-            served=self.served,
+            served=self.models.served,
+            withdrawn=self.models.withdrawn,
         )
         member.told = self.version if self._send(member.address, whole) else 0
 

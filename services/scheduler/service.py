@@ -6,7 +6,6 @@ import gc
 import os
 import socket
 import time
-from pathlib import Path
 
 import msgspec
 
@@ -63,17 +62,17 @@ class SchedulerService(LoopService):
         self._plans = SentPlans(self.group.send)
         self._plan_at = 0.0
         self._idle_check = IdleCheck()
+        self._model = config.model.names()[0]
 
     def identity(self) -> Identity:
-        model = self.config.model
-        names = model.served_model_name or [Path(model.model).resolve().name]
+        names = self.config.model.names()
         return Identity(
             os.getpid(),
             socket.gethostname(),
             self.config.cluster.engine,
             model=names[0],
             aliases=names[1:],
-            fingerprint=fingerprint(model.model),
+            fingerprint=fingerprint(self.config.model.model),
         )
 
     def start(self) -> None:
@@ -86,7 +85,8 @@ class SchedulerService(LoopService):
         if self.group.attached:
             return
         engine = self.config.cluster.engine
-        workers = [p for p in self.participant.of("worker") if p.identity.engine == engine]
+        found = self.participant.of("worker", model=self._model)
+        workers = [peer for peer in found if peer.identity.engine == engine]
         self.group.look(workers, now)
         if self.group.note:
             self.status.note = self.group.note
@@ -142,8 +142,8 @@ class SchedulerService(LoopService):
                 self.log.warning(f"the {name} is gone; its requests wait for the next one")
 
     def _another_is_ready(self) -> bool:
-        """Whether another engine could take this one's requests."""
-        engines = self.participant.of("scheduler", ready_only=True)
+        """Whether another engine of the model could take this one's requests."""
+        engines = self.participant.of("scheduler", ready_only=True, model=self._model)
         return any(peer.identity.engine != self.config.cluster.engine for peer in engines)
 
     # --- messages
@@ -248,7 +248,7 @@ class SchedulerService(LoopService):
             self._report(self.core, now)
             self._idle_check.tick(self.core, now)
             usable = self.core.usable_slots(now) if self.group.attached else 0
-            self.status.demand = Demand(slots=usable)
+            self.status.demands = [Demand(slots=usable, model=self._model)]
             if (prefixes := self.core.prefixes) is not None:
                 self.status.prefixes = prefixes.report(self.participant.known_prefixes)
         self.report(self.metrics)

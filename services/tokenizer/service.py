@@ -57,6 +57,7 @@ class TokenizerService(AsyncService):
 
     def __init__(self, config: Config) -> None:
         self.info: ModelInfo = read_model_info(config.model.model)
+        self._fingerprint = fingerprint(self.info.folder)
         super().__init__(config)
         self.metrics = Registry()
         self.text: TextModel | None = None
@@ -82,9 +83,11 @@ class TokenizerService(AsyncService):
         )
 
     def identity(self) -> Identity:
-        folder = self.info.folder
         return Identity(
-            os.getpid(), socket.gethostname(), model=folder.name, fingerprint=fingerprint(folder)
+            os.getpid(),
+            socket.gethostname(),
+            model=self.config.model.names()[0],
+            fingerprint=self._fingerprint,
         )
 
     async def start(self) -> None:
@@ -99,11 +102,11 @@ class TokenizerService(AsyncService):
     # --- encoding
 
     def _max_model_len(self) -> int:
-        """The shortest limit of the engines that are there, else the model's own."""
+        """The shortest limit of the model's engines that are there, else the model's own."""
         lengths = [
             peer.capacity.max_model_len
             for peer in self.participant.of("scheduler")
-            if peer.capacity.max_model_len
+            if peer.capacity.max_model_len and peer.identity.fingerprint == self._fingerprint
         ]
         return min(lengths, default=self.info.max_model_len)
 

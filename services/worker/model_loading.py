@@ -137,7 +137,9 @@ def choose_compression(model: Decoder, config: Config, progress: Progress) -> Co
         return no_compression("--compress-weights never")
     progress("compressing weights")
     with torch.inference_mode():
-        return compress_layers(model.weights, config.cache.gpu_memory_utilization)
+        return compress_layers(
+            model.weights, config.cache.gpu_memory_utilization * config.cache.share()
+        )
 
 
 def make_executor(
@@ -319,7 +321,7 @@ def kv_budget(
     )
     if model.device.type == "cpu":
         run_once(ModelExecutor(model, capacity), tokens)
-        return int(CPU_KV_SHARE * free_host_bytes())
+        return int(CPU_KV_SHARE * config.cache.share() * free_host_bytes())
     torch.cuda.reset_peak_memory_stats(model.device)
     executor = make_executor(model, capacity, attention, compression)
     run_once(executor, tokens)
@@ -330,7 +332,10 @@ def kv_budget(
     held = torch.cuda.memory_reserved(model.device)
     peak = torch.cuda.max_memory_allocated(model.device)
     others = total - free - held
-    return max(0, int(config.cache.gpu_memory_utilization * total) - others - peak)
+    usable = int(config.cache.gpu_memory_utilization * total)
+    # Other models' memory is within their shares, and is not taken from this one's.
+    own = min(usable - others, int(config.cache.share() * usable))
+    return max(0, own - peak)
 
 
 def run_once(executor: AnyExecutor, tokens: int) -> float:

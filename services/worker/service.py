@@ -80,7 +80,7 @@ class WorkerService(LoopService):
             socket.gethostname(),
             cluster.engine,
             cluster.rank,
-            model=folder.name,
+            model=self.config.model.names()[0],
             fingerprint=fingerprint(folder),
         )
 

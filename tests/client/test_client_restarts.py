@@ -91,7 +91,7 @@ class World:
             for number, phase in phases.items()
         ]  # fmt: skip
         self._version += 1
-        members = Members(1, self._version, peers, [], served=served)
+        members = Members(1, self._version, peers, [], served=["m"] if served else [])
         self.participant.handle(1, members, self.now)
         self.parts.look(self.now)
 
@@ -220,8 +220,11 @@ class Frontend(World):
     def __init__(self, **limits: Any) -> None:
         super().__init__()
         self.gateway = PipelineGateway(self.wire, self.participant, AdmissionConfig(**limits))
-        self.parts = self.gateway.parts
         self.participant.on_change = lambda gone: self.gateway.peers_gone(gone, self.now)
+
+    def members(self, phases: dict[int, str], *, served: bool = True) -> None:
+        super().members(phases, served=served)
+        self.gateway.tick(self.now)
 
     def tick(self, seconds: float = 0.0) -> None:
         self.after(seconds)

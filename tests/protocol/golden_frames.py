@@ -74,8 +74,8 @@ _GROUPS = [e.LayerGroup(), e.LayerGroup("window", 512)]
 _GROUPS_ROW: list[Any] = [["full", 0], ["window", 512]]
 _CAPACITY = m.Capacity(1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS, ["embed"])
 _CAPACITY_ROW: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS_ROW, ["embed"]]
-_DEMAND = m.Demand(70, 6, 70000, 900, 64)
-_DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64]
+_DEMAND = m.Demand(70, 6, 70000, 900, 64, "me")
+_DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64, "me"]
 _IDENTITY = m.Identity(4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de")
 _IDENTITY_ROW: list[Any] = [
     4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de",
@@ -148,21 +148,22 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "Beat": (
         m.Beat(
             *("tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5),
-            *(_CAPACITY, b"m", 2, _DEMAND, True, m.PrefixReport(3, 300, b"heldheld", b"gonegone")),
+            *(_CAPACITY, b"m", 2, [_DEMAND], ["me"]),
+            m.PrefixReport(3, 300, b"heldheld", b"gonegone"),
         ),
         [
             *(3, "tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5),
-            *(_CAPACITY_ROW, b"m", 2, _DEMAND_ROW, True, [3, 300, b"heldheld", b"gonegone"]),
+            *(_CAPACITY_ROW, b"m", 2, [_DEMAND_ROW], ["me"], [3, 300, b"heldheld", b"gonegone"]),
         ],
     ),
-    "BeatAnswer": (m.BeatAnswer(BIG, _DEMAND, 300), [4, BIG, _DEMAND_ROW, 300]),
+    "BeatAnswer": (m.BeatAnswer(BIG, [_DEMAND], 300), [4, BIG, [_DEMAND_ROW], 300]),
     "WhoAreYou": (m.WhoAreYou(5), [5, 5]),
     "Goodbye": (m.Goodbye(200), [6, 200]),
     "Died": (m.Died(65536, "host-a"), [7, 65536, "host-a"]),
     "Fenced": (m.Fenced(1), [8, 1]),
     "Members": (
-        m.Members(9, 3, [_PEER], [11, 12], 2, [200], True),
-        [9, 9, 3, [_PEER_ROW], [11, 12], 2, [200], True],
+        m.Members(9, 3, [_PEER], [11, 12], 2, [200], ["me"], ["you"]),
+        [9, 9, 3, [_PEER_ROW], [11, 12], 2, [200], ["me"], ["you"]],
     ),
     "MetricsQuery": (m.MetricsQuery("ipc:///f"), [10, "ipc:///f"]),
     "MetricsAnswer": (
@@ -284,7 +285,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "036c55ff0057e9b9"
+SCHEMA_HASH = "8af4cffdfd174e93"
 """Of protocol version 11."""
 
 GOLDEN: dict[str, str] = {
@@ -294,21 +295,21 @@ GOLDEN: dict[str, str] = {
     ),
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
-        "9f03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb40240"
-        "000000000000599cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd020091a5"
-        "656d626564c4016d02954606ce00011170cd038440c39403cd012cc40868656c6468656c64c408676f6e656"
-        "76f6e65"
+        "9f03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
+        "00000000000599cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd020091a565"
+        "6d626564c4016d0291964606ce00011170cd038440a26d6591a26d659403cd012cc40868656c6468656c64c4"
+        "08676f6e65676f6e65"
     ),
-    "BeatAnswer": "9404cf7fffffffffffffff954606ce00011170cd038440cd012c",
+    "BeatAnswer": "9404cf7fffffffffffffff91964606ce00011170cd038440a26d65cd012c",
     "WhoAreYou": "920505",
     "Goodbye": "9206ccc8",
     "Died": "9307ce00010000a6686f73742d61",
     "Fenced": "920801",
     "Members": (
-        "980909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73742d61a1"
+        "990909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73742d61a1"
         "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a57265616479a099"
         "cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd020091a5656d62656403920b"
-        "0c0291ccc8c3"
+        "0c0291ccc891a26d6591a3796f75"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (

@@ -396,7 +396,7 @@ def test_only_what_no_engine_has_accepted_can_wait_too_long(frontend: Any) -> No
     ledger.handle(TOKENIZER, Taken(number, ONE), 0.1)
     ledger.handle(TOKENIZER, Accepted(running, ONE, PROMPT, 9), 0.1)
     sent.take()
-    ledger.end_waiting(lambda began: began < 5.0, "no engine came")
+    ledger.end_waiting("", lambda began: began < 5.0, "no engine came")
     assert (ear.heard, young.heard, accepted.heard) == ([503], [], [2])
     assert sent.take(Cancel) == [(address(TOKENIZER), Cancel([number], [0x1FF], [-1]))]
 

@@ -30,6 +30,7 @@ SPELLED: dict[str, Any] = {
     "port_range": "20000-20099",
     "gpu_memory_utilization": 0.5,
     "max_tenant_share": 0.4,
+    "memory_share": [0.5],
     "allowed_origins": ["https://one.example", "http://two.example:3000"],
 }
 
@@ -86,12 +87,12 @@ def as_flags(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [flag if value else flag.replace("--", "--no-", 1)]
     if isinstance(value, list):
-        return [argument for each in value for argument in (flag, each)]
+        return [argument for each in value for argument in (flag, str(each))]
     return [flag, str(value)]
 
 
 def as_text(value: Any) -> str:
-    return ",".join(value) if isinstance(value, list) else str(value).removesuffix(".0")
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value).removesuffix(".0")
 
 
 def got(config: Config, name: str) -> Any:
@@ -113,7 +114,8 @@ def written(path: Path, values: dict[str, Any]) -> str:
 
 
 def test_names_are_unique_over_all_groups() -> None:
-    declared = [f.name for kind in (getattr(Config(), g) for g in GROUPS) for f in struct(kind)]
+    kinds = [getattr(Config(), group) for group in GROUPS]
+    declared = [f.name for kind in kinds for f in struct(kind) if f.name != "models"]
     assert len(declared) == len(FIELDS)
     assert sorted(declared) == sorted(FIELDS)
 

@@ -267,7 +267,7 @@ def test_a_change_keeps_whom_the_new_router_has_not_named_yet(member: Participan
 
 def test_that_the_server_was_ready_once_is_never_forgotten(member: Participant) -> None:
     assert not member.served
-    member.handle(7, msgspec.structs.replace(members(7, 1, 1), served=True), 1.0)
+    member.handle(7, msgspec.structs.replace(members(7, 1, 1), served=["m"]), 1.0)
     member.handle(8, members(8, 1, 1), 2.0)
     assert member.served
 

@@ -199,7 +199,7 @@ class Node:
             Beat(
                 self.address, self.incarnation, status.phase, status.note, 0, 0.0, 0.0,
                 self.load(), status.capacity, b"", self.participant.membership_version,
-                status.demand, self.participant.served,
+                status.demands, list(self.participant.served),
             ),
         )  # fmt: skip
 

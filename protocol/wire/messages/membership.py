@@ -6,6 +6,8 @@ can still tell each other why they do not get along.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from penstock.protocol.wire.messages.engine import EngineSizes
@@ -38,7 +40,8 @@ class Capacity(EngineSizes, frozen=True, array_like=True, gc=False):
 
 
 class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a frontend has in the pipeline, what an engine can run; or several of them together."""
+    """What a frontend has in the pipeline for a model, what an engine can run; or several of them
+    together."""
 
     open: int = 0
     """Requests between their admission and their end."""
@@ -50,6 +53,7 @@ class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Requests that have begun and ended, since the frontend started."""
     slots: int = 0
     """Sequences that an engine runs at once, or as many as its KV memory lets run."""
+    model: str = ""
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -61,13 +65,23 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Name of the engine that a scheduler or worker belongs to."""
     rank: int = 0
     model: str = ""
-    """The first served name of a scheduler's model; of a tokenizer or worker its folder's name."""
+    """The first served name of the model, by which requests are routed; empty for a process without
+    a model."""
     aliases: list[str] = []
     """Further names under which a scheduler serves the model."""
     http: str = ""
     """``host:port`` where a frontend listens."""
     fingerprint: str = ""
     """Of the model's files; nothing for a process without a model."""
+
+    def is_of(self, model: str) -> bool:
+        """Whether the process serves the model. Where either says no name there is one model."""
+        return not model or self.model in ("", model)
+
+
+def is_among(model: str, served: Collection[str]) -> bool:
+    """Whether a model is one of those that are served; an empty name stands for any."""
+    return model in served or "" in served or (not model and bool(served))
 
 
 class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -120,9 +134,9 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     """An encoded ``MetricsReport``: absolute values, so a lost beat loses nothing."""
     membership_version: int
     """Version of the newest ``Members`` that the sender has seen from this router."""
-    demand: Demand = Demand()
-    """Of a frontend or a scheduler."""
-    served: bool = False
+    demands: list[Demand] = []
+    """Of a frontend one for each model; of a scheduler its own."""
+    served: list[str] = []
     """See ``Members``: a new router learns it from whoever is still there."""
     prefixes: PrefixReport | None = None
     """Of an engine that has a prefix cache, until the router has it."""
@@ -132,8 +146,8 @@ class BeatAnswer(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
     """The router heard a beat. A new ``router`` means that it was restarted."""
 
     router: int
-    others: Demand = Demand()
-    """For a frontend: what all other processes said in their last beats."""
+    others: list[Demand] = []
+    """For a frontend: what all other processes said in their last beats, added up by model."""
     prefixes: int = 0
     """For an engine: the version of its prefixes that the router knows; 0: none."""
 
@@ -196,9 +210,11 @@ class Members(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     """The version that this is a change of; 0: the whole membership."""
     gone: list[int] = []
     """Of a change: incarnations that are no longer members, lost or not."""
-    served: bool = False
-    """A tokenizer and an engine have been ready at the same time, under this router or before it:
-    what is not ready now has been, and may be again."""
+    served: list[str] = []
+    """Models of which a tokenizer and an engine have been ready at the same time, under this router
+    or before it: what is not ready now has been, and may be again."""
+    withdrawn: list[str] = []
+    """Models that were served and are no more: their last process has left with ``Goodbye``."""
 
 
 class MetricSample(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -243,6 +243,7 @@ class Ready(Given, kw_only=True):
     ready: bool
     status: Literal["ready", "not ready", "draining"]
     parts: Annotated[dict[str, str], Meta(description="What each part is doing, for people.")]
+    models: Annotated[dict[str, str], Meta(description="Of each model ready, or what it lacks.")]
 
 
 class Version(Given, kw_only=True):

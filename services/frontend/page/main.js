@@ -6,6 +6,7 @@ import { Conversation } from './conversation.js';
 import { byId, make } from './dom.js';
 import { Layout } from './layout.js';
 import { Library } from './library.js';
+import { ModelChoice } from './models.js';
 import { Panel, modelFacts } from './panel.js';
 import { Settings } from './settings.js';
 import { StatusPoller } from './status.js';
@@ -14,6 +15,7 @@ import { toast } from './toast.js';
 
 const question = byId('question');
 const settings = new Settings();
+const models = new ModelChoice();
 const panel = new Panel();
 const kept = readSettings().panels;
 const layout = new Layout(Array.isArray(kept) ? kept : ['engine', 'chats'], (panels) => {
@@ -39,7 +41,7 @@ const poller = new StatusPoller({
 
 function showModel(status) {
   const names = status.models.map((model) => model.name);
-  if (names.length) byId('model-name').textContent = names.join(', ');
+  if (names.length) models.offer(names);
   byId('model-facts').textContent = modelFacts(status).map(([label, text]) => (label === 'Context' ? `${text} of context` : text)).join(' · ');
 }
 
@@ -112,7 +114,10 @@ function showTitle(conversation) {
 const chat = new Chat({
   library,
   first: library.chats.get(tab.chat) ?? new Conversation(),
-  request: () => settings.request(() => layout.open('settings')),
+  request() {
+    const request = settings.request(() => layout.open('settings'));
+    return request && { ...request, parameters: { ...models.parameters, ...request.parameters } };
+  },
   onBusy(busy) {
     byId('send').hidden = busy;
     byId('stop').hidden = !busy;

@@ -98,7 +98,7 @@ class ScriptedGateway:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failures.append(error)
 
-    async def known(self) -> None:
+    async def known(self, name: str = "") -> None:
         """It knows from the start."""
 
     def cancel(self, request_id: int) -> None:
@@ -109,7 +109,7 @@ class ScriptedGateway:
     def models(self) -> list[ServedModel]:
         return self.served
 
-    def ready(self) -> Readiness:
+    def ready(self, name: str = "") -> Readiness:
         return self.readiness
 
     async def metrics(self) -> MetricsAnswer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import signal
 import socket
@@ -11,7 +12,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ import pytest
 import penstock
 from penstock.protocol.config import Config, resolve
 from penstock.protocol.config.fields import DeviceConfig, LaunchConfig
+from penstock.protocol.config.models import of_each
 from penstock.protocol.config.terminal import Style
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.protocol.process import logs
@@ -31,11 +33,13 @@ from penstock.services.launcher.environment import child_environment
 from penstock.services.launcher.listening import check_router_is_free, listen, url
 from penstock.services.launcher.processes import describe, exit_code
 from penstock.services.launcher.progress import (
+    AnnouncedModel,
     Announcement,
     StartupLines,
     block,
     curl,
     has_chat_template,
+    json_line,
 )
 from penstock.services.launcher.runtime_folder import (
     default_router,
@@ -132,9 +136,54 @@ def test_launcher_gives_each_engine_a_cuda_device_of_its_own(
         device=DeviceConfig(device=device, device_index=first),
         launch=LaunchConfig(data_parallel_size=3),
     )
-    workers = [child for child in make_children(config, None, {}) if child.service == "worker"]
+    workers = [child for child in make_children([config], None, {}) if child.service == "worker"]
     found = [worker._environment.get("PENSTOCK_DEVICE_INDEX") for worker in workers]
     assert found == indices
+
+
+def children_of(devices: int, **settings: Any) -> list[Any]:
+    given = {"model": ["/m/a", "/m/b"], "device": "cuda", "data_parallel_size": "2", **settings}
+    config, sources = resolve(COMMANDS["serve"].groups, given, {}, several=True)
+    configs = [one for one, _ in of_each(config, sources, devices=devices)]
+    with listen("127.0.0.1", 0) as listener:
+        return make_children(configs, listener, {})
+
+
+def test_launcher_starts_a_tokenizer_and_engines_of_each_model_numbered_through() -> None:
+    labels = [child.label for child in children_of(2)]
+    assert labels == [
+        "router",
+        *("worker 0 a", "scheduler 0 a", "worker 1 a", "scheduler 1 a"),
+        *("worker 2 b", "scheduler 2 b", "worker 3 b", "scheduler 3 b"),
+        *("tokenizer 0 a", "tokenizer 1 b", "frontend 0"),
+    ]
+    for child in children_of(2):
+        environment = child._environment
+        if " " in child.label[-2:] and child.service != "frontend":
+            assert environment["PENSTOCK_MODEL"] == f"/m/{child.label[-1]}"
+        if child.service == "scheduler":
+            assert environment["PENSTOCK_ENGINE"] == child.label.split()[1]
+        if child.service == "frontend":
+            assert environment["PENSTOCK_EXPECTED_MODELS"] == '["a", "b"]'
+
+
+@pytest.mark.parametrize(
+    ("devices", "settings", "indices", "shares"),
+    [
+        (2, {}, ["0", "1", "0", "1"], ["0.5"] * 4),
+        (3, {}, ["0", "1", "0", "1"], ["0.5"] * 4),
+        (4, {}, ["0", "1", "2", "3"], [None] * 4),
+        (5, {"device_index": "1"}, ["1", "2", "3", "4"], [None] * 4),
+        (4, {"memory_share": ["0.7", "0.3"]}, ["0", "1"] * 2, ["0.7", "0.7", "0.3", "0.3"]),
+    ],
+)
+def test_launcher_lets_models_share_devices_where_there_are_not_enough(
+    devices: int, settings: dict[str, Any], indices: list[str], shares: list[str | None]
+) -> None:
+    workers = [one for one in children_of(devices, **settings) if one.service == "worker"]
+    found = [worker._environment for worker in workers]
+    assert [environment["PENSTOCK_DEVICE_INDEX"] for environment in found] == indices
+    assert [environment.get("PENSTOCK_MEMORY_SHARE") for environment in found] == shares
 
 
 # --- folders
@@ -254,20 +303,39 @@ def test_launcher_says_each_phase_once_and_repeats_no_percentages(
     ]
 
 
+def announced(model: str, chat: bool = False) -> AnnouncedModel:
+    return AnnouncedModel(
+        model=model, folder="/m", dtype="bfloat16", max_model_len=2048, kv_tokens=4096, chat=chat
+    )
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_launcher_announces_every_model(names: list[str]) -> None:
+    server = Announcement(
+        url="http://127.0.0.1:8000",
+        models=[announced(name) for name in names],
+        device="cpu",
+        router="ipc:///r",
+        seconds=1.0,
+        drain_timeout_s=30.0,
+        keys=False,
+    )
+    shown = re.findall(r"^  (Model|Device) +(\S+)", block(server, Style()), re.MULTILINE)
+    assert sorted(shown) == [("Device", "cpu"), *(("Model", name) for name in names)]
+    told = msgspec.json.decode(json_line(server))
+    models = told["models"] if len(names) > 1 else [told]
+    assert [(one["model"], one["kv_tokens"]) for one in models] == [(n, 4096) for n in names]
+
+
 @pytest.mark.parametrize("chat", [True, False])
 def test_launcher_prints_a_curl_line_that_a_shell_reads_back(chat: bool) -> None:
     server = Announcement(
         url="http://127.0.0.1:8000",
-        model="it's a model",
-        folder="/m",
+        models=[announced("it's a model", chat)],
         device="cpu",
-        dtype="bfloat16",
-        max_model_len=2048,
-        kv_tokens=4096,
         router="ipc:///r",
         seconds=1.0,
         drain_timeout_s=30.0,
-        chat=chat,
         keys=True,
     )
     line = curl(server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -61,8 +62,15 @@ class World:
         self.sent.append((to, message))
         return True
 
-    def add(self, number: int, service: str, load: int = 0, phase: str = Phase.READY) -> None:
-        identity = encode(Identity(number, "host-a"))
+    def add(
+        self,
+        number: int,
+        service: str,
+        load: int = 0,
+        phase: str = Phase.READY,
+        model: str = "",
+    ) -> None:
+        identity = encode(Identity(number, "host-a", model=model))
         hello = Hello(
             service, address(number), number, codec.PROTOCOL_VERSION, codec.SCHEMA_HASH, identity
         )
@@ -76,25 +84,27 @@ class World:
         phase: str = Phase.READY,
         note: str = "",
         capacity: Capacity = Capacity(),  # noqa: B008 - it is frozen
-        demand: Demand = Demand(),  # noqa: B008 - it is frozen
         *,
-        served: bool = False,
+        slots: int = 0,
+        served: Sequence[str] = (),
     ) -> None:
         metrics = encode(MetricsReport([]))
         beat = Beat(
             *(address(number), number, phase, note, 1, 0.0, 0.0, load),
-            *(capacity, metrics, 10**6, demand, served),
+            *(capacity, metrics, 10**6, [Demand(slots=slots)], list(served)),
         )
         self.roster.beat(beat, self.now)
 
     def grow_up(self) -> None:
         self.now += YOUNG_SECONDS + 0.1
 
-    def submit(self, number: int, attempt: int = FIRST) -> None:
-        self.dispatcher.request(Submit(number, attempt, FRONTEND, b"work"), self.now)
+    def submit(self, number: int, attempt: int = FIRST, model: str = "") -> None:
+        submit = Submit(number, attempt, FRONTEND, b"work", model=model)
+        self.dispatcher.request(submit, self.now)
 
-    def enqueue(self, number: int, attempt: int = FIRST) -> None:
-        self.dispatcher.request(Enqueue(number, attempt, TOKENIZER, b"work"), self.now)
+    def enqueue(self, number: int, attempt: int = FIRST, model: str = "") -> None:
+        enqueue = Enqueue(number, attempt, TOKENIZER, b"work", model=model)
+        self.dispatcher.request(enqueue, self.now)
 
     def cancel(self, number: int, attempt: int = FIRST, sender: int = 0, choice: int = -1) -> None:
         self.dispatcher.cancel(sender, Cancel([number], [attempt], [choice]), self.now)
@@ -184,7 +194,7 @@ def test_room_is_what_counts_not_the_number_of_requests(world: World) -> None:
     for number in range(20, 27):
         world.enqueue(number)
     assert set(world.where()) == {2}
-    world.beat(2, load=20, capacity=Capacity(max_num_seqs=64), demand=Demand(slots=24))
+    world.beat(2, load=20, capacity=Capacity(max_num_seqs=64), slots=24)
     world.enqueue(30)
     assert world.where() == [1], "its KV memory lets no more than 24 run"
 
@@ -330,7 +340,7 @@ def test_a_new_router_learns_from_those_that_are_left_that_the_server_was_ready(
     world.add(1, "frontend")
     world.submit(10)
     assert [m.id for _, m in world.take(Rejected)] == [10]
-    world.beat(1, served=True)
+    world.beat(1, served=["m"])
     world.submit(11)
     assert world.take(Rejected) == []
     world.add(2, "tokenizer")
@@ -466,7 +476,7 @@ def test_what_is_held_is_bounded_in_bytes(world: World) -> None:
     world.add(1, "scheduler")
     world.tick(0.25)
     assert len(world.take(Enqueue)) == 5
-    assert world.dispatcher.held_bytes == 0
+    assert world.dispatcher.held_of == {}
 
 
 def test_a_young_router_holds_what_comes_until_it_knows_everybody() -> None:
@@ -587,3 +597,69 @@ def test_columns_of_different_length_cancel_nothing(world: World) -> None:
     with pytest.raises(ValueError, match="differ in length"):
         world.dispatcher.cancel(0, Cancel([1, 2], [FIRST], [-1]), world.now)
     assert world.take(Cancel) == []
+
+
+# --- several models
+
+
+@pytest.fixture
+def two_models() -> World:
+    world = World()
+    world.grow_up()
+    for number, model in enumerate("ab"):
+        world.add(10 * number + 1, "tokenizer", model=model)
+        world.add(10 * number + 2, "scheduler", model=model)
+    world.sent.clear()
+    return world
+
+
+def test_a_request_goes_to_members_of_its_model(two_models: World) -> None:
+    world = two_models
+    for number in range(3):
+        world.submit(number, model="a")
+        world.enqueue(number, model="a")
+        world.submit(10 + number, model="b")
+        world.enqueue(10 + number, model="b")
+    assert world.where() == [1, 2, 11, 12] * 3
+
+
+def test_a_request_waits_for_its_own_model_and_others_do_not(two_models: World) -> None:
+    world = two_models
+    world.roster.died(12, "host-a")
+    world.enqueue(1, model="a")
+    world.enqueue(2, model="b")
+    assert world.where() == [2]
+    world.add(13, "scheduler", model="a")
+    world.tick(0.25)
+    assert world.where() == []
+    world.add(14, "scheduler", model="b")
+    world.tick(0.25)
+    assert world.where() == [14]
+
+
+def test_a_request_for_a_model_that_was_never_ready_is_turned_away(two_models: World) -> None:
+    world = two_models
+    world.add(21, "tokenizer", model="c")
+    world.submit(1, model="c")
+    world.enqueue(1, model="c")
+    ((_, rejected),) = world.take(Rejected)
+    assert "no engine of the model 'c' is running" in rejected.message
+
+
+def test_what_waits_for_one_model_does_not_fill_the_room_of_another(two_models: World) -> None:
+    world = two_models
+    world.roster.died(2, "host-a")
+    world.roster.died(12, "host-a")
+    big = b"x" * MAX_HELD_BYTES
+    for number, model in ((1, "a"), (2, "b"), (3, "a")):
+        enqueue = Enqueue(number, FIRST, TOKENIZER, big, model=model)
+        world.dispatcher.request(enqueue, world.now)
+    ((_, rejected),) = world.take(Rejected)
+    assert rejected.id == 3
+    assert "no engine of the model 'a' is running" in rejected.message
+
+
+def test_a_request_without_a_model_goes_to_anyone(two_models: World) -> None:
+    two_models.roster.died(1, "host-a")
+    two_models.submit(1)
+    assert two_models.where() == [11]

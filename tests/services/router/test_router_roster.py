@@ -165,23 +165,100 @@ def test_another_version_is_refused_with_both_versions_and_a_remedy(
     assert address(1) in text
 
 
-def test_a_process_with_another_model_is_refused_and_both_are_named(
+def of(number: int, model: str, fingerprint: str = "") -> bytes:
+    return encode(Identity(number, "host-a", model=model, fingerprint=fingerprint))
+
+
+def test_a_process_with_other_files_of_a_model_is_refused_and_both_are_named(
     roster: Roster, wire: Wire
 ) -> None:
-    def of(number: int, model: str, fingerprint: str) -> bytes:
-        return encode(Identity(number, "host-a", model=model, fingerprint=fingerprint))
-
     roster.hello(hello(1, "scheduler", identity=of(1, "big", "aa")), 100.0)
     roster.hello(hello(2, "frontend"), 100.0)
     roster.hello(hello(3, "tokenizer", identity=of(3, "moved", "aa")), 100.0)
-    roster.hello(hello(4, "tokenizer", identity=of(4, "small", "bb")), 100.0)
-    assert set(roster.members) == {1, 2, 3}
+    roster.hello(hello(4, "tokenizer", identity=of(4, "big", "bb")), 100.0)
+    roster.hello(hello(5, "tokenizer", identity=of(5, "small", "bb")), 100.0)
+    assert set(roster.members) == {1, 2, 3, 5}, "another model has another name"
     ((to, refused),) = wire.last_words
     assert to == address(4)
     assert isinstance(refused, Refused)
-    assert "'small' (files bb)" in refused.reason
+    assert "'big' (files bb)" in refused.reason
     assert "the scheduler of this server 'big' (files aa)" in refused.reason
     assert "MODEL" in refused.remedy
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1)])
+def test_a_process_has_the_name_that_the_scheduler_gives_to_its_files(
+    roster: Roster, wire: Wire, order: tuple[int, ...]
+) -> None:
+    hellos = {
+        1: hello(1, "scheduler", identity=of(1, "big", "aa")),
+        2: hello(2, "scheduler", identity=of(2, "small", "bb")),
+        3: hello(3, "tokenizer", identity=of(3, "snapshots", "aa")),
+    }
+    for number in order:
+        roster.hello(hellos[number], 100.0)
+        roster.publish(100.0)
+    assert [m.address for m in roster.of("tokenizer", "big")] == [address(3)]
+    assert roster.of("tokenizer", "small") == []
+    told = {
+        peer.incarnation: peer.identity.model for _, m in wire.take(Members) for peer in m.peers
+    }
+    assert told == {1: "big", 2: "small", 3: "big"}
+
+
+def test_each_model_is_served_once_its_own_parts_are_ready(roster: Roster, wire: Wire) -> None:
+    def add(number: int, service: str, model: str, phase: str = Phase.READY) -> None:
+        roster.hello(hello(number, service, identity=of(number, model)), 100.0)
+        roster.beat(beat(number, phase), 100.0)
+
+    add(1, "tokenizer", "a")
+    add(2, "scheduler", "b")
+    roster.publish(100.0)
+    assert roster.models.served == []
+    add(3, "scheduler", "a")
+    assert roster.models.served == ["a"]
+    add(4, "tokenizer", "b", Phase.LOADING)
+    assert roster.models.served == ["a"]
+    roster.beat(beat(4), 101.0)
+    roster.publish(101.0)
+    assert {tuple(m.served) for _, m in wire.take(Members) if m.served} == {("a", "b")}
+
+
+def test_a_model_is_withdrawn_when_its_last_process_has_left_but_not_when_it_is_lost(
+    roster: Roster, wire: Wire
+) -> None:
+    for number, service, model in ((1, "tokenizer", "a"), (2, "scheduler", "a"),
+                                   (3, "tokenizer", "b"), (4, "scheduler", "b")):  # fmt: skip
+        roster.hello(hello(number, service, identity=of(number, model)), 100.0)
+        roster.beat(beat(number), 100.0)
+    roster.died(3, "host-a")
+    roster.died(4, "host-a")
+    assert roster.models.served == ["a", "b"], "what was lost may come back"
+    roster.hello(hello(5, "scheduler", identity=of(5, "b")), 101.0)
+    roster.hello(hello(6, "tokenizer", identity=of(6, "b")), 101.0)
+    roster.goodbye(5)
+    assert roster.models.served == ["a", "b"], "one of it is there"
+    roster.goodbye(6)
+    roster.beat(beat(1, served=["a", "b"]), 102.0)  # it has not heard of that yet
+    roster.publish(102.0)
+    (_, told), *_ = wire.take(Members)[-2:]
+    assert (told.served, told.withdrawn) == (["a"], ["b"])
+    roster.goodbye(1)
+    roster.goodbye(2)
+    assert roster.models.served == ["a"], "the only one: the whole server is started again"
+
+
+def test_demands_are_added_up_for_each_model(roster: Roster, wire: Wire) -> None:
+    join(roster, 1, 2, 3, service="frontend")
+    join(roster, 4, 5, service="scheduler")
+    roster.beat(beat(2, demands=[Demand(5, 1, model="a"), Demand(7, 2, model="b")]), 101.0)
+    roster.beat(beat(3, demands=[Demand(10, 3, model="b")]), 101.0)
+    roster.beat(beat(4, demands=[Demand(slots=8, model="a")]), 101.0)
+    roster.beat(beat(5, Phase.LOADING, demands=[Demand(slots=8, model="b")]), 101.0)
+    wire.take(BeatAnswer)
+    roster.beat(beat(1), 102.0)
+    ((_, answer),) = wire.take(BeatAnswer)
+    assert answer.others == [Demand(5, 1, slots=8, model="a"), Demand(17, 5, model="b")]
 
 
 @pytest.mark.parametrize("identity", [b"", b"\xc1", b"\xff" * 9, encode([1, "h", "\x00"])[:-1]])
@@ -215,18 +292,18 @@ def test_a_frontend_hears_with_each_beat_what_others_have_open_and_what_engines_
     join(roster, 1, 2, 3, service="frontend")
     join(roster, 4)
     for number in (1, 2, 3):
-        roster.beat(beat(number, demand=Demand(10 * number, number, 100 * number, 7)), 101.0)
-    roster.beat(beat(4, demand=Demand(slots=64)), 101.0)
+        roster.beat(beat(number, demands=[Demand(10 * number, number, 100 * number, 7)]), 101.0)
+    roster.beat(beat(4, demands=[Demand(slots=64)]), 101.0)
     wire.take(BeatAnswer)
-    roster.beat(beat(1, demand=Demand(50, 50, 50, 50)), 102.0)
-    roster.beat(beat(4, demand=Demand(slots=64)), 102.0)
+    roster.beat(beat(1, demands=[Demand(50, 50, 50, 50)]), 102.0)
+    roster.beat(beat(4, demands=[Demand(slots=64)]), 102.0)
     assert wire.take(BeatAnswer) == [
-        (address(1), BeatAnswer(OWN, Demand(50, 5, 500, 14, 64))),
+        (address(1), BeatAnswer(OWN, [Demand(50, 5, 500, 14, 64)])),
         (address(4), BeatAnswer(OWN)),
     ]
     roster.died(3, "host-a")
     roster.beat(beat(1), 103.0)
-    assert wire.take(BeatAnswer) == [(address(1), BeatAnswer(OWN, Demand(20, 2, 200, 7, 64)))]
+    assert wire.take(BeatAnswer) == [(address(1), BeatAnswer(OWN, [Demand(20, 2, 200, 7, 64)]))]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +423,7 @@ def test_all_hear_that_the_server_has_been_ready_once(roster: Roster, wire: Wire
     assert not any(members.served for _, members in wire.take(Members))
     roster.beat(beat(2), 101.0)
     roster.publish(101.0)
-    assert [members.served for _, members in wire.take(Members)] == [True, True]
+    assert [members.served for _, members in wire.take(Members)] == [[""], [""]]
     roster.died(1, "host-a")
     roster.publish(102.0)
     join(roster, 3, now=103.0)

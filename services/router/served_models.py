@@ -1,0 +1,89 @@
+"""Which models this server serves, and what is asked of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.protocol.wire.messages.membership import Demand, Identity, is_among
+
+
+class ServedModels:
+    """Models that have been ready, and those of them that have been withdrawn since."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, None] = {}
+        """In the order in which they were first ready."""
+        self._withdrawn: dict[str, None] = {}
+        self._names_of: dict[str, dict[str, None]] = {}
+        """Fingerprint of a model's files → under which names schedulers serve them."""
+
+    @property
+    def served(self) -> list[str]:
+        return list(self._served)
+
+    @property
+    def withdrawn(self) -> list[str]:
+        return list(self._withdrawn)
+
+    def __len__(self) -> int:
+        return len(self._served)
+
+    def __contains__(self, model: str) -> bool:
+        """Whether the model was ready once; an empty name stands for any."""
+        return is_among(model, self._served)
+
+    def engine_named(self, identity: Identity) -> None:
+        """A scheduler says under which name it serves which files."""
+        self._names_of.setdefault(identity.fingerprint, {})[identity.model] = None
+
+    def named(self, identity: Identity) -> Identity:
+        """The same process under the name of the model whose files it has: schedulers decide on
+        that, and on another host the folder may be called otherwise."""
+        names = self._names_of.get(identity.fingerprint, {}) if identity.fingerprint else {}
+        if not names or identity.model in names:
+            return identity
+        return msgspec.structs.replace(identity, model=next(iter(names)))
+
+    def is_ready(self, model: str) -> bool:
+        """A tokenizer and an engine of it are ready. Returns whether that is news."""
+        is_news = model not in self._served
+        self._withdrawn.pop(model, None)
+        self._served[model] = None
+        return is_news
+
+    def told(self, models: Iterable[str]) -> bool:
+        """A member knew of them before this router did. Returns whether one is news. One that was
+        withdrawn is not: the member has not heard of it yet."""
+        news = [name for name in models if name not in {**self._served, **self._withdrawn}]
+        self._served.update(dict.fromkeys(news))
+        return bool(news)
+
+    def has_nobody(self, model: str) -> bool:
+        """Its last process has left as it was told to: with it a model is served no more, unless it
+        is the only one, since then the whole server is being started again. Returns whether it is
+        withdrawn."""
+        if model not in self._served or len(self._served) == 1:
+            return False
+        del self._served[model]
+        self._withdrawn[model] = None
+        return True
+
+
+def total(demands: Iterable[Demand]) -> list[Demand]:
+    """The sums by model."""
+    by_model: dict[str, list[Demand]] = {}
+    for demand in demands:
+        by_model.setdefault(demand.model, []).append(demand)
+    return [
+        Demand(
+            sum(demand.open for demand in same),
+            sum(demand.waiting for demand in same),
+            sum(demand.waiting_tokens for demand in same),
+            sum(demand.ended for demand in same),
+            sum(demand.slots for demand in same),
+            model,
+        )
+        for model, same in by_model.items()
+    ]

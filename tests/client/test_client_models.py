@@ -1,0 +1,222 @@
+"""A frontend before several models: what concerns one does not concern the others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from typing import Any
+
+import pytest
+
+from penstock.client.gateway import PipelineGateway
+from penstock.client.interface import Overloaded
+from penstock.protocol.config.fields import AdmissionConfig
+from penstock.protocol.process.participant import Participant
+from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.membership import (
+    BeatAnswer,
+    Capacity,
+    Demand,
+    Identity,
+    Members,
+    Peer,
+    Phase,
+)
+from penstock.protocol.wire.messages.requests import (
+    Accepted,
+    ChoiceState,
+    Rejected,
+    RequestHead,
+    Submit,
+    Tokens,
+    Work,
+)
+
+ROUTER = "ipc:///run/router.sock"
+SLOTS = 8
+CAPACITY = Capacity(
+    num_blocks=1000, block_size=16, max_num_seqs=SLOTS, max_model_len=4096, vocab_size=320
+)
+WAIT = 30.0
+PARTS = {"router": 1, "a tokenizer": 2, "a scheduler": 3, "b tokenizer": 4, "b scheduler": 5}
+
+
+class Wire:
+    """A mailbox that remembers what was sent."""
+
+    incarnation = 1000
+    address = "ipc:///run/own.sock"
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+
+    def send(self, to: str, message: Message) -> bool:
+        self.sent.append(message)
+        return True
+
+    def forget(self, to: str) -> None: ...
+
+    def reopen(self, to: str) -> None: ...
+
+    def outbox_bytes(self, to: str = "") -> int:
+        return 0
+
+
+class Ear:
+    def __init__(self) -> None:
+        self.rejected: Rejected | None = None
+
+    def on_accepted(self, prompt_tokens: int) -> None: ...
+
+    def on_row(self, choice: int, text: str, tokens: int, extras: Any = None) -> None: ...
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        self.rejected = rejected
+
+
+class Frontend:
+    def __init__(self, expected: tuple[str, ...] = (), **limits: Any) -> None:
+        self.now = time.monotonic()
+        self.wire: Any = Wire()
+        self.participant = Participant("frontend", self.wire, ROUTER, Identity(1, "host"))
+        self.gateway = PipelineGateway(
+            self.wire, self.participant, AdmissionConfig(**limits), expected
+        )
+        self.participant.on_change = lambda gone: self.gateway.peers_gone(gone, self.now)
+        self._version = 0
+
+    def members(
+        self, *names: str, served: str = "ab", withdrawn: str = "", loading: str = ""
+    ) -> None:
+        """Who is there: ``names`` of ``PARTS``, ready, and one that loads."""
+        peers = []
+        for name in (*names, *([loading] if loading else [])):
+            model, _, service = name.rpartition(" ")
+            number = PARTS[name]
+            phase = Phase.LOADING if name == loading else Phase.READY
+            capacity = CAPACITY if service == "scheduler" and name != loading else Capacity()
+            identity = Identity(number, "host", model=model, aliases=[f"{model}-alias"])
+            address = ROUTER if service == "router" else f"ipc:///run/{number}.sock"
+            peers.append(Peer(service, address, number, identity, phase, "", capacity, 0))
+        self._version += 1
+        message = Members(
+            1, self._version, peers, [], served=list(served), withdrawn=list(withdrawn)
+        )
+        self.participant.handle(1, message, self.now)
+        self.tick()
+
+    def all_but(self, *without: str, **others: Any) -> None:
+        self.members(*(name for name in PARTS if name not in without), **others)
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.participant._heard(self.now)
+        self.gateway.tick(self.now)
+
+    def open(self, model: str) -> Ear:
+        ear = Ear()
+        prompt = Tokens(array("i", [1, 2, 3]).tobytes())
+        head = RequestHead(model=model)
+        self.gateway.open(Work(head, prompt, SamplingParams(seed=1), [ChoiceState(0)]), ear)
+        return ear
+
+
+def test_a_request_says_which_model_it_is_for() -> None:
+    frontend = Frontend()
+    frontend.all_but()
+    frontend.open("b")
+    assert [m.model for m in frontend.wire.sent if isinstance(m, Submit)] == ["b"]
+
+
+def test_a_request_waits_for_its_own_model_and_others_are_not_refused() -> None:
+    frontend = Frontend(max_waiting_requests=3)
+    frontend.all_but()
+    frontend.all_but("b scheduler")
+    waiting = [frontend.open("b") for _ in range(SLOTS + 3)]
+    with pytest.raises(Overloaded, match="3 requests are waiting already"):
+        frontend.open("b")
+    frontend.wire.sent.clear()
+    others = [frontend.open("a") for _ in range(SLOTS)]
+    for submit in frontend.wire.sent:
+        accepted = Accepted(submit.id, submit.attempt, b"\1\0\0\0", 9)
+        frontend.gateway.handle(PARTS["a tokenizer"], accepted, frontend.now)
+    frontend.tick(WAIT + 1.0)
+    assert all(ear.rejected is not None for ear in waiting)
+    assert all(ear.rejected is None for ear in others)
+    assert waiting[0].rejected is not None
+    assert "the model 'b' is not ready" in waiting[0].rejected.message
+    assert "engine: absent" in waiting[0].rejected.message
+    frontend.open("a")
+
+
+def test_others_hear_what_is_open_for_each_model() -> None:
+    frontend = Frontend()
+    frontend.all_but()
+    for model in "aab":
+        frontend.open(model)
+    frontend.tick()
+    told = {one.model: (one.open, one.waiting) for one in frontend.participant.status.demands}
+    assert told == {"a": (2, 2), "b": (1, 1)}
+
+
+def test_what_other_frontends_have_open_for_one_model_is_no_load_of_another() -> None:
+    frontend = Frontend(max_waiting_requests=2)
+    frontend.all_but()
+    busy = Demand(open=SLOTS + 2, waiting=2, slots=SLOTS, model="b")
+    answer = BeatAnswer(1, [busy, Demand(slots=SLOTS, model="a")])
+    frontend.participant.handle(1, answer, frontend.now)
+    frontend.tick()
+    frontend.open("a")
+    with pytest.raises(Overloaded, match="waiting already"):
+        frontend.open("b")
+
+
+def test_the_server_is_ready_when_every_model_that_ever_was_is_ready() -> None:
+    frontend = Frontend()
+    frontend.members("router", "a tokenizer", "a scheduler", "b tokenizer", served="a")
+    assert frontend.gateway.ready().ready, "the other one has never been"
+    frontend.all_but()
+    assert frontend.gateway.ready().models == {"a": "ready", "b": "ready"}
+    frontend.all_but("b scheduler")
+    whole, one = frontend.gateway.ready(), frontend.gateway.ready("a")
+    assert (whole.ready, whole.models) == (False, {"a": "ready", "b": "engine: absent"})
+    assert (one.ready, one.models) == (True, {"a": "ready"})
+
+
+def test_an_expected_model_is_waited_for_though_it_never_was_ready() -> None:
+    frontend = Frontend(expected=("b", "a"))
+    frontend.members("router", "a tokenizer", "a scheduler", served="a", loading="b scheduler")
+    found = frontend.gateway.ready()
+    assert (found.ready, found.models["b"]) == (False, "tokenizer: absent, engine: loading")
+    frontend.all_but()
+    assert frontend.gateway.ready().ready
+    assert [model.name for model in frontend.gateway.models()] == ["b", "a"]
+
+
+def test_a_model_is_listed_while_its_engine_restarts_and_until_it_is_withdrawn() -> None:
+    frontend = Frontend()
+    frontend.all_but()
+    frontend.all_but("b scheduler", "b tokenizer")
+    assert [model.name for model in frontend.gateway.models()] == ["a", "b"]
+    frontend.all_but("b scheduler", "b tokenizer", served="a", withdrawn="b")
+    assert [model.name for model in frontend.gateway.models()] == ["a"]
+    assert frontend.gateway.ready().models == {"a": "ready"}
+
+
+def test_a_new_frontend_waits_to_hear_of_a_model_whose_engine_restarts() -> None:
+    frontend = Frontend()
+    frontend.all_but("b scheduler", loading="b scheduler")
+
+    async def ask() -> tuple[bool, list[str]]:
+        await asyncio.wait_for(frontend.gateway.known("a-alias"), 1.0)
+        asked = asyncio.create_task(frontend.gateway.known("b-alias"))
+        await asyncio.sleep(0.05)
+        waited = not asked.done()
+        frontend.all_but()
+        await asyncio.wait_for(asked, 5.0)
+        await asyncio.wait_for(frontend.gateway.known("nobody"), 1.0)
+        return waited, [model.name for model in frontend.gateway.models()]
+
+    assert asyncio.run(ask()) == (True, ["a", "b"])

@@ -1,0 +1,129 @@
+"""Several models in one configuration: how they are given, shown and told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.protocol.config import Config, ConfigError, build_parser, resolve
+from penstock.protocol.config.models import check_names, of_each, together, written
+from penstock.protocol.config.shown import show
+
+GROUPS = ["model", "cache", "device", "launch", "cluster", "server"]
+
+
+def parse(*arguments: str) -> Any:
+    parser = build_parser("penstock", "test", GROUPS, positional_model=True, several_models=True)
+    return parser.parse_args(list(arguments))
+
+
+def models(arguments: Any, environment: dict[str, str] | None = None) -> tuple[str, list[str]]:
+    config, _ = resolve(GROUPS, arguments, environment or {}, several=True)
+    return config.model.model, config.model.models
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["/m/a", "/m/b"],
+        ["/m/a", "--port", "1", "/m/b"],
+        ["--port", "1", "/m/a", "/m/b"],
+        ["--model", "/m/a", "--model", "/m/b"],
+    ],
+)
+def test_flags_name_several_models(arguments: list[str]) -> None:
+    assert models(parse(*arguments)) == ("", ["/m/a", "/m/b"])
+
+
+@pytest.mark.parametrize("arguments", [["/m/a"], ["--port", "1", "/m/a"], ["--model", "/m/a"]])
+def test_flags_name_one_model(arguments: list[str]) -> None:
+    assert models(parse(*arguments)) == ("/m/a", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/m/a", ("/m/a", [])),
+        ("/m/a,org/b", ("", ["/m/a", "org/b"])),
+        ('["/m/a,1", "/m/b"]', ("", ["/m/a,1", "/m/b"])),
+        ('["/m/a,1"]', ("/m/a,1", [])),
+    ],
+)
+def test_the_environment_names_models(text: str, expected: tuple[str, list[str]]) -> None:
+    assert models(parse(), {"PENSTOCK_MODEL": text}) == expected
+
+
+@pytest.mark.parametrize("folder", ["/m/a", "/m/a,b", "[odd]", "/m/with space"])
+def test_a_child_reads_the_folder_that_the_launcher_wrote(folder: str) -> None:
+    config, _ = resolve(GROUPS, {}, {"PENSTOCK_MODEL": written(folder)})
+    assert config.model.model == folder
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [('model = "/m/a,1"', ("/m/a,1", [])), ('model = ["/m/a", "/m/b"]', ("", ["/m/a", "/m/b"]))],
+)
+def test_a_file_names_models(text: str, expected: tuple[str, list[str]], tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text(text)
+    assert models({"config": str(path)}) == expected
+    assert models({"config": str(path), "MODEL": ["/m/c"]}) == ("/m/c", []), "flags win"
+
+
+def test_what_has_one_model_refuses_several_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"PENSTOCK_MODEL names 2 models \(a, b\).*takes one"):
+        resolve(GROUPS, {}, {"PENSTOCK_MODEL": "a,b"})
+
+
+def several(**settings: Any) -> list[Config]:
+    given = {"model": ["/m/a", "/m/b"], "device": "cpu", **settings}
+    config, sources = resolve(GROUPS, given, {}, several=True)
+    return [one for one, _ in of_each(config, sources)]
+
+
+def test_each_model_has_a_configuration_with_its_own_name_and_share() -> None:
+    one, two = several(served_model_name=["x", "y"], memory_share=["0.7", "0.3"])
+    assert (one.model.model, one.model.names(), one.cache.share()) == ("/m/a", ["x"], 0.7)
+    assert (two.model.model, two.model.names(), two.cache.share()) == ("/m/b", ["y"], 0.3)
+    one, two = several()
+    assert (one.model.names(), one.cache.share()) == (["a"], 0.5)
+    assert [config.cache.share() for config in several(num_kv_blocks="64")] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"served_model_name": ["x"]}, r"--served-model-name x: 1 name for 2 models"),
+        ({"served_model_name": ["x", "y", "z"]}, r"x y z: 3 names for 2 models \(/m/a, /m/b\)"),
+        ({"memory_share": ["0.5"]}, r"--memory-share 0.5: 1 share for 2 models"),
+        ({"memory_share": ["0.7", "0.5"]}, r"--memory-share 0.7 0.5: together 1.2"),
+        ({"memory_share": ["0", "0.5"]}, r"--memory-share"),
+        ({"memory_share": ["0.5", "0.5"], "num_kv_blocks": "64"}, "--num-kv-blocks 64 both"),
+        ({"memory_share": ["0.5", "0.5"], "device": "null"}, "--device null"),
+        ({"port_range": "20000-20005"}, "fewer ports than the 9 processes"),
+    ],
+)
+def test_what_does_not_fit_several_models_is_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        several(**settings)
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the name 'a': /m/a and /n/a; .*--served-model-name"):
+        check_names(several(model=["/m/a", "/n/a"]))
+
+
+def test_what_is_shown_is_read_back_to_the_same(tmp_path: Path) -> None:
+    given = {"model": ["/m/a", "/m/b"], "memory_share": ["0.75", "0.25"], "device": "cpu"}
+    config, sources = resolve(GROUPS, given, {}, several=True)
+    found = of_each(config, sources)
+    path = tmp_path / "shown.toml"
+    path.write_text(show(*together(config, sources, found), GROUPS))
+    assert 'model = ["/m/a", "/m/b"]' in path.read_text()
+    again, its_sources = resolve(GROUPS, {"config": str(path)}, {}, several=True)
+    assert [one.cache for one, _ in of_each(again, its_sources)] == [one.cache for one, _ in found]
+    assert again.model.models == ["/m/a", "/m/b"]

@@ -261,7 +261,8 @@ class Cluster:
             TokenizerNode(world)
         for number in range(engines):
             SchedulerNode(world, f"engine-{number}", self.traits)
-            WorkerNode(world, f"engine-{number}", self.traits)
+            for rank in range(self.traits.world_size):
+                WorkerNode(world, f"engine-{number}", self.traits, rank)
         world.on_death = self.replace
         world.run(world.now + 4.0)
 
@@ -276,6 +277,9 @@ class Cluster:
     def replace(self, victim: Node) -> None:
         """The launcher has seen a process end, and mostly the router hears of it."""
         world = self.world
+        if victim.is_replaced:
+            return
+        victim.is_replaced = True
         if isinstance(victim, RouterNode):
             world.after(world.random.random(), self._new_router)
             return

@@ -6,9 +6,10 @@ service stands an executor in plain Python that refuses every plan which breaks 
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from unittest.mock import patch
 
 import msgspec
@@ -26,6 +27,7 @@ from penstock.protocol.config.fields import (
 from penstock.protocol.process import service as service_module
 from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.participant import Participant
+from penstock.protocol.tasks import Task
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
 from penstock.protocol.wire.messages.membership import Peer
@@ -39,6 +41,10 @@ LOADING = 0.3
 TURN = 0.001
 """Seconds until a loop has read what has come and does its work, at most."""
 MODEL = "/sim/model"
+COLLECTIVE = 3.0
+"""Seconds after which a rank ends that waits in a step for the others."""
+LOOK = 0.002
+"""Seconds between two looks whether the other ranks are as far."""
 SOON = 0.1
 """A loop that would sleep for less is woken on time; for all that is later its ticks do."""
 
@@ -74,6 +80,8 @@ class EngineTraits:
     """K, V and logits of this token, and of all that attend to it, are NaN."""
     early: float = 0.0
     """How often a grammar is not compiled when a token is due."""
+    world_size: int = 1
+    """Workers of an engine; they draw alike."""
     counts: bool = False
     """Rows bring none to ``limits.max_row_tokens`` tokens, not one each."""
     failing_steps: float = 0.0
@@ -122,20 +130,23 @@ def make_service(kind: type[S], config: Config, node: Node) -> S:
 class EngineNode(Node):
     """One process of an engine."""
 
-    def __init__(self, world: World, engine: str, traits: EngineTraits) -> None:
+    def __init__(self, world: World, engine: str, traits: EngineTraits, rank: int = 0) -> None:
         self.engine = engine
         self.traits = traits
+        self.rank = rank
         self._turn_at: float | None = None
         super().__init__(world)
 
     def replacement(self) -> Node:
-        return type(self)(self.world, self.engine, self.traits)
+        return type(self)(self.world, self.engine, self.traits, self.rank)
 
     def config(self) -> Config:
         traits = self.traits
         return Config(
             model=ModelConfig(model=MODEL),
-            cluster=ClusterConfig(router=ROUTER, engine=self.engine),
+            cluster=ClusterConfig(
+                router=ROUTER, engine=self.engine, rank=self.rank, world_size=traits.world_size
+            ),
             cache=CacheConfig(enable_prefix_caching=traits.caching),
             scheduler=SchedulerConfig(scheduling_policy=traits.policy),
             admission=AdmissionConfig(max_waiting_requests=traits.max_waiting),
@@ -228,6 +239,7 @@ class SimulatedExecutor:
     device = "simulated"
     dtype = ""
     summary = ""
+    tasks: ClassVar[dict[str, Task]] = {}
 
     def __init__(self, node: WorkerNode) -> None:
         self._node = node
@@ -241,6 +253,8 @@ class SimulatedExecutor:
         self.failed = 0
         self._launched: deque[tuple[float, StepResult]] = deque()
         self._busy_until = 0.0
+        self._draws = random.Random()
+        """What differs from step to step, and not between ranks."""
         self._worker = self._begin(0)
 
     def _begin(self, epoch: int) -> SimulatedWorker:
@@ -256,10 +270,10 @@ class SimulatedExecutor:
         asked = sampling.adjustments
         if asked is None or asked.grammar is None:
             return False
-        return self._world.random.random() < self._traits.early
+        return self._draws.random() < self._traits.early
 
     def _row_count(self) -> int:
-        return self._world.random.randint(0, self._traits.limits.max_row_tokens)
+        return self._draws.randint(0, self._traits.limits.max_row_tokens)
 
     @property
     def in_flight(self) -> int:
@@ -273,9 +287,10 @@ class SimulatedExecutor:
         world, traits = self._world, self._traits
         if plan.epoch != self._worker.epoch:
             self._worker = self._begin(plan.epoch)
-        if world.random.random() < traits.failing_steps:
+        self._draws.seed(plan.epoch << 32 | plan.step)
+        if self._draws.random() < traits.failing_steps:
             self._worker.fail_steps[plan.step] = "a kernel was unlucky"
-        whole = world.whole.pop((plan.epoch, plan.step), None)
+        whole = world.whole.get((plan.epoch, plan.step))
         try:
             answer = self._worker.run(plan, whole)
         except AssertionError as error:
@@ -289,17 +304,30 @@ class SimulatedExecutor:
         seconds = answer.seconds + traits.step_seconds * world.random.uniform(0.5, 1.5)
         self._busy_until = max(self._busy_until, world.now) + seconds
         self._launched.append((self._busy_until, msgspec.structs.replace(answer, seconds=seconds)))
+        step = (plan.epoch, plan.step)
+        world.ranks_in[step] = world.ranks_in.get(step, 0) + 1
         self._node.plan_turn(self._busy_until - world.now)
 
     def finished(self, wait: bool = False) -> StepResult | None:
-        if not self._launched or not (wait or self._launched[0][0] <= self._world.now):
+        world = self._world
+        if not self._launched or not (wait or self._launched[0][0] <= world.now):
             return None
-        if self._world.random.random() < self._traits.broken_steps:
+        due, result = self._launched[0]
+        ranks = world.ranks_in[result.epoch, result.step]
+        if ranks < self._traits.world_size and not wait:  # whoever waits would wait for them, too
+            if world.now - due > COLLECTIVE:
+                raise RuntimeError("the other ranks did not take part in a step")
+            return None
+        if world.random.random() < self._traits.broken_steps:
             raise RuntimeError("the device does not answer")
-        return self._launched.popleft()[1]
+        self._launched.popleft()
+        return result
 
     def next_at(self) -> float | None:
-        return self._launched[0][0] if self._launched else None
+        """When to look whether a step is over."""
+        if not self._launched:
+            return None
+        return max(self._launched[0][0], self._world.now + LOOK)
 
     def prepare(self) -> None: ...
 
@@ -346,4 +374,4 @@ class WorkerNode(EngineNode):
     def _wake(self) -> None:
         at = self.executor.next_at()
         if at is not None:
-            self.plan_turn(max(0.0, at - self.world.now))
+            self.plan_turn(at - self.world.now)

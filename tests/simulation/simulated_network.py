@@ -45,6 +45,8 @@ class World:
         """What a process must never do, seen where its own handlers would swallow it."""
         self.whole: dict[tuple[int, int], dict[int, list[int]]] = {}
         """(epoch, step) → tokens of the slots that the plan adds, as the scheduler has them."""
+        self.ranks_in: dict[tuple[int, int], int] = {}
+        """(epoch, step) → ranks that take part in it: none can finish it before all do."""
         self.failures = 0
         """Steps that have failed, and workers and schedulers that have ended."""
         self.on_death: Callable[[Node], None] = lambda node: None
@@ -121,6 +123,8 @@ class Node:
         self.incarnation = world.random.getrandbits(62) | 1
         self.address = address or f"ipc:///sim/{self.service}-{self.incarnation:x}.sock"
         self.alive = True
+        self.is_replaced = False
+        """Somebody starts another process in its place, or has done so."""
         self.unread: list[tuple[int, codec.Message]] | None = None
         """What has come to a stopped process."""
         self.closed: set[str] = set()
@@ -172,7 +176,7 @@ class Node:
             if not self.participant.handle(sender, message, self.world.now):
                 self.on_message(sender, message)
         except Ended:
-            self.world.kill(self)
+            self.world.die(self)
 
     def go_on(self) -> None:
         """The timers of a process that was stopped run again."""

@@ -99,6 +99,19 @@ def test_a_death_is_survived_by_every_request(kind: type[Node], seed: int) -> No
     check(cluster, records)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_engine_of_three_ranks_survives_the_loss_of_one(seed: int) -> None:
+    cluster = Cluster(World(seed), replace(ROOMY, world_size=3), engines=1 + seed % 2)
+    records = load(cluster, 60, 10.0, cancel=0.1)
+    for at in (2.0, 7.0):
+        cluster.world.after(at, lambda: cluster.kill_one(WorkerNode))
+    cluster.world.run(100.0)
+    check(cluster, records)
+    groups = [node.scheduler.group for node in cluster.world.of(SchedulerNode)]
+    assert all(group.attached for group in groups)
+    assert len(cluster.world.of(WorkerNode)) == 3 * len(groups)
+
+
 @pytest.mark.parametrize("kind", [TokenizerNode, SchedulerNode, WorkerNode])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_was_on_its_way_to_the_only_one_that_stops_waits_for_the_next(
@@ -109,6 +122,7 @@ def test_what_was_on_its_way_to_the_only_one_that_stops_waits_for_the_next(
     world = cluster.world
     records = load(cluster, 80, over=2.0)  # its silence is noticed after that
     [late] = world.of(kind)
+    late.is_replaced = True
     world.after(0.2, lambda: world.stop(late))
     world.after(6.0, lambda: late.replacement() and None)
     world.after(6.0 + world.random.random(), lambda: world.go_on(late))
@@ -157,6 +171,7 @@ def play_everything(seed: int) -> None:
     traits = rng.choice([ROOMY, TIGHT, TIGHT.with_limits(block_size=16, num_blocks=12)])
     traits = replace(
         traits.with_limits(max_row_tokens=row_tokens),
+        world_size=rng.choice([1, 3]) if not world.loss else 1,
         counts=row_tokens > 1,
         policy=rng.choice(list(POLICIES)),
         caching=rng.random() < 0.75,

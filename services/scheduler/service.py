@@ -59,6 +59,8 @@ class SchedulerService(LoopService):
             self.log,
         )
         self._answers: list[StepResult | StepFailed] = []
+        self._failed_beside: list[StepFailed] = []
+        """From other ranks than the first, whose results for older steps may come later."""
         self._plans = SentPlans(self.group.send)
         self._plan_at = 0.0
         self._idle_check = IdleCheck()
@@ -108,7 +110,7 @@ class SchedulerService(LoopService):
                 max_waiting_tokens=config.admission.max_waiting_tokens,
                 shape=whole.shape,
             )
-            self.core.on_fault = self._on_fault
+            self.core.follow_faults(self._on_fault)
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
             gc.collect()
             gc.freeze()
@@ -131,6 +133,7 @@ class SchedulerService(LoopService):
         if name := self.group.lost(gone):
             self._plans.clear()
             self._answers.clear()
+            self._failed_beside.clear()
             if self._draining_since is None:
                 self.set_phase(Phase.LOADING, "waiting for a worker")
             if self.core is not None:
@@ -151,8 +154,10 @@ class SchedulerService(LoopService):
     def on_message(self, sender: int, message: Message, now: float) -> None:
         match message:
             case StepResult() | StepFailed():
-                if self.group.counts(sender, failed=isinstance(message, StepFailed)):
+                if self.group.is_first(sender):
                     self._answers.append(message)
+                elif isinstance(message, StepFailed) and self.group.has(sender):
+                    self._failed_beside.append(message)
             case Attached():
                 self._on_attached(sender, message)
             case Enqueue() if self.ledger is None or (
@@ -185,6 +190,8 @@ class SchedulerService(LoopService):
             return
         batches: list[Batches] = []
         answers, self._answers = self._answers, []
+        if self._failed_beside:
+            answers += self._take_failed_beside(core, len(answers))
         for answer in answers:
             if isinstance(answer, StepResult):
                 self.metrics.observe("step_seconds", answer.seconds)
@@ -220,6 +227,14 @@ class SchedulerService(LoopService):
             self._hand_out(batch)
             if began:
                 TRACE.add(HAND_OUT, began, len(batch))
+
+    def _take_failed_beside(self, core: SchedulerCore, answered: int) -> list[StepFailed]:
+        """Failures of other ranks whose turn it is when so many more steps are answered: before
+        that, whoever was in the older steps would be blamed, or nobody."""
+        due = core.oldest_unanswered + answered
+        ready = [failed for failed in self._failed_beside if failed.step <= due]
+        self._failed_beside = [failed for failed in self._failed_beside if failed.step > due]
+        return ready
 
     def _hand_out(self, batches: Batches) -> None:
         for owner, batch in batches:

@@ -168,10 +168,13 @@ class WorkerGroup:
     def _name(self, rank: int) -> str:
         return "worker" if self._size == 1 else f"worker of rank {rank}"
 
-    def counts(self, sender: int, failed: bool) -> bool:
-        """Whether a result or failure from this process is one of the group's."""
-        rank = self._ranks.get(sender)
-        return rank == 0 or (failed and rank is not None)
+    def has(self, sender: int) -> bool:
+        """Whether this process is one of the group's workers."""
+        return sender in self._ranks
+
+    def is_first(self, sender: int) -> bool:
+        """Whether it is rank 0, who speaks for all."""
+        return self._ranks.get(sender) == 0
 
     def send(self, plan: StepPlan) -> bool:
         """Send a plan to every rank. ``False``: some rank does not get it."""

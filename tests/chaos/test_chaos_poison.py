@@ -15,7 +15,7 @@ from streams import Crowd, Followed, requests, undisturbed
 from victims import children, nothing_held, whole_again
 
 from penstock.protocol.ownership.tombstones import MAX_STALLS
-from penstock.services.scheduler.core import MAX_STRIKES
+from penstock.services.scheduler.failures import MAX_STRIKES
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -97,8 +97,8 @@ def test_a_poisonous_request_takes_nobody_along() -> None:
 def test_the_log_hears_which_request_failed_and_why() -> None:
     engine = Engine(poison=99)
     heard: list[tuple[str, int]] = []
-    engine.core.on_fault = lambda request, ending: heard.append(
-        (request.head.request_id, ending.status)
+    engine.core.follow_faults(
+        lambda request, ending: heard.append((request.head.request_id, ending.status))
     )
     for number, last in ((1, 98), (2, 99)):
         work = token_work([5, 6, last], max_tokens=2)

@@ -6,10 +6,13 @@ import logging
 
 import pytest
 from scheduler_harness import Engine, prompt
+from simulated_worker import token_bytes, token_list
 
 from penstock.protocol.process.faults import Faults
-from penstock.protocol.wire.messages.steps import StepPlan
-from penstock.services.scheduler.core import MAX_STRIKES, Batches
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.wire.messages.steps import StepFailed, StepPlan, StepResult
+from penstock.services.scheduler.core import Batches
+from penstock.services.scheduler.failures import MAX_STRIKES
 from penstock.services.scheduler.sent_plans import RESEND_SECONDS, SentPlans
 from penstock.services.scheduler.service import SchedulerService
 
@@ -90,6 +93,7 @@ class Loop(SchedulerService):
         self.faults = Faults([], "scheduler")
         self.batches: Batches = []
         self._answers = []
+        self._failed_beside = []
         self._plan_at = 0.0
         self._plans = SentPlans(outbox.send)
 
@@ -117,3 +121,25 @@ def test_a_plan_that_cannot_be_sent_has_failed_and_its_request_is_given_up_in_th
     engine.submit(2, prompt(5))
     loop.work(20.0)
     assert outbox.sent and engine.core.stats().running == 1
+
+
+def test_a_rank_that_fails_a_step_waits_for_the_results_of_older_ones_and_is_believed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("test"), "warning", lambda event, **facts: None)
+    engine, outbox = Engine(), Outbox()
+    engine.submit(1, prompt(5))
+    loop = Loop(engine, outbox)
+    loop.metrics = Registry()
+    loop.work(0.0)
+    assert outbox.sent == [1, 2]
+    loop._failed_beside += [StepFailed(1, 2, "rank 1"), StepFailed(1, 2, "rank 2")]
+    loop.work(0.1)
+    assert engine.core.stats().counters.failed_steps == 0, "step 1 is unanswered"
+    loop._answers.append(StepResult(1, 1, token_bytes([5]), [], 0.001))
+    loop.work(0.2)
+    ((_, batch),) = loop.batches
+    assert token_list(batch.tokens) == [5]
+    assert engine.core.stats().counters.failed_steps == 1
+    assert engine.core.failures(1) == 1, "it was in the step that failed"
+    assert outbox.sent == [1, 2, 3, 4], "a full plan and the next one"

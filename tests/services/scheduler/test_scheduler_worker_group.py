@@ -161,7 +161,7 @@ def test_every_rank_gets_every_plan_and_one_that_cannot_fails_it() -> None:
     assert len(world.sent) == 3
 
 
-def test_results_count_from_rank_0_and_failures_from_every_rank() -> None:
+def test_rank_0_speaks_for_all_and_strangers_for_nobody() -> None:
     group = formed().group
-    assert [group.counts(one, failed=False) for one in (10, 11, 12, 99)] == [True, *[False] * 3]
-    assert [group.counts(one, failed=True) for one in (10, 11, 12, 99)] == [*[True] * 3, False]
+    assert [group.is_first(one) for one in (10, 11, 12, 99)] == [True, False, False, False]
+    assert [group.has(one) for one in (10, 11, 12, 99)] == [True, True, True, False]

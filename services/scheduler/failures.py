@@ -1,0 +1,120 @@
+"""Failures: of steps, of rows, of workers.
+
+A failed step rolls back: all that ran goes back to waiting, and what the step and those planned
+behind it wrote leaves the prefix cache. Sequences in it get a *strike*. Those that have never
+produced a token, and those that failed twice without a new one, are *suspects* and run alone. The
+third strike without a new token ends a sequence with an error, so that a poisonous one takes
+nobody along.
+"""
+
+from __future__ import annotations
+
+from penstock.protocol.wire.messages.steps import TOO_EARLY, RowFailure, StepFailed
+from penstock.services.scheduler.endings import (
+    MOST_PUT_OFF,
+    NEVER_COMPILED,
+    NOT_A_NUMBER,
+    fits_no_longer,
+    put_off_seconds,
+    row_failed,
+    struck_out,
+)
+from penstock.services.scheduler.in_flight import StepsInFlight
+from penstock.services.scheduler.open_sequences import OpenSequences
+from penstock.services.scheduler.planner import Step
+from penstock.services.scheduler.sequence import Sequence
+
+SUSPECT_STALLS = 2
+MAX_STRIKES = 3
+"""Failed steps without a new token in between, after which a sequence ends with an error."""
+
+
+class FailureHandler:
+    """Decides who is blamed, who is retried, and who ends."""
+
+    def __init__(self, sequences: OpenSequences, in_flight: StepsInFlight) -> None:
+        self._sequences = sequences
+        self._in_flight = in_flight
+
+    # Steps and workers.
+
+    def step_failed(self, failed: StepFailed) -> bool:
+        """A step of this epoch raised. Returns whether that says something new.
+
+        Answers come in order: where an older step is unanswered, its plan or result got lost, and
+        nobody is blamed for that. A failure of a step that was answered already (its plan came
+        twice, say) also means that the worker waits for a full plan. One from before the last full
+        plan means nothing, nor does a second one before the next.
+        """
+        in_flight = self._in_flight
+        if not in_flight.matters(failed.step):
+            return False
+        died = in_flight.find(failed.step)
+        blamed = [died] if died is not None and died is in_flight.steps[0] else []
+        self._roll_back(blamed, failed.reason)
+        return True
+
+    def worker_ended(self) -> None:
+        """What was in flight may be what ended the worker."""
+        self._roll_back(list(self._in_flight.steps), "the worker ended")
+
+    def refit(self, max_sequence_len: int) -> None:
+        """The next worker holds so many tokens of a sequence; all of them wait. Those that no
+        longer fit end with an error."""
+        for sequence in self._sequences.requests.sequences():
+            sequence.max_len = min(sequence.max_len, max_sequence_len)
+            if len(sequence.tokens) >= max_sequence_len:
+                self._sequences.end(sequence, fits_no_longer(sequence, max_sequence_len))
+
+    def _roll_back(self, died: list[Step], reason: str) -> None:
+        """Forget all unanswered steps; ``died`` are those that may be to blame for it."""
+        sequences, planner = self._sequences, self._sequences.planner
+        involved = dict.fromkeys(planner.batch.sequences.values())
+        involved |= dict.fromkeys(s for step in self._in_flight.steps for s in step.sequences())
+        blamed = dict.fromkeys(s for step in died for s in step.sequences())
+        if unanswered := self._in_flight.clear():
+            planner.kv.forget_since(unanswered[0].number)
+        for sequence in involved:
+            if sequence.finished:
+                continue
+            sequence.in_flight = 0
+            if sequence in blamed:
+                sequence.strikes += 1
+                sequence.trusted = False
+                sequence.suspect = not sequence.proven or sequence.strikes >= MAX_STRIKES - 1
+            if sequence.strikes < MAX_STRIKES:
+                sequences.return_to_queue(sequence)
+            else:
+                sequences.end(sequence, struck_out(sequence, reason))
+
+    # Rows.
+
+    def bad_row(self, sequence: Sequence) -> None:
+        """The logits of a row were not finite: what it computed must not be used again.
+
+        If it began with blocks that others computed, those may be to blame, and it gets another
+        chance with blocks of its own; the others find their own bad rows.
+        """
+        self._sequences.planner.kv.distrust(sequence.kv)
+        sequence.strikes += 1
+        if sequence.num_hits and sequence.strikes < MAX_STRIKES:
+            sequence.trusted = False
+            self._in_flight.forget(sequence)
+            self._sequences.return_to_queue(sequence)
+            return
+        self._sequences.end(sequence, NOT_A_NUMBER)
+
+    def failed_row(self, sequence: Sequence, failure: RowFailure, now: float) -> None:
+        """A row that has no token: it ends, or waits a moment for its grammar. Its K and V stay in
+        the prefix cache, up to the token that it did not get."""
+        sequences = self._sequences
+        if failure.status != TOO_EARLY:
+            sequences.end(sequence, row_failed(failure))
+        elif sequence.times_put_off >= MOST_PUT_OFF:
+            sequences.end(sequence, NEVER_COMPILED)
+        else:
+            self._in_flight.forget(sequence)
+            sequences.leave(sequence)
+            sequences.waiting.put_off(sequence, now + put_off_seconds(sequence.times_put_off))
+            sequence.times_put_off += 1
+            sequence.trusted = False

@@ -1,0 +1,93 @@
+"""Open requests and their sequences: where they wait, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.services.scheduler.endings import Ending, by_output, overdue
+from penstock.services.scheduler.outbox import Outbox
+from penstock.services.scheduler.planner import Planner
+from penstock.services.scheduler.policy import SchedulingPolicy
+from penstock.services.scheduler.registry import RequestRegistry
+from penstock.services.scheduler.sequence import Request, Sequence
+from penstock.services.scheduler.waiting_queue import WaitingQueue
+
+
+class OpenSequences:
+    """Takes sequences from one place to the next: the queue, a slot, their end."""
+
+    planner: Planner
+    """Of this epoch; the core sets it."""
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self.policy = policy
+        self.requests = RequestRegistry()
+        self.waiting = WaitingQueue(policy)
+        self.outbox = Outbox()
+        self.on_fault: Callable[[Request, Ending], None] = lambda request, ending: None
+        """Hears of each sequence that ends by a fault of the server, for the log."""
+
+    def register(self, request: Request, sequences: list[Sequence]) -> None:
+        """Let sequences wait, those that their output already ends excepted. The request is open
+        when the policy has said where they stand."""
+        endings = [(s, ending) for s in sequences if (ending := by_output(s)) is not None]
+        for sequence in sequences:
+            self.planner.make_holder(sequence)
+        ended = [sequence for sequence, _ in endings]
+        waiting = [sequence for sequence in sequences if sequence not in ended]
+        request.open = {sequence.choice: sequence for sequence in waiting}
+        if self.policy.uses_prefix_cache:
+            hits = self.planner.num_hits(sequences[0])
+            request.num_cached = min(hits, request.prompt_len)
+        if waiting:
+            self.waiting.push(*waiting)
+        request.open |= {sequence.choice: sequence for sequence in ended}
+        self.requests.add(request)
+        for sequence, ending in endings:
+            self.end(sequence, ending)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take a sequence from its slot or its place in the queue. It is to go on soon."""
+        if sequence.running:
+            self.planner.batch.release(sequence)
+        self.waiting.remove(sequence)
+        sequence.resumed = True
+
+    def return_to_queue(self, sequence: Sequence) -> None:
+        """Let a sequence wait, wherever it is, in the place that is due to it now."""
+        self.leave(sequence)
+        self.waiting.push(sequence)
+
+    def expire(self, now: float) -> None:
+        """End what has passed its deadline."""
+        while (request := self.requests.first_overdue(now)) is not None:
+            for sequence in list(request.open.values()):
+                self.end(sequence, overdue(sequence))
+
+    def finish(self, sequence: Sequence) -> None:
+        """Its output is complete, and its last row is on the way."""
+        self.policy.on_finished(sequence)
+        self.close(sequence)
+
+    def end(self, sequence: Sequence, ending: Ending) -> None:
+        """End a sequence with a row of its own."""
+        if ending.is_fault:
+            self.on_fault(sequence.request, ending)
+        self.outbox.end(sequence, *ending)
+        self.close(sequence)
+
+    def drop(self, request: Request) -> None:
+        """Close all sequences of a request."""
+        for sequence in list(request.open.values()):
+            self.close(sequence)
+
+    def close(self, sequence: Sequence) -> None:
+        """Take a sequence from wherever it is. Its blocks serve the next plan."""
+        if sequence.running:
+            self.planner.batch.release(sequence)
+        self.waiting.remove(sequence)
+        sequence.finished = True
+        request = sequence.request
+        del request.open[sequence.choice]
+        if not request.open:
+            self.requests.remove(request)

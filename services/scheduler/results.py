@@ -1,0 +1,157 @@
+"""What a step's result does to its sequences: tokens, stops, lengths, and rows that failed."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from penstock.protocol.logprobs import PackedLogprobs
+from penstock.protocol.wire.messages.steps import StepResult
+from penstock.protocol.wire.messages.tokens import EndReason
+from penstock.services.scheduler.endings import ALL_BANNED, NOT_POOLED
+from penstock.services.scheduler.failures import FailureHandler
+from penstock.services.scheduler.limits import TOKEN_BYTES
+from penstock.services.scheduler.open_sequences import OpenSequences
+from penstock.services.scheduler.planner import Step
+from penstock.services.scheduler.sequence import Sequence
+
+
+class ResultReader:
+    """Reads results against the rows that were kept for their plans."""
+
+    def __init__(self, sequences: OpenSequences, failures: FailureHandler) -> None:
+        self._sequences = sequences
+        self._failures = failures
+        self._outbox = sequences.outbox
+        self.max_row_tokens = 1
+
+    def is_whole(self, step: Step, result: StepResult) -> bool:
+        """Whether a result brings tokens for the rows of its step, as many as they can have."""
+        counts, num_tokens = result.counts, len(step.rows)
+        if counts:
+            if len(counts) != num_tokens or not 1 < self.max_row_tokens >= max(counts):
+                return False
+            num_tokens = sum(counts)
+        return len(result.tokens) == TOKEN_BYTES * num_tokens
+
+    def take(self, step: Step, result: StepResult, now: float) -> int:
+        """Take the rows of a whole result. Returns how many tokens belong to answers."""
+        for chunk in result.prompt_logprobs:
+            if (prefilled := step.prompts.get(chunk.slot)) is not None:
+                prefilled.prompt_logprobs.add(chunk.start, chunk.tokens)
+        for one in result.pooled:
+            if one.row < len(step.rows) and (pooling := step.rows[one.row]) is not None:
+                pooling.pooled = one.values
+        tokens = array("i", result.tokens)
+        if (
+            result.counts or result.logprobs or result.bad_rows or result.failures
+            or result.banned_rows
+        ):  # fmt: skip
+            return self._take_rows(step, result, tokens, now)
+        generated, append = 0, self._append
+        for sequence, token in zip(step.rows, tokens, strict=True):
+            if sequence is not None and not sequence.finished:
+                sequence.in_flight -= 1
+                generated += append(sequence, token, None)
+        return generated
+
+    def _take_rows(self, step: Step, result: StepResult, tokens: array[int], now: float) -> int:
+        """Take a result's rows where more is to be said of them than one token each. Returns how
+        many tokens belong to answers."""
+        bad = frozenset(result.bad_rows)
+        logprobs = {one.row: one.token for one in result.logprobs} if result.logprobs else None
+        failures = {one.row: one for one in result.failures} if result.failures else None
+        banned = frozenset(result.banned_rows) if result.banned_rows else None
+        take: Callable[..., int] = self._extend if result.counts else self._append
+        drawn = _split(tokens, result.counts) if result.counts else tokens
+        generated = 0
+        for row, sequence in enumerate(step.rows):
+            if sequence is None or sequence.finished:
+                continue
+            sequence.in_flight -= 1
+            if bad and row in bad:
+                self._failures.bad_row(sequence)
+                continue
+            if failures and row in failures:
+                self._failures.failed_row(sequence, failures[row], now)
+                continue
+            if banned and row in banned:
+                self._sequences.end(sequence, ALL_BANNED)
+                continue
+            found = logprobs.get(row) if logprobs else None
+            generated += take(sequence, drawn[row], found)
+        return generated
+
+    def _append(self, sequence: Sequence, token: int, logprobs: PackedLogprobs | None) -> bool:
+        """Take one sampled token; the body of the loop over a result's rows. Returns whether it
+        belongs to the answer."""
+        tokens = sequence.tokens
+        tokens.append(token)
+        known = len(tokens)
+        if not sequence.trusted:
+            sequence.trust()
+        if token in sequence.request.stop_ids:
+            self._outbox.token(sequence, token, EndReason.STOP, token, logprobs)
+            self._sequences.finish(sequence)
+        elif known >= sequence.max_len:
+            if known > sequence.max_len:  # only its prompt was wanted
+                tokens.pop()
+                self._end_of_prompt(sequence)
+                return False
+            self._outbox.token(sequence, token, EndReason.LENGTH, None, logprobs)
+            self._sequences.finish(sequence)
+        else:
+            self._outbox.token(sequence, token, None, None, logprobs)
+        return True
+
+    def _extend(
+        self,
+        sequence: Sequence,
+        tokens: array[int],
+        logprobs: PackedLogprobs | None,
+    ) -> int:
+        """``_append`` for a row of any number of tokens. The first end in their order wins; what
+        comes after it is dropped. Returns how many belong to the answer."""
+        if sequence.decoding:
+            sequence.num_computed -= self.max_row_tokens - len(tokens)
+        room = sequence.max_len - len(sequence.tokens)
+        if room <= 0:  # only its prompt was wanted
+            self._end_of_prompt(sequence)
+            return 0
+        if not tokens:
+            self._sequences.planner.kv.compute_again(sequence.kv)
+            return 0
+        kept, stop = tokens[:room], None
+        for at, token in enumerate(kept):
+            if token in sequence.request.stop_ids:
+                kept, stop = kept[: at + 1], token
+                break
+        sequence.tokens.extend(kept)
+        if not sequence.trusted:
+            sequence.trust()
+        reason = EndReason.STOP if stop is not None else None
+        if reason is None and len(kept) == room:
+            reason = EndReason.LENGTH
+        found = logprobs.first(len(kept)) if logprobs is not None else None
+        self._outbox.tokens(sequence, kept, reason, stop, found)
+        if reason is not None:
+            self._sequences.finish(sequence)
+        return len(kept)
+
+    def _end_of_prompt(self, sequence: Sequence) -> None:
+        """All that was wanted of a sequence has been computed."""
+        if sequence.request.has_task and sequence.pooled is None:
+            self._sequences.end(sequence, NOT_POOLED)
+            return
+        self._outbox.end_of_prompt(sequence)
+        self._sequences.close(sequence)
+
+
+def _split(tokens: array[int], counts: bytes) -> list[array[int]]:
+    """The tokens of each row."""
+    rows: list[array[int]] = []
+    start = 0
+    for count in counts:
+        rows.append(tokens[start : start + count])
+        start += count
+    return rows

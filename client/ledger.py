@@ -27,7 +27,6 @@ from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.requests import (
     Accepted,
     Cancel,
-    ChoiceState,
     Rejected,
     Submit,
     Taken,
@@ -120,7 +119,7 @@ class ClientLedger:
         }
         if request.submission > 1:
             changes["choices"] = [
-                ChoiceState(number, bytes(choice.output), choice.released)
+                choice.state(number)
                 for number, choice in request.choices.items()
                 if not choice.ended
             ]
@@ -276,10 +275,9 @@ class ClientLedger:
                 continue
             choice.output += tokens[first:offset]
             choice.count = index + count
+            choice.released_text = released
             if channels is not None and row in channels:
                 choice.released = channels[row]
-            else:
-                choice.released.text = released
             if count:
                 request.stalls = 0
             more = extras.get(row) if extras is not None else None

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.client.sink import Sink
 from penstock.protocol.ownership.tombstones import RESEND_SECONDS
-from penstock.protocol.wire.messages.requests import Work
+from penstock.protocol.wire.messages.requests import ChoiceState, Work
 from penstock.protocol.wire.messages.tokens import Released
 
 
 class OpenChoice:
     """What has come of one choice: ``output`` holds its token ids as int32 bytes."""
 
-    __slots__ = ("count", "ended", "output", "released")
+    __slots__ = ("count", "ended", "output", "released", "released_text")
 
     def __init__(self) -> None:
         self.output = bytearray()
         self.count = 0
         self.released = Released()
+        """What has gone out on each channel, but for ``text``: ``released_text`` is newer."""
+        self.released_text = 0
         self.ended = False
+
+    def state(self, number: int) -> ChoiceState:
+        """What a tokenizer needs to go on with it, as choice ``number``."""
+        released = msgspec.structs.replace(self.released, text=self.released_text)
+        return ChoiceState(number, bytes(self.output), released)
 
 
 class OpenRequest:

@@ -108,7 +108,16 @@ def unreleased(content: Content, released: Released) -> Content:
 class Choice:
     """What has come of one choice: ``output`` holds its token ids as int32 bytes."""
 
-    __slots__ = ("count", "detailed", "ended", "named", "output", "released", "stream")
+    __slots__ = (
+        "_released",
+        "count",
+        "detailed",
+        "ended",
+        "named",
+        "output",
+        "released_text",
+        "stream",
+    )
 
     def __init__(self, stream: Stream, detailed: bool = False, named: Collection[int] = ()) -> None:
         """detailed: its rows bring more than text. named: the client's ``stop_token_ids``; an end
@@ -117,7 +126,9 @@ class Choice:
         self.named = named
         self.detailed = detailed
         self.output = bytearray()
-        self.released = Released()
+        self.released_text = 0
+        self._released = Released()
+        """But for ``text``: ``released_text`` is newer."""
         self.count = 0
         self.ended = False
 
@@ -126,8 +137,20 @@ class Choice:
         out of it. Returns what lies after that; usually empty."""
         self.output += tokens.tobytes()
         self.count = len(tokens)
-        self.released = released
+        self._released, self.released_text = released, released.text
         return unreleased(self.stream.replay(tokens), released)
+
+    @property
+    def released(self) -> Released:
+        """What has gone out of it."""
+        return msgspec.structs.replace(self._released, text=self.released_text)
+
+    def release(self, events: list[Event]) -> Released:
+        """Count what goes out now. Returns the counts."""
+        released = self.released
+        released.add(events)
+        self._released, self.released_text = released, released.text
+        return released
 
     def push(self, tokens: memoryview, end: End | None) -> tuple[Content, memoryview, End | None]:
         """The content of int32 tokens, those of them that count, and the end, if this is it.
@@ -198,15 +221,13 @@ class TextRows:
         self.indices.append(choice.count)
         self.counts.append(len(tokens))
         self.tokens += data
-        released = choice.released
         if isinstance(content, str):
-            released.text += len(content)
+            choice.released_text += len(content)
             self.texts.append(content)
         else:
-            released.add(content)
             self.texts.append("")
-            self.events.append(RowEvents(len(self.ids) - 1, content, copy(released)))
-        self.released.append(released.text)
+            self.events.append(RowEvents(len(self.ids) - 1, content, choice.release(content)))
+        self.released.append(choice.released_text)
         choice.output += data
         choice.count += len(tokens)
         if start is not None:

@@ -55,8 +55,10 @@ class StreamedAnswer(Answer):
             stream.added(self, len(text.encode()))
             return
         frames = self._frames
-        stream.write(frames.prefix + encode(text) + frames.suffix)
+        stream.pending.append(frames.prefix + encode(text) + frames.suffix)
         frames.prefix = frames.later
+        if not stream.is_dirty:
+            stream.mark()
 
     def add(self, text: str, extras: RowExtras) -> None:
         super().add(text, extras)
@@ -95,8 +97,10 @@ class EventStream:
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._chunked = True
-        self._pending: list[bytes] = []
-        self._dirty = False
+        self.pending: list[bytes] = []
+        """Frames of this turn of the event loop."""
+        self.is_dirty = False
+        """The clock knows of them."""
         self._holding: dict[StreamedAnswer, None] = {}
         self._held_bytes = 0
         self._written_at = 0.0
@@ -112,10 +116,14 @@ class EventStream:
 
     def write(self, frame: bytes) -> None:
         """Send a rendered frame at the end of this turn of the event loop."""
-        self._pending.append(frame)
-        if not self._dirty:
-            self._dirty = True
-            self._clock.mark(self)
+        self.pending.append(frame)
+        if not self.is_dirty:
+            self.mark()
+
+    def mark(self) -> None:
+        """There are frames to send."""
+        self.is_dirty = True
+        self._clock.mark(self)
 
     def expect(self, size: int) -> None:
         """A row of so many bytes comes once: they are no sign of a slow reader."""
@@ -149,15 +157,15 @@ class EventStream:
 
     def flush(self, now: float) -> None:
         """Write all pending frames as one HTTP chunk. Called by the clock."""
-        self._dirty = False
+        self.is_dirty = False
         transport = self._transport
-        if transport is None or not self._pending:
+        if transport is None or not self.pending:
             return
         if transport.is_closing():
             self._lost()
             return
-        payload = b"".join(self._pending)
-        self._pending.clear()
+        payload = b"".join(self.pending)
+        self.pending.clear()
         transport.write(b"%x\r\n%b\r\n" % (len(payload), payload) if self._chunked else payload)
         self._written_at = now
         backlog = transport.get_write_buffer_size()
@@ -177,7 +185,7 @@ class EventStream:
         self._held_bytes = 0
         for answer in holding:
             if frames := answer.take():
-                self._pending.append(frames)
+                self.pending.append(frames)
         self.flush(self._clock.now())
 
     def tick(self, now: float, keep_alive_s: float) -> None:
@@ -224,22 +232,22 @@ class EventStream:
             self._progress_at = self._clock.now()
             self._clock.watch(self)
             await self._drained
-        rest = b"".join(self._pending)
-        self._pending.clear()
+        rest = b"".join(self.pending)
+        self.pending.clear()
         return rest + tail
 
     def close(self) -> None:
         """Forget the connection: aiohttp writes to it from here on."""
         self._clock.discard(self)
         self._transport = None
-        self._pending.clear()
+        self.pending.clear()
 
     def _settle(self) -> None:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
     def _lost(self) -> None:
-        self._pending.clear()
+        self.pending.clear()
         self._generation.abandon()
         self._settle()
 

@@ -142,12 +142,9 @@ class Released(msgspec.Struct, array_like=True, gc=False):
     arguments: int = 0
     """Characters of ``ToolArguments``, over all calls."""
 
-    def add(self, content: Content) -> None:
+    def add(self, events: list[Event]) -> None:
         """Count what goes out now."""
-        if isinstance(content, str):
-            self.text += len(content)
-            return
-        for event in content:
+        for event in events:
             match event:
                 case Text():
                     self.text += len(event.text)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from simulated_worker import SimulatedWorker, output_alone, token_bytes, token_list
 
+from penstock.protocol.prefix_digest import chain_root, extended
 from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.requests import ChoiceState, Rejected, RequestHead, TokenWork
 from penstock.protocol.wire.messages.steps import SlotSampling, StepFailed, StepPlan, StepResult
@@ -74,15 +75,17 @@ def token_work(
         streamed=streamed,
         accepted=accepted,
     )
+    ids = token_bytes(prompt)
     return TokenWork(
         head=head,
-        prompt=token_bytes(prompt),
+        prompt=ids,
         sampling=SlotSampling(1.0, 0, 1.0, seed & (2**64 - 1)).packed(),
         choices=[ChoiceState(choice, token_bytes(output)) for choice, output in states.items()],
         stop_ids=stop_ids or [],
         max_tokens=2**31 if max_tokens is None else max_tokens,
         prompt_logprobs=prompt_logprobs,
         stalls=stalls,
+        prefix=extended(b"", chain_root(head), ids),
     )
 
 

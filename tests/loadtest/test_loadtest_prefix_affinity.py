@@ -1,0 +1,36 @@
+"""Conversations find the engine that has their beginning: real cores, a real router, no clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.loadtest.counted_router import strangers
+from penstock.loadtest.prefix_affinity import Setting, measure, table
+from penstock.services.router.prefix_index import MAX_SENT, MAX_TOLD
+
+ENGINES = 8
+
+
+@pytest.mark.timeout(240)
+def test_engines_together_hit_as_often_as_one_with_all_their_memory() -> None:
+    """A shorter run than the command's: fewer and shorter turns."""
+    setting = Setting(
+        engines=ENGINES, turns=(3, 6), answer=(10, 40), question=(40, 250), pause=2.0,
+        begin_within=10.0,
+    )  # fmt: skip
+    one, together, by_room = measure(setting)
+    shown = table([one, together, by_room])
+    assert together.requests == one.requests == by_room.requests > 700
+    assert together.hit_rate >= 0.95 * one.hit_rate, shown
+    assert by_room.hit_rate < 0.7 * one.hit_rate, "the setting must be one where it matters"
+    assert together.requests_imbalance < 1.2, shown
+    assert together.computed_imbalance < 1.2, shown
+    assert together.mean_ttft < by_room.mean_ttft, shown
+
+
+def test_random_prompts_neither_fill_the_router_nor_slow_it_down() -> None:
+    seen = strangers(ENGINES, 1000, 96)
+    assert max(seen.digests) <= ENGINES * (MAX_TOLD + MAX_SENT)
+    assert seen.mib < 40
+    first, last = seen.us
+    assert last < 5 * first + 200

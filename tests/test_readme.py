@@ -31,6 +31,7 @@ KNOWN = {
     "make test",
     "make serve MODEL=/path/to/hf-folder",
     ".venv/bin/penstock eval",
+    ".venv/bin/penstock serve /path/to/one /path/to/another",
     ".venv/bin/penstock serve --help",
     ".venv/bin/penstock serve --max-num-seqs 128 --show-config",
     'PATH="$PWD/.venv/bin:$PATH" honcho -f procfile start',
@@ -148,7 +149,21 @@ def test_make_serve_takes_a_folder(tmp_path: Path) -> None:
         server.stop()
 
 
-@pytest.mark.parametrize("beginning", [".venv/bin/penstock serve"])
+def test_two_models_share_one_server(tmp_path: Path) -> None:
+    one, another = make_model(tmp_path / "one"), make_model(tmp_path / "another")
+    port = free_port()
+    text = command(".venv/bin/penstock serve /path/to/one")
+    text = text.replace("/path/to/another", str(another)).replace("/path/to/one", str(one))
+    server = Running(f"{text} --port {port} --device null")
+    try:
+        server.wait_ready(port)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as answer:
+            assert [model["id"] for model in json.load(answer)["data"]] == ["one", "another"]
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("beginning", [".venv/bin/penstock serve --"])
 def test_the_help_and_the_settings_are_printed(beginning: str) -> None:
     for text in (c.strip() for c in COMMANDS if c.startswith(beginning)):
         done = subprocess.run(text.split(), cwd=ROOT, capture_output=True, text=True, timeout=20)

@@ -21,6 +21,7 @@ from penstock.protocol.wire.messages.tokens import (
     RowStart,
     Text,
     TextBatch,
+    TokenBatch,
     ToolArguments,
     ToolCallOpened,
 )
@@ -174,6 +175,32 @@ class Choice:
         return content, tokens, end
 
 
+class TokenExtras(msgspec.Struct, frozen=True, gc=False):
+    """What a row of a ``TokenBatch`` brings beside tokens."""
+
+    start: RowStart | None = None
+    end: End | None = None
+    logprobs: RowLogprobs | None = None
+    pooled: bytes | None = None
+
+
+NO_EXTRAS = TokenExtras()
+
+
+def extras_of(batch: TokenBatch) -> dict[int, TokenExtras] | None:
+    """By row, for those that have any; ``None``: all are tokens alone."""
+    if not (batch.starts or batch.ends or batch.logprobs or batch.pooled):
+        return None
+    starts = {one.row: one for one in batch.starts}
+    ends = {one.row: one for one in batch.ends}
+    logprobs = {one.row: one for one in batch.logprobs}
+    pooled = {one.row: one.values for one in batch.pooled}
+    return {
+        row: TokenExtras(starts.get(row), ends.get(row), logprobs.get(row), pooled.get(row))
+        for row in starts.keys() | ends.keys() | logprobs.keys() | pooled.keys()
+    }
+
+
 class TextRows:
     """Columns of one ``TextBatch`` in the making."""
 
@@ -205,14 +232,13 @@ class TextRows:
         tokens: memoryview,
         content: Content,
         end: End | None,
-        start: RowStart | None,
-        logprobs: RowLogprobs | None,
+        more: TokenExtras,
     ) -> None:
         """Add a row, and note in ``choice`` what it has brought."""
         data = tokens.tobytes()
         if choice.detailed:
             first = choice.count == 0
-            details = choice.stream.details(len(self.ids), first, tokens, logprobs)
+            details = choice.stream.details(len(self.ids), first, tokens, more.logprobs)
             if details is not None:
                 self.details.append(details)
         self.ids.append(request_id)
@@ -230,6 +256,7 @@ class TextRows:
         self.released.append(choice.released_text)
         choice.output += data
         choice.count += len(tokens)
+        start = more.start
         if start is not None:
             self.starts.append(RowStart(len(self.ids) - 1, start.cached, start.queued_s))
         if end is not None:

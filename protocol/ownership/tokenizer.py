@@ -15,7 +15,14 @@ import msgspec
 from penstock.protocol.ownership.owned_request import MakeStream, OwnedRequest
 from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
 from penstock.protocol.ownership.rejections import failed, given_up, going_down, too_long
-from penstock.protocol.ownership.text_rows import Choice, TextRows, joined
+from penstock.protocol.ownership.text_rows import (
+    NO_EXTRAS,
+    Choice,
+    TextRows,
+    TokenExtras,
+    extras_of,
+    joined,
+)
 from penstock.protocol.ownership.tombstones import (
     GRACE_SECONDS,
     MAX_STALLS,
@@ -37,7 +44,7 @@ from penstock.protocol.wire.messages.requests import (
     Work,
     submission_of,
 )
-from penstock.protocol.wire.messages.tokens import End, RowLogprobs, RowStart, TokenBatch
+from penstock.protocol.wire.messages.tokens import TokenBatch
 
 _decode_work = msgspec.msgpack.Decoder(Work).decode
 _log = logging.getLogger("penstock.ownership")
@@ -255,10 +262,7 @@ class TokenizerLedger:
 
     def _on_tokens(self, sender: int, batch: TokenBatch, now: float) -> None:
         tokens = memoryview(batch.tokens).cast("i")
-        ends = {end.row: end for end in batch.ends} if batch.ends else None
-        starts = {start.row: start for start in batch.starts} if batch.starts else None
-        logprobs = {one.row: one for one in batch.logprobs} if batch.logprobs else None
-        pooled = {one.row: one.values for one in batch.pooled} if batch.pooled else None
+        extras = extras_of(batch)
         offset = 0
         outgoing: dict[str, TextRows] = {}
         stale: list[tuple[int, int]] = []
@@ -281,15 +285,9 @@ class TokenizerLedger:
             out = outgoing.get(request.reply_to)
             if out is None:
                 out = outgoing[request.reply_to] = TextRows()
-            end = ends.get(row) if ends is not None else None
-            found = logprobs.get(row) if logprobs is not None else None
-            start = starts.get(row) if starts is not None else None
-            new = tokens[first:offset]
+            more = NO_EXTRAS if extras is None else extras.get(row, NO_EXTRAS)
             try:
-                if pooled is not None and row in pooled:
-                    event = choice.stream.pooled(pooled[row])
-                    request.replayed[number] = joined(request.replayed.get(number, ""), [event])
-                self._add_row(out, request, number, choice, new, end, start, found)
+                self._add_row(out, request, number, choice, tokens[first:offset], more)
             except Exception:
                 self._give_up(request)
         for address, out in outgoing.items():
@@ -314,17 +312,16 @@ class TokenizerLedger:
         number: int,
         choice: Choice,
         tokens: memoryview,
-        end: End | None,
-        start: RowStart | None,
-        logprobs: RowLogprobs | None,
+        more: TokenExtras,
     ) -> None:
-        engine_goes_on = end is None
-        content, tokens, end = choice.push(tokens, end)
-        if engine_goes_on and end is not None:
+        content, tokens, end = choice.push(tokens, more.end)
+        if more.end is None and end is not None:
             self._cancel_at_engine(request, number)
+        if more.pooled is not None:
+            content = joined([choice.stream.pooled(more.pooled)], content)
         if request.replayed:
             content = joined(request.replayed.pop(number, ""), content)
-        out.add(request.id, request.attempt, number, choice, tokens, content, end, start, logprobs)
+        out.add(request.id, request.attempt, number, choice, tokens, content, end, more)
         if len(tokens):
             request.stalls = 0
         if end is not None:

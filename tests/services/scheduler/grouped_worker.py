@@ -27,6 +27,8 @@ class GroupedSlot:
     told: int = 0
     """Blocks that plans have appended."""
     decoding: bool = False
+    began: int = -1
+    """Of ``simulated_worker.Slot``, which has one table; here the harness compares nothing."""
 
     def append(self, blocks: list[int]) -> None:
         """Each stretch of positions has one block in each group, in their order."""

@@ -78,18 +78,19 @@ def test_on_a_perfect_network_every_request_ends_once_with_its_own_text(
     assert (sum(core.counters.preemptions for core in cores) > 0) == (traits is not ROOMY)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_lost_and_doubled_messages_cost_time_but_no_text(seed: int) -> None:
     cluster = Cluster(World(seed, loss=0.02, delay=0.02, doubles=0.02))
     records = load(cluster, 80, 10.0, cancel=0.2)
     cluster.world.run(90.0)
     check(cluster, records, may_reject=True)
-    assert sum(bool(r.rejected) for r in records) <= 2 + len(records) // 10
+    rejected = sum(record.rejected[0].status != 504 for record in records if record.rejected)
+    assert rejected <= 2 + len(records) // 10
     check_forgotten(cluster)
 
 
 @pytest.mark.parametrize("kind", [RouterNode, TokenizerNode, SchedulerNode, WorkerNode])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_death_is_survived_by_every_request(kind: type[Node], seed: int) -> None:
     cluster = Cluster(World(seed))
     records = load(cluster, 80, 10.0, cancel=0.1)
@@ -113,7 +114,7 @@ def test_an_engine_of_three_ranks_survives_the_loss_of_one(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [TokenizerNode, SchedulerNode, WorkerNode])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(4))
 def test_what_was_on_its_way_to_the_only_one_that_stops_waits_for_the_next(
     kind: type[Node], seed: int
 ) -> None:
@@ -141,7 +142,7 @@ def test_a_dead_frontend_leaves_nothing_open(seed: int) -> None:
     check(cluster, records)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_steps_that_fail_and_requests_that_fail_them_cost_nobody_else_anything(seed: int) -> None:
     rng = random.Random(seed)
     traits = replace(
@@ -192,13 +193,13 @@ def play_everything(seed: int) -> None:
         world.after(rng.random() * 20, lambda k=kind: cluster.kill_one(k))
     world.run(150.0)
     check(cluster, records, may_reject=True)
-    rejected = sum(bool(record.rejected) for record in records)
+    rejected = sum(record.rejected[0].status != 504 for record in records if record.rejected)
     if traits.max_waiting > 8 and world.failures < 6:
         assert rejected <= 3 + len(records) // 10
     check_forgotten(cluster)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(10))
 def test_everything_at_once(seed: int) -> None:
     play_everything(seed)
 

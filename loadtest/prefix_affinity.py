@@ -75,6 +75,8 @@ class Setting:
     """Mean between an answer and the next question."""
     begin_within: float = 30.0
     max_num_seqs: int = 32
+    speed: float = 1.0
+    """Of an engine, in times of ``StepTime``."""
 
 
 @dataclass(slots=True)
@@ -210,7 +212,8 @@ class Simulation:
     def run(self) -> Result:
         for engine in self._engines.values():
             self._router.hello(engine.number)
-            self._beat(engine)
+            self._router.beat(engine.beat(0), self._now)
+            self._at(BEAT_SECONDS * engine.number / len(self._engines), partial(self._beat, engine))
         for client in self._clients:
             begin = self._pauses.uniform(0, self._setting.begin_within)
             self._at(begin, partial(self._say, client))
@@ -329,7 +332,8 @@ def measure(setting: Setting) -> list[Result]:
     )
     blocks = int(setting.memory * total / setting.engines / BLOCK)
     many = setting.engines
-    step = StepTime()
+    usual, speed = StepTime(), setting.speed
+    step = StepTime(usual.base / speed, usual.prefill_token / speed, usual.decode_row / speed)
     fast = StepTime(step.base, step.prefill_token / many, step.decode_row / many)
     alone = Simulation(
         _replaced(setting, engines=1), _limits(setting, blocks * many, many), fast, True
@@ -385,6 +389,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--conversations", type=int, default=defaults.conversations)
     parser.add_argument("--memory", type=float, default=defaults.memory, help="in all lengths")
     parser.add_argument("--pause", type=float, default=defaults.pause, help="mean, in seconds")
+    parser.add_argument("--speed", type=float, default=defaults.speed, help="of an engine")
     parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     arguments = vars(parser.parse_args(argv))

@@ -77,7 +77,7 @@ class Dispatcher:
                 self._release(key)
             return
         prefix = message.prefix if isinstance(message, Enqueue) else b""
-        member = self.placement.choose(key, message.attempt, message.model, prefix)
+        member = self.placement.choose(key, message.attempt, now, message.model, prefix)
         if now - self._began < YOUNG_SECONDS:
             member = None
         if member is None:

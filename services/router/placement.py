@@ -3,9 +3,10 @@ one with the most room; and never twice to who refused it.
 
 What an engine holds of a prompt counts against the load there. Each request that is open beyond
 those of the engine with the most room costs ``TOKENS_A_REQUEST`` of it, and past ``MAX_EXCESS`` no
-prompt goes there for what it holds. An engine that got a quarter more than its share of the latest
-requests must hold half of the prompt, and so on: else chats that begin alike would fill one
-engine's cache while little is going on, and leave the others' empty.
+prompt goes there for what it holds. An engine that got more than its share of the latest requests
+must hold the more of a prompt, the more that is: half of it for a sixteenth more, nine tenths for a
+fifth. Else chats that begin alike would fill one engine's cache while little is going on, and leave
+the others' empty.
 
 A resent request goes where it went before, as long as that process lives: elsewhere it would run
 twice. Another attempt of it is placed anew, and elsewhere if there is an elsewhere: its last place
@@ -32,7 +33,7 @@ MAX_EXCESS = 0.25
 """Of its slots, in open requests."""
 FADE_SECONDS = 60.0
 """A request counts among the latest by a share that falls to 1/e in so long."""
-FEW_REQUESTS = 8
+FEW_REQUESTS = 6
 """By so many an engine may pass its share of the latest, whatever it holds."""
 
 PLACED_BY = ("prefix", "load", "room")
@@ -64,7 +65,9 @@ class Placement:
         self.placed_by = dict.fromkeys(PLACED_BY, 0)
         """Requests whose prompts have digests, by what chose their engine."""
 
-    def choose(self, key: Key, attempt: int, model: str = "", prefix: bytes = b"") -> Member | None:
+    def choose(
+        self, key: Key, attempt: int, now: float, model: str = "", prefix: bytes = b""
+    ) -> Member | None:
         """The ready member of a model for an attempt of a request; ``None`` while there is none.
 
         ``prefix``: digests of its prompt, see ``penstock.protocol.prefix_digest``.
@@ -77,13 +80,13 @@ class Placement:
         ready = self._roster.ready(key[1], model)
         refused = _refused(route, attempt)
         others = [member for member in ready if member.incarnation not in refused]
-        return self._best(others or ready, prefix)
+        return self._best(others or ready, prefix, now)
 
-    def _best(self, members: list[Member], prefix: bytes) -> Member | None:
+    def _best(self, members: list[Member], prefix: bytes, now: float) -> Member | None:
         """Where the least is left to compute, for the load that is there."""
         if not members:
             return None
-        rooms = [_room(member) for member in members]
+        rooms = [_room(member, now) for member in members]
         least = min(rooms)
         found = members[rooms.index(least)]
         if not prefix or len(members) == 1:
@@ -161,10 +164,10 @@ def _slots(member: Member) -> int:
     return sum(demand.slots for demand in member.demands) or member.capacity.max_num_seqs or 1
 
 
-def _room(member: Member) -> tuple[float, float]:
+def _room(member: Member, now: float) -> tuple[float, float]:
     """Least is best: what would run there with one request more, over what can run at the same
     time, and of equals whoever got the fewest requests lately."""
-    return (member.load + member.routed + 1) / _slots(member), member.recent
+    return (member.open_at(now) + 1) / _slots(member), member.recent
 
 
 def _worth(
@@ -188,5 +191,5 @@ def _worth(
     if excess > MAX_EXCESS:
         held = 0
     elif (surplus := member.recent - share - FEW_REQUESTS) > 0:
-        cost += 2 * prompt * surplus / share
+        cost += 4 * prompt * prompt / (held or prompt) * surplus / share
     return held - cost, -room[0], -room[1]

@@ -50,6 +50,8 @@ NOTE_SECONDS = 1.0
 REPAIR_SECONDS = 2.0
 """A member that has missed a change gets the whole membership so often at most: it may only be too
 busy to read what it was sent."""
+ENDING_SECONDS = 2.0
+"""Over so long the pace of requests that end is a mean."""
 MAX_LOST = 256
 _decode_identity = msgspec.msgpack.Decoder(Identity).decode
 _decode_report = msgspec.msgpack.Decoder(MetricsReport).decode
@@ -59,9 +61,9 @@ class Member:
     """One living process."""
 
     __slots__ = (
-        "address", "broken_at", "capacity", "connected", "demands", "due", "heard_at", "identity",
-        "incarnation", "item_age", "item_limit", "load", "metrics", "note", "phase", "recent",
-        "repaired_at", "routed", "said", "service", "told", "was_ready",
+        "address", "beaten_at", "broken_at", "capacity", "connected", "demands", "due", "ending",
+        "heard_at", "identity", "incarnation", "item_age", "item_limit", "load", "metrics", "note",
+        "phase", "recent", "repaired_at", "routed", "said", "service", "told", "was_ready",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
@@ -83,6 +85,9 @@ class Member:
         self.load = 0
         self.routed = 0
         """Requests sent there since its last beat, which does not count them yet."""
+        self.beaten_at = now
+        self.ending = 0.0
+        """Requests that end there in a second, as its beats show."""
         self.recent = 0.0
         """Requests sent there lately; they fade (``Placement.tick``)."""
         self.item_age = 0.0
@@ -106,6 +111,19 @@ class Member:
     @property
     def model(self) -> str:
         return self.identity.model
+
+    def open_at(self, now: float) -> float:
+        """Requests that are open there now, about. It beats twice a second, each at another moment:
+        without those that end meanwhile, whoever beat last would seem to have the most room."""
+        return max(0.0, self.load + self.routed - self.ending * (now - self.beaten_at))
+
+    def beaten(self, load: int, now: float) -> None:
+        """It says how many requests are open there."""
+        passed = now - self.beaten_at
+        if passed > 0:
+            ended = max(0, self.load + self.routed - load)
+            self.ending += min(1.0, passed / ENDING_SECONDS) * (ended / passed - self.ending)
+        self.load, self.routed, self.beaten_at = load, 0, now
 
     def peer(self) -> Peer:
         return Peer(
@@ -243,9 +261,8 @@ class Roster:
             return
         member.heard_at = now
         member.connected = True
-        member.load = beat.load
+        member.beaten(beat.load, now)
         member.demands = beat.demands
-        member.routed = 0
         member.item_age = beat.item_age
         member.item_limit = beat.item_limit
         member.metrics = beat.metrics

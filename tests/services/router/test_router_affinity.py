@@ -189,6 +189,25 @@ def test_a_chat_stays_though_its_engine_got_more_than_its_share(world: World) ->
     assert world.place(own) == 1
 
 
+def test_requests_that_end_between_beats_do_not_count_until_the_next_one(world: World) -> None:
+    """Else whoever beat last would have the most room, and chats would change engines for it."""
+    prompt = prefix_of(1000)
+    world.holds(1, prompt)
+    engine = world.roster.members[1]
+    for _ in range(10):
+        engine.routed += 8
+        world.pass_time(0.5)
+        for number in world.versions:
+            world.beat(number)
+    engine.routed += 8
+    world.pass_time(0.45)
+    for number in (2, 3, 4):
+        world.beat(number)
+    assert world.place(prompt) == 1
+    engine.routed += 20
+    assert world.place(prompt) != 1, "those can hardly have ended"
+
+
 def test_resent_requests_return_and_refused_ones_go_elsewhere_whatever_is_cached(
     world: World,
 ) -> None:

@@ -187,7 +187,7 @@ SHOW_THE_TIME = {
     "protocol/process/logs.py",
     "services/frontend/connection.py",
     "services/frontend/context.py",
-    "services/frontend/generate.py",
+    "services/frontend/dialect_handler.py",
     "services/tokenizer/template_sandbox.py",
 }
 """Files that tell a user, a client or a template what time it is."""

@@ -13,7 +13,7 @@ from penstock.client.interface import Gateway, Overloaded
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.shown_values import show
-from penstock.services.frontend import access, generate, playground, system
+from penstock.services.frontend import access, dialect_handler, playground, system
 from penstock.services.frontend.body import check_is_json
 from penstock.services.frontend.connection import Limits, Runner
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
@@ -48,7 +48,9 @@ _log = logging.getLogger("penstock.frontend")
 def routes(dialects: Sequence[Dialect]) -> list[tuple[str, str, Handler]]:
     """(method, path, handler) of everything that is served."""
     generating: list[tuple[str, str, Handler]] = [
-        ("POST", path, generate.handler(dialect)) for dialect in dialects for path in dialect.routes
+        ("POST", path, dialect_handler.handler(dialect))
+        for dialect in dialects
+        for path in dialect.routes
     ]
     return [*generating, *_ROUTES]
 

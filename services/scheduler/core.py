@@ -82,7 +82,7 @@ class SchedulerCore:
         self._room = WaitingRoom(max_waiting_requests, max_waiting_tokens)
         self._sequences = OpenSequences(policy)
         self._requests, self._waiting = self._sequences.requests, self._sequences.waiting
-        self._outbox = self._sequences.outbox
+        self._rows = self._sequences.rows
         self._shape = shape
         self._pace = PrefillPace(shape)
         self.prefixes = CachedPrefixes() if enable_prefix_caching else None
@@ -195,7 +195,7 @@ class SchedulerCore:
         To be called a few times a second, also when the engine is idle.
         """
         self._sequences.expire(now)
-        return self._outbox.drain()
+        return self._rows.drain()
 
     # Steps.
 
@@ -231,7 +231,7 @@ class SchedulerCore:
 
     def drain(self) -> Batches:
         """Rows of ends that came about without a step, as some do where a request is added."""
-        return self._outbox.drain()
+        return self._rows.drain()
 
     def held_for(self, now: float) -> float:
         """Seconds until ``plan`` should be asked, because the step under way lasts, or nothing can
@@ -250,14 +250,14 @@ class SchedulerCore:
         step = in_flight.find(result.step) if result.epoch == self.epoch else None
         if step is None:
             self.counters.ignored_results += 1
-            return self._outbox.drain()
+            return self._rows.drain()
         if step is not in_flight.steps[0] or not self._results.is_whole(step, result):
             return self.fail(StepFailed(self.epoch, step.number, "a result got lost"), now)
         in_flight.steps.popleft()
         in_flight.took(result.seconds, now)
         self._pace.observe(step.num_decoding, step.num_prefilled, result.seconds)
         self.counters.generated_tokens += self._results.take(step, result, now)
-        return self._outbox.drain()
+        return self._rows.drain()
 
     @crash_only
     def fail(self, failed: StepFailed, now: float) -> Batches:
@@ -267,14 +267,14 @@ class SchedulerCore:
             self.counters.failed_steps += 1
         else:
             self.counters.ignored_results += 1
-        return self._outbox.drain()
+        return self._rows.drain()
 
     @crash_only
     def worker_gone(self) -> Batches:
         """Every open request waits again; what was in flight counts as a failed step, since it may
         be what ended the worker."""
         self._failures.worker_ended()
-        return self._outbox.drain()
+        return self._rows.drain()
 
     @crash_only
     def restart(self, epoch: int, limits: Limits | None = None) -> Batches:
@@ -293,7 +293,7 @@ class SchedulerCore:
         self._new_planner()
         for sequence in self._requests.sequences():
             self._planner.make_holder(sequence)
-        return self._outbox.drain()
+        return self._rows.drain()
 
     def follow_faults(self, on_fault: Callable[[Request, Ending], None]) -> None:
         """Tell of each sequence that ends by a fault of the server, for the log."""

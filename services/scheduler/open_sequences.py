@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.services.scheduler.endings import Ending, by_output, overdue
-from penstock.services.scheduler.outbox import Outbox
 from penstock.services.scheduler.planner import Planner
 from penstock.services.scheduler.policy import SchedulingPolicy
 from penstock.services.scheduler.registry import RequestRegistry
 from penstock.services.scheduler.sequence import Request, Sequence
+from penstock.services.scheduler.token_rows import TokenRows
 from penstock.services.scheduler.waiting_queue import WaitingQueue
 
 
@@ -23,7 +23,7 @@ class OpenSequences:
         self.policy = policy
         self.requests = RequestRegistry()
         self.waiting = WaitingQueue(policy)
-        self.outbox = Outbox()
+        self.rows = TokenRows()
         self.on_fault: Callable[[Request, Ending], None] = lambda request, ending: None
         """Hears of each sequence that ends by a fault of the server, for the log."""
 
@@ -73,7 +73,7 @@ class OpenSequences:
         """End a sequence with a row of its own."""
         if ending.is_fault:
             self.on_fault(sequence.request, ending)
-        self.outbox.end(sequence, *ending)
+        self.rows.end(sequence, *ending)
         self.close(sequence)
 
     def drop(self, request: Request) -> None:

@@ -22,7 +22,7 @@ class ResultReader:
     def __init__(self, sequences: OpenSequences, failures: FailureHandler) -> None:
         self._sequences = sequences
         self._failures = failures
-        self._outbox = sequences.outbox
+        self._rows = sequences.rows
         self.max_row_tokens = 1
 
     def is_whole(self, step: Step, result: StepResult) -> bool:
@@ -91,17 +91,17 @@ class ResultReader:
         if not sequence.trusted:
             sequence.trust()
         if token in sequence.request.stop_ids:
-            self._outbox.token(sequence, token, EndReason.STOP, token, logprobs)
+            self._rows.token(sequence, token, EndReason.STOP, token, logprobs)
             self._sequences.finish(sequence)
         elif known >= sequence.max_len:
             if known > sequence.max_len:  # only its prompt was wanted
                 tokens.pop()
                 self._end_of_prompt(sequence)
                 return False
-            self._outbox.token(sequence, token, EndReason.LENGTH, None, logprobs)
+            self._rows.token(sequence, token, EndReason.LENGTH, None, logprobs)
             self._sequences.finish(sequence)
         else:
-            self._outbox.token(sequence, token, None, None, logprobs)
+            self._rows.token(sequence, token, None, None, logprobs)
         return True
 
     def _extend(
@@ -133,7 +133,7 @@ class ResultReader:
         if reason is None and len(kept) == room:
             reason = EndReason.LENGTH
         found = logprobs.first(len(kept)) if logprobs is not None else None
-        self._outbox.tokens(sequence, kept, reason, stop, found)
+        self._rows.tokens(sequence, kept, reason, stop, found)
         if reason is not None:
             self._sequences.finish(sequence)
         return len(kept)
@@ -143,7 +143,7 @@ class ResultReader:
         if sequence.request.has_task and sequence.pooled is None:
             self._sequences.end(sequence, NOT_POOLED)
             return
-        self._outbox.end_of_prompt(sequence)
+        self._rows.end_of_prompt(sequence)
         self._sequences.close(sequence)
 
 

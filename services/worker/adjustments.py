@@ -25,7 +25,7 @@ from penstock.kernels.sampling import (
     begin_counts,
 )
 from penstock.protocol.wire.messages.steps import NewSlot, SlotAdjustments
-from penstock.services.worker.slots import History, history
+from penstock.services.worker.slot_history import History, history
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]

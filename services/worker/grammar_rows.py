@@ -19,7 +19,8 @@ from penstock.services.worker.grammar_slots import (
     GrammarSlots,
     Mask,
 )
-from penstock.services.worker.slots import IntArray, output_of
+from penstock.services.worker.slot_history import output_of
+from penstock.services.worker.slots import IntArray
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

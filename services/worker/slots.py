@@ -58,29 +58,6 @@ class PlannedStep(NamedTuple):
     """Slot of each row of the result: ``decoding``, then the chunks with ``sample``."""
 
 
-class History(NamedTuple):
-    """What a new slot's adjustments read: int32 ids."""
-
-    prompt: npt.NDArray[np.int32]
-    """All of it, or nothing: then they do not read it."""
-    output: npt.NDArray[np.int32]
-    """All of it."""
-
-
-def history(new: NewSlot, prompts: Sequence[bytes] = ()) -> History:
-    """prompts: those of the plan that adds the slot."""
-    if new.prompt >= 0:
-        prompt = np.frombuffer(prompts[new.prompt], "<i4")
-    else:
-        prompt = np.frombuffer(new.tokens, "<i4")[: 0 if new.start else new.prompt_len]
-    return History(prompt, output_of(new))
-
-
-def output_of(new: NewSlot) -> npt.NDArray[np.int32]:
-    """All output so far of a new slot that has adjustments, int32 ids."""
-    return np.frombuffer(new.tokens, "<i4")[max(new.prompt_len - new.start, 0) :]
-
-
 class SlotTable:
     """The slots of one executor.
 

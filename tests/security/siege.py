@@ -30,7 +30,11 @@ import pytest
 from served import Served
 
 KEYS = ["first-key-of-the-tests", "second-key-of-the-tests"]
-FLAGS = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
+FLAGS = (
+    *("--device", "cpu", "--dtype", "float32", "--threads", "1"),
+    *("--kv-cache-memory-bytes", str(32 * 1024 * 1024)),
+)
+"""KV memory becomes resident as it is used, so the worker grows by as much as it may have."""
 WAYS = ["", pytest.param("1", marks=pytest.mark.chaos)]
 """Values of PYTHONOPTIMIZE for the server: 1 removes every ``assert``."""
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -30,7 +30,8 @@ from penstock.protocol.sampling import GREEDY_TEMPERATURE, MAX_BIASES, MAX_STOP_
 from penstock.protocol.wire.messages.steps import NewSlot, SlotAdjustments
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.grammar_rows import only
-from penstock.services.worker.slots import History, IntArray, SlotTable, history
+from penstock.services.worker.slot_history import History, history
+from penstock.services.worker.slots import IntArray, SlotTable
 
 MOST_ENTRIES = MAX_BIASES + 2 * MAX_STOP_TOKENS
 """Biases, and stop and end tokens that may not come yet, of one slot."""

@@ -18,7 +18,8 @@ from penstock.protocol.wire.messages.steps import (
     StepPlan,
 )
 from penstock.services.worker.null_engine import NullExecutor
-from penstock.services.worker.slots import PlanError, SlotTable, history
+from penstock.services.worker.slot_history import history
+from penstock.services.worker.slots import PlanError, SlotTable
 
 CAPACITY = EngineSizes(
     num_blocks=10,

@@ -59,7 +59,7 @@ class _Columns:
         )
 
 
-class Outbox:
+class TokenRows:
     """Collects rows until ``drain``."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class Outbox:
         return columns
 
     def drain(self) -> list[tuple[str, TokenBatch]]:
-        """All rows so far as (owner, batch); the outbox is empty afterwards."""
+        """All rows so far as (owner, batch); the rows is empty afterwards."""
         if not self._owners:
             return []
         batches = [(owner, columns.batch()) for owner, columns in self._owners.items()]

@@ -22,7 +22,8 @@ import msgspec
 
 from penstock.protocol.prefix_digest import DIGEST_BYTES, covered
 from penstock.protocol.wire.messages.membership import Phase
-from penstock.services.router.roster import Member, Roster
+from penstock.services.router.member import Member
+from penstock.services.router.roster import Roster
 
 ROUTE_SECONDS = 60.0
 MAX_ROUTES = 1_000_000

@@ -12,136 +12,31 @@ from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import (
     Beat,
     BeatAnswer,
-    Capacity,
     Demand,
     Fenced,
     Hello,
     Identity,
     Members,
     MetricsReport,
-    Peer,
     Phase,
     ProcessMetrics,
     Refused,
     WhoAreYou,
 )
+from penstock.services.router.member import REPAIR_SECONDS, Member
 from penstock.services.router.prefix_index import PrefixIndex
 from penstock.services.router.served_models import ServedModels, total
 
-SILENCE_SECONDS = 3.0
-"""Six beats missed: the process is dead or cut off."""
-TCP_SILENCE_SECONDS = 5.0
-"""The same on tcp while the connection holds. Where answers to a host are lost, its system sends
-again after 0.2, 0.6, 1.4 and 3 s, and no new beat meanwhile: two lost seconds are three of silence.
-A process that ends takes its connections with it."""
-LOADING_SILENCE_SECONDS = 60.0
-"""The same of a process of ``LOADERS`` that was never ready, while its connection holds: nothing is
-lost with it, and one import may keep its threads from running for long (torch's libraries come from
-a cold disk, or the machine is crowded)."""
 _MODEL_SERVICES = ("tokenizer", "scheduler")
 """A model is ready when one of each is."""
-LOADERS = frozenset({"worker", "tokenizer"})
 GOODBYE_SECONDS = 0.05
 """A process says goodbye before its connection breaks, but the latter may be seen first."""
 PAUSE_SECONDS = 1.0
 """A router that did not run itself for so long judges nobody's silence by it."""
 NOTE_SECONDS = 1.0
 """What a process is doing in its phase is told to the others so often at most."""
-REPAIR_SECONDS = 2.0
-"""A member that has missed a change gets the whole membership so often at most: it may only be too
-busy to read what it was sent."""
-ENDING_SECONDS = 2.0
-"""Over so long the pace of requests that end is a mean."""
 MAX_LOST = 256
 _decode_identity = msgspec.msgpack.Decoder(Identity).decode
-_decode_report = msgspec.msgpack.Decoder(MetricsReport).decode
-
-
-class Member:
-    """One living process."""
-
-    __slots__ = (
-        "address", "beaten_at", "broken_at", "capacity", "connected", "demands", "due", "ending",
-        "heard_at", "identity", "incarnation", "item_age", "item_limit", "load", "metrics", "note",
-        "phase", "recent", "repaired_at", "routed", "said", "service", "told", "was_ready",
-    )  # fmt: skip
-
-    def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
-        self.service = hello.service
-        self.address = hello.address
-        self.incarnation = hello.incarnation
-        self.identity = self.said = identity
-        """The same but for the model's name, which a scheduler may have decided."""
-        self.heard_at = now
-        self.connected = True
-        """Our connection to it has not broken since its last beat."""
-        self.broken_at: float | None = None
-        """When its connection was seen to break, which means that it has ended."""
-        self.phase = Phase.STARTING
-        self.was_ready = False
-        self.note = ""
-        self.capacity = Capacity()
-        self.demands: list[Demand] = []
-        self.load = 0
-        self.routed = 0
-        """Requests sent there since its last beat, which does not count them yet."""
-        self.beaten_at = now
-        self.ending = 0.0
-        """Requests that end there in a second, as its beats show."""
-        self.recent = 0.0
-        """Requests sent there lately; they fade (``Placement.tick``)."""
-        self.item_age = 0.0
-        self.item_limit = 0.0
-        self.metrics = b""
-        self.told = 0
-        """Version of the membership that it was last sent; 0: it needs the whole."""
-        self.due = 0
-        """Version that it had been sent when it last beat: the next beat should say it."""
-        self.repaired_at = -REPAIR_SECONDS
-
-    @property
-    def silence_limit(self) -> float:
-        """Seconds without a beat, after which it is lost."""
-        if not self.connected:
-            return SILENCE_SECONDS
-        if self.service in LOADERS and not self.was_ready:
-            return LOADING_SILENCE_SECONDS
-        return TCP_SILENCE_SECONDS if self.address.startswith("tcp://") else SILENCE_SECONDS
-
-    @property
-    def model(self) -> str:
-        return self.identity.model
-
-    def open_at(self, now: float) -> float:
-        """Requests that are open there now, about. It beats twice a second, each at another moment:
-        without those that end meanwhile, whoever beat last would seem to have the most room."""
-        return max(0.0, self.load + self.routed - self.ending * (now - self.beaten_at))
-
-    def beaten(self, load: int, now: float) -> None:
-        """It says how many requests are open there."""
-        passed = now - self.beaten_at
-        if passed > 0:
-            ended = max(0, self.load + self.routed - load)
-            self.ending += min(1.0, passed / ENDING_SECONDS) * (ended / passed - self.ending)
-        self.load, self.routed, self.beaten_at = load, 0, now
-
-    def peer(self) -> Peer:
-        return Peer(
-            self.service,
-            self.address,
-            self.incarnation,
-            self.identity,
-            self.phase,
-            self.note,
-            self.capacity,
-            self.load,
-        )
-
-    def report(self) -> MetricsReport:
-        try:
-            return _decode_report(self.metrics) if self.metrics else MetricsReport([])
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return MetricsReport([])
 
 
 class Roster:

@@ -24,15 +24,17 @@ from penstock.protocol.wire.messages.membership import (
     Refused,
     WhoAreYou,
 )
-from penstock.services.router.roster import (
-    GOODBYE_SECONDS,
+from penstock.services.router.member import (
     LOADING_SILENCE_SECONDS,
-    MAX_LOST,
-    NOTE_SECONDS,
-    PAUSE_SECONDS,
     REPAIR_SECONDS,
     SILENCE_SECONDS,
     TCP_SILENCE_SECONDS,
+)
+from penstock.services.router.roster import (
+    GOODBYE_SECONDS,
+    MAX_LOST,
+    NOTE_SECONDS,
+    PAUSE_SECONDS,
     Roster,
 )
 

@@ -28,7 +28,8 @@ ELSEWHERE = {"--help", "--config", "--show-config"}
 SINCE = {
     *("--allowed-origins", "--compress-weights", "--insecure", "--max-tenant-share"),
     *("--download", "--max-wait-s", "--max-waiting-tokens", "--published-host"),
-    *("--device-index", "--restart-wait-s"),
+    *("--device-index", "--restart-wait-s", "--world-size"),
+    *("--memory-share", "--expected-models"),
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {
@@ -36,6 +37,7 @@ SETTINGS = {
     for group in msgspec.structs.fields(Config)
     if group.name != "test"
     for field in msgspec.structs.fields(group.type)
+    if field.name != "models"  # what several values of --model become
 }
 
 

@@ -190,14 +190,16 @@ def test_what_outlasts_the_drain_ends_with_an_error_event_and_the_server_with_su
         assert server.process.wait(60) == 0
 
 
-def test_a_tokenizer_of_another_model_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_tokenizer_of_other_files_under_the_same_name_is_refused_with_the_remedy(
+    tmp_path: Path,
+) -> None:
     other = write_model("qwen3", tmp_path / "other")
-    with served("--device", "null") as server:
-        process = start_service(server, "tokenizer", str(other))
+    with served("--device", "null", "--served-model-name", "ours") as server:
+        process = start_service(server, "tokenizer", "--served-model-name", "ours", str(other))
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 5, output
-    assert "tokenizer has the model 'other'" in output
-    assert "start all processes with the same MODEL" in output
+    assert "tokenizer has the model 'ours'" in output
+    assert "start all processes of a model with the same MODEL" in output
 
 
 def test_one_to_three_to_one_without_a_failed_request() -> None:

@@ -46,7 +46,9 @@ BODY = {
     "ignore_eos": True,
     "stream": True,
 }
-GROWTH_BYTES = 64 * 1024 * 1024
+KV_BYTES = 32 * 1024 * 1024
+GROWTH_BYTES = 64 * 1024 * 1024 + KV_BYTES
+"""KV memory becomes resident as it is used."""
 HEALTH_SECONDS = (1.0, 15.0)
 """/health: half of the answers, and the slowest. A machine that does nothing else takes 0.01 and
 0.2 s."""

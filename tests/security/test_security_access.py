@@ -16,7 +16,8 @@ from clients import ask
 from siege import CHAT, COMPLETIONS, PROMPT, Attacker
 
 from penstock.services.frontend.access import ApiKeys
-from penstock.services.frontend.app import OPEN_ROUTES, ROUTES
+from penstock.services.frontend.app import OPEN_ROUTES, routes
+from penstock.services.frontend.dialects.registry import BUILT_IN
 from penstock.services.frontend.errors import ApiError
 
 TEXTS = [
@@ -37,7 +38,7 @@ def with_key(locked: Attacker, number: int = 0) -> dict[str, str]:
 
 
 def test_without_a_key_only_probes_and_the_page_answer(locked: Attacker) -> None:
-    written = {path.replace("{model:.+}", "x") for _, path, _ in ROUTES}
+    written = {path.replace("{model:.+}", "x") for _, path, _ in routes(BUILT_IN)}
     odd = {"/nothing", "//v1/models", "/v1//models", "/v1/../v1/models", "/V1/models", "/live/",
            "/v1%2fmodels", "/%76%31/models", "/live/../v1/models", "/live%2f..%2fv1/models",
            "/metrics?x=/live", "/metrics#/live", "/v1/models;/live"}  # fmt: skip

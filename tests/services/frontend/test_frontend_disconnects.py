@@ -278,7 +278,7 @@ def test_a_stream_that_fails_takes_no_other_along(
     flush = EventStream.flush
 
     def failing(stream: EventStream, now: float) -> None:
-        if any(b"poison" in frame for frame in stream._pending):
+        if any(b"poison" in frame for frame in stream.pending):
             raise RuntimeError("poisoned")
         flush(stream, now)
 

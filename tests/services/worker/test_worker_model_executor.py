@@ -144,7 +144,13 @@ def test_logits_have_the_same_bits_in_every_batch_chunking_and_preemption(
     ):
         executor.reset()
         executor.logits = {}
-        tokens = PlanDriver(executor, seed).run(prompts, 10, samplings=samplings, **settings)  # type: ignore[arg-type]
+        tokens = PlanDriver(executor, seed).run(
+            prompts,
+            10,
+            samplings=samplings,
+            choices=list(range(len(prompts))),
+            **settings,  # type: ignore[arg-type]
+        )
         if reference is None:
             reference_tokens, reference = tokens, executor.logits
             assert len(reference) == 10 * len(lengths)

@@ -53,7 +53,7 @@ def run(config):
     return 0
 service.run = run
 config = Config(device=DeviceConfig(device="cuda", device_index=3))
-cli._run("worker", config, {"router": Source("flag", "")}, cli.Internal(), 0.0, False)
+cli._run("worker", [config], {"router": Source("flag", "")}, cli.Internal(), 0.0, False)
 """
     environment = {name: v for name, v in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     out = subprocess.run(

@@ -40,7 +40,7 @@ serve: setup ## serve MODEL, or the built-in model
 	@exec $(BIN)/penstock serve $(if $(MODEL),'$(MODEL)') $(ARGS)
 
 test: setup ## run the tests, without the long ones
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		-m 'not slow and not gpu and not chaos' $(ARGS)
 
 test-slow: setup ## run the tests that take minutes

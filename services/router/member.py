@@ -25,6 +25,8 @@ LOADING_SILENCE_SECONDS = 60.0
 lost with it, and one import may keep its threads from running for long (torch's libraries come from
 a cold disk, or the machine is crowded)."""
 LOADERS = frozenset({"worker", "tokenizer"})
+RECKONED_SECONDS = 0.6
+"""Requests are reckoned to end for so long after a beat: the next one is due then."""
 REPAIR_SECONDS = 2.0
 """A member that has missed a change gets the whole membership so often at most: it may only be too
 busy to read what it was sent."""
@@ -90,8 +92,10 @@ class Member:
 
     def open_at(self, now: float) -> float:
         """Requests that are open there now, about. It beats twice a second, each at another moment:
-        without those that end meanwhile, whoever beat last would seem to have the most room."""
-        return max(0.0, self.load + self.routed - self.ending * (now - self.beaten_at))
+        without those that end meanwhile, whoever beat last would seem to have the most room. From
+        one that has stopped beating no more is expected to end."""
+        since = min(now - self.beaten_at, RECKONED_SECONDS)
+        return max(0.0, self.load + self.routed - self.ending * since)
 
     def beaten(self, load: int, now: float) -> None:
         """It says how many requests are open there."""

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.tasks import Task
-from penstock.protocol.wire.messages.tokens import Event, RowDetails, RowLogprobs
+from penstock.protocol.wire.messages.tokens import Event, RowDetails, RowLogprobs, Scores, Vector
 from penstock.services.tokenizer.detokenizer import new_detokenizer
 from penstock.services.tokenizer.stop_strings import StopStrings
 from penstock.services.tokenizer.text_model import TextModel
@@ -122,7 +122,11 @@ class ChoiceStream:
         """What the request's task has made of its prompt."""
         if self._task is None:
             raise TypeError("a request that generates got what a task makes of its prompt")
-        return self._task.event(values)
+        event = self._task.event(values)
+        if not isinstance(event, Vector | Scores) or not isinstance(event.values, bytes):
+            # It would be refused with the rows of all others in the same message.
+            raise TypeError(f"the task {self._task.name} made no Vector or Scores of bytes")
+        return event
 
     def details(
         self, row: int, first: bool, tokens: TokenRow, found: RowLogprobs | None

@@ -253,3 +253,17 @@ def test_a_new_router_knows_nothing_until_it_is_told_all(world: World) -> None:
 def test_digests_say_how_many_tokens_they_cover() -> None:
     prefix = prefix_of(1000)
     assert covered(len(split(prefix))) == 960
+
+
+def test_of_an_engine_that_has_stopped_beating_no_more_requests_are_reckoned_to_end() -> None:
+    world = World(engines=1)
+    (engine,) = world.roster.members.values()
+    for _ in range(20):  # a hundred requests a second, all ended by the next beat
+        for _ in range(50):
+            world.place()
+        world.now += 0.5
+        world.beat(1, load=0)
+    for _ in range(200):
+        world.place()
+    assert engine.open_at(world.now + 0.5) == pytest.approx(150, abs=5)
+    assert engine.open_at(world.now + 3.0) == pytest.approx(140, abs=5)

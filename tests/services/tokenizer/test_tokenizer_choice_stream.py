@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from penstock.loadtest.make_model import make_model
 from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.ownership.text_rows import Choice
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.messages.tokens import Released, RowLogprobs
+from penstock.protocol.wire.messages.tokens import Event, Released, RowLogprobs, Text, Vector
 from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.text_model import TextModel
 
@@ -132,3 +133,30 @@ def test_offsets_go_on_after_a_continuation(
     second.replay(ids[:cut])
     second.push(ids[cut:])
     assert offsets_of(second, ids[cut:], first=False) == expected[cut:]
+
+
+class MadeUpTask:
+    """A task of another package, which makes an event of its own kind."""
+
+    name = "made-up"
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def pool(self, hidden: Any) -> bytes:
+        return b""
+
+    def event(self, values: bytes) -> Event:
+        event: Event = self._event
+        return event
+
+
+@pytest.mark.parametrize("wrong", [Vector([0.5]), Text("a"), "a", None])  # type: ignore[arg-type]
+def test_a_task_whose_event_no_message_can_carry_fails_at_its_own_request(
+    model: TextModel, wrong: Any
+) -> None:
+    stream = ChoiceStream(model, SamplingParams(), task=MadeUpTask(wrong))
+    with pytest.raises(TypeError, match="made-up"):
+        stream.pooled(b"")
+    right = ChoiceStream(model, SamplingParams(), task=MadeUpTask(Vector(b"\0" * 4)))
+    assert right.pooled(b"") == Vector(b"\0" * 4)

@@ -44,7 +44,7 @@ class ResultReader:
                 pooling.pooled = one.values
         tokens = array("i", result.tokens)
         if (
-            result.counts or result.logprobs or result.bad_rows or result.failures
+            self.max_row_tokens > 1 or result.logprobs or result.bad_rows or result.failures
             or result.banned_rows
         ):  # fmt: skip
             return self._take_rows(step, result, tokens, now)
@@ -62,8 +62,9 @@ class ResultReader:
         logprobs = {one.row: one.token for one in result.logprobs} if result.logprobs else None
         failures = {one.row: one for one in result.failures} if result.failures else None
         banned = frozenset(result.banned_rows) if result.banned_rows else None
-        take: Callable[..., int] = self._extend if result.counts else self._append
-        drawn = _split(tokens, result.counts) if result.counts else tokens
+        several = self.max_row_tokens > 1  # and as many positions are reserved for each row
+        take: Callable[..., int] = self._extend if several else self._append
+        drawn = _split(tokens, result.counts or bytes([1]) * len(step.rows)) if several else tokens
         generated = 0
         for row, sequence in enumerate(step.rows):
             if sequence is None or sequence.finished:

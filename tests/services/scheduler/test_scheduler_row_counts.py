@@ -132,3 +132,14 @@ def test_slots_that_could_not_all_have_a_full_row_are_refused() -> None:
         small(max_row_tokens=4, max_num_batched_tokens=15)
     with pytest.raises(ValueError, match="max_row_tokens is 256"):
         Limits(100, 4, 1, 1000, 100, 100, 256)
+
+
+def test_a_result_without_counts_brings_one_token_for_each_row() -> None:
+    plain, counted = begun(max_tokens=30, n=2), begun(max_tokens=30, n=2)
+    for step in range(1, 20):
+        tokens = token_bytes([step, step])
+        results = [StepResult(1, step, tokens, [], 0.001, counts=c) for c in (b"", b"\x01\x01")]
+        assert plain.apply(results[0], 0.0) == counted.apply(results[1], 0.0)
+        plain.check()
+        assert plain.stats() == counted.stats()
+        assert plain.plan(0.0) == counted.plan(0.0), "as many blocks are reserved"

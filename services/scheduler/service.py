@@ -119,7 +119,7 @@ class SchedulerService(LoopService):
         self.status.capacity = msgspec.structs.replace(
             Capacity(*msgspec.structs.astuple(limits)),
             max_model_len=limits.max_sequence_len,
-            tasks=message.tasks,
+            tasks=whole.tasks,
         )
         if self._draining_since is None:
             self.set_phase(Phase.READY)

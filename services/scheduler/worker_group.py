@@ -131,8 +131,9 @@ class WorkerGroup:
         first = self._peers[0].identity
         for rank in range(1, self._size):
             other = self._peers[rank].identity
-            pairs = [("model", first.model, other.model)]
+            pairs: list[tuple[str, object, object]] = [("model", first.model, other.model)]
             pairs.append(("model's files (fingerprint)", first.fingerprint, other.fingerprint))
+            pairs.append(("tasks", _names(answers[0].tasks), _names(answers[rank].tasks)))
             for name in answers[0].sizes.__struct_fields__:
                 if name not in MAY_DIFFER:
                     mine, theirs = (getattr(answers[r].sizes, name) for r in (0, rank))
@@ -180,6 +181,11 @@ class WorkerGroup:
         """Send a plan to every rank. ``False``: some rank does not get it."""
         taken = [self._send(peer.address, plan) for peer in self._peers]
         return bool(taken) and all(taken)
+
+
+def _names(tasks: list[str]) -> str:
+    """Tasks in an order that does not matter."""
+    return ", ".join(sorted(tasks)) or "none"
 
 
 def _unfit(sizes: EngineSizes) -> str:

@@ -122,6 +122,26 @@ def test_ranks_of_another_model_are_refused_by_name() -> None:
     assert "fingerprint) of rank 0 is a, of rank 1 b" in world.complaints[0]
 
 
+def test_ranks_that_do_other_tasks_are_refused_by_name() -> None:
+    world = World(2)
+    world.look(*RANKS[:2])
+    epoch = world.group.epoch
+    assert world.group.take(10, Attached(epoch, 0, SIZES, tasks=["embed", "score"])) is None
+    assert world.group.take(11, Attached(epoch, 1, SIZES, tasks=["embed"])) is None
+    assert not world.group.attached
+    assert "tasks of rank 0 is embed, score, of rank 1 embed" in world.complaints[0]
+
+
+def test_the_tasks_of_a_group_are_those_of_all_its_ranks_in_any_order() -> None:
+    world = World(2)
+    world.look(*RANKS[:2])
+    epoch = world.group.epoch
+    assert world.group.take(11, Attached(epoch, 1, SIZES, tasks=["score", "embed"])) is None
+    whole = world.group.take(10, Attached(epoch, 0, SIZES, tasks=["embed", "score"]))
+    assert whole is not None
+    assert whole.tasks == ["embed", "score"]
+
+
 def test_a_worker_whose_rank_is_none_of_the_engines_is_refused_by_name() -> None:
     world = World(1)
     assert world.look(RANKS[0], worker(1, 11)) == {}

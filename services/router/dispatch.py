@@ -16,34 +16,20 @@ from penstock.protocol.wire.messages.requests import (
     Cancel,
     Enqueue,
     Rejected,
-    Submit,
     first_attempt,
 )
+from penstock.services.router.held_requests import HeldRequests, Request, Target, service_of
 from penstock.services.router.placement import Placement
 from penstock.services.router.roster import Roster
 
 YOUNG_SECONDS = 1.2
 """A router younger than two beats may not know everybody yet: it holds requests."""
-MAX_HELD = 10_000
-MAX_HELD_BYTES = 256 * 1024 * 1024
-"""Of all held requests for a model together."""
 HOLD_SECONDS = 30.0
 """A request waits so long for a tokenizer or an engine to come (back), or for
 ``--restart-wait-s`` if that is longer …"""
 LOADING_HOLD_SECONDS = 600.0
 """… and so long while there is one that starts or loads its weights."""
 RETRY_AFTER_SECONDS = 1.0
-
-Request = Submit | Enqueue
-
-
-class Held:
-    """How much of one model is held."""
-
-    __slots__ = ("bytes", "count")
-
-    def __init__(self) -> None:
-        self.count = self.bytes = 0
 
 
 class Dispatcher:
@@ -56,10 +42,7 @@ class Dispatcher:
         now: float,
         restart_wait_s: float = HOLD_SECONDS,
     ) -> None:
-        self.held: dict[tuple[int, str], tuple[Request, float]] = {}
-        """(id, service) → (message, since when), oldest first."""
-        self.held_of: dict[str, Held] = {}
-        """By model; what waits for one turns no request for another away."""
+        self.held = HeldRequests()
         self.routed = 0
         self.placement = Placement(roster)
         self._roster = roster
@@ -67,14 +50,15 @@ class Dispatcher:
         self._began = now
         self._hold = max(HOLD_SECONDS, restart_wait_s)
         self._tombstones = Tombstones()
+        self._hopeful: dict[Target, bool] = {}
+        """By what requests wait for: whether it may still come, when they were last all tried."""
 
     def request(self, message: Request, now: float) -> None:
         """Send a request on, hold it, or turn it away."""
-        service = _destination(message)
+        service = service_of(message)
         key = (message.id, service)
         if self._tombstones.covers(message.id, message.attempt):
-            if key in self.held and self.held[key][0].attempt <= message.attempt:
-                self._release(key)
+            self._release_up_to(key, message.attempt)
             return
         prefix = message.prefix if isinstance(message, Enqueue) else b""
         member = self.placement.choose(key, message.attempt, now, message.model, prefix)
@@ -83,7 +67,7 @@ class Dispatcher:
         if member is None:
             self._wait_or_reject(message, service, now)
             return
-        self._release(key)
+        self.held.release(key)
         self.placement.placed(key, message.attempt, member, now, prefix)
         if self._send(member.address, message):
             member.routed += 1
@@ -101,34 +85,17 @@ class Dispatcher:
         if is_new and not young and message.model not in self._roster.models:
             self._reject(message, self._explain(service, message.model))
             return
-        known = self.held.get(key)
-        if known is not None and known[0].attempt > message.attempt:
+        held = self.held.attempt(key)
+        if held is not None and held > message.attempt:
             return
-        held = self.held_of.get(message.model) or Held()
-        more = len(message.work) - (len(known[0].work) if known is not None else 0)
-        if known is None and held.count >= MAX_HELD:
-            reason = f"{MAX_HELD} requests wait for it"
-        elif more > 0 and held.bytes + more > MAX_HELD_BYTES:
-            reason = f"requests of {MAX_HELD_BYTES >> 20} MiB wait for it"
-        else:
-            same = known is not None and known[0].attempt == message.attempt
-            since = known[1] if known is not None and same else now
-            self.held[key] = (message, since)  # if the same, with the time left now
-            self.held_of[message.model] = held
-            held.count += known is None
-            held.bytes += more
-            return
-        self._reject(message, f"{self._explain(service, message.model)}, and {reason}")
+        if reason := self.held.hold(message, now):
+            self._reject(message, f"{self._explain(service, message.model)}, and {reason}")
 
-    def _release(self, key: tuple[int, str]) -> None:
-        """Hold a request no longer."""
-        message, _ = self.held.pop(key, (None, 0.0))
-        if message is not None:
-            held = self.held_of[message.model]
-            held.count -= 1
-            held.bytes -= len(message.work)
-            if not held.count:
-                del self.held_of[message.model]
+    def _release_up_to(self, key: tuple[int, str], attempt: int) -> None:
+        """Hold a request no longer, unless it is a later attempt."""
+        held = self.held.attempt(key)
+        if held is not None and held <= attempt:
+            self.held.release(key)
 
     def _is_coming(self, service: str, model: str) -> bool:
         """Whether a process of the service starts or loads."""
@@ -146,7 +113,7 @@ class Dispatcher:
         return f"no {name} is ready ({states})"
 
     def _reject(self, message: Request, reason: str) -> None:
-        self._release((message.id, _destination(message)))
+        self.held.release((message.id, service_of(message)))
         self._send(
             message.reply_to,
             Rejected(
@@ -173,9 +140,8 @@ class Dispatcher:
         ):
             if choice < 0:
                 self._tombstones.bury(request_id, attempt, now)
-                held = self.held.get((request_id, service))
-                if held is not None and held[0].attempt <= attempt:
-                    self._release((request_id, service))
+                for waited_for in ("tokenizer", "scheduler"):
+                    self._release_up_to((request_id, waited_for), attempt)
             one = Cancel([request_id], [attempt], [choice])
             target = self.placement.where((request_id, service))
             targets = [target] if target else self._roster.ready(service)
@@ -183,16 +149,23 @@ class Dispatcher:
                 self._send(each.address, one)
 
     def tick(self, now: float) -> None:
-        """Try the held requests again; forget old routes."""
+        """Try the held requests again if any of them may move; forget old routes.
+
+        What is ready or coming is looked up once for each service of a model that is waited for.
+        """
         self._tombstones.expire(now)
-        for key, (message, since) in list(self.held.items()):
-            self.request(message, now)
-            is_coming = self._is_coming(key[1], message.model)
-            limit = LOADING_HOLD_SECONDS if is_coming else self._hold
-            if key in self.held and now - since > limit:
-                self._reject(message, self._explain(key[1], message.model))
-        self.placement.tick(now)
-
-
-def _destination(message: Request) -> str:
-    return "tokenizer" if isinstance(message, Submit) else "scheduler"
+        young = now - self._began < YOUNG_SECONDS
+        hopeful = {}
+        for target in self.held.targets():
+            service, model = target
+            hopeful[target] = young or model in self._roster.models
+            is_ready = not young and bool(self._roster.ready(service, model))
+            if is_ready or hopeful[target] != self._hopeful.get(target, True):
+                for message in self.held.waiting(target):
+                    self.request(message, now)
+            limit = LOADING_HOLD_SECONDS if self._is_coming(service, model) else self._hold
+            for message in self.held.older_than(now - limit, target):
+                self.placement.keep((message.id, service), now)
+                self._reject(message, self._explain(service, model))
+        self._hopeful = hopeful
+        self.placement.tick(now, self.held)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Container
 
 import msgspec
 
@@ -136,8 +137,9 @@ class Placement:
         route = self._routes.get(key)
         return self._roster.members.get(route.incarnation) if route is not None else None
 
-    def tick(self, now: float) -> None:
-        """Forget what is older than ``ROUTE_SECONDS``, and what else time makes worthless."""
+    def tick(self, now: float, held: Container[Key] = ()) -> None:
+        """Forget what is older than ``ROUTE_SECONDS``, unless its request is held, and what else
+        time makes worthless."""
         self._roster.prefixes.expire(now)
         if self._faded_at is not None:
             left = math.exp((self._faded_at - now) / FADE_SECONDS)
@@ -148,7 +150,10 @@ class Placement:
             oldest = next(iter(self._routes))
             if now - self._routes[oldest].when < ROUTE_SECONDS:
                 return
-            self._routes.popitem(last=False)
+            if oldest in held:
+                self.keep(oldest, now)
+            else:
+                del self._routes[oldest]
 
     def __len__(self) -> int:
         return len(self._routes)

@@ -187,6 +187,11 @@ class Roster:
                 is_news |= self.models.is_ready(model)
         if is_news:
             self._changed.add(self.incarnation)
+            self._forget_models()
+
+    def _forget_models(self) -> None:
+        if self.models.forget({member.model for member in self.members.values()}):
+            self._changed.add(self.incarnation)
 
     def _others(self, frontend: Member) -> list[Demand]:
         """What all processes but this frontend have said, by model."""
@@ -206,6 +211,7 @@ class Roster:
             is_last = not any(other.model == member.model for other in self.members.values())
             if is_last and self.models.has_nobody(member.model):
                 self._changed.add(self.incarnation)
+            self._forget_models()
 
     def died(self, pid: int, host: str) -> None:
         """The launcher saw the process end."""
@@ -231,6 +237,7 @@ class Roster:
         del self.lost[:-MAX_LOST]
         self._lost_since.append(member.incarnation)
         self._remove(member)
+        self._forget_models()
         self._send_last(member.address, Fenced(member.incarnation))
 
     def _remove(self, member: Member) -> None:

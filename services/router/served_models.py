@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
 from penstock.protocol.wire.messages.membership import Demand, Identity, is_among
 
+MAX_ABSENT = 256
+"""Models without a process that count as served, and models that are known to be withdrawn."""
+
 
 class ServedModels:
-    """Models that have been ready, and those of them that have been withdrawn since."""
+    """Models that have been ready, and those of them that have been withdrawn since.
+
+    A model whose processes were lost counts as served, since they are being started again. So that
+    names that come and go for ever do not add up, of those without a process only the
+    ``MAX_ABSENT`` that were ready last are kept, and as many of the latest withdrawn ones.
+    """
 
     def __init__(self) -> None:
         self._served: dict[str, None] = {}
@@ -26,6 +34,11 @@ class ServedModels:
     @property
     def withdrawn(self) -> list[str]:
         return list(self._withdrawn)
+
+    @property
+    def names_known(self) -> int:
+        """Names that schedulers have given to files."""
+        return sum(map(len, self._names_of.values()))
 
     def __len__(self) -> int:
         return len(self._served)
@@ -56,7 +69,8 @@ class ServedModels:
     def told(self, models: Iterable[str]) -> bool:
         """A member knew of them before this router did. Returns whether one is news. One that was
         withdrawn is not: the member has not heard of it yet."""
-        news = [name for name in models if name not in {**self._served, **self._withdrawn}]
+        known = self._served.keys() | self._withdrawn.keys()
+        news = [name for name in models if name not in known]
         self._served.update(dict.fromkeys(news))
         return bool(news)
 
@@ -66,9 +80,30 @@ class ServedModels:
         withdrawn."""
         if model not in self._served or len(self._served) == 1:
             return False
-        del self._served[model]
-        self._withdrawn[model] = None
+        self._withdraw(model)
         return True
+
+    def forget(self, present: Collection[str]) -> bool:
+        """Drop what is known of models beyond what is kept of those that no member has. Call it
+        when a member has gone or models were told of. Returns whether one is withdrawn."""
+        absent = [name for name in self._served if name not in present]
+        too_many = absent[: max(0, len(absent) - MAX_ABSENT)]
+        for name in too_many:
+            self._withdraw(name)
+        for fingerprint, names in list(self._names_of.items()):
+            kept = {name: None for name in names if name in present or name in self._served}
+            if kept:
+                self._names_of[fingerprint] = kept
+            else:
+                del self._names_of[fingerprint]
+        return bool(too_many)
+
+    def _withdraw(self, model: str) -> None:
+        del self._served[model]
+        self._withdrawn.pop(model, None)
+        self._withdrawn[model] = None  # the latest
+        if len(self._withdrawn) > MAX_ABSENT:
+            del self._withdrawn[next(iter(self._withdrawn))]
 
 
 def total(demands: Iterable[Demand]) -> list[Demand]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -29,10 +30,14 @@ from penstock.protocol.wire.messages.requests import (
 from penstock.services.router.dispatch import (
     HOLD_SECONDS,
     LOADING_HOLD_SECONDS,
-    MAX_HELD,
-    MAX_HELD_BYTES,
     YOUNG_SECONDS,
     Dispatcher,
+)
+from penstock.services.router.held_requests import (
+    MAX_HELD,
+    MAX_HELD_BYTES,
+    MAX_HELD_BYTES_IN_ALL,
+    OVERHEAD_BYTES,
 )
 from penstock.services.router.placement import ROUTE_SECONDS
 from penstock.services.router.roster import Roster
@@ -317,7 +322,7 @@ def test_a_new_request_is_turned_away_at_once_when_nobody_is_ready(world: World)
     ((to, rejected),) = world.take(Rejected)
     assert to == TOKENIZER
     assert rejected.message == "no engine is ready (loading weights 45 %); try again"
-    assert world.dispatcher.held == {}
+    assert len(world.dispatcher.held) == 0
 
 
 def test_a_new_request_waits_where_somebody_was_ready_before(world: World) -> None:
@@ -359,7 +364,7 @@ def test_a_continuation_waits_until_somebody_is_ready(world: World, attempt: int
     world.add(1, "scheduler")
     world.tick(0.25)
     assert world.where() == [1]
-    assert world.dispatcher.held == {}
+    assert len(world.dispatcher.held) == 0
     world.tick(0.25)
     assert world.sent == []
 
@@ -383,7 +388,7 @@ def test_a_request_that_nobody_had_accepted_waits_when_its_place_is_lost(
     world.beat(2)
     world.tick(0.25)
     assert world.where() == [2]
-    assert world.dispatcher.held == {}
+    assert len(world.dispatcher.held) == 0
 
 
 def test_a_request_without_its_place_does_not_wait_for_ever(world: World) -> None:
@@ -476,7 +481,7 @@ def test_what_is_held_is_bounded_in_bytes(world: World) -> None:
     world.add(1, "scheduler")
     world.tick(0.25)
     assert len(world.take(Enqueue)) == 5
-    assert world.dispatcher.held_of == {}
+    assert world.dispatcher.held.bytes == 0
 
 
 def test_a_young_router_holds_what_comes_until_it_knows_everybody() -> None:
@@ -650,13 +655,77 @@ def test_what_waits_for_one_model_does_not_fill_the_room_of_another(two_models: 
     world = two_models
     world.roster.died(2, "host-a")
     world.roster.died(12, "host-a")
-    big = b"x" * MAX_HELD_BYTES
+    big = b"x" * (MAX_HELD_BYTES - 2 * OVERHEAD_BYTES)
     for number, model in ((1, "a"), (2, "b"), (3, "a")):
         enqueue = Enqueue(number, FIRST, TOKENIZER, big, model=model)
         world.dispatcher.request(enqueue, world.now)
     ((_, rejected),) = world.take(Rejected)
     assert rejected.id == 3
     assert "no engine of the model 'a' is running" in rejected.message
+
+
+def test_what_waits_for_all_models_together_is_bounded(two_models: World) -> None:
+    world = two_models
+    names = [f"model-{number}" for number in range(5)]
+    world.beat(1, served=names)  # they were ready before this router
+    big = b"x" * (MAX_HELD_BYTES_IN_ALL // 4)
+    for number, model in enumerate(names):
+        enqueue = Enqueue(number, FIRST + 1, TOKENIZER, big, model=model)
+        world.dispatcher.request(enqueue, world.now)
+    assert len(world.dispatcher.held) == 3, "what they take beside their prompts counts as well"
+    refused = [rejected for _, rejected in world.take(Rejected)]
+    assert [(one.id, one.status) for one in refused] == [(3, 503), (4, 503)]
+    assert f"{MAX_HELD_BYTES_IN_ALL >> 20} MiB wait for all models together" in refused[0].message
+    world.cancel(0, FIRST + 1)
+    again = Enqueue(3, FIRST + 1, TOKENIZER, big, model=names[3])
+    world.dispatcher.request(again, world.now)
+    assert world.take(Rejected) == []
+
+
+def calls_during(action: Callable[[], None]) -> int:
+    """How many functions run, Python's own among them."""
+    count = 0
+
+    def see(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(see)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_tick_costs_the_same_however_many_requests_wait(two_models: World) -> None:
+    world = two_models
+    world.roster.died(2, "host-a")
+    world.enqueue(1, FIRST + 1, model="a")
+    world.tick(0.25)
+    few = calls_during(lambda: world.tick(0.25))
+    for number in range(2, 1000):
+        world.enqueue(number, FIRST + 1, model="a")
+    world.tick(0.25)
+    assert calls_during(lambda: world.tick(0.25)) <= few
+    world.add(3, "scheduler", model="a")
+    world.tick(0.25)
+    assert len(world.take(Enqueue)) == 999
+
+
+def test_a_request_that_waits_is_known_when_its_wait_is_over(world: World) -> None:
+    world.add(1, "scheduler")
+    world.add(2, "scheduler", phase=Phase.LOADING)
+    world.enqueue(10)
+    world.roster.bury(world.roster.members[1], "a test")
+    world.enqueue(10)
+    for _ in range(int(LOADING_HOLD_SECONDS) + 1):
+        world.tick(1.0)
+        world.beat(2, phase=Phase.LOADING)
+    assert len(world.take(Rejected)) == 1
+    world.tick(ROUTE_SECONDS - 2.0)
+    world.enqueue(10, FIRST)
+    assert world.take(Rejected) == [], "it is no new request that nobody was ever ready for"
 
 
 def test_a_request_without_a_model_goes_to_anyone(two_models: World) -> None:

@@ -37,6 +37,7 @@ from penstock.services.router.roster import (
     PAUSE_SECONDS,
     Roster,
 )
+from penstock.services.router.served_models import MAX_ABSENT
 
 OWN = 99
 encode = msgspec.msgpack.encode
@@ -224,6 +225,54 @@ def test_each_model_is_served_once_its_own_parts_are_ready(roster: Roster, wire:
     roster.beat(beat(4), 101.0)
     roster.publish(101.0)
     assert {tuple(m.served) for _, m in wire.take(Members) if m.served} == {("a", "b")}
+
+
+def serve_for_a_while(roster: Roster, number: int, model: str, *, lost: bool) -> None:
+    """A tokenizer and an engine of a model come, are ready and go."""
+    parts = ((number, "tokenizer"), (number + 1, "scheduler"))
+    for incarnation, service in parts:
+        identity = encode(Identity(incarnation, "host-a", model=model, fingerprint=f"of {model}"))
+        roster.hello(hello(incarnation, service, identity=identity), 100.0)
+    for incarnation, _ in parts:
+        roster.beat(beat(incarnation), 100.0)
+    for incarnation, _ in parts:
+        if lost:
+            roster.bury(roster.members[incarnation], "a test")
+        else:
+            roster.goodbye(incarnation)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_models_that_come_and_go_for_ever_are_not_all_remembered(
+    roster: Roster, wire: Wire, lost: bool
+) -> None:
+    named = Identity(1, "host-a", model="stays", fingerprint="of stays")
+    for incarnation, service in ((1, "tokenizer"), (2, "scheduler")):
+        roster.hello(hello(incarnation, service, identity=encode(named)), 100.0)
+    roster.beat(beat(1), 100.0)
+    roster.beat(beat(2), 100.0)
+    for number in range(2 * MAX_ABSENT):
+        serve_for_a_while(roster, 1000 + 2 * number, f"model-{number}", lost=lost)
+        roster.publish(101.0)
+    models = roster.models
+    assert "stays" in models, "who is there is remembered, however long it has been"
+    assert len(models.served) == 1 + (MAX_ABSENT if lost else 0)
+    assert len(models.withdrawn) == MAX_ABSENT
+    latest = f"model-{2 * MAX_ABSENT - 1}"
+    assert latest in (models.served if lost else models.withdrawn)
+    assert models.names_known == len(models.served)
+    (*_, (_, told)) = wire.take(Members)
+    assert len(told.served) + len(told.withdrawn) <= 2 * MAX_ABSENT + 1
+
+
+def test_engines_that_never_get_ready_under_ever_new_names_are_not_remembered(
+    roster: Roster,
+) -> None:
+    for number in range(50):
+        identity = encode(Identity(number, "host-a", model=f"m-{number}", fingerprint=f"f{number}"))
+        roster.hello(hello(number, "scheduler", identity=identity), 100.0)
+        roster.bury(roster.members[number], "a test")
+    assert roster.models.names_known == 0
 
 
 def test_a_model_is_withdrawn_when_its_last_process_has_left_but_not_when_it_is_lost(

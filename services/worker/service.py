@@ -179,6 +179,8 @@ class WorkerService(LoopService):
         if not plan.full and plan.step != self._expected:
             if self._expected:
                 self._fail(plan, f"plan {plan.step} came, plan {self._expected} was due")
+            elif self.config.cluster.rank:
+                self._still_failed(plan)
             elif self._failed is not None and plan.step <= self._failed.step:
                 self.mailbox.send(self.scheduler, self._failed)  # the scheduler asks for it
             return
@@ -271,6 +273,14 @@ class WorkerService(LoopService):
         self._expected = 0
         self._tell_failed(plan.step, reason)
         self.status.done()
+
+    def _still_failed(self, plan: StepPlan) -> None:
+        """A rank whose results nobody awaits is not asked again. So it answers every plan that it
+        cannot execute: its failure may not have been heard, or the full plan behind it was lost. To
+        a scheduler that knows of it, a failure from before the last full plan says nothing."""
+        failed = self._failed
+        reason = failed.reason if failed is not None else f"plan {plan.step} came before a full one"
+        self._tell_failed(plan.step, reason)
 
     def _tell_failed(self, step: int, reason: str) -> None:
         self._failed = StepFailed(self.epoch, step, reason)

@@ -422,3 +422,31 @@ def test_a_step_that_several_ranks_fail_is_rolled_back_once() -> None:
     assert full is not None and full.full
     engine.take(engine.core.fail(StepFailed(1, 2, "rank 2: plan 2 came, 1 was due"), engine.now))
     assert engine.core.stats().counters.failed_steps == 1, "the full plan is under way"
+
+
+def test_a_rank_that_repeats_its_failure_rolls_back_once_for_each_time_that_it_is_lost() -> None:
+    engine = Engine()
+    engine.submit(1, prompt(5), max_tokens=20)
+    engine.plan()
+    engine.deliver()
+    first, second = engine.plan(), engine.plan()
+    assert first is not None and second is not None
+    engine.worker.drop_slots()
+    engine.answers.clear()
+    for step in (second.step, second.step, first.step):  # the failure of the first was lost
+        engine.take(engine.core.fail(StepFailed(1, step, "rank 1: out of memory"), engine.now))
+    assert engine.core.stats().counters.failed_steps == 1
+    full = engine.plan()
+    assert full is not None and full.full
+    for step in (first.step, second.step):
+        engine.take(engine.core.fail(StepFailed(1, step, "rank 1: out of memory"), engine.now))
+    assert engine.core.stats().counters.failed_steps == 1, "the full plan is under way"
+    engine.deliver()
+    behind = engine.plan()
+    assert behind is not None and not behind.full
+    engine.worker.drop_slots()  # the full plan has not come to rank 1
+    engine.answers.clear()
+    engine.take(engine.core.fail(StepFailed(1, behind.step, "rank 1"), engine.now))
+    assert engine.core.stats().counters.failed_steps == 2
+    engine.run()
+    engine.assert_finished(1)

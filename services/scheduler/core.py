@@ -70,9 +70,11 @@ class SchedulerCore:
         most_in_flight: int = 2,
         max_waiting_tokens: int | None = None,
         shape: StepShape = StepShape(),  # noqa: B008 - it is frozen
+        num_ranks: int = 1,
     ) -> None:
         """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
-        shorter than a round trip to the worker. ``shape``: how its device likes steps."""
+        shorter than a round trip to the worker. ``shape``: how its device likes steps.
+        ``num_ranks``: workers that execute each plan."""
         self.limits = limits
         self.epoch = epoch
         self.counters = Counters()
@@ -91,7 +93,7 @@ class SchedulerCore:
         self._on_evicted: OnEvicted | None = None
         self._numbers = itertools.count()
         self._in_flight = StepsInFlight(max_in_flight, most_in_flight, shape)
-        self._failures = FailureHandler(self._sequences, self._in_flight)
+        self._failures = FailureHandler(self._sequences, self._in_flight, num_ranks > 1)
         self._results = ResultReader(self._sequences, self._failures)
         self._new_planner()
 

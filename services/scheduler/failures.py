@@ -5,6 +5,10 @@ behind it wrote leaves the prefix cache. Sequences in it get a *strike*. Those t
 produced a token, and those that failed twice without a new one, are *suspects* and run alone. The
 third strike without a new token ends a sequence with an error, so that a poisonous one takes
 nobody along.
+
+Of several ranks one may have missed older steps, too, which rank 0 has answered. So there a failed
+step empties the prefix cache. What can be found was then written since the last full plan, and a
+rank that has missed a plan since executes nothing before the next full one.
 """
 
 from __future__ import annotations
@@ -32,9 +36,12 @@ MAX_STRIKES = 3
 class FailureHandler:
     """Decides who is blamed, who is retried, and who ends."""
 
-    def __init__(self, sequences: OpenSequences, in_flight: StepsInFlight) -> None:
+    def __init__(
+        self, sequences: OpenSequences, in_flight: StepsInFlight, several_ranks: bool
+    ) -> None:
         self._sequences = sequences
         self._in_flight = in_flight
+        self._several_ranks = several_ranks
 
     # Steps and workers.
 
@@ -86,6 +93,8 @@ class FailureHandler:
                 sequences.return_to_queue(sequence)
             else:
                 sequences.end(sequence, struck_out(sequence, reason))
+        if self._several_ranks:  # last: who leaves a slot has its blocks named
+            planner.kv.forget_all()
 
     # Rows.
 

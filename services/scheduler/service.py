@@ -109,6 +109,7 @@ class SchedulerService(LoopService):
                 most_in_flight=MOST_IN_FLIGHT,
                 max_waiting_tokens=config.admission.max_waiting_tokens,
                 shape=whole.shape,
+                num_ranks=config.cluster.world_size,
             )
             self.core.follow_faults(self._on_fault)
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)

@@ -82,6 +82,8 @@ class EngineTraits:
     """How often a grammar is not compiled when a token is due."""
     world_size: int = 1
     """Workers of an engine; they draw alike."""
+    collective: bool = True
+    """The ranks wait for each other in every step."""
     counts: bool = False
     """Rows bring none to ``limits.max_row_tokens`` tokens, not one each."""
     failing_steps: float = 0.0
@@ -314,7 +316,8 @@ class SimulatedExecutor:
             return None
         due, result = self._launched[0]
         ranks = world.ranks_in[result.epoch, result.step]
-        if ranks < self._traits.world_size and not wait:  # whoever waits would wait for them, too
+        together = not self._traits.collective or ranks >= self._traits.world_size
+        if not together and not wait:  # whoever waits would wait for them, too
             if world.now - due > COLLECTIVE:
                 raise RuntimeError("the other ranks did not take part in a step")
             return None

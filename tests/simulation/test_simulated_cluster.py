@@ -113,6 +113,19 @@ def test_an_engine_of_three_ranks_survives_the_loss_of_one(seed: int) -> None:
     assert len(cluster.world.of(WorkerNode)) == 3 * len(groups)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_no_rank_reads_a_cached_block_that_it_has_not_written(seed: int) -> None:
+    """Ranks that do not wait for each other: one may lack a plan that the first has answered."""
+    traits = replace(MANY, world_size=3, collective=False)
+    cluster = Cluster(World(seed, loss=0.02, delay=0.02), traits, engines=1)
+    records = load(cluster, 80, 10.0, cancel=0.1)
+    cluster.world.run(90.0)
+    check(cluster, records, may_reject=True)  # every executor compares what it reads
+    [engine] = cluster.world.of(SchedulerNode)
+    assert engine.core.counters.failed_steps > 0
+    assert engine.core.counters.prefix_hit_tokens > 0
+
+
 @pytest.mark.parametrize("kind", [TokenizerNode, SchedulerNode, WorkerNode])
 @pytest.mark.parametrize("seed", range(4))
 def test_what_was_on_its_way_to_the_only_one_that_stops_waits_for_the_next(
@@ -172,7 +185,8 @@ def play_everything(seed: int) -> None:
     traits = rng.choice([ROOMY, TIGHT, TIGHT.with_limits(block_size=16, num_blocks=12)])
     traits = replace(
         traits.with_limits(max_row_tokens=row_tokens),
-        world_size=rng.choice([1, 3]) if not world.loss else 1,
+        world_size=rng.choice([1, 3]),
+        collective=not world.loss,  # ranks that wait for each other end when one lacks a plan
         counts=row_tokens > 1,
         policy=rng.choice(list(POLICIES)),
         caching=rng.random() < 0.75,

@@ -87,11 +87,6 @@ def decode(frame: bytes | memoryview) -> tuple[int, Message]:
         raise MalformedFrame(str(error)) from None
 
 
-def sender_of(frame: bytes | memoryview) -> int:
-    """The sender's incarnation, without decoding the message; 0 for a frame too short."""
-    return int(_PREFIX.unpack_from(frame)[0]) if len(frame) >= PREFIX_BYTES else 0
-
-
 def _describe(kind: inspect.Type, out: dict[str, str]) -> str:
     """A text for a type that changes whenever its layout on the wire, or its range, does.
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-OnCached = Callable[[bytes, int], None]
-"""(digest, block): the content can be found from now on."""
 OnEvicted = Callable[[bytes], None]
 """The content of this digest can be found no more."""
 
@@ -37,7 +35,6 @@ class BlockManager:
         self._watch_losses = False
         self.watch_passed = True
         """Nothing has happened since ``watch`` by which more of that chain's blocks may be held."""
-        self.on_cached: OnCached | None = None
         self.on_evicted: OnEvicted | None = None
 
     def watch(self, digests: Iterable[bytes], also_lost: bool = False) -> None:
@@ -128,8 +125,6 @@ class BlockManager:
             self._by_digest[digest] = block
             self._digests[block] = digest
             self._steps[block] = step
-            if self.on_cached is not None:
-                self.on_cached(digest, block)
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Let these blocks be found no more; whoever holds them keeps them."""

@@ -28,7 +28,6 @@ from penstock.services.scheduler.admission import (
     make_sequences,
     overloaded,
 )
-from penstock.services.scheduler.block_manager import OnCached, OnEvicted
 from penstock.services.scheduler.cached_prefixes import CachedPrefixes
 from penstock.services.scheduler.crash_only import crash_only
 from penstock.services.scheduler.endings import (
@@ -89,8 +88,6 @@ class SchedulerCore:
         self._pace = PrefillPace(shape)
         self.prefixes = CachedPrefixes() if enable_prefix_caching else None
         """What the prefix cache holds, for the router."""
-        self._on_cached: OnCached | None = None
-        self._on_evicted: OnEvicted | None = None
         self._numbers = itertools.count()
         self._in_flight = StepsInFlight(max_in_flight, most_in_flight, shape)
         self._failures = FailureHandler(self._sequences, self._in_flight, num_ranks > 1)
@@ -163,14 +160,6 @@ class SchedulerCore:
             return False
         self._sequences.close(sequence)
         return True
-
-    @crash_only
-    def cancel_owner(self, owner: str) -> int:
-        """Drop all requests of an owner; returns how many there were."""
-        requests = self._requests.of(owner)
-        for request in requests:
-            self._sequences.drop(request)
-        return len(requests)
 
     def holder(self, request_id: int) -> tuple[int, str] | None:
         """(attempt, owner) of an open request."""
@@ -303,12 +292,6 @@ class SchedulerCore:
 
     # Looking in.
 
-    def follow_cache(self, on_cached: OnCached, on_evicted: OnEvicted) -> None:
-        """Tell of every block that enters the prefix cache or leaves it, from now on and over all
-        epochs. Both are called in the step loop and must be quick."""
-        self._on_cached, self._on_evicted = on_cached, on_evicted
-        self._planner.kv.follow(on_cached, self._evicted)
-
     @crash_only
     def stats(self) -> SchedulerStats:
         blocks = self._planner.kv.blocks
@@ -367,10 +350,5 @@ class SchedulerCore:
             self.prefixes,
         )
         self._results.max_row_tokens = self.limits.max_row_tokens
-        self._planner.kv.follow(self._on_cached, self._evicted)
-
-    def _evicted(self, digest: bytes) -> None:
         if self.prefixes is not None:
-            self.prefixes.evicted(digest)
-        if self._on_evicted is not None:
-            self._on_evicted(digest)
+            self._planner.kv.follow(self.prefixes.evicted)

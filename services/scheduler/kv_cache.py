@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from penstock.protocol.wire.messages.engine import NO_BLOCK, LayerGroup
 from penstock.services.scheduler.block_hash import DIGEST_BYTES, BlockHasher
-from penstock.services.scheduler.block_manager import BlockManager, OnCached, OnEvicted
+from penstock.services.scheduler.block_manager import BlockManager, OnEvicted
 from penstock.services.scheduler.kv_groups import ONE_FULL, make_groups
 from penstock.services.scheduler.kv_holder import NEVER, KVHolder, SequenceHolder
 
@@ -343,23 +343,18 @@ class KVCache:
         """Whether a block of the first group without a window can be found by this name."""
         return self.blocks.find(digest) is not None
 
-    def follow(self, on_cached: OnCached | None, on_evicted: OnEvicted | None) -> None:
-        """Tell of every digest that can be found, and that can be found no more, from now on; of
-        several groups those of the first one without a window."""
-        blocks = self.blocks
-        blocks.on_cached, blocks.on_evicted = on_cached, on_evicted
-        if self.num_groups > 1 and on_cached is not None and on_evicted is not None:
-            cached, evicted = on_cached, on_evicted
+    def follow(self, on_evicted: OnEvicted) -> None:
+        """Tell of every digest that can be found no more, from now on; of several groups those of
+        the first one without a window."""
+        if self.num_groups == 1:
+            self.blocks.on_evicted = on_evicted
+            return
 
-            def if_whole(digest: bytes, block: int) -> None:
-                if len(digest) == DIGEST_BYTES:
-                    cached(digest, block)
+        def if_whole(digest: bytes) -> None:
+            if len(digest) == DIGEST_BYTES:
+                on_evicted(digest)
 
-            def if_whole_went(digest: bytes) -> None:
-                if len(digest) == DIGEST_BYTES:
-                    evicted(digest)
-
-            blocks.on_cached, blocks.on_evicted = if_whole, if_whole_went
+        self.blocks.on_evicted = if_whole
 
     def check(self, sequences: Iterable[SequenceHolder]) -> None:
         """Compare all counts with the tables: ``sequences`` are those that run. O(blocks). Raises

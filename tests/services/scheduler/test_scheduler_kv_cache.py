@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol.wire.messages.engine import NO_BLOCK, WINDOW_ATTENTION, LayerGroup
+from penstock.services.scheduler.block_hash import DIGEST_BYTES
 from penstock.services.scheduler.kv_cache import KVCache, Prefix
 from penstock.services.scheduler.kv_groups import check_groups
 from penstock.services.scheduler.kv_holder import KVHolder, SequenceHolder
@@ -93,8 +94,10 @@ class World:
         self.caching = rng.random() < 0.9
         count = rng.randint(60, 160) // self.size * len(self.groups)
         self.kv = KVCache(count, self.size, self.caching, self.groups, ahead)
-        self.heard: dict[bytes, int] = {}
-        self.kv.follow(self.heard.__setitem__, self.heard.__delitem__)
+        self.found: dict[bytes, int] = {}
+        """Blocks by their names in the first group without a window."""
+        self.evicted: list[bytes] = []
+        self.kv.follow(self.evicted.append)
         self.runners: list[Runner] = []
         self.transfers: list[Transfer] = []
         self.pending: list[PlannedStep] = []
@@ -198,7 +201,13 @@ class World:
         assert kv.num_available == kv.blocks.num_blocks - len(held)
         whole = next((g for g, group in enumerate(self.groups) if not group.window), 0)
         told = {at[0] for content, at in self.known.items() if content.group == whole}
-        assert sorted(self.heard.values()) == sorted(told)
+        names = self.kv.blocks._by_digest
+        found = {name: block for name, block in names.items() if len(name) == DIGEST_BYTES}
+        assert sorted(found.values()) == sorted(told)
+        assert self.found.keys() - found.keys() <= set(self.evicted), "whoever follows it hears it"
+        assert all(len(name) == DIGEST_BYTES for name in self.evicted)
+        self.evicted.clear()
+        self.found = found
         for content, (block, _) in self.known.items():
             assert self.content[block] == content
         for runner in self.runners:

@@ -226,24 +226,6 @@ def test_a_sequence_that_cannot_grow_with_the_engine_for_itself_ends_by_length()
     assert engine.core.stats().open_requests == 0
 
 
-def test_whoever_follows_the_cache_hears_of_each_block_over_all_epochs() -> None:
-    engine = Engine(small())
-    known: dict[bytes, int] = {}
-    engine.core.follow_cache(known.__setitem__, known.__delitem__)
-    engine.submit(1, prompt(20), max_tokens=6)
-    engine.run()
-    assert len(known) == engine.core.stats().blocks_cached > 0
-    for request_id in range(2, 6):
-        engine.submit(request_id, prompt(25, 13 * request_id), max_tokens=6)
-        engine.run()
-    assert len(known) == engine.core.stats().blocks_cached
-    engine.restart()
-    assert not known
-    engine.submit(6, prompt(20), max_tokens=6)
-    engine.run()
-    assert len(known) == engine.core.stats().blocks_cached > 0
-
-
 def test_blocks_of_another_size_are_named_anew() -> None:
     engine = Engine(small())
     for request_id in (1, 2):

@@ -204,7 +204,8 @@ class RandomRun:
 
     def lose_an_owner(self) -> None:
         owner = self.rng.choice("ab")
-        self.engine.core.cancel_owner(owner)
+        for request_id, attempt in self.engine.core.holding(owner):
+            self.engine.core.cancel(request_id, attempt, owner)
         for stream in self.engine.streams.values():
             if stream.owner == owner and stream.open:
                 stream.cancelled = True

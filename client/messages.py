@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from penstock.protocol.declared import NO_ITEMS, Declared
 from penstock.protocol.shown_values import show
-from penstock.protocol.validation import InvalidValue, read
+from penstock.protocol.validation import InvalidValue, check_text, read
 
 MAX_MESSAGES = 8192
 MAX_PARTS = 1024
@@ -94,7 +94,11 @@ def encode_messages(messages: list[Message], where: str = "messages") -> bytes:
         if message.reasoning is not None:
             message.reasoning_content = message.reasoning
             message.reasoning = None
-    return msgspec.json.encode(messages)
+    try:
+        return msgspec.json.encode(messages)
+    except UnicodeEncodeError:
+        check_text([msgspec.structs.asdict(message) for message in messages], where)
+        raise
 
 
 def _normalize(message: Message, where: str) -> None:

@@ -2,14 +2,15 @@
 
 ``read`` goes through a value that msgspec refuses piece by piece. ``null`` counts as left out, a
 field of another server that asks for nothing is dropped, all unknown names are found at once, and
-the first value that is wrong becomes one sentence: ``temperature is 3; 0 to 2 is allowed``.
+the first value that is wrong becomes one sentence: ``temperature is 3; 0 to 2 is allowed``. An
+object's unknown names and its first wrong value are told together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -37,7 +38,8 @@ MAX_ADVISED = 4
 """So many of them with what they were probably meant to be: the search takes 0.1 ms for each."""
 MAX_PARAM_LENGTH = 128
 NOT_YET = "not supported yet"
-_WRONG = (msgspec.ValidationError, OverflowError, RecursionError)
+_WRONG = (msgspec.ValidationError, OverflowError, RecursionError, UnicodeEncodeError)
+"""The last is of Python's own strings: JSON brings none that has no UTF-8."""
 
 
 class InvalidValue(ValueError):
@@ -68,6 +70,33 @@ def read(value: Any, declared: Any, where: str = "") -> Any:
     if isinstance(rule, InvalidValue):  # of an object as a whole
         raise rule
     raise InvalidValue(f"{where or 'the value'}: {said}"[:200], _param(where))
+
+
+def check_text(value: Any, where: str) -> None:
+    """Raise ``InvalidValue`` for the first string within plain objects and arrays that has no UTF-8
+    form, as Python's own may: it holds half of a surrogate pair."""
+    if isinstance(value, str):
+        if not _has_utf8(value):
+            raise InvalidValue(
+                f"{where or 'the value'} is {show(value)}, which holds half of a surrogate pair; "
+                "remove it, or encode it with its other half as one character",
+                _param(where),
+            )
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            check_text(key, f"a name in {where}" if where else "a name")
+            check_text(one, _place(where, key) if isinstance(key, str) else where)
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            check_text(one, f"{where}[{index}]")
+
+
+def _has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # --- what asks for nothing
@@ -141,6 +170,8 @@ def _explain(value: Any, declared: Any, where: str) -> None:
         return None
     except _WRONG:
         pass
+    if isinstance(value, str):
+        check_text(value, where)
     for member in members_of(declared):
         base, bounds = unwrapped(member)
         if not is_of_kind(value, base):
@@ -219,8 +250,20 @@ def _explain_object(value: dict[Any, Any], declared: type[Declared], where: str)
     for name, of in fields.items():  # first what says which others there may be
         if name in value and get_origin(unwrapped(of)[0]) is Literal:
             _explain(value[name], of, _place(where, name))
-    _check_names(value, declared, where)
-    for name, of in fields.items():
+    names = _wrong_names(value, declared, where)
+    try:
+        _explain_fields(value, declared, where)
+    except InvalidValue as wrong:
+        if names is None:
+            raise
+        message = f"{names.message}; {wrong.message}"
+        raise InvalidValue(message, names.param, names.code) from None
+    if names is not None:
+        raise names
+
+
+def _explain_fields(value: dict[Any, Any], declared: type[Declared], where: str) -> None:
+    for name, of in fields_of(declared).items():
         place = _place(where, name)
         if name in value:
             _explain(value[name], of, place)
@@ -236,8 +279,10 @@ def _place(where: str, name: str) -> str:
 # --- names
 
 
-def _check_names(given: dict[str, Any], declared: type[Declared], where: str) -> None:
-    """Raise ``InvalidValue`` that names every unknown and unsupported field at once, if any."""
+def _wrong_names(
+    given: dict[str, Any], declared: type[Declared], where: str
+) -> InvalidValue | None:
+    """What names every unknown and unsupported field at once, if there are any."""
     unknown: list[str] = []
     unsupported: list[str] = []
     for name, value in given.items():
@@ -247,15 +292,16 @@ def _check_names(given: dict[str, Any], declared: type[Declared], where: str) ->
             unknown.append(str(name))
             continue
         if declared.NEUTRAL[name] is NO_ITEMS and not isinstance(value, list):
-            raise _fault(_place(where, name), show(value), "an array is allowed")
+            return _fault(_place(where, name), show(value), "an array is allowed")
         unsupported.append(name)
-    if unknown or unsupported:
-        _refuse(unknown, unsupported, declared, where)
+    if not (unknown or unsupported):
+        return None
+    return _refusal(unknown, unsupported, declared, where)
 
 
-def _refuse(
+def _refusal(
     unknown: list[str], unsupported: list[str], declared: type[Declared], where: str
-) -> NoReturn:
+) -> InvalidValue:
     within = f" in {where}" if where else ""
     foreign, parts = declared.FOREIGN, []
     if unknown:
@@ -267,7 +313,7 @@ def _refuse(
         parts.append(f"{NOT_YET}{within}: {_names(unsupported, foreign)}")
     param = _param(where) or (unknown or unsupported)[0][:MAX_PARAM_LENGTH]
     code = "unknown_parameter" if unknown else "unsupported_parameter"
-    raise InvalidValue("; ".join(parts), param, code)
+    return InvalidValue("; ".join(parts), param, code)
 
 
 def _names(names: list[str], foreign: ForeignNames, meant: Collection[str] = ()) -> str:

@@ -83,27 +83,38 @@ def _listed(content: Content) -> list[Event]:
 def unreleased(content: Content, released: Released) -> Content:
     """What of ``content``, all that a choice has brought, lies after ``released``.
 
-    A part of an event has no logprobs: its tokens had theirs in another row.
+    A part of an event has no logprobs: its tokens had theirs in another row. One that lies wholly
+    after it keeps its own.
     """
     if isinstance(content, str):
         return content[released.text :]
     skip, left = copy(released), list[Event]()
     for event in content:
         match event:
-            case Text(text):
-                rest, skip.text = text[skip.text :], max(0, skip.text - len(text))
-                left += [Text(rest)] if rest else []
-            case Reasoning(text):
-                rest, skip.reasoning = text[skip.reasoning :], max(0, skip.reasoning - len(text))
-                left += [Reasoning(rest)] if rest else []
-            case ToolArguments(index, text):
-                rest, skip.arguments = text[skip.arguments :], max(0, skip.arguments - len(text))
-                left += [ToolArguments(index, rest)] if rest else []
+            case Text():
+                rest, skip.text = _cut(event, skip.text, bool(left))
+            case Reasoning():
+                rest, skip.reasoning = _cut(event, skip.reasoning, bool(left))
+            case ToolArguments():
+                rest, skip.arguments = _cut(event, skip.arguments, bool(left))
             case ToolCallOpened() if skip.calls:
-                skip.calls -= 1
+                rest, skip.calls = None, skip.calls - 1
             case _:
-                left.append(event)
+                rest = event
+        left += [rest] if rest is not None else []
     return left
+
+
+def _cut(
+    event: Text | Reasoning | ToolArguments, skip: int, behind: bool
+) -> tuple[Event | None, int]:
+    """What of an event lies after ``skip`` characters, if anything, and how many remain to be
+    skipped. behind: something before it is unreleased, so it is as well, even if it is empty."""
+    if not skip and (event.text or behind):
+        return event, 0
+    rest = event.text[skip:]
+    left = msgspec.structs.replace(event, text=rest, logprobs=None) if rest else None
+    return left, max(0, skip - len(event.text))
 
 
 class Choice:

@@ -66,19 +66,16 @@ class PipelineClient:
             if time.monotonic() > deadline:
                 self.close()
                 raise TimeoutError(f"no answer from the router at {router}")
+        self._model = next(p.identity.model for p in self._participant.of("scheduler", True))
         self._keeper = threading.Thread(target=self._keep, name="penstock", daemon=True)
         self._keeper.start()
 
     @property
     def model(self) -> str:
-        """What the engine serves, by its first name."""
+        """What the engine serves, by its first name; while it is away, what it last served."""
         for peer in self._participant.of("scheduler"):
-            return peer.identity.model
-        return ""
-
-    @property
-    def vocab_size(self) -> int:
-        return max(p.capacity.vocab_size for p in self._participant.of("scheduler"))
+            self._model = peer.identity.model
+        return self._model
 
     def submit(self, work: Work) -> Submission:
         """Send a request on its way; ``pump`` brings its events."""

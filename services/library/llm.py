@@ -18,7 +18,7 @@ from penstock.protocol.grammar.request import from_structured_outputs
 from penstock.protocol.logprobs import TokenLogprobs, unpack
 from penstock.protocol.plain_errors import plain_error
 from penstock.protocol.sampling import PARAMETERS, SamplingParams
-from penstock.protocol.validation import InvalidValue, read
+from penstock.protocol.validation import InvalidValue, check_text, read
 from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Prompt,
@@ -100,13 +100,15 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool | None = None,
+        max_concurrency: int = MAX_OPEN,
     ) -> list[RequestOutput]:
         """Answer conversations (one, or a list of them) through the model's chat template.
 
-        Messages are those of the HTTP API, read by the same rules. Raises as ``generate`` does.
+        Messages are those of the HTTP API, read by the same rules. The rest is as in ``generate``.
         """
         prompts = chats_of(messages)
-        return self._run([None] * len(prompts), prompts, sampling_params, progress)
+        given = [None] * len(prompts)
+        return self._run(given, prompts, sampling_params, progress, max_concurrency)
 
     def _run(
         self,
@@ -114,7 +116,7 @@ class LLM:
         prompts: Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool | None,
-        max_open: int = MAX_OPEN,
+        max_open: int,
     ) -> list[RequestOutput]:
         if self._closed:
             raise RuntimeError("this LLM is closed")
@@ -217,8 +219,12 @@ def _work(prompt: Prompt, params: SamplingParams) -> Work:
     try:
         # Constructing a Struct checks nothing; decoding does.
         checked = msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+        msgspec.msgpack.encode(checked)  # it must be able to travel
     except (msgspec.ValidationError, OverflowError) as error:
         raise ValueError(_first_fault(params) or plain_error(error)) from None
+    except UnicodeEncodeError:
+        check_text(msgspec.structs.asdict(params), "sampling_params")
+        raise
     choices = [ChoiceState(number) for number in range(checked.n)]
     head = RequestHead(prompt_kind=kind_of(prompt), streamed=False)
     return Work(head, prompt, checked, choices)

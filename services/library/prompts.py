@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from penstock.client.messages import encode_messages, read_messages
+from penstock.protocol.validation import check_text
 from penstock.protocol.wire.messages.requests import Chat, Prompt, Text, Tokens
 
 PromptLike = str | Sequence[int]
@@ -44,6 +45,7 @@ def messages_of(prompts: Iterable[PromptLike]) -> Iterator[Prompt]:
     """Each prompt as the pipeline takes it, one after another. Raises ``ValueError``."""
     for position, prompt in enumerate(prompts):
         if isinstance(prompt, str):
+            check_text(prompt, f"prompts[{position}]")
             yield Text(prompt)
             continue
         try:

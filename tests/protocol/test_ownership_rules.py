@@ -635,6 +635,20 @@ def test_an_event_that_was_cut_in_the_middle_goes_on_there() -> None:
     assert left == [Reasoning("c"), Text("e"), ToolArguments(0, "}"), Reasoning("f")]
 
 
+def test_an_event_that_did_not_go_out_at_all_keeps_its_logprobs() -> None:
+    def named(piece: bytes) -> NamedLogprobs:
+        return NamedLogprobs(0, b"", [piece], [0])
+
+    content: list[Event] = [
+        Text("ab", named(b"ab")), Reasoning("cd", named(b"cd")), Text("ef", named(b"ef")),
+        Text("", named(b"g")), ToolArguments(0, "{", named(b"{")),
+    ]  # fmt: skip
+    assert unreleased(content, Released()) == content
+    left = unreleased(content, Released(text=2, reasoning=1))
+    assert left == [Reasoning("d"), *content[2:]]
+    assert unreleased(content, Released(text=3, reasoning=2)) == [Text("f"), *content[3:]]
+
+
 def test_a_continuation_that_no_message_can_carry_ends_with_an_error(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from penstock.protocol.declared import NO_ITEMS, Declared, SameAs, describe
 from penstock.protocol.suggestions import ForeignNames
-from penstock.protocol.validation import InvalidValue, read
+from penstock.protocol.validation import InvalidValue, check_text, read
 
 
 class Inner(Declared, kw_only=True):
@@ -111,6 +111,23 @@ def test_what_msgspec_accepts_is_read_alike_and_anything_else_is_read_or_explain
             "unknown parameters: cuont (did you mean count?), number (use count), "
             "old (it is gone), zzz",
         ),
+        ({"items": [], "cuont": 1, "share": 0},
+         "unknown parameter: cuont (did you mean count?); share is 0; above 0 and at most 1 is "
+         "allowed"),
+        ({"itmes": []},
+         "unknown parameter: itmes (did you mean items?); items is missing; an array of at most 3 "
+         "objects is required"),
+        ({"items": [{"kind": "a", "sise": 1, "size": 0}], "best": 2},
+         "not supported yet: best; unknown parameter in items[0]: sise (did you mean size?); known "
+         "are kind, size; items[0].size is 0; 1 to 9 is allowed"),
+        ({"items": [], "names": ["a", "\ud800"], "cuont": 1},
+         "unknown parameter: cuont (did you mean count?)"),
+        ({"items": "\ud800"},
+         "items is '\\ud800', which holds half of a surrogate pair; remove it, or encode it with "
+         "its other half as one character"),
+        ({"items": [{"kind": "a\ud800"}]},
+         "items[0].kind is 'a\\ud800', which holds half of a surrogate pair; remove it, or encode "
+         "it with its other half as one character"),
     ],
 )  # fmt: skip
 def test_the_sentence_names_the_place_the_value_and_what_is_allowed(
@@ -137,6 +154,15 @@ def test_nulls_and_what_asks_for_nothing_are_left_out() -> None:
 def test_a_wrong_one_among_many_is_found_by_its_place() -> None:
     with pytest.raises(InvalidValue, match=r"x\[77777\] is 'y'; a whole number is allowed"):
         read([*range(77777), "y", *range(100_000)], list[int], "x")
+
+
+def test_half_of_a_surrogate_pair_is_found_by_its_place() -> None:
+    check_text({"a": ["b", 1, None, "\U0001f600"]}, "x")
+    with pytest.raises(InvalidValue, match=r"^x\.a\[1\] is 'b\\ud83d', which holds half") as caught:
+        check_text({"a": ["b", "b\ud83d"]}, "x")
+    assert caught.value.param == "x.a"
+    with pytest.raises(InvalidValue, match=r"^a name in x is '\\ud83d', which holds half"):
+        check_text({"\ud83d": 1}, "x")
 
 
 def test_types_are_described_in_words() -> None:

@@ -114,6 +114,13 @@ def test_a_wrong_prompt_or_parameter_is_a_value_error_that_names_it(llm: LLM) ->
     form = {"regex": "("}
     with pytest.raises(ValueError, match="unclosed group"):
         llm.generate("x", SamplingParams(structured_outputs=form))
+    half = "half of a surrogate pair"
+    with pytest.raises(ValueError, match=rf"prompts\[1\] is 'a\\ud800', which holds {half}"):
+        llm.generate(["x", "a\ud800"])
+    with pytest.raises(ValueError, match=rf"messages\[0\]\.content is '\\ud800', .*{half}"):
+        llm.chat([{"role": "user", "content": "\ud800"}])
+    with pytest.raises(ValueError, match=rf"sampling_params\.stop\[0\] is '\\ud800', .*{half}"):
+        llm.generate("x", SamplingParams(stop=["\ud800"]))
     with pytest.raises(ValueError, match="2 sampling_params for 1 prompts"):
         llm.generate(["x"], [SamplingParams(), SamplingParams()])
     assert llm.generate("still alive", SamplingParams(max_tokens=1))
@@ -182,6 +189,32 @@ def test_the_ids_of_a_prompt_are_plain_numbers_and_those_that_were_computed(
     assert {type(token) for token in output.prompt_token_ids} == {int}
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_long_list_of_prompts_is_fed_to_the_server_in_small_parts(
+    llm: LLM, is_chat: bool
+) -> None:
+    most, ended, seen = 5, threading.Event(), list[int]()
+
+    def watch() -> None:
+        while not ended.wait(0.001):
+            seen.append(len(llm._client.ledger.open))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        params = SamplingParams(max_tokens=2)
+        if is_chat:
+            chats = [[{"role": "user", "content": str(n)}] for n in range(60)]
+            outputs = llm.chat(chats, params, max_concurrency=most)
+        else:
+            outputs = llm.generate([str(n) for n in range(60)], params, max_concurrency=most)
+    finally:
+        ended.set()
+        watcher.join()
+    assert len(outputs) == 60
+    assert 1 <= max(seen) <= most
+
+
 def test_several_threads_may_call(llm: LLM) -> None:
     results: list[int] = []
 
@@ -207,6 +240,23 @@ def test_a_notebook_cell_may_start_and_call() -> None:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
         assert asyncio.run(cell()) == ["Hello", "again"]
+
+
+def test_the_model_keeps_its_name_while_its_scheduler_is_away(llm: LLM) -> None:
+    client = llm._client
+    (before,) = client._participant.of("scheduler", True)
+    name = client.model
+    assert name
+    os.kill(before.identity.pid, signal.SIGKILL)
+    names, was_away, deadline = {name}, False, time.monotonic() + 60
+    while not [p for p in client._participant.of("scheduler", True) if p != before]:
+        assert time.monotonic() < deadline
+        was_away |= not client._participant.of("scheduler")
+        names.add(client.model)
+        time.sleep(0.001)
+    assert was_away
+    assert names == {name}
+    assert llm.generate("x", SamplingParams(max_tokens=1))
 
 
 def test_an_idle_library_stays_a_member(llm: LLM) -> None:

@@ -27,16 +27,16 @@ from penstock.protocol.wire.messages.tokens import (
 )
 
 
-class Delta(Protocol):
-    """What a stream makes of some tokens."""
+class Delta(msgspec.Struct, gc=False):
+    """What some tokens of a choice brought."""
 
-    @property
-    def content(self) -> Content: ...
-
+    content: Content
+    """Released; empty while a character or a possible stop string is unfinished."""
     used: int
-    """How many of the tokens belong to the answer; the rest lie after a stop string."""
+    """How many of the tokens belong to the answer: those after the one that completed the stop
+    string are dropped and count in no usage."""
     stop: str | None
-    """The stop string that was found."""
+    """The stop string that ended the choice."""
 
 
 class Stream(Protocol):

@@ -5,11 +5,17 @@ from __future__ import annotations
 from array import array
 from typing import TypeAlias
 
-import msgspec
-
+from penstock.protocol.ownership.text_rows import Delta
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.tasks import Task
-from penstock.protocol.wire.messages.tokens import Event, RowDetails, RowLogprobs, Scores, Vector
+from penstock.protocol.wire.messages.tokens import (
+    Content,
+    Event,
+    RowDetails,
+    RowLogprobs,
+    Scores,
+    Vector,
+)
 from penstock.services.tokenizer.detokenizer import new_detokenizer
 from penstock.services.tokenizer.stop_strings import StopStrings
 from penstock.services.tokenizer.text_model import TextModel
@@ -17,18 +23,6 @@ from penstock.services.tokenizer.token_details import TokenDetails
 
 TokenRow: TypeAlias = "memoryview[int] | array[int] | list[int]"
 """int32 token ids."""
-
-
-class Delta(msgspec.Struct, gc=False):
-    """What some tokens brought."""
-
-    content: str
-    """Released text; empty while a character or a possible stop string is unfinished."""
-    used: int
-    """How many of the tokens belong to the answer: those after the one that completed the stop
-    string are dropped and count in no usage."""
-    stop: str | None
-    """The stop string that ended the choice."""
 
 
 class ChoiceStream:
@@ -134,7 +128,7 @@ class ChoiceStream:
         """What a row of these tokens, which were pushed last, brings beside its text."""
         return self._details.of_row(row, first, len(tokens), found)
 
-    def replay(self, tokens: TokenRow) -> str:
+    def replay(self, tokens: TokenRow) -> Content:
         """Rebuild the state of a choice that another tokenizer began, from the int32 ids that it
         has produced so far. Returns all the text of them that is released."""
         text = self.push(tokens).content

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 
 from simulated_clients import (
     END_OF_TEXT,
@@ -18,7 +17,7 @@ from simulated_engine import EngineTraits, SchedulerNode, WorkerNode
 from simulated_network import ROUTER, Node, World
 
 from penstock.client.ledger import ClientLedger
-from penstock.protocol.ownership.text_rows import joined
+from penstock.protocol.ownership.text_rows import Delta, joined
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire import codec
@@ -114,13 +113,6 @@ class FrontendNode(Node):
         return len(self.ledger.open)
 
 
-@dataclass
-class SimulatedDelta:
-    content: Content
-    used: int
-    stop: str | None
-
-
 class SimulatedStream:
     """The content of one choice, with the real search for stop strings where it is plain text."""
 
@@ -134,7 +126,7 @@ class SimulatedStream:
     def stop(self) -> str | None:
         return self._stops.found
 
-    def push(self, tokens: memoryview, last_is_stop: bool = False) -> SimulatedDelta:
+    def push(self, tokens: memoryview, last_is_stop: bool = False) -> Delta:
         released: Content = ""
         for used, token in enumerate(tokens, 1):
             if last_is_stop and used == len(tokens):
@@ -143,8 +135,8 @@ class SimulatedStream:
             if token % HELD_BACK:
                 released = joined(released, self._release())
                 if self.stop is not None:
-                    return SimulatedDelta(released, used, self.stop)
-        return SimulatedDelta(released, len(tokens), None)
+                    return Delta(released, used, self.stop)
+        return Delta(released, len(tokens), None)
 
     def _release(self) -> Content:
         """What the tokens bring that were held back."""

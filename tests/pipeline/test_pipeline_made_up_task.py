@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from served import Served, served
+from site_package import install
 
 PACKAGE = '''
 import json
@@ -68,40 +66,24 @@ class Vectors:
     def error(self, error):
         return json.dumps({"made up": error.message}).encode()
 '''
-ENTRY_POINTS = """
-[penstock.tasks]
-double = made_up:Doubled
-
-[penstock.dialects]
-made-up = made_up:Vectors
-"""
+ENTRY_POINTS = {
+    "penstock.tasks": "double = made_up:Doubled",
+    "penstock.dialects": "made-up = made_up:Vectors",
+}
 LONG = "Once upon a time there was a penstock. " * 170
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    site = tmp_path_factory.mktemp("site")
-    info = site / "made_up-1.0.dist-info"
-    info.mkdir()
-    (site / "made_up.py").write_text(PACKAGE)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    environment = install(tmp_path_factory.mktemp("site"), "made_up", PACKAGE, ENTRY_POINTS)
     flags = ["--device", "null", "--null-step-ms", "150"]
     flags += ["--max-num-batched-tokens", "64", "--max-num-seqs", "8"]
-    with served(*flags, environment={"PYTHONPATH": str(site)}) as found:
+    with served(*flags, environment=environment) as found:
         yield found
 
 
 def ask(server: Served, *texts: str, **more: str) -> tuple[int, dict[str, Any]]:
-    data = json.dumps({"texts": texts, **more}).encode()
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(server.url + "/made/up", data, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
+    return server.post("/made/up", {"texts": texts, **more})
 
 
 def test_each_text_gets_its_own_vector(server: Served) -> None:

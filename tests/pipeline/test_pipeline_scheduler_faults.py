@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from served import Served, served
+from site_package import install
 
 from penstock.services.launcher.builtin_model import builtin_model
 
@@ -41,18 +40,6 @@ def long_model(folder: Path) -> Path:
     return folder
 
 
-def brittle_policy(site: Path) -> Path:
-    """A package that offers it, as an installer leaves it."""
-    info = site / "brittle-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "brittle_policy.py").write_text(POLICY)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brittle\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[penstock.scheduling_policies]\nbrittle = brittle_policy:Policy\n"
-    )
-    return site
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("faults")
@@ -60,21 +47,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         *("--device", "null", "--null-step-ms", "10", "--scheduling-policy", "brittle"),
         *("--model", str(long_model(folder / "long")), "--num-kv-blocks", "20000"),
     ]
-    environment = {"PYTHONPATH": str(brittle_policy(folder / "site"))}
+    entry_points = {"penstock.scheduling_policies": "brittle = brittle_policy:Policy"}
+    environment = install(folder / "site", "brittle_policy", POLICY, entry_points)
     with served(*flags, environment=environment) as found:
         yield found
 
 
 def complete(server: Served, request_id: str = "", **body: Any) -> tuple[int, dict[str, Any]]:
-    data = json.dumps({"ignore_eos": True, **body}).encode()
-    headers = {"Content-Type": "application/json", "x-request-id": request_id}
-    request = urllib.request.Request(server.url + "/v1/completions", data, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
+    headers = {"x-request-id": request_id}
+    return server.post("/v1/completions", {"ignore_eos": True, **body}, headers)
 
 
 def test_a_hundred_choices_of_the_longest_prompt_are_answered(server: Served) -> None:

@@ -26,7 +26,7 @@ from penstock.protocol.wire.messages.membership import Demand
 from penstock.protocol.wire.messages.requests import Chat, Prompt, Rejected, Text
 
 BYTES_PER_TOKEN = 4
-"""Of text, until the tokenizer has said how many tokens it is."""
+"""Bytes of text that count as a token until the tokenizer has said how many tokens there are."""
 TENANT_SECONDS = 60.0
 """A tenant that came within this time counts as there."""
 MEMORY = 4.0

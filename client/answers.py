@@ -50,11 +50,11 @@ class Answer:
         """Time of the newest token; 0 before the first."""
 
     def add_text(self, text: str) -> None:
-        """Of a row that is plain text and nothing else."""
+        """Add a row that is plain text and nothing else."""
         self.content.append(text)
 
     def add(self, text: str, extras: RowExtras) -> None:
-        """A row that brings more."""
+        """Add a row that brings more than plain text."""
         details = extras.details
         if details is not None:
             self.details.append(details)
@@ -155,7 +155,7 @@ class RequestProgress:
         self.queued_s = max(self.queued_s, start.queued_s)
 
     def on_first_token(self, now: float) -> None:
-        """Of one of the prompts."""
+        """The first token of one of the prompts came."""
         self.first_at = self.first_at or now
         self.meters.first_token(now - self.arrival)
 

@@ -19,7 +19,7 @@ class RowExtras(msgspec.Struct, frozen=True, gc=False):
     details: RowDetails | None = None
     """Where the request asks for logprobs or its prompt."""
     events: list[Event] | None = None
-    """Of a row that is more than one plain text; its text is empty then."""
+    """The events of a row that is more than one plain text; its text is empty then."""
 
 
 class Sink(Protocol):
@@ -39,7 +39,7 @@ class Sink(Protocol):
 
 
 def extras_of(batch: TextBatch) -> dict[int, RowExtras] | None:
-    """By row, for those that have any; ``None``: all are plain text."""
+    """Row → its extras, for rows that have any; ``None``: all are plain text."""
     if not (batch.ends or batch.starts or batch.details or batch.events):
         return None
     starts = {one.row: one for one in batch.starts}

@@ -52,7 +52,7 @@ from penstock.kernels.attention_backend import (
 KV_TILE = 128
 """Key positions in one product of an exact batch. A multiple of every block size."""
 WIDE_TILE = 512
-"""Most key positions in one product of other batches."""
+"""Key positions, at most, in one product of other batches."""
 QUERY_TILE = 32
 """Queries of a prefill chunk in one group."""
 ROW_MULTIPLE = 4

@@ -21,7 +21,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class CacheShape(NamedTuple):
-    """Of one layer's key or value cache, and how many query heads read it."""
+    """The shape of one layer's key or value cache, and how many query heads read it."""
 
     num_kv_heads: int
     num_blocks: int

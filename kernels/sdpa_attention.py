@@ -49,7 +49,7 @@ class FoldedBatch(NamedTuple):
 
     places: RowPlaces
     queries: int
-    """Of each sequence; the step's rows are ordered by sequence, then query."""
+    """Queries of each sequence; the step's rows are ordered by sequence, then query."""
     gather: Tensor
     """[sequences * Hkv * blocks] int64: rows of the cache as [Hkv * num_blocks, …]."""
     seen: int
@@ -84,7 +84,7 @@ class LoneChunk(NamedTuple):
     gather: Tensor
     """[Hkv, blocks] int64, as in ``FoldedBatch``."""
     bias: CausalBias
-    """Of as many queries as there are rows, and the keys that the last one sees."""
+    """The mask of as many queries as there are rows, over the keys that the last one sees."""
     heads_at_once: int
 
     def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:

@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config_of(model: str) -> DecoderConfig:
-    """Of a folder, or of a size by its name. Raises ``BadModelFolder``."""
+    """The config of a folder, or of a size by its name. Raises ``BadModelFolder``."""
     if model not in SIZES:
         return decoder_config(read_model_info(model))
     shape = ModelShape(**SIZES[model])

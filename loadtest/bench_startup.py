@@ -156,7 +156,7 @@ async def _first_token(url: str) -> float:
 
 
 def _summary(starts: Sequence[Start]) -> dict[str, Any]:
-    """Of all starts with one kind of cache: medians, and the extremes of the whole."""
+    """Medians of all starts with one kind of cache, and the extremes of the whole."""
     found: dict[tuple[str, str], list[float]] = {}
     for start in starts:
         for phase in start.phases:

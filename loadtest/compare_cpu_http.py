@@ -43,8 +43,8 @@ from penstock.loadtest.own_server import own_server
 START_S = 120.0
 END_S = 30.0
 KV_SHARE = 0.15
-"""Of the machine's memory, for the KV memory of each `transformers serve`. It touches all that it
-takes, and its default of 0.8 to 0.9 leaves nothing for a second server."""
+"""The share of the machine's memory that each `transformers serve` may take for KV memory. It
+touches all that it takes, and its default of 0.8 to 0.9 leaves nothing for a second server."""
 ROUNDS_OF_CLIENTS = 6
 """Requests of a run for each client, but at least ``MIN_REQUESTS``."""
 MIN_REQUESTS = 24
@@ -55,7 +55,7 @@ class Server(NamedTuple):
     url: str
     model: str
     words: int
-    """Of a prompt: as many as make ``PROMPT`` tokens."""
+    """Words of a prompt: as many as make ``PROMPT`` tokens."""
     process: subprocess.Popen[bytes] | None
     """To be stopped while others are measured; ``None``: it is left alone."""
 

@@ -33,7 +33,7 @@ ATTEMPT = first_attempt(1)
 
 
 def address_of(number: int) -> str:
-    """Of an engine."""
+    """The address of an engine."""
     return f"ipc:///engine/{number}"
 
 
@@ -60,7 +60,7 @@ class CountedRouter:
 
     def __init__(self, deliver: Callable[[str, Enqueue], None]) -> None:
         self.seconds = {Enqueue: 0.0, Beat: 0.0}
-        """Of CPU, by what it was for; beats include what is done each tick."""
+        """CPU seconds by what they were for; beats include what is done each tick."""
         self.requests = 0
         self._deliver = deliver
         self._encode = codec.Encoder(1)

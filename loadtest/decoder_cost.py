@@ -41,7 +41,7 @@ def attention_pairs(start: int, count: int) -> int:
 
 
 def attention_flops(config: DecoderConfig, start: int, count: int) -> int:
-    """Of one layer: 4 D operations for each pair of query and key and each head."""
+    """Operations of one layer's attention: 4 D for each pair of query and key and each head."""
     return 4 * config.num_heads * config.head_dim * attention_pairs(start, count)
 
 

@@ -53,8 +53,8 @@ KNOWN = {
     "NVIDIA H100 PCIe": (2.0e12, 756e12),
     "NVIDIA A100-SXM4-80GB": (2.039e12, 312e12),
 }
-"""By the name that the driver gives: bytes a second; dense bf16 and fp16 operations a second (data
-sheets). Names that merely resemble these (GH200, H200 NVL) are other products."""
+"""Limits by the name that the driver gives a device: bytes a second; dense bf16 and fp16 operations
+a second (data sheets). Names that merely resemble these (GH200, H200 NVL) are other products."""
 HALF_TYPES = ("bfloat16", "float16")
 
 

@@ -218,8 +218,8 @@ def _rope(maker: Maker, rows: int, block_size: int) -> Call:
 
 
 def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
-    """By the kernel that an executor on this device would choose; what a step plans once for all
-    its layers is done before."""
+    """Decode attention by the kernel that an executor here would choose; what a step plans once for
+    all its layers is done before."""
     config = maker.config
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     paged = _Paged(maker, batch, context + 1, block_size)
@@ -240,7 +240,7 @@ def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
 
 
 def _shared_prefix(maker: Maker, batch: int, common: int, block_size: int) -> Call:
-    """By the kernel that an executor on this device would choose."""
+    """Prefix attention by the kernel that an executor on this device would choose."""
     config = maker.config
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     paged = _Paged(maker, batch, common + 1, block_size)
@@ -260,7 +260,7 @@ def _shared_prefix(maker: Maker, batch: int, common: int, block_size: int) -> Ca
 
 
 def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
-    """By the kernel that an executor on this device would choose."""
+    """Prefill attention by the kernel that an executor on this device would choose."""
     config = maker.config
     paged = _Paged(maker, 1, prefix + rows, block_size)
     queries = maker.normal(rows, config.num_heads, config.head_dim)

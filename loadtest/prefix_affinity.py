@@ -76,7 +76,7 @@ class Setting:
     begin_within: float = 30.0
     max_num_seqs: int = 32
     speed: float = 1.0
-    """Of an engine, in times of ``StepTime``."""
+    """The speed of an engine, in multiples of ``StepTime``'s."""
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class _Engine:
         self.limits = limits
         self.core = SchedulerCore(limits, 1, make_policy("fcfs"), True, 1_000_000)
         self.result: StepResult | None = None
-        """Of the step that runs."""
+        """The result of the step that runs."""
         self.requests = 0
         self._worker = _Worker(step_time)
 
@@ -172,9 +172,9 @@ class Result:
     hit_rate: float
     """Prompt tokens found in the cache, over all prompt tokens."""
     requests_imbalance: float
-    """Of the engine with the most, over the mean."""
+    """Requests of the engine with the most, over the mean."""
     computed_imbalance: float
-    """The same of tokens that were computed."""
+    """The same ratio of the tokens that were computed."""
     mean_ttft: float
     router_us: float
     """CPU of the router for a request."""
@@ -200,7 +200,7 @@ class Simulation:
         self._pauses = random.Random(setting.seed + 1)
         self._now = 0.0
         self._open: dict[int, tuple[Conversation, float]] = {}
-        """By request: whose it is, and when it began."""
+        """Each request's conversation, and when it began."""
         self._started: set[int] = set()
         self._ttft: list[float] = []
         self._ids = itertools.count(1)
@@ -351,7 +351,7 @@ def _replaced(setting: Setting, **changes: int) -> Setting:
 
 
 def _limits(setting: Setting, blocks: int, times: int) -> Limits:
-    """Of an engine as large as so many others."""
+    """Limits of an engine as large as so many others."""
     return Limits(
         num_blocks=blocks,
         block_size=BLOCK,

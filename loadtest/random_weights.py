@@ -38,7 +38,7 @@ class _Stretch(NamedTuple):
     tensor: int
     """Number of the tensor, in the order of names."""
     number: int
-    """Of the stretch within it."""
+    """The number of the stretch within the tensor."""
     length: int
     shape: tuple[int, ...]
 

@@ -88,7 +88,7 @@ def most_at_once(outcomes: Iterable[Outcome]) -> int:
 
 
 def busiest_second(outcomes: Iterable[Outcome], duration: float) -> float:
-    """Most output tokens in one second of the run's clock.
+    """The most output tokens in one second of the run's clock.
 
     A chunk counts for the same number of tokens as every other of its answer.
     """
@@ -150,7 +150,7 @@ def token_counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
 
 
 def failures(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Any]]:
-    """By kind: how many, and a few different messages."""
+    """Errors by their kind: how many, and a few different messages."""
     failed = [one.failure for one in outcomes if one.failure is not None]
     found: dict[str, dict[str, Any]] = {}
     for kind, count in Counter(f.kind for f in failed).most_common():

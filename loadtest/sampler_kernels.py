@@ -106,7 +106,7 @@ def _chain(maker: Maker, rows: int, slots: SamplerSlots | None) -> Call:
 
 
 def _logprobs(maker: Maker, rows: int) -> Call:
-    """Of the chosen token and of as many as can be asked for."""
+    """Logprobs of the chosen token and of as many others as can be asked for."""
     vocab, device = maker.config.vocab_size, maker.device
     logits = maker.normal(rows, vocab)
     which, last = maker.integers(list(range(rows))), maker.integers([0] * rows)

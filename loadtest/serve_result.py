@@ -14,7 +14,7 @@ from penstock.loadtest.serve_options import ServeOptions
 from penstock.loadtest.workload import Workload
 
 BUSY_SHARE = 0.8
-"""Of one core: above it the client itself may be what is measured."""
+"""If the client uses more than this share of one core, it may itself be what is measured."""
 BUSY_SECONDS = 0.5
 """A shorter run says nothing about that."""
 LATE_MS = 10.0

@@ -153,7 +153,7 @@ class Simulation:
         self.times = [Times() for _ in trace]
         self.now = 0.0
         self._crowded_seconds = 0.0
-        """Of steps that ran while requests waited; with their tokens."""
+        """Seconds of the steps that ran while requests waited; the next field has their tokens."""
         self._crowded_tokens = 0
         self._trace = trace
         self._policy = policy

@@ -25,7 +25,7 @@ def entry_bytes(most: int) -> int:
 
 
 class PackedLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Of consecutive tokens."""
+    """Logprobs of consecutive tokens."""
 
     most: int
     """Likeliest tokens in each entry."""
@@ -38,7 +38,7 @@ class PackedLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class NamedLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Of consecutive tokens, with what they stand for."""
+    """Logprobs of consecutive tokens, with the bytes that they stand for."""
 
     most: int
     entries: bytes

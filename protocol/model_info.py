@@ -126,7 +126,7 @@ def _sampling_defaults(generation: dict[str, Any], path: Path) -> dict[str, floa
 
 
 def fingerprint(folder: str | Path) -> str:
-    """Of the files that say which model it is: 16 hexadecimal digits, or nothing without them."""
+    """Names the files that say which model it is: 16 hexadecimal digits, or empty without them."""
     digest = hashlib.blake2b(digest_size=8)
     found = False
     for name in SHARED_FILES:

@@ -35,7 +35,7 @@ from penstock.protocol.suggestions import ForeignNames
 MAX_NAMED = 16
 """Names that one error lists."""
 MAX_ADVISED = 4
-"""So many of them with what they were probably meant to be: the search takes 0.1 ms for each."""
+"""The first of them are told with what was probably meant: the search takes 0.1 ms for each."""
 MAX_PARAM_LENGTH = 128
 NOT_YET = "not supported yet"
 _WRONG = (msgspec.ValidationError, OverflowError, RecursionError, UnicodeEncodeError)

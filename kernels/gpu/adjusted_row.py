@@ -28,7 +28,7 @@ def is_written(ask):
 
 @triton.jit
 def is_finite(total):
-    """Of a sum of logits: it is finite exactly if they are."""
+    """Whether a sum of logits is finite, which it is exactly if they are."""
     return (total == total) & (tl.abs(total) != float("inf"))
 
 

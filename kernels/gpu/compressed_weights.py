@@ -33,13 +33,13 @@ TILE = 64
 END = 1 << 60
 """An exception behind all tiles."""
 CAPACITY = 256
-"""Of exceptions and one ``END`` in a part of the width of 64 rows of W. More would cost more time
-than the compressed form saves."""
+"""Exceptions and the ``END`` behind them that fit a part of the width of 64 rows of W. More would
+cost more time than the compressed form saves."""
 _EXPONENTS = 16
 _NOT_FINITE = 255
 """The exponent of infinities and of what is no number."""
 _ROWS_AT_ONCE = 8192
-"""Of W, that exceptions are looked for in: what that takes is freed again."""
+"""Rows of W that are searched for exceptions at once; the memory that takes is freed again."""
 
 
 class CannotCompress(Exception):

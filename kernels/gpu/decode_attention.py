@@ -189,7 +189,7 @@ class DecodeWorkspace(NamedTuple):
 
 
 def splits_for(rows: int, kv_heads: int) -> int:
-    """Into how many stretches the context of a row may be cut: a power of two."""
+    """The number of stretches that a row's context may be cut into: a power of two."""
     wanted = max(1, _PROGRAMS // (rows * kv_heads))
     return int(min(_MOST_SPLITS, 1 << (wanted.bit_length() - 1)))
 

@@ -151,7 +151,7 @@ class HopperDecodeAttention:
         self._sums = torch.empty(parts * 2, dtype=torch.float32, device=device)
         own = max_rows * heads if prefix else 0
         self.own = torch.empty(own * self._dim, dtype=torch.float32, device=device)
-        """Behind a prefix: the part of each (row, head) from the positions that it has alone."""
+        """The part of each (row, head) from its own positions, those behind a shared prefix."""
         self._own_sums = torch.empty(own * 2, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(max_rows * self._kv_heads, dtype=torch.int32, device=device)
         """Programs that have left their part of each (row, KV head); zero between launches."""

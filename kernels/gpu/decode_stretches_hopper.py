@@ -50,7 +50,7 @@ def _owner(item, each, longer):
 
 @gluon.jit
 def _slot_of(rows, last_position, shared_lengths, row, there, KEYS: gl.constexpr):
-    """Of a row: slot, positions of a shared prefix, cached positions, tiles."""
+    """A row's slot, positions of a shared prefix, cached positions and tiles."""
     slot = gl.load(rows + row, mask=there, other=-1)
     cached = gl.load(last_position + slot, mask=slot >= 0, other=0)
     passed = _passed(shared_lengths, slot, slot >= 0)

@@ -48,9 +48,9 @@ from penstock.kernels.gpu.sampler_memory import (
 from penstock.kernels.sampling.choose import NOT_FINITE, NOTHING_LEFT
 
 _LANES = 128
-"""Of a tile of few rows, four warps wide: their programs have few tiles each."""
+"""Tokens of a tile where rows are few, four warps wide: their programs have few tiles each."""
 _MANY_LANES = 64
-"""Of a tile of many rows: one warp, which waits for no other."""
+"""Tokens of a tile where rows are many: one warp, which waits for no other."""
 _FEW = 1056
 """Programs of four warps: eight for each multiprocessor of an H200."""
 _PROGRAMS = 4224

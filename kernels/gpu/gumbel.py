@@ -47,13 +47,13 @@ def draw_key(seed_low, seed_high, num_output, slot):
 
 @triton.jit
 def least_noise(begin, steps):
-    """By row, at most the lowest v of tokens whose multiples are begin[:, None] + steps[None]."""
+    """[R]: a lower bound of v in each row, whose multiples are begin[:, None] + steps[None]."""
     return _bound(tl.min(_mixed(begin[:, None] + steps[None, :]), 1))
 
 
 @triton.jit
 def least_noise_of(ids, key_add, key_factor):
-    """At most v of each token."""
+    """A lower bound of each token's v."""
     return _bound(_mixed(ids.to(tl.uint32) * key_factor + key_add))
 
 

@@ -201,8 +201,8 @@ def _settle(
     chosen, chosen_ids, count, bound, least, top, mass, scale, by_count, by_mass, m, k, p, drawn_by,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Of candidates, up to ``SIZE`` of them: whether they suffice, the floor, the token that is
-    drawn from what it keeps, and what that reaches."""
+    """For up to ``SIZE`` candidates: whether they suffice, the floor, the token that is drawn from
+    what it keeps, and the noisy logit of that token."""
     key_add, key_factor = drawn_by
     index = tl.arange(0, SIZE)
     z = tl.load(chosen + index, mask=index < count, other=float("-inf"))

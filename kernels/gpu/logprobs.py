@@ -28,7 +28,7 @@ from penstock.kernels.sampling.logprobs import MOST_LOGPROBS
 
 
 class LogprobColumns(NamedTuple):
-    """By row of the step; of rows that do not ask, nothing is written."""
+    """Columns by row of the step; nothing is written for rows that do not ask."""
 
     chosen: Tensor
     """[R] fp32: logprob of the chosen token."""

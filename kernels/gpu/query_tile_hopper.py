@@ -27,8 +27,8 @@ OUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 
 
 def cache_boxes(keys: Tensor, values: Tensor) -> list[list[TensorDescriptor]]:
-    """Of each layer what ``fetch_tile`` brings keys and values by: descriptors of 64
-    columns of a block.
+    """For each layer, the descriptors by which ``fetch_tile`` brings keys and values: 64 columns of
+    a block each.
 
     keys, values: [L, num_blocks, Hkv, block_size, D], contiguous.
     """

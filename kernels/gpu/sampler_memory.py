@@ -32,7 +32,7 @@ ALWAYS = 0x7FFFFFFF
 
 
 class SamplerSlots(NamedTuple):
-    """By slot. S: slots; V: vocabulary; E: entries of a slot, at most."""
+    """Sampling parameters by slot. S: slots; V: vocabulary; E: entries of a slot, at most."""
 
     asks: Tensor
     """[S] int32: which adjustments the slot asks for, ``ASKS_``… bits; 0: none."""

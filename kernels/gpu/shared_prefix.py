@@ -32,7 +32,7 @@ _LOG2_E = 1.4426950408889634
 
 class Shape(NamedTuple):
     queries: int
-    """Of one program; 64 of them, or more, are an operand of Hopper's matrix unit."""
+    """Queries of one program; 64 of them, or more, are an operand of Hopper's matrix unit."""
     tile: int
     """Positions that are multiplied at once; half as many of wide heads."""
     warps: int
@@ -189,7 +189,7 @@ def why_not(shared: int) -> str:
 
 
 def parts_for(rows: int, heads: int, kv_heads: int) -> int:
-    """Into how many stretches the prefix is cut: a power of two."""
+    """The number of stretches that the prefix is cut into: a power of two."""
     programs = _row_tiles(rows, heads // kv_heads) * kv_heads
     return int(min(_MOST_PARTS, 1 << (max(1, SHAPE.programs // programs).bit_length() - 1)))
 

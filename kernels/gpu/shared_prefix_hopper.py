@@ -37,7 +37,7 @@ from penstock.kernels.gpu.shared_prefix import why_not as why_no_kernel
 
 _LOG2_E = 1.4426950408889634
 _QUERIES = 128
-"""Of a program; two groups of 64 are what the kernel is written for."""
+"""Queries of a program; the kernel is written for two groups of 64."""
 # Keys in a tile, tiles under way: on an H200, 256 rows of Qwen3-8B behind 2,048 positions take 21
 # µs a layer, with decode attention behind it 63; two tiles of 128: 21 and 70; eight of 32: 27, 68.
 _KEYS = 64
@@ -53,7 +53,7 @@ def _query_rows(
     rows, shared_lengths, count, query, PADDED: gl.constexpr, SHARED: gl.constexpr,
     QUERIES: gl.constexpr,
 ):  # fmt: skip
-    """Of the program's queries: row, head, slot, and whether they take part."""
+    """Row, head and slot of the program's queries, and whether they take part."""
     row = gl.program_id(0) * (QUERIES // PADDED) + query // PADDED
     head = query % PADDED
     slot = gl.load(rows + row, mask=row < count, other=-1)

@@ -18,7 +18,7 @@ _ELEMENTS = 256 * 1024
 
 
 class Logprobs(NamedTuple):
-    """Of each of R rows."""
+    """Logprobs of each of R rows."""
 
     chosen: Tensor
     """[R] fp32: of the chosen token."""

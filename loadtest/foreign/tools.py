@@ -31,7 +31,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Words of a prompt that make about ``input_len`` tokens: where text is drawn by us."""
     requests: int = 64
     concurrency: int = 8
-    """Of the closed loop, and of the requests before it that warm up."""
+    """Requests at once, in the closed loop and in the warm-up before it."""
     request_rate: float | None = None
     """Poisson arrivals a second, without a limit of concurrency; None: the closed loop."""
     input_len: int = 128

@@ -22,7 +22,7 @@ MAX_SOURCE_BYTES = 256 * 1024
 MAX_CHOICES = 4096
 MAX_CHOICE_BYTES = 4096
 MAX_NAME_LENGTH = 64
-"""Of ``json_schema.name``, as in OpenAI's API."""
+"""Characters of ``json_schema.name``, at most, as in OpenAI's API."""
 MAX_DESCRIPTION_LENGTH = 4096
 MAX_DEPTH = 100
 """Levels of arrays and objects in a schema; the library's JSON reader ends at 128."""

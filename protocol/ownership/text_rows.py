@@ -199,7 +199,7 @@ NO_EXTRAS = TokenExtras()
 
 
 def extras_of(batch: TokenBatch) -> dict[int, TokenExtras] | None:
-    """By row, for those that have any; ``None``: all are tokens alone."""
+    """Row → its extras, for rows that have any; ``None``: all are tokens alone."""
     if not (batch.starts or batch.ends or batch.logprobs or batch.pooled):
         return None
     starts = {one.row: one for one in batch.starts}

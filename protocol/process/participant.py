@@ -101,8 +101,8 @@ class Participant:
         """Living peers by incarnation, this process not among them."""
         self.lost: set[int] = set()
         self.others: dict[str, Demand] = {}
-        """By model what the other frontends have in the pipeline and what its engines can run, as
-        the router last said; for a frontend."""
+        """For a frontend: what the others have in the pipeline for each model and what its engines
+        can run, as the router last said."""
         self.known_prefixes = 0
         """Version of this engine's prefixes that the router has; see ``PrefixReport``."""
         self.membership_version = 0

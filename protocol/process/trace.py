@@ -43,7 +43,7 @@ _MESSAGES: dict[type, int] = {
     kind: len(_OWN_NAMES) + number for number, kind in enumerate(Message.__args__)
 }
 NAMES = [*_OWN_NAMES, *(kind.__name__ for kind in _MESSAGES)]
-"""By the number of a name. The handling of a message has its type's name."""
+"""Names by their numbers. The handling of a message has its type's name."""
 
 
 class Recorder:
@@ -118,4 +118,4 @@ class Recorder:
 
 
 TRACE = Recorder()
-"""Of this process."""
+"""The recorder of this process."""

@@ -80,7 +80,7 @@ class Mailbox(Sender):
         """On tcp with keys: who fails the handshake."""
         self._cleanup = contextlib.ExitStack()
         self._ownership = contextlib.ExitStack()
-        """Of the ipc path: given up last of all."""
+        """Ownership of the ipc path, which is given up last of all."""
         if bind.startswith("tcp://") and keys is not None:
             self._cleanup.enter_context(keys.admitted(self._context))
         self._inbox = self._context.socket(zmq.PULL)

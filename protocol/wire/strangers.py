@@ -30,7 +30,7 @@ class Strangers:
         self._monitor = monitor
         self._address = address
         self._hosts: dict[int, str] = {}
-        """Of the open connections, by descriptor."""
+        """The hosts of the open connections, by descriptor."""
         self._failed = False
         """The next connection that ends is the one whose handshake failed."""
         self._told: set[str] = set()

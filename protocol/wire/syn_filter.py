@@ -23,7 +23,7 @@ _PROGRAM = (
     (0x06, 0, 0, 0),  # drop the packet
     (0x06, 0, 0, 0xFFFF_FFFF),  # keep it whole
 )
-"""Of classic BPF: (code, jump if true, jump if false, operand)."""
+"""Instructions of classic BPF: (code, jump if true, jump if false, operand)."""
 
 
 def take_no_more_connections(listener: socket.socket) -> None:

@@ -16,7 +16,7 @@ _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,100})?",
     re.IGNORECASE,
 )
-"""Of any version: what a later one adds stands behind a further dash."""
+"""A ``traceparent`` of any version: what a later one adds stands behind a further dash."""
 
 
 def request_id(request: web.BaseRequest | None) -> str:

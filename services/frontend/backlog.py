@@ -8,7 +8,7 @@ from penstock.protocol.wire.messages.tokens import RowDetails, Scores, ToolCallO
 
 MIN_BYTES = 256 * 1024
 STEPS = 32
-"""So many steps of an answer may wait, where they are more than ``MIN_BYTES``."""
+"""Steps of an answer that may wait, where they take more than ``MIN_BYTES``."""
 FRAME_BYTES = 320
 """About one event without logprobs, its token's text included."""
 LOGPROB_BYTES = 100

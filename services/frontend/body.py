@@ -18,7 +18,7 @@ from penstock.services.frontend.errors import ApiError, bad_request, from_invali
 
 Body = TypeVar("Body", bound=Declared)
 SLICE_BYTES = 64 * 1024
-"""Of a body that is looked at without a pause: some tenths of a millisecond."""
+"""Bytes of a body that are read without a pause, which takes some tenths of a millisecond."""
 Pause = Callable[[], None]
 """Called between two slices: in a thread it lets others run."""
 MAX_VALUES = 2**19

@@ -36,7 +36,7 @@ class Context:
         self.gateway = gateway
         self.registry = registry
         self.dialects = {path: dialect for dialect in dialects for path in dialect.routes}
-        """By path."""
+        """Each dialect by the paths that it serves."""
         self.meters = Meters(registry)
         self.keys = ApiKeys(read_api_keys(config.api_key))
         self.browsers = Browsers(config)

@@ -29,7 +29,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     request_id: str = ""
     tenant: str = ""
-    """Of the API key; empty where no keys are configured."""
+    """The tenant whose API key was sent; empty where no keys are configured."""
     trace: str = ""
     """W3C ``traceparent``; empty where there is none."""
 

@@ -109,7 +109,7 @@ class EventStream:
         self._drained: asyncio.Future[None] | None = None
 
     def answer(self, index: int) -> StreamedAnswer:
-        """Of the choice with this index, over all prompts."""
+        """The answer of the choice with this index over all prompts."""
         return StreamedAnswer(self, self._renderer.choice(index, self._generation.usage))
 
     # --- rows in

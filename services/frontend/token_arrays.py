@@ -165,7 +165,7 @@ def _array(body: bytes, begin: int) -> tuple[int, int] | None:
 
 
 def _after_string(body: bytes, begin: int) -> int:
-    """Behind the string that opens at ``begin``; the body's end where it does not close."""
+    """The place behind the string that opens at ``begin``; the body's end if it does not close."""
     at = begin
     while (at := body.find(b'"', at + 1)) >= 0:
         before = at

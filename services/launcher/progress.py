@@ -45,7 +45,7 @@ class StartupLines:
         self._log = log
         self._style = style
         self._shown: dict[str, tuple[str, int, float]] = {}
-        """Of each process the last line: what it says, without numbers; percent; when."""
+        """The last line of each process: its text without numbers, percent, and its time."""
         self._bars: dict[str, tuple[int, str]] = {}
         """Who reads weights now: percent, and the rest of the note."""
         self._drawn = ""
@@ -127,7 +127,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """What a server that is ready tells of itself."""
 
     url: str
-    """Of the page; ``/v1`` below it is the API."""
+    """The address of the page; the API is ``/v1`` below it."""
     models: list[AnnouncedModel]
     device: str
     router: str

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """Of one token at one place."""
+    """The log probability of one token at one place."""
 
     logprob: float
     rank: int

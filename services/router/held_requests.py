@@ -13,9 +13,9 @@ from penstock.protocol.wire.messages.requests import Enqueue, Submit
 
 MAX_HELD = 10_000
 MAX_HELD_BYTES = 256 * 1024 * 1024
-"""Of all held requests for a model together."""
+"""Bytes of all held requests for one model together, at most."""
 MAX_HELD_BYTES_IN_ALL = 512 * 1024 * 1024
-"""Of all held requests for all models together, which is what the router's memory has to bear."""
+"""Bytes of all held requests for all models, at most: what the router's memory has to bear."""
 OVERHEAD_BYTES = 1024
 """What a held request takes beside its work; it counts in ``MAX_HELD_BYTES_IN_ALL``."""
 

@@ -32,11 +32,12 @@ TOKENS_A_REQUEST = 128
 """Prompt tokens that must be spared for each request by which an engine is busier than another: so
 the first turns of chats that share a short system prompt spread out, and long ones stay."""
 MAX_EXCESS = 0.25
-"""Of its slots, in open requests."""
+"""An engine that is fuller than the emptiest by more than this share of its slots counts as one
+that holds nothing of the prompt."""
 FADE_SECONDS = 60.0
 """A request counts among the latest by a share that falls to 1/e in so long."""
 FEW_REQUESTS = 6
-"""By so many an engine may pass its share of the latest, whatever it holds."""
+"""Requests by which an engine may pass its share of the latest ones, whatever it holds."""
 
 PLACED_BY = ("prefix", "load", "room")
 """An engine that holds some of the prompt, one that does not because those that do are too busy, or

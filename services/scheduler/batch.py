@@ -28,7 +28,7 @@ class RunningBatch:
         """A heap: low slots first keeps the worker's batch dense."""
         self._decoding: list[Sequence] | None = []
         self.sequences: dict[int, Sequence] = {}
-        """By number, in order of admission."""
+        """Sequences by their number, in order of admission."""
         self.gone: list[int] = []
         """Slots that the next plan must drop."""
 

@@ -20,7 +20,7 @@ MAX_HELD = 8192
 MAX_CHANGES = 1024
 """Digests in a report of changes: 8 KiB."""
 MAX_LATE = 4 * MAX_CHANGES
-"""Of so many changes that the router does not know yet, it is told all again instead."""
+"""If the router has missed more changes than this, it is told everything again."""
 
 
 class CachedPrefixes:
@@ -38,7 +38,7 @@ class CachedPrefixes:
         self._changed: OrderedDict[bytes, int] = OrderedDict()
         """Digest → version of its last change, in ascending order."""
         self._version = 1
-        """Of an empty cache."""
+        """The number of the latest change; 1 where there was none yet."""
         self._logged_from = 1
         """``_changed`` has all changes after this version."""
 

@@ -30,7 +30,7 @@ class Ending(NamedTuple):
 
     @property
     def is_fault(self) -> bool:
-        """Of the server: neither the client's, nor a deadline that has passed."""
+        """Whether the server is at fault: not the client, nor a deadline that has passed."""
         return self.status in (500, 503)
 
 

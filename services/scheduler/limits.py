@@ -11,19 +11,20 @@ from penstock.services.scheduler.kv_groups import ONE_FULL, check_groups, make_g
 
 TOKEN_BYTES = 4
 BLOCK_BYTES = 5
-"""Of a block's number in a plan, at most."""
+"""Bytes that a block's number takes in a plan, at most."""
 MOST_CHARACTER_BYTES = 4
 SLOT_BYTES = 192
-"""Of a new slot and its chunk in a plan without tokens, blocks, sampling and task, at most."""
+"""Bytes that a new slot and its chunk take in a plan, at most, without tokens, blocks, sampling and
+task."""
 MOST_ROW_TOKENS = 255
-"""Of a row of a result: a byte counts them."""
+"""Tokens of a row of a result, at most: one byte counts them."""
 MAX_SEQUENCE_TOKENS = 4 * 1024 * 1024
-"""Of one sequence, so that a plan which takes it in fits a frame, whatever else it asks for: twice
-its tokens (the prompt comes once more where penalties read it), blocks of 8 tokens or more, and
-sampling of at most ``MAX_SAMPLING_BYTES``, 39 MiB in all."""
+"""Tokens of one sequence, at most, so that a plan which takes it in fits a frame, whatever else it
+asks for: twice its tokens (the prompt comes once more where penalties read it), blocks of 8 tokens
+or more, and sampling of at most ``MAX_SAMPLING_BYTES``, 39 MiB in all."""
 MAX_SAMPLING_BYTES = 4 * 1024 * 1024
-"""Of what a request asks of the sampler, in a plan. The bounds of its parameters are lower: ids of
-allowed tokens are 1 MiB, a grammar is 256 KiB."""
+"""Bytes in a plan, at most, of what a request asks of the sampler. The bounds of its parameters are
+lower: ids of allowed tokens are 1 MiB, a grammar is 256 KiB."""
 
 
 class Limits(EngineSizes, frozen=True, array_like=True, gc=False):

@@ -17,7 +17,7 @@ class OpenSequences:
     """Takes sequences from one place to the next: the queue, a slot, their end."""
 
     planner: Planner
-    """Of this epoch; the core sets it."""
+    """The planner of this epoch; the core sets it."""
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self.policy = policy

@@ -57,13 +57,13 @@ class Step:
     num_decoding: int = 0
     """Rows that decode."""
     least_seconds: float = 0.0
-    """That it takes at least."""
+    """Seconds that the step takes at least."""
     members: list[Sequence] = field(default_factory=list)
     """Prefilling sequences that compute in this step and have no row."""
     prompts: dict[int, Sequence] = field(default_factory=dict)
-    """By slot: those whose chunk brings logprobs of their prompt."""
+    """Slot → sequence, of those whose chunk brings logprobs of their prompt."""
     added_bytes: int = 0
-    """Of ``added`` and ``shared_prompts`` in the plan, at most."""
+    """Bytes that ``added`` and ``shared_prompts`` take in the plan, at most."""
     shared_prompts: list[bytes] = field(default_factory=list)
     """Prompts that entries of ``added`` point into."""
     _shared: dict[int, int] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Planner:
         self._stuck: list[Sequence] = []
         self._head_room = HeadRoom(self.kv)
         self._row_tokens = limits.max_row_tokens
-        """That a row may bring: as many positions are reserved for it."""
+        """Tokens that a row may bring, at most: as many positions are reserved for it."""
         self._row_blocks = self.kv.num_groups * self.kv.blocks_for(limits.max_row_tokens)
         self._policy = policy
         self._caching = enable_prefix_caching

@@ -31,7 +31,7 @@ _SMOOTHING = 0.05
 _LEAST_SPREAD = 0.2
 """Standard deviation of the steps' prefill, as a share of its mean, from which a slope is told."""
 _LEAST_SHARE = 0.01
-"""Of the mean step, that decoding takes at least."""
+"""Decoding takes at least this share of the mean step."""
 _MEASURABLE_TOKENS = LEAST_TOKENS
 """Prefills below this say little about the time of a token: fixed costs outweigh it. Not more than
 the least chunk, or a wrong estimate could keep chunks too small to be corrected."""
@@ -50,9 +50,9 @@ class PrefillPace:
     def __init__(self, shape: StepShape) -> None:
         self._shape = shape
         self._decode_seconds = 0.0
-        """Of a step that only decodes; 0 while unknown."""
+        """Seconds of a step that only decodes; 0 while unknown."""
         self._token_seconds = 0.0
-        """Of one prefill token more; 0 while unknown."""
+        """Seconds that one prefill token more takes; 0 while unknown."""
         self._alone: tuple[float, int] | None = None
         """Seconds and rows of the latest step that only decoded."""
         self._steps = _Line()
@@ -93,7 +93,7 @@ class PrefillPace:
             self._decode_seconds = min(self._decode_seconds, most)
 
     def prefill_seconds(self, tokens: int) -> float:
-        """So many tokens of prefill take so long; 0 while nothing is known."""
+        """Seconds that so many tokens of prefill take; 0 while nothing is known."""
         return tokens * self._token_seconds
 
     def most_tokens(self, decoding: int, waiting: int) -> int | None:

@@ -172,7 +172,7 @@ class SchedulerService(LoopService):
     # --- steps
 
     def patience(self, now: float) -> float:
-        """Until a plan that is held back is due. Messages are awaited for whole milliseconds."""
+        """Seconds until a plan that is held back is due; a wait takes whole milliseconds."""
         held = self.core.held_for(now) if self.core is not None else 0.0
         return max(held, 0.001) if held else super().patience(now)
 

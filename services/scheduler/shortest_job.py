@@ -69,7 +69,7 @@ class ShortestJobFirst(SchedulingPolicy):
         self.longest_lead = longest_lead
         self._all = RunningMean()
         self._tenants: dict[str, RunningMean] = {}
-        """By the time of their last finished output, oldest first."""
+        """Tenants in the order of their last finished output, oldest first."""
 
     def key(self, request: Request) -> QueueKey:
         return (self._score(request, self.work(request)),)

@@ -43,11 +43,11 @@ class WorkerGroup:
         self._send = send
         self._log = log
         self._peers: list[Peer] = []
-        """By rank; empty: there is no group."""
+        """The workers by rank; empty: there is no group."""
         self._ranks: dict[int, int] = {}
-        """Of the group's workers, by incarnation."""
+        """Incarnation → rank, of the group's workers."""
         self._answers: dict[int, Attached] = {}
-        """By rank."""
+        """What the workers answered, by rank."""
         self._former: set[int] = set()
         """Incarnations of those whose group has lost a rank."""
         self._refused = ""

@@ -57,7 +57,7 @@ class ChoiceStream:
         self._include = params.include_stop_str_in_output
         self._stops = StopStrings(params.stop, self._include) if params.stop else None
         self._untouched = params.min_tokens if params.stop else 0
-        """So many tokens' text cannot begin or complete a stop string."""
+        """Tokens whose text cannot begin or complete a stop string: the next so many."""
 
     @property
     def stop(self) -> str | None:

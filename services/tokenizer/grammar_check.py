@@ -43,7 +43,7 @@ START_SECONDS = 20.0
 """A helper reads a vocabulary in 1 to 2 s."""
 STARTS = 5
 START_WINDOW_SECONDS = 60.0
-"""So many helpers may be started in so many seconds."""
+"""``STARTS`` helpers may be started in this time."""
 _MODULE = "penstock.services.tokenizer.grammar_process"
 _READ = 1 << 16
 

@@ -54,7 +54,7 @@ WALK_TOKENS = 24
 """So far a random answer is followed: a grammar may grow too complex only under way."""
 WALK_SECONDS = 0.2
 SLOWEST_SECONDS = 0.05
-"""Of a processor, for a token and the mask after it: more would hold up a whole batch."""
+"""A token and the mask after it may take a processor this long; more would hold up a batch."""
 SLOW_SECONDS = 0.02
 """The same, on the average of the tokens followed. Ordinary grammars take 0.01 to 1 ms."""
 MAX_FRAME = 4 * MAX_SOURCE_BYTES + 1024
@@ -66,7 +66,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True):
     """The model whose tokens the grammars are compiled for."""
 
     folder: str
-    """Of the checkpoint."""
+    """The folder of the checkpoint."""
     vocab_size: int
     ends: list[int]
     parent: int
@@ -143,7 +143,7 @@ class Helper:
         self._selector.register(asks, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until the input ends; children under way end with this process."""
+        """Run until the input ends; children under way end with this process."""
         while True:
             deadline = min((c.deadline for c in self._children.values()), default=None)
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -40,7 +40,8 @@ TRUNCATED_LENGTHS = 8
 """A prompt that is to be truncated may be so many times as long as what the model takes."""
 MAX_STREAMED_ECHO = 8192
 MAX_STREAMED_LOGPROBS = 2048
-"""Of a prompt, in a stream: a connection's backlog must stay below what a slow reader may have."""
+"""Tokens of a prompt that a stream may repeat, or send logprobs of: a connection's backlog must
+stay below what a slow reader may have."""
 MAX_BAD_WORD_TOKENS = 64
 MAX_BAD_WORDS_TOKENS = 2048
 """What a worker has room for in a slot (``penstock.kernels.sampling.bad_words``)."""

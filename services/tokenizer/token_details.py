@@ -34,13 +34,13 @@ class _Offsets:
         self._starts = []
 
     def take(self, count: int) -> list[int]:
-        """Of the newest ``count`` tokens; those that were not pushed begin where the text ends."""
+        """Offsets of the newest ``count`` tokens; those not pushed begin where the text ends."""
         starts, self._starts = self._starts[:count], []
         return starts + [self._chars] * (count - len(starts))
 
 
 class TokenDetails:
-    """Of one choice. Every token of its text goes through ``push``, if logprobs are wanted."""
+    """Details of one choice's rows. If logprobs are wanted, every token goes through ``push``."""
 
     __slots__ = ("_offsets", "_params", "_prompt", "_text_model", "push")
 
@@ -63,7 +63,7 @@ class TokenDetails:
     def of_row(
         self, row: int, first: bool, count: int, found: RowLogprobs | None
     ) -> RowDetails | None:
-        """Of a row of the ``count`` tokens that were pushed last.
+        """The details of a row of the ``count`` tokens that were pushed last.
 
         first: nothing came of the choice before; then the prompt's part is due.
         """

@@ -51,7 +51,7 @@ class Checkpoint:
 
     @property
     def total_bytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors together."""
         entries = [file.entries[name] for name, file in self._files.items()]
         return sum(entry.end - entry.begin for entry in entries)
 

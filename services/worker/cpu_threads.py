@@ -34,7 +34,7 @@ from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, 
 from penstock.services.worker.executor import DirectExecutor
 
 WORTHWHILE = 0.85
-"""More threads are taken for at most this share of the time that fewer need."""
+"""More threads are taken only if they need at most this share of the time that fewer need."""
 HOPELESS = 2.0
 """A number of threads that takes so many times the best time ends a round: fewer take longer."""
 ROWS = 8
@@ -47,7 +47,7 @@ STEPS = 3
 SECONDS = 1.0
 """No further round of decode begins after this time, nor of prefill."""
 LOOKS = 3
-"""So many looks are taken even if nobody uses the server."""
+"""Looks that are taken even if nobody uses the server."""
 REMEMBERED = 8
 """The latest looks, whose least counts. They reach back for more than half an hour: what another
 program does just when this server pauses says little about when it computes."""

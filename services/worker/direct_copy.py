@@ -90,7 +90,7 @@ class DirectCopies:
         self._runtime.check(self._runtime.record(self._event, self._stream))
 
     def wait(self) -> None:
-        """Until the marked copies are done; before the first mark, not at all."""
+        """Wait until the marked copies are done; before the first mark there is no wait."""
         self._runtime.check(self._runtime.wait(self._event))
 
     def __del__(self) -> None:

@@ -26,7 +26,7 @@ class Executor(Protocol):
     device: str
     """Where it computes: ``cpu``, the name of a GPU, or ``null``."""
     dtype: str
-    """Of the weights and of KV memory: ``bfloat16``, …; empty where there is no model."""
+    """Type of the weights and of KV memory: ``bfloat16``, …; empty where there is no model."""
     summary: str
     """What was decided for it and why, for the log; may be empty."""
     max_in_flight: int

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 MAX_PROTOTYPES = 128
 """One for each family of a grammar. What matchers find out stays there, up to some 40 MB."""
 MAX_PROTOTYPE_BYTES = 4 * 1024 * 1024
-"""Of grammars' sources; what is compiled from one may take ten times as much, or more."""
+"""Bytes of all grammars' sources, at most; a compiled one may take ten times its source or more."""
 MAX_COPIES = 1000
-"""Of a prototype: then it is compiled anew, and what it found out is forgotten."""
+"""Copies of a prototype, at most: then it is compiled anew, and what it found out is forgotten."""
 
 _Key = tuple[str, bool, str, int]
 

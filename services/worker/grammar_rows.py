@@ -40,7 +40,7 @@ class Masks(NamedTuple):
     masks: Mask
     """[n, ceil(V / 32)]: theirs."""
     openings: dict[int, int]
-    """By row: a token that alone is to come if it is the likeliest of all, grammar or not."""
+    """Row → a token that comes alone if it is the likeliest of all, whatever the grammar says."""
     failures: list[RowFailure]
     """Rows whose grammar has failed or is not compiled yet."""
 

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 PATIENCE_SECONDS = 0.002
-"""So long a step waits for all grammars that are not compiled yet, together. Most are in this time;
-the rows of the others have no token in it."""
+"""A step waits this long for all grammars together that are not compiled yet. Most are by then; the
+rows of the others have no token in it."""
 SLOW_SECONDS = 0.1
-"""Of a processor, for one row's token and mask. Ordinary ones take 0.01 to 1 ms; vetting refuses
-those that take half of this at their beginning, but some grow slow under way."""
+"""A mask is slow if it takes a processor longer than this, its row's token included. Ordinary ones
+take 0.01 to 1 ms; vetting refuses grammars that take half of this at their beginning, but some grow
+slow under way."""
 MAX_SLOW = 3
 """A row ends after so many slow masks."""
 WATCHED_FILLS = 16
@@ -51,7 +52,7 @@ class Failure(NamedTuple):
 
 
 NOT_YET = Failure("its grammar is not compiled yet", TOO_EARLY)
-"""Of a row that may be tried again."""
+"""The failure of a row that may be tried again."""
 
 
 class _Slot:

@@ -84,7 +84,7 @@ class ModelExecutor(DirectExecutor):
         self.device, self.dtype = placement(model.device, model.dtype)
         self.summary = ""
         self.threads: StepThreads | None = None
-        """Of the CPU; ``None``: as many as torch was told."""
+        """CPU threads that a step uses; ``None``: as many as torch was told."""
         self.review: ThreadReview | None = None
         """Looks at ``threads`` again; ``None``: nobody does."""
         self._model = model
@@ -266,7 +266,7 @@ class ModelExecutor(DirectExecutor):
             self.grammars.start(step.sampled, rows)
 
     def _logprobs(self, logits: torch.Tensor, at: IntArray, tokens: IntArray) -> list[RowLogprobs]:
-        """Of the rows that ask. logits: [R, V]; at: their slots; tokens: [R], the chosen ones."""
+        """Logprobs of the rows that ask. logits: [R, V]; at: [R] slots; tokens: [R] chosen."""
         rows = asking_rows(self.slots, at)
         if not len(rows):
             return []

@@ -20,9 +20,9 @@ from penstock.kernels.attention_backend import AttentionBackend, CacheShape, Que
 from penstock.services.worker.models.decoder import DecoderConfig
 
 DECODE_CONTEXTS = (1000, 900, 800, 700, 600, 500, 400, 300)
-"""Of the decode rows that are measured."""
+"""Context lengths of the decode rows that are measured, in tokens."""
 CHUNK_ROWS = 512
-"""Of two chunks that are measured: a prompt's first rows, and its next."""
+"""Rows of each of the two chunks that are measured: a prompt's first rows, and its next."""
 WARM_UP = 3
 ROUNDS = 5
 CALLS = 4
@@ -35,9 +35,9 @@ class PlainAttention(NamedTuple):
     """The backends of an executor."""
 
     decode: AttentionBackend
-    """Of spans of one row."""
+    """The backend for spans of one row."""
     prefill: AttentionBackend
-    """Of longer ones."""
+    """The backend for longer spans."""
     summary: str = ""
     """What was measured; empty if nothing was."""
 
@@ -93,7 +93,7 @@ def _faster(
 
 
 def least_seconds(work: Callable[[], object]) -> float:
-    """Of one call, the device waited for after each round: launches count as in a step."""
+    """Seconds of one call. Each round ends when the device does: launches count as in a step."""
     for _ in range(WARM_UP):
         work()
     rounds = []
@@ -137,13 +137,13 @@ class MeasuredLayer:
         return QuerySpans(np.arange(len(context)), context - 1, None, self._tables)
 
     def chunks(self) -> QuerySpans:
-        """Of two sequences: a prompt's first rows, and rows behind as many cached ones."""
+        """Spans of two sequences: a prompt's first rows, and rows behind as many cached ones."""
         counts = np.full(2, CHUNK_ROWS, np.int64)
         first = np.array([0, CHUNK_ROWS], np.int64)
         return QuerySpans(first, first, counts, self._tables[:2])
 
     def seconds(self, backend: AttentionBackend, spans: QuerySpans) -> float:
-        """Of the attention of these spans in one layer; planning comes once a step."""
+        """Seconds of attention over these spans in one layer, without planning (once a step)."""
         batches = backend.plan(spans, self._shape, self._device)
         rows = len(spans.rows) if spans.counts is None else int(spans.counts.sum())
         heads, dim = self._shape.num_query_heads, self._shape.head_dim

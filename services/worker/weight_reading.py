@@ -107,7 +107,7 @@ class PinnedBuffers:
     """Pinned buffers of a piece each, taken one after the other by a thread of its own."""
 
     def __init__(self, total_bytes: int, pin: Callable[[int], Tensor] | None = None) -> None:
-        """As many as ``THREADS`` use, or as hold ``total_bytes``. pin: takes so many bytes."""
+        """Make as many as ``THREADS`` use, or as hold ``total_bytes``. pin: takes so many bytes."""
         self._left = min(THREADS * BUFFERS, -(-total_bytes // PIECE_BYTES))
         self._pin = pin or _pinned
         self._lock = threading.Lock()

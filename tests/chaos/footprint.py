@@ -13,7 +13,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Footprint:
-    """Of one process."""
+    """What one process takes of the machine."""
 
     role: str
     private_bytes: int
@@ -22,7 +22,7 @@ class Footprint:
 
 
 def footprints(server: Served) -> dict[int, Footprint]:
-    """Of every process of the server, by its id."""
+    """The footprint of every process of the server, by its id."""
     return {
         pid: Footprint(server.role_of(process), private_bytes(pid), process.num_fds())
         for pid, process in server.processes().items()

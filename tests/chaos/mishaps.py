@@ -39,7 +39,7 @@ class Mishaps:
         """``settings``: what the server was started with, as PENSTOCK_… variables."""
         self.happened: Counter[str] = Counter()
         self.seconds: dict[str, list[float]] = defaultdict(list)
-        """By kind: from the mishap until the server was whole again."""
+        """Seconds by kind, from the mishap until the server was whole again."""
         self.frontends_struck = 0
         """Only their clients may lose a connection."""
         self._server = server

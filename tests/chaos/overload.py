@@ -24,7 +24,7 @@ SHED_TO_PLAIN = 3.0
 """Where other work holds the processors, no answer is quicker than the plainest one. The slowest
 percent of both are too few to be alike."""
 PROBES = 50
-"""Of the machine, a second."""
+"""Probes of the machine a second."""
 PROMPT = list(range(3, 67))
 
 

@@ -23,7 +23,7 @@ FLAGS = ["--device", "null", "--null-step-ms", "500", "--max-num-seqs", "2600"]
 FLAGS += ["--max-num-batched-tokens", "4096"]
 FLAGS += ["--max-waiting-requests", "3000"]
 MOST_BYTES = 32 * 1024
-"""Of a frontend's memory for each connection."""
+"""Bytes of a frontend's memory that each connection may take."""
 
 
 async def idle(server: Served) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:

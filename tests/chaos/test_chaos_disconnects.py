@@ -20,7 +20,7 @@ PACED = ("--device", "null", "--null-step-ms", "5", "--num-kv-blocks", "16384")
 
 
 async def leave(count: int, url: str, seed: int) -> Counter[str]:
-    """So many requests whose clients leave; how far they got."""
+    """Send so many requests whose clients leave; returns how far they got."""
     rng = random.Random(seed)
     found: Counter[str] = Counter()
 

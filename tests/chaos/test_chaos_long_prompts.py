@@ -29,8 +29,8 @@ LONG_PROMPTS = 4
 STREAM_TOKENS = 800
 VOCABULARY = SIZES["tiny"]["vocab_size"]
 P99_SHARE, MOST_SHARE = 1 / 5, 2 / 5
-"""Of the time that one long prompt takes alone. In one piece it makes a gap of all of that time,
-and with nothing but the limit on a step's tokens one of half of it."""
+"""Gaps may be these shares of the time that one long prompt takes alone. In one piece it makes a
+gap of all of that time, and with nothing but the limit on a step's tokens one of half of it."""
 
 
 @pytest.fixture(scope="module")

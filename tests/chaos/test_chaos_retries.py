@@ -42,7 +42,7 @@ ARRIVE_SECONDS = 1.0
 async def insist(
     clients: Visitors, count: int, *, patient: bool, seed: int, since: float
 ) -> list[Offered]:
-    """So many clients ask again and again until ``SECONDS`` after ``since``; returns the visits of
+    """So many clients ask, and ask again, until ``SECONDS`` after ``since``; returns the visits of
     each. When it is turned away, a patient one waits for as long as it is told to, another asks
     again at once."""
     rng = random.Random(seed)

@@ -16,7 +16,7 @@ COUNT = 300
 
 
 def drawn(name: str, count: int = COUNT) -> list[Exchange]:
-    """As many in the known wordings as in free ones."""
+    """There are as many in the known wordings as in free ones."""
     found = []
     for free in (False, True):
         source = Random(f"test {name}")

@@ -46,9 +46,9 @@ MODELS = [
 ]  # fmt: skip
 """Query heads, KV heads, head size, block size, whether heads are normed, type."""
 VOCABULARIES = [151_936, 32_000]
-"""Of the sampler: their groups are more, and fewer, than what a program reads at once."""
+"""Vocabularies of the sampler: more groups, and fewer, than what a program reads at once."""
 ROWS = 256
-"""So many that a draw takes other programs than one row's."""
+"""Rows enough that a draw takes other programs than for one row."""
 TARGET = GPUTarget("cuda", pretended_gpu.CAPABILITY, 32)
 _TYPES = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32",

@@ -132,14 +132,14 @@ class DeviceSampler:
         self.result = torch.full((2, count), -7, dtype=torch.int32, device=DEVICE)
 
     def adjust(self, logits: torch.Tensor) -> None:
-        """Until the floors are known. Leaves the adjusted logits in ``adjusted``: fp32, [N, V]."""
+        """Run until the floors are known. Leaves adjusted logits in ``adjusted``: fp32, [N, V]."""
         ban_words(self.rows, len(logits), self.slots, *self.words)
         adjust_logits(logits, self.rows, self.slots, self.space, GREEDY)
         self.adjusted = self._read(logits)
         keep_floor(logits, self.rows, *self.seeds, self.slots, self.space, GREEDY)
 
     def draw(self, logits: torch.Tensor, plain: bool = False) -> None:
-        """Until the tokens are chosen. plain: as if no row could ask for anything."""
+        """Run until the tokens are chosen. plain: as if no row could ask for anything."""
         slots, space = (None, None) if plain else (self.slots, self.space)
         self.stretches = draw(
             logits, self.rows, self.slots.temperature, self.seeds[0], self.seeds[1],

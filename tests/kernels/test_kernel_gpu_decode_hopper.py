@@ -47,7 +47,7 @@ PREFIXED = [
 ]  # fmt: skip
 """Behind 13 blocks, which with the smallest end in the middle of a tile of 32 positions."""
 KERNELS = ["Triton", "Gluon"]
-"""Of the shared prefix."""
+"""The kernels of attention over the shared prefix."""
 OF_KERNELS = [
     pytest.param(case, kernel, id=f"{case} {kernel}")
     for case in PREFIXED

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 LENGTHS = [0, 1, 70, 128, 1000, 2047, 300, 500]
 SIZES = [1, 130, 300, 128, 40, 513, 64, 65]
-"""Of the chunks behind ``LENGTHS``: one query, odd ends, whole tiles, one group of a tile only."""
+"""Queries of the chunks behind ``LENGTHS``: one, odd ends, whole tiles, one group of a tile."""
 CASES = [
     *(Case(8, 4, 128, block_size, False, LENGTHS) for block_size in (8, 16, 32, 64, 128)),
     *(Case(8, 4, 64, block_size, False, LENGTHS) for block_size in (8, 64)),

@@ -136,7 +136,7 @@ def test_min_p_is_exact_beyond_the_candidates_too(scale: float) -> None:
 
 
 def test_top_p_counts_only_what_min_p_and_top_k_left() -> None:
-    """Of weights 4, 3, 2, 1 the first two are kept: of 4 + 3 the 4 alone is enough for 0.5."""
+    """The weights are 4, 3, 2, 1 and the first two are left: 4 of 4 + 3 is enough for 0.5."""
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]]).log().expand(500, -1)
     for limit in (Request(top_k=2, top_p=0.5), Request(min_p=0.7, top_p=0.5)):
         found = sampling.choose(logits, sampling_rows([limit] * 500), GREEDY).tokens

@@ -70,7 +70,7 @@ class Service:
     profiles: list[str]
     depends_on: dict[str, Any]
     target: str
-    """Of the Dockerfile; empty when the image is a foreign one."""
+    """The Dockerfile's target; empty when the image is a foreign one."""
     raw: dict[str, Any] = field(repr=False)
 
 

@@ -66,7 +66,7 @@ class Stream(threading.Thread):
 
 
 def texts(server: Served, victim: int | None = None) -> list[str]:
-    """Of all streams; the worker of rank ``victim`` is killed when every one of them runs."""
+    """The texts of all streams; the worker of rank ``victim`` is killed when every one runs."""
     streams = [Stream(server, number) for number in range(STREAMS)]
     if victim is not None:
         while not all(stream.events > 3 for stream in streams):

@@ -286,7 +286,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 """Structs that travel encoded inside a message's bytes field."""
 
 SCHEMA_HASH = "8af4cffdfd174e93"
-"""Of protocol version 11."""
+"""The schema hash of protocol version 11."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (

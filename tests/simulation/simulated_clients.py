@@ -160,7 +160,7 @@ def undisturbed(asked: Asked, choice: int, traits: EngineTraits) -> Undisturbed:
 
 
 def all_events(asked: Asked, tokens: list[int], text: str | None = None) -> list[Event]:
-    """Of tokens, or of another text in their place; parts of one channel joined."""
+    """The events of tokens, or of another text in their place; parts of one channel are joined."""
     answer = Answer()
     if is_parsed(asked.prompt):
         channels = Channels()

@@ -16,7 +16,7 @@ from penstock.protocol.grammar.json_schema.places import Place
 EXACT = 2**53
 """Up to here, every whole number is a 64-bit float."""
 DIGITS = 15
-"""As many are always exact."""
+"""Decimal digits that a 64-bit float always holds exactly."""
 MAX_SCALE = 22
 MAX_COEFFICIENT = 2**32 - 1
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

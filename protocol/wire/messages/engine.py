@@ -58,7 +58,7 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
     most_prefill_factor: float = 4.4
     """… and so many times at most."""
     certain_share: float = 0.6
-    """Of the time that prefill is predicted to take, it surely takes so much."""
+    """The share of its predicted time that prefill takes for certain."""
     round_trip_seconds: float = 0.0015
     """From a result to the worker's next plan, at worst: steps that are planned beyond the running
     one must last that long, or the device waits."""

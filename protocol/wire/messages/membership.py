@@ -36,7 +36,7 @@ class Capacity(EngineSizes, frozen=True, array_like=True, gc=False):
     """What an engine can do."""
 
     tasks: list[str] = []
-    """Beside to generate."""
+    """Tasks that it can do beside generating."""
 
 
 class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -72,7 +72,7 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     http: str = ""
     """``host:port`` where a frontend listens."""
     fingerprint: str = ""
-    """Of the model's files; nothing for a process without a model."""
+    """The fingerprint of the model's files; empty for a process without a model."""
 
     def is_of(self, model: str) -> bool:
         """Whether the process serves the model. Where either says no name there is one model."""
@@ -97,7 +97,7 @@ class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     held: bytes = b""
     """Digests, see ``penstock.protocol.prefix_digest``; those in latest use come last."""
     gone: bytes = b""
-    """Of a change: those that are held no more."""
+    """In a report of changes: digests of what is no longer held."""
 
 
 class Phase:
@@ -135,11 +135,11 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     membership_version: int
     """Version of the newest ``Members`` that the sender has seen from this router."""
     demands: list[Demand] = []
-    """Of a frontend one for each model; of a scheduler its own."""
+    """A frontend sends one for each model; a scheduler sends its own."""
     served: list[str] = []
     """See ``Members``: a new router learns it from whoever is still there."""
     prefixes: PrefixReport | None = None
-    """Of an engine that has a prefix cache, until the router has it."""
+    """What an engine's prefix cache holds; sent until the router has it."""
 
 
 class BeatAnswer(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
@@ -209,7 +209,7 @@ class Members(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     since: int = 0
     """The version that this is a change of; 0: the whole membership."""
     gone: list[int] = []
-    """Of a change: incarnations that are no longer members, lost or not."""
+    """In a change: incarnations that are no longer members, lost or not."""
     served: list[str] = []
     """Models of which a tokenizer and an engine have been ready at the same time, under this router
     or before it: what is not ready now has been, and may be again."""

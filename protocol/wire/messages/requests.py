@@ -155,7 +155,7 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop_ids: list[int]
     """Tokens that end a choice."""
     max_tokens: int
-    """Of one choice's output."""
+    """Tokens of one choice's output, at most."""
     prompt_logprobs: int | None = None
     """Logprobs of the prompt are owed, each with so many of the likeliest tokens."""
     reads_output: bool = False

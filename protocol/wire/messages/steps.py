@@ -165,14 +165,14 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=42, gc=False):
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Of the token of one row."""
+    """Logprobs of the token of one row."""
 
     row: int
     token: PackedLogprobs
 
 
 class ChunkLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Of the prompt's tokens that a chunk's rows predict: each row's is the next token."""
+    """Logprobs of the prompt's tokens that a chunk's rows predict: each row's is the next token."""
 
     slot: int
     start: int
@@ -204,7 +204,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     seconds: float
     """Time that the worker spent on the step."""
     logprobs: list[RowLogprobs] = []
-    """Of the rows whose slots ask for them."""
+    """Logprobs of the rows whose slots ask for them."""
     prompt_logprobs: list[ChunkLogprobs] = []
     failures: list[RowFailure] = []
     """Rows whose grammar cannot go on, or not yet, or whose sampling cannot be read; their token
@@ -217,7 +217,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     its block tables have positions for. After a row that brings none, the next step computes the
     slot's last token again. Empty: one each, as always where ``max_row_tokens`` is 1."""
     pooled: list[RowPooled] = []
-    """Of the rows whose slots have a task; the token of such a row means nothing."""
+    """Results of the rows whose slots have a task; the token of such a row means nothing."""
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=44, gc=False):

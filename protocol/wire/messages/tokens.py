@@ -54,9 +54,9 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     row: int
     tokens: PackedLogprobs | None
-    """Of the row's tokens."""
+    """Logprobs of the row's tokens."""
     prompt: PackedLogprobs | None = None
-    """Of the prompt's tokens from the second one on; with index 0."""
+    """Logprobs of the prompt's tokens from the second one on; only for index 0."""
 
 
 class RowPooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -96,7 +96,7 @@ class ToolCallOpened(msgspec.Struct, frozen=True, array_like=True, tag="call", g
     """The model begins to call a tool; its arguments follow."""
 
     index: int
-    """Of the call among those of its choice."""
+    """The number of the call among those of its choice."""
     id: str
     name: str
     logprobs: NamedLogprobs | None = None

@@ -35,13 +35,13 @@ class ChoiceFrames(Protocol):
 
 
 class Renderer(Protocol):
-    """Of the answer to one request. One that is never streamed needs ``body`` alone."""
+    """Writes the answer to one request. One that is never streamed needs ``body`` alone."""
 
     direct: bool
     """Plain text may be written by prefix and suffix: nothing in a frame changes but the text."""
 
     def choice(self, index: int, usage: Usage) -> ChoiceFrames:
-        """Of the choice with this index, over all prompts. ``usage`` counts up as rows come."""
+        """Frames of the choice with this index over all prompts. ``usage`` grows as rows come."""
 
     def last(self, usage: Usage) -> bytes:
         """What ends a stream whose choices have all ended."""
@@ -69,7 +69,10 @@ class Dialect(Protocol):
         """
 
     def renderer(self, request: GenerateRequest, answer_id: str, created: int) -> Renderer:
-        """Of one answer. ``answer_id``: 32 hex digits; ``created``: seconds since the epoch."""
+        """Make the renderer of one answer.
+
+        ``answer_id``: 32 hex digits; ``created``: seconds since the epoch.
+        """
 
     def error(self, error: ApiError) -> bytes:
         """The body of an answer that is this error alone."""

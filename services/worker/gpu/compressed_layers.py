@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from penstock.kernels.gpu.compressed_weights import CompressedWeight
 
 MOST_MEMORY = 0.1
-"""Of the memory that the worker may use, that compressed weights may take ..."""
+"""Compressed weights may take this share of the memory that the worker may use ..."""
 MOST_LEFT = 0.25
-"""... and of what is left of it beside the weights and other processes."""
+"""... and this share of what is left of it beside the weights and other processes."""
 COMPRESSED_SHARE = 0.76
-"""Of the bytes of plain ones, exceptions included."""
+"""Bytes of compressed weights, exceptions included, as a share of the plain ones'."""
 _GIB = 1 << 30
 
 
 class CompressedLayers(NamedTuple):
-    """Those of each layer, and of the LM head if it can be compressed."""
+    """Compressed weights of each layer, and of the LM head if it can be compressed."""
 
     qkv: list[CompressedWeight]
     output: list[CompressedWeight]

@@ -196,7 +196,7 @@ class GpuDecoder:
         )  # fmt: skip
 
     def head(self, count: int) -> None:
-        """Behind the body: logits of the ``count`` rows that ``BatchState.sample_index`` names."""
+        """After the body: logits of the ``count`` rows that ``BatchState.sample_index`` names."""
         space = self.space
         index = self.state.sample_index[:count]
         bring_forward(space.mixed.flatten(1), space.residual, index)
@@ -225,7 +225,7 @@ class GpuDecoder:
         products.end(rows)
 
     def row_logits(self, first: int, count: int) -> Tensor:
-        """Behind ``head_of_all``: logits [count, V] of the step's rows from ``first`` on, no more
+        """After ``head_of_all``: logits [count, V] of the step's rows from ``first`` on, no more
         than logits rows have memory; they are overwritten by the next."""
         logits = self.space.logits[:count]
         rows = self.space.normed[first : first + count]

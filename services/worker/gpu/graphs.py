@@ -170,7 +170,7 @@ class StepGraphs:
         self._mixed_sizes, self._decode_bounds = mixed, bounds
 
     def _layer_operations(self) -> int:
-        """Of a layer's products, for one row."""
+        """Floating point operations of a layer's products, for one row."""
         layer = self._decoder.weights.layers[0]
         products = (layer.qkv, layer.output, layer.gate_up, layer.down)
         return 2 * sum(weight.numel() for weight in products)

@@ -70,7 +70,7 @@ class LayerProducts(Protocol):
 
 
 class LibraryProducts:
-    """By torch, with our kernels between them: any number of rows.
+    """Products by torch, with our kernels between them, for any number of rows.
 
     gated: computes the gated products of those numbers of rows for which it pays.
     """
@@ -122,7 +122,7 @@ class LibraryProducts:
 
 
 class FusedProducts:
-    """By Triton kernels that include norms, gates and sums, for ``most_rows`` rows at most."""
+    """Products by Triton kernels that include norms, gates and sums, for ``most_rows`` at most."""
 
     def __init__(self, weights: DecoderWeights, space: Workspace, eps: float) -> None:
         self._layers, self._norm, self._space = weights.layers, weights.norm, space
@@ -167,7 +167,7 @@ class FusedProducts:
 
 
 class HopperProducts:
-    """By ``rows_linear_hopper``, or by ``compressed_linear_hopper`` where weights are compressed,
+    """Products by ``rows_linear_hopper``, or ``compressed_linear_hopper`` for compressed weights,
     for numbers of rows within ``bounds``."""
 
     head: CompressedLinear | None = None

@@ -99,7 +99,7 @@ class GpuLogprobs:
         return AskedLogprobs(rows, self._table.logprobs[step.sampled[rows]], columns, prompts)
 
     def of_rows(self, count: int) -> None:
-        """Of the first ``count`` logits rows, as their slots ask."""
+        """Compute the logprobs of the first ``count`` logits rows, as their slots ask."""
         state = self._state
         logprobs(
             self._decoder.space.logits[:count], state.sample_slots[:count],

@@ -28,7 +28,7 @@ class GroupedSlot:
     """Blocks that plans have appended."""
     decoding: bool = False
     began: int = -1
-    """Of ``simulated_worker.Slot``, which has one table; here the harness compares nothing."""
+    """As in ``simulated_worker.Slot``; -1 tells the harness to compare nothing."""
 
     def append(self, blocks: list[int]) -> None:
         """Each stretch of positions has one block in each group, in their order."""

@@ -47,7 +47,7 @@ class Runner:
     holder: SequenceHolder
     prompt_len: int
     computed: int
-    """Of its prompt, by the plans made so far."""
+    """Tokens of its prompt that the plans made so far compute."""
     named: int = 0
     """Blocks of the beginning that were named or came with the prefix."""
     in_flight: int = 0

@@ -22,7 +22,7 @@ from penstock.services.scheduler.policy_choice import POLICIES
 POISON = 49
 NOT_A_NUMBER = 48
 FIRST_CLEAN_FAILURES = 2
-"""So many failures that are nobody's fault cost no request: three strikes end one."""
+"""Failures that are nobody's fault, too few to end a request: three strikes end one."""
 
 
 def random_limits(rng: random.Random, row_tokens: int) -> Limits:

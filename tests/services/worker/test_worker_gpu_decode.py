@@ -26,7 +26,7 @@ LENGTHS = [1, 17, 300, 900, 31, 32, 33, 500, 64, 5, 1000, 128]
 LATE = 2320
 """Tokens of the prompt that comes while others decode."""
 BLOCKS = 65
-"""Of each of ``LENGTHS``."""
+"""KV blocks of each of ``LENGTHS``."""
 COMMON = 640
 OWN = [10, 1, 33, 100, 64, 5, 17, 31, 120, 3, 90, 2]
 """Tokens of prompts behind those that they have in common."""

@@ -73,7 +73,7 @@ def test_steps_of_all_sizes_compile_nothing_and_equal_those_of_the_triton_kernel
 
 LENGTHS = [40, 300, 70, 100, 131]
 BEGUN = 3
-"""So many of them decode while the others begin."""
+"""The number of them that decode while the others begin."""
 
 
 def new_slot(slot: int, number: int) -> tuple[NewSlot, Chunk]:

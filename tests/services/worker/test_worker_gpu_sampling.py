@@ -26,7 +26,7 @@ pytestmark = [
 ]
 SLOTS = 96
 CONFIG = msgspec.structs.replace(SMALL, vocab_size=50_000)
-"""So many tokens that the draw of all slots is cut otherwise than that of one."""
+"""It has tokens enough that the draw of all slots is cut in other places than that of one."""
 KINDS = [
     *EVERY_KIND,
     SlotSampling(0.8, 20, 0.9, 5),

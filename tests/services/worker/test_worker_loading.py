@@ -28,7 +28,7 @@ from penstock.services.worker.model_loading import choose_device, choose_dtype
 
 Folder = Callable[[str], Path]
 KV_BLOCK_BYTES = 16 * 2 * 2 * 2 * 32 * 4
-"""Of the tiny model: positions, K and V, layers, heads, their width, fp32."""
+"""Bytes of the tiny model's KV block: positions, K and V, layers, heads, their width, fp32."""
 
 
 def private_bytes() -> int:

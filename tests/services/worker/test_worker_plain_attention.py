@@ -142,7 +142,7 @@ def test_what_a_sequence_that_is_not_finite_left_behind_harms_no_other(
 
 
 def logits_of(executor: ModelExecutor, prompt: list[int]) -> torch.Tensor:
-    """Of the last position, the prompt in two chunks."""
+    """Logits of the last position; the prompt is computed in two chunks."""
     ids = torch.tensor(prompt, dtype=torch.int32).numpy().tobytes()
     blocks = list(range(-(-len(prompt) // executor.capacity.block_size)))
     new = NewSlot(0, ids, len(prompt), 0, blocks, SlotSampling(0.0, 0, 1.0, 0).packed())

@@ -41,7 +41,7 @@ from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.open_sequences import OpenSequences
 from penstock.services.scheduler.planner import Planner
 from penstock.services.scheduler.policy import SchedulingPolicy
-from penstock.services.scheduler.prefill_pace import PrefillPace
+from penstock.services.scheduler.prefill_budget import PrefillBudget
 from penstock.services.scheduler.results import ResultReader
 from penstock.services.scheduler.sequence import Request
 from penstock.services.scheduler.stats import Counters, SchedulerStats
@@ -85,7 +85,7 @@ class SchedulerCore:
         self._requests, self._waiting = self._sequences.requests, self._sequences.waiting
         self._rows = self._sequences.rows
         self._shape = shape
-        self._pace = PrefillPace(shape)
+        self._prefill_budget = PrefillBudget(shape)
         self.prefixes = CachedPrefixes() if enable_prefix_caching else None
         """What the prefix cache holds, for the router."""
         self._numbers = itertools.count()
@@ -207,7 +207,7 @@ class SchedulerCore:
             return None
         self.counters.steps += 1
         gone = self._planner.batch.take_gone()
-        expected = self._pace.prefill_seconds(step.num_prefilled)
+        expected = self._prefill_budget.prefill_seconds(step.num_prefilled)
         full = self._in_flight.push(step, expected, now)
         return StepPlan(
             epoch=self.epoch,
@@ -246,7 +246,7 @@ class SchedulerCore:
             return self.fail(StepFailed(self.epoch, step.number, "a result got lost"), now)
         in_flight.steps.popleft()
         in_flight.took(result.seconds, now)
-        self._pace.observe(step.num_decoding, step.num_prefilled, result.seconds)
+        self._prefill_budget.observe(step.num_decoding, step.num_prefilled, result.seconds)
         self.counters.generated_tokens += self._results.take(step, result, now)
         return self._rows.drain()
 
@@ -345,7 +345,7 @@ class SchedulerCore:
             self._caching,
             self._waiting,
             self.counters,
-            self._pace,
+            self._prefill_budget,
             self._shape,
             self.prefixes,
         )

@@ -6,7 +6,7 @@ The order within a step:
 2. Decode rows get the block that their next position needs; when there is none, the policy's
    victims are preempted until there is.
 3. The token budget that the decode rows leave goes to prefill, while readers follow decoding
-   sequences no more of it than they bear (``prefill_pace``): first to sequences in the middle of
+   sequences no more of it than they bear (``prefill_budget``): first to sequences in the middle of
    it, then to waiting ones.
 """
 
@@ -28,7 +28,7 @@ from penstock.services.scheduler.limits import (
     Limits,
 )
 from penstock.services.scheduler.policy import SchedulingPolicy
-from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, PrefillPace
+from penstock.services.scheduler.prefill_budget import LEAST_TOKENS, PrefillBudget
 from penstock.services.scheduler.sequence import Request, Sequence
 from penstock.services.scheduler.stats import Counters
 from penstock.services.scheduler.waiting_queue import WaitingQueue
@@ -100,7 +100,7 @@ class Planner:
         enable_prefix_caching: bool,
         waiting: WaitingQueue,
         counters: Counters,
-        pace: PrefillPace,
+        prefill_budget: PrefillBudget,
         shape: StepShape,
         prefixes: CachedPrefixes | None = None,
     ) -> None:
@@ -124,7 +124,7 @@ class Planner:
         self._caching = enable_prefix_caching
         self._waiting = waiting
         self._counters = counters
-        self._pace = pace
+        self._prefill_budget = prefill_budget
         units = shape.row_units
         self._row_units = list(zip(units[::2], units[1::2], strict=True))
 
@@ -168,7 +168,7 @@ class Planner:
         waiting = len(self._waiting) + len(self.batch) - len(decoding)
         if not waiting or not any(sequence.request.head.streamed for sequence in decoding):
             return left
-        bound = self._pace.most_tokens(len(decoding), waiting)
+        bound = self._prefill_budget.most_tokens(len(decoding), waiting)
         if bound is None or bound >= left:
             return left
         for least, unit in self._row_units:

@@ -44,7 +44,7 @@ _FASTEST = 1e-8
 """Seconds of a token at least: 100 million tokens a second."""
 
 
-class PrefillPace:
+class PrefillBudget:
     """Learns from the steps that are over."""
 
     def __init__(self, shape: StepShape) -> None:

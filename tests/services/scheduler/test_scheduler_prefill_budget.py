@@ -9,24 +9,24 @@ from scheduler_harness import Engine, prompt, small
 from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.steps import StepResult
 from penstock.services.scheduler.limits import Limits
-from penstock.services.scheduler.prefill_pace import LEAST_TOKENS, STEP_SECONDS, PrefillPace
+from penstock.services.scheduler.prefill_budget import LEAST_TOKENS, STEP_SECONDS, PrefillBudget
 
 
-def learnt(decode_seconds: float, token_seconds: float) -> PrefillPace:
-    pace = PrefillPace(StepShape())
+def learnt(decode_seconds: float, token_seconds: float) -> PrefillBudget:
+    budget = PrefillBudget(StepShape())
     for _ in range(100):
-        pace.observe(8, 0, decode_seconds)
-        pace.observe(8, 1000, decode_seconds + 1000 * token_seconds)
-    return pace
+        budget.observe(8, 0, decode_seconds)
+        budget.observe(8, 1000, decode_seconds + 1000 * token_seconds)
+    return budget
 
 
 def test_nothing_is_bounded_before_steps_of_both_kinds_were_seen() -> None:
-    pace = PrefillPace(StepShape())
-    assert pace.most_tokens(8, 0) is None
-    pace.observe(0, 500, 0.1)
-    assert pace.most_tokens(8, 0) is None
-    pace.observe(1, 0, 0.01)
-    assert pace.most_tokens(8, 0) is not None
+    budget = PrefillBudget(StepShape())
+    assert budget.most_tokens(8, 0) is None
+    budget.observe(0, 500, 0.1)
+    assert budget.most_tokens(8, 0) is None
+    budget.observe(1, 0, 0.01)
+    assert budget.most_tokens(8, 0) is not None
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_the_pause_grows_with_those_who_wait_and_their_share_up_to_a_tenth_of_a_
 
 
 def test_patience_does_not_lengthen_the_pause_of_a_slow_device() -> None:
-    pace = learnt(0.060, 1e-3)
-    assert pace.most_tokens(1, 100) == pace.most_tokens(1, 9)
+    budget = learnt(0.060, 1e-3)
+    assert budget.most_tokens(1, 100) == budget.most_tokens(1, 9)
 
 
 def test_chunks_are_never_cut_below_a_useful_size() -> None:
@@ -73,51 +73,51 @@ def test_chunks_are_never_cut_below_a_useful_size() -> None:
 
 @pytest.mark.parametrize("first_seconds", [0.012, 0.02, 0.2])
 def test_a_slow_first_prompt_does_not_keep_chunks_small_for_ever(first_seconds: float) -> None:
-    pace = PrefillPace(StepShape())
-    pace.observe(0, 128, first_seconds)
+    budget = PrefillBudget(StepShape())
+    budget.observe(0, 128, first_seconds)
     for _ in range(10):
-        pace.observe(14, 0, 0.0047)
+        budget.observe(14, 0, 0.0047)
     for _ in range(300):
-        tokens = pace.most_tokens(14, 1)
+        tokens = budget.most_tokens(14, 1)
         assert tokens is not None
-        pace.observe(14, tokens, 0.0047 + 16e-6 * tokens)
-        pace.observe(14, 0, 0.0047)
+        budget.observe(14, tokens, 0.0047 + 16e-6 * tokens)
+        budget.observe(14, 0, 0.0047)
     assert tokens * 16e-6 > 0.9 * 1.25 * 0.0047
 
 
 def test_a_prefill_of_a_few_tokens_does_not_count_as_slow_prefill() -> None:
-    pace = learnt(0.002, 3e-6)
-    before = pace.most_tokens(8, 0)
+    budget = learnt(0.002, 3e-6)
+    before = budget.most_tokens(8, 0)
     for _ in range(100):
-        pace.observe(8, 1, 0.003)
-    assert pace.most_tokens(8, 0) == before
+        budget.observe(8, 1, 0.003)
+    assert budget.most_tokens(8, 0) == before
 
 
 def test_the_prediction_stays_true_where_every_step_has_prefill() -> None:
-    pace = learnt(0.001, 4e-6)
+    budget = learnt(0.001, 4e-6)
     for step in range(300):  # rows that decode have become many: 4 ms in place of 1
-        pace.observe(200, 1000 + step % 7 * 200, 0.004 + (1000 + step % 7 * 200) * 4e-6)
-    tokens = pace.most_tokens(200, 0)
+        budget.observe(200, 1000 + step % 7 * 200, 0.004 + (1000 + step % 7 * 200) * 4e-6)
+    tokens = budget.most_tokens(200, 0)
     assert tokens is not None
     assert 0.75 < tokens * 4e-6 / (STEP_SECONDS - 0.004) < 1.25
 
 
 def test_tokens_that_become_dearer_with_their_context_do_not_lengthen_the_pause() -> None:
     """Every step has prefill, cut as the bound says, and a token's cost grows fivefold."""
-    pace = learnt(0.005, 20e-6)
+    budget = learnt(0.005, 20e-6)
     for step in range(400):
         token_seconds = 20e-6 * (1 + step / 100)
-        tokens = pace.most_tokens(1, 3)
+        tokens = budget.most_tokens(1, 3)
         assert tokens is not None
         assert tokens * token_seconds < 0.12, step
-        pace.observe(1, tokens, 0.005 + tokens * token_seconds)
+        budget.observe(1, tokens, 0.005 + tokens * token_seconds)
 
 
 def test_a_step_that_was_held_up_once_changes_the_bound_little() -> None:
-    pace = learnt(0.002, 3e-6)
-    before = pace.most_tokens(8, 0)
-    pace.observe(8, 1000, 30.0)
-    after = pace.most_tokens(8, 0)
+    budget = learnt(0.002, 3e-6)
+    before = budget.most_tokens(8, 0)
+    budget.observe(8, 1000, 30.0)
+    after = budget.most_tokens(8, 0)
     assert before is not None and after is not None
     assert after > before * 0.7
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.wire.messages.membership import Demand
-from penstock.protocol.wire.messages.requests import Chat, Prompt, Rejected, Text
+from penstock.protocol.wire.messages.requests import Chat, Prompt, PromptText, Rejected
 
 BYTES_PER_TOKEN = 4
 """Bytes of text that count as a token until the tokenizer has said how many tokens there are."""
@@ -39,7 +39,7 @@ LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 1.0, 30.0
 
 def prompt_tokens(prompt: Prompt) -> int:
     """About how many tokens a prompt has; exact where it came as tokens."""
-    if isinstance(prompt, Text):
+    if isinstance(prompt, PromptText):
         return len(prompt.text) // BYTES_PER_TOKEN + 1
     if isinstance(prompt, Chat):
         return len(prompt.messages) // BYTES_PER_TOKEN + 1

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.client.open_request import OpenRequest
-from penstock.client.sink import Sink, extras_of
+from penstock.client.sink import Sink, row_extras
 from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
 from penstock.protocol.ownership.rejections import too_long
 from penstock.protocol.ownership.tombstones import (
@@ -241,7 +241,7 @@ class ClientLedger:
 
     def _on_rows(self, sender: int, batch: TextBatch, now: float) -> None:
         tokens = memoryview(batch.tokens)
-        extras = extras_of(batch)
+        extras = row_extras(batch)
         channels = {one.row: one.released for one in batch.events} if batch.events else None
         offset = 0
         stale_ids: list[int] = []

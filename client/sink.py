@@ -38,7 +38,7 @@ class Sink(Protocol):
         """The whole request ends with this error, before or after ``on_accepted``."""
 
 
-def extras_of(batch: TextBatch) -> dict[int, RowExtras] | None:
+def row_extras(batch: TextBatch) -> dict[int, RowExtras] | None:
     """Row → its extras, for rows that have any; ``None``: all are plain text."""
     if not (batch.ends or batch.starts or batch.details or batch.events):
         return None

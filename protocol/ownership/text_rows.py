@@ -198,7 +198,7 @@ class TokenExtras(msgspec.Struct, frozen=True, gc=False):
 NO_EXTRAS = TokenExtras()
 
 
-def extras_of(batch: TokenBatch) -> dict[int, TokenExtras] | None:
+def token_extras(batch: TokenBatch) -> dict[int, TokenExtras] | None:
     """Row → its extras, for rows that have any; ``None``: all are tokens alone."""
     if not (batch.starts or batch.ends or batch.logprobs or batch.pooled):
         return None

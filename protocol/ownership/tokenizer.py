@@ -20,8 +20,8 @@ from penstock.protocol.ownership.text_rows import (
     Choice,
     TextRows,
     TokenExtras,
-    extras_of,
     joined,
+    token_extras,
 )
 from penstock.protocol.ownership.tombstones import (
     GRACE_SECONDS,
@@ -262,7 +262,7 @@ class TokenizerLedger:
 
     def _on_tokens(self, sender: int, batch: TokenBatch, now: float) -> None:
         tokens = memoryview(batch.tokens).cast("i")
-        extras = extras_of(batch)
+        extras = token_extras(batch)
         offset = 0
         outgoing: dict[str, TextRows] = {}
         stale: list[tuple[int, int]] = []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from penstock.client.interface import ServedModel
 from penstock.protocol.grammar.request import (
     Grammar,
@@ -21,23 +19,6 @@ from penstock.services.frontend.bodies.requests import (
     GenerationBody,
 )
 from penstock.services.frontend.errors import ApiError, bad_request, from_invalid
-
-
-class StreamOptions(msgspec.Struct, frozen=True):
-    """What a stream says beside its text."""
-
-    include_usage: bool = False
-    continuous_usage: bool = False
-
-
-_NO_OPTIONS = StreamOptions()
-
-
-def stream_options(body: GenerationBody) -> StreamOptions:
-    given = body.stream_options
-    if given is None:
-        return _NO_OPTIONS
-    return StreamOptions(bool(given.include_usage), bool(given.continuous_usage_stats))
 
 
 def wrong(name: str, value: Any, allowed: str) -> ApiError:

@@ -17,9 +17,8 @@ from penstock.protocol.wire.messages.requests import (
     Work,
     kind_of,
 )
-from penstock.services.frontend.bodies.requests import GenerationBody
+from penstock.services.frontend.bodies.requests import GenerationBody, StreamOptions
 from penstock.services.frontend.errors import ApiError, bad_request, retry_after
-from penstock.services.frontend.parameters import StreamOptions, stream_options
 
 MAX_CHOICES_IN_ALL = 256
 
@@ -140,7 +139,7 @@ def generate_request(
         prompts=prompts,
         params=params,
         stream=bool(body.stream),
-        options=stream_options(body),
+        options=body.stream_options or StreamOptions(),
         user=body.user or "",
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.client.interface import ServedModel
 from penstock.protocol.shown_values import show
-from penstock.protocol.wire.messages.requests import Prompt, Text, Tokens
+from penstock.protocol.wire.messages.requests import Prompt, PromptText, Tokens
 from penstock.services.frontend.errors import ApiError, bad_request
 from penstock.services.frontend.token_arrays import IdArray, check_vocabulary
 
@@ -58,10 +58,10 @@ def _empty(where: str) -> ApiError:
     return bad_request(message, param="prompt", code="empty_prompt")
 
 
-def _text(text: str, where: str) -> Text:
+def _text(text: str, where: str) -> PromptText:
     if not text:
         raise _empty(where)
-    return Text(text)
+    return PromptText(text)
 
 
 def _tokens(ids: list[Any], where: str, model: ServedModel, keep: int | None) -> Tokens:

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.client.messages import encode_messages, read_messages
 from penstock.protocol.validation import check_text
-from penstock.protocol.wire.messages.requests import Chat, Prompt, Text, Tokens
+from penstock.protocol.wire.messages.requests import Chat, Prompt, PromptText, Tokens
 
 PromptLike = str | Sequence[int]
 Message = dict[str, Any]
@@ -46,7 +46,7 @@ def messages_of(prompts: Iterable[PromptLike]) -> Iterator[Prompt]:
     for position, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             check_text(prompt, f"prompts[{position}]")
-            yield Text(prompt)
+            yield PromptText(prompt)
             continue
         try:
             packed = array("i", prompt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from penstock.protocol.wire.messages.requests import Chat, Text, Tokens, Work
+from penstock.protocol.wire.messages.requests import Chat, PromptText, Tokens, Work
 
 _Key = tuple[int, int]
 
@@ -14,7 +14,7 @@ def work_bytes(work: Work) -> int:
     match work.prompt:
         case Chat(messages, template_kwargs):
             prompt = len(messages) + len(template_kwargs)
-        case Text(text):
+        case PromptText(text):
             prompt = len(text)
         case Tokens(ids):
             prompt = len(ids)

@@ -21,7 +21,7 @@ from penstock.protocol.wire.messages.requests import (
     Chat,
     Prompt,
     PromptKind,
-    Text,
+    PromptText,
     TokenWork,
     Work,
 )
@@ -79,7 +79,7 @@ def _truncated(text_model: TextModel, work: Work, max_model_len: int) -> bytes:
 
 def _nothing_to_compute(prompt: Prompt) -> str:
     """Why a prompt has no tokens."""
-    if isinstance(prompt, Text) and prompt.text:
+    if isinstance(prompt, PromptText) and prompt.text:
         return (
             f"prompt: this model's tokenizer knows no character of the text "
             f"{prompt.text[:MAX_SHOWN]!r}, so it has no tokens; send another text, or token ids"

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from penstock.protocol.model_info import BadModelFolder, read_text
-from penstock.protocol.wire.messages.requests import Chat, Prompt, Text, Tokens
+from penstock.protocol.wire.messages.requests import Chat, Prompt, PromptText, Tokens
 from penstock.services.tokenizer import final_message
 from penstock.services.tokenizer.chat_template import (
     ChatTemplate,
@@ -251,7 +251,7 @@ class TextModel:
         match prompt:
             case Chat(messages, template_kwargs):
                 return self.encode_chat(messages, template_kwargs, max_tokens)
-            case Text(text):
+            case PromptText(text):
                 self._check_length(text, max_tokens, "prompt")
                 return self.encode(text, add_special_tokens=True)
             case Tokens(ids):

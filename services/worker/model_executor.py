@@ -27,7 +27,7 @@ from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
     ChunkLogprobs,
     RowFailure,
-    RowLogprobs,
+    SampledLogprobs,
     StepPlan,
     StepResult,
 )
@@ -221,7 +221,7 @@ class ModelExecutor(DirectExecutor):
 
     def _choose(
         self, step: PlannedStep, hidden: Hidden
-    ) -> tuple[npt.NDArray[np.int32], IntArray, list[RowLogprobs], list[RowFailure]]:
+    ) -> tuple[npt.NDArray[np.int32], IntArray, list[SampledLogprobs], list[RowFailure]]:
         """The sampled token of each row, why rows have none (``Choice.bad``), logprobs, and the
         rows whose grammar has failed."""
         rows = len(step.sampled)
@@ -265,7 +265,9 @@ class ModelExecutor(DirectExecutor):
         if len(rows):
             self.grammars.start(step.sampled, rows)
 
-    def _logprobs(self, logits: torch.Tensor, at: IntArray, tokens: IntArray) -> list[RowLogprobs]:
+    def _logprobs(
+        self, logits: torch.Tensor, at: IntArray, tokens: IntArray
+    ) -> list[SampledLogprobs]:
         """Logprobs of the rows that ask. logits: [R, V]; at: [R] slots; tokens: [R] chosen."""
         rows = asking_rows(self.slots, at)
         if not len(rows):

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.protocol.logprobs import OWN_WORDS, PackedLogprobs
-from penstock.protocol.wire.messages.steps import ChunkLogprobs, RowLogprobs
+from penstock.protocol.wire.messages.steps import ChunkLogprobs, SampledLogprobs
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 
 Words = npt.NDArray[np.int32]
@@ -48,10 +48,10 @@ def asking_rows(slots: SlotTable, sampled: IntArray) -> IntArray:
     return np.flatnonzero(slots.logprobs[sampled] >= 0)
 
 
-def row_logprobs(words: Words, rows: IntArray, most: IntArray) -> list[RowLogprobs]:
+def row_logprobs(words: Words, rows: IntArray, most: IntArray) -> list[SampledLogprobs]:
     """words: [R, 3 + 2 N], the entries of ``rows``; most: how many each lists."""
     return [
-        RowLogprobs(row, trim(words[at : at + 1], number))
+        SampledLogprobs(row, trim(words[at : at + 1], number))
         for at, (row, number) in enumerate(zip(rows.tolist(), most.tolist(), strict=True))
     ]
 

@@ -16,7 +16,7 @@ from penstock.client.admission import (
 )
 from penstock.protocol.config import AdmissionConfig
 from penstock.protocol.wire.messages.membership import Demand
-from penstock.protocol.wire.messages.requests import Chat, Rejected, Text, Tokens
+from penstock.protocol.wire.messages.requests import Chat, PromptText, Rejected, Tokens
 
 SLOTS = 10
 SERVICE = 2.0
@@ -208,7 +208,7 @@ def test_left_to_itself_the_bound_on_tokens_follows_kv_memory() -> None:
 
 
 def test_tokens_are_guessed_from_bytes_until_they_are_counted() -> None:
-    assert prompt_tokens(Text("x" * 400)) == 101
+    assert prompt_tokens(PromptText("x" * 400)) == 101
     assert prompt_tokens(Chat(b"x" * 400)) == 101
     assert prompt_tokens(Tokens(b"\0" * 400)) == 100
 

@@ -18,9 +18,9 @@ import json
 import msgspec
 
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.messages.requests import Text
+from penstock.protocol.wire.messages.requests import PromptText
 from penstock.protocol.wire.messages.tokens import Vector
-from penstock.services.frontend.parameters import StreamOptions
+from penstock.services.frontend.bodies.requests import StreamOptions
 from penstock.services.frontend.parse import GenerateRequest, find_model
 
 
@@ -51,7 +51,7 @@ class Vectors:
         body = msgspec.json.decode(raw, type=Body)
         model, name = find_model(None, models)
         return GenerateRequest(
-            model=name, served=model.name, prompts=[Text(text) for text in body.texts],
+            model=name, served=model.name, prompts=[PromptText(text) for text in body.texts],
             params=SamplingParams(), stream=False, options=StreamOptions(), user="", priority=0,
             cache_salt="", task=body.task,
         )

@@ -242,7 +242,8 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "StepResult": (
         s.StepResult(
-            1, 2, _IDS, [1], 0.125, [s.RowLogprobs(1, _PACKED)], [s.ChunkLogprobs(3, 16, _PACKED)],
+            1, 2, _IDS, [1], 0.125,
+            [s.SampledLogprobs(1, _PACKED)], [s.ChunkLogprobs(3, 16, _PACKED)],
             [s.RowFailure(1, "no", 503)], [2], b"\x01", [t.RowPooled(1, _IDS)],
         ),
         [
@@ -265,7 +266,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
         [_HEAD_ROW, ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9]]]],
     ),
     "Work text": (
-        r.Work(r.RequestHead(), r.Text("hi"), _PARAMS, [r.ChoiceState(0)]),
+        r.Work(r.RequestHead(), r.PromptText("hi"), _PARAMS, [r.ChoiceState(0)]),
         [_PLAIN_HEAD_ROW, ["text", "hi"], _PARAMS_ROW, [[0, b"", [0, 0, 0, 0]]]],
     ),
     "Work tokens": (
@@ -285,7 +286,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "8af4cffdfd174e93"
+SCHEMA_HASH = "d86d9428b8f6ab8e"
 """The schema hash of protocol version 11."""
 
 GOLDEN: dict[str, str] = {

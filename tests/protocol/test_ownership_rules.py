@@ -352,7 +352,7 @@ def test_the_longest_prompt_of_a_body_and_all_parameters_fit_into_one_message() 
     )
     choices = [ChoiceState(n) for n in range(128)]
     head = RequestHead(tenant="t" * 128, time_left=1.0)
-    work = Work(head, requests.Text("x" * MAX_PROMPT_BYTES), params, choices)
+    work = Work(head, requests.PromptText("x" * MAX_PROMPT_BYTES), params, choices)
     assert len(msgspec.msgpack.encode(work)) <= MAX_WORK_BYTES
 
 

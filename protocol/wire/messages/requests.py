@@ -54,7 +54,7 @@ class Chat(msgspec.Struct, frozen=True, array_like=True, tag="chat", gc=False):
     true the prompt ends with the last message, open."""
 
 
-class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", gc=False):
+class PromptText(msgspec.Struct, frozen=True, array_like=True, tag="text", gc=False):
     text: str
 
 
@@ -63,7 +63,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens", gc=Fals
     """int32 token ids, little endian. Also what a continuation sends: no second rendering."""
 
 
-Prompt = Chat | Text | Tokens
+Prompt = Chat | PromptText | Tokens
 PromptKind = Literal["chat", "text", "tokens"]
 
 
@@ -71,7 +71,7 @@ def kind_of(prompt: Prompt) -> PromptKind:
     match prompt:
         case Chat():
             return "chat"
-        case Text():
+        case PromptText():
             return "text"
         case Tokens():
             return "tokens"

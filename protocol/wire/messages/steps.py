@@ -164,7 +164,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=42, gc=False):
     """Prompts that ``added`` points into: the choices of a request share one copy."""
 
 
-class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class SampledLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Logprobs of the token of one row."""
 
     row: int
@@ -203,7 +203,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     the K and V that they were computed from."""
     seconds: float
     """Time that the worker spent on the step."""
-    logprobs: list[RowLogprobs] = []
+    logprobs: list[SampledLogprobs] = []
     """Logprobs of the rows whose slots ask for them."""
     prompt_logprobs: list[ChunkLogprobs] = []
     failures: list[RowFailure] = []

@@ -42,7 +42,7 @@ class OpenAIRenderer:
 
     def __init__(self, request: GenerateRequest, answer_id: str, created: int) -> None:
         self.request = request
-        self.direct = not request.options.continuous_usage
+        self.direct = not request.options.continuous_usage_stats
         self._answer: dict[str, Any] = {
             "id": f"{self.id_prefix}-{answer_id}",
             "object": self.object_name,
@@ -90,7 +90,7 @@ class OpenAIRenderer:
     def _usage_member(self, usage: Usage) -> bytes:
         """What a frame before the last one says of it."""
         options = self.request.options
-        if options.continuous_usage:
+        if options.continuous_usage_stats:
             return b',"usage":' + encode(usage_body(usage))
         return b',"usage":null' if options.include_usage else b""
 

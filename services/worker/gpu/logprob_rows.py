@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.kernels.gpu.logprobs import LogprobColumns, logprob_columns, logprobs
 from penstock.kernels.gpu.sampler_memory import SamplerSpace
-from penstock.protocol.wire.messages.steps import ChunkLogprobs, RowLogprobs
+from penstock.protocol.wire.messages.steps import ChunkLogprobs, SampledLogprobs
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
@@ -44,7 +44,7 @@ class AskedLogprobs(NamedTuple):
     columns: LogprobColumns | None
     prompts: list[_Prompt]
 
-    def of_rows(self, tokens: npt.NDArray[np.int32]) -> list[RowLogprobs]:
+    def of_rows(self, tokens: npt.NDArray[np.int32]) -> list[SampledLogprobs]:
         """tokens: [R], the step's."""
         if self.columns is None:
             return []

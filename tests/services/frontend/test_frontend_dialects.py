@@ -34,8 +34,7 @@ from penstock.protocol.config import ConfigError
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.logprobs import NamedLogprobs
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.messages.requests import Text as PromptText
-from penstock.protocol.wire.messages.requests import Work
+from penstock.protocol.wire.messages.requests import PromptText, Work
 from penstock.protocol.wire.messages.tokens import (
     End,
     EndReason,
@@ -48,6 +47,7 @@ from penstock.protocol.wire.messages.tokens import (
     ToolCallOpened,
     Vector,
 )
+from penstock.services.frontend.bodies.requests import StreamOptions
 from penstock.services.frontend.body import Pause, decode_object
 from penstock.services.frontend.dialects.registry import (
     BUILT_IN,
@@ -55,7 +55,6 @@ from penstock.services.frontend.dialects.registry import (
     load_dialects,
 )
 from penstock.services.frontend.errors import ApiError, bad_request
-from penstock.services.frontend.parameters import StreamOptions
 from penstock.services.frontend.parse import GenerateRequest
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -13,7 +13,7 @@ from penstock.client.sink import Sink
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.messages.requests import Chat, Text, Tokens, Work
+from penstock.protocol.wire.messages.requests import Chat, PromptText, Tokens, Work
 from penstock.protocol.wire.messages.tokens import End, EndReason
 
 CHAT = "/v1/chat/completions"
@@ -201,12 +201,12 @@ def test_prompts_come_as_text_token_ids_or_lists_of_either() -> None:
     def tokens(*ids: int) -> Tokens:
         return Tokens(struct.pack(f"<{len(ids)}i", *ids))
 
-    assert prompts("one") == [Text("one")]
-    assert prompts(["one"]) == [Text("one")]
-    assert prompts(["one", "two"]) == [Text("one"), Text("two")]
+    assert prompts("one") == [PromptText("one")]
+    assert prompts(["one"]) == [PromptText("one")]
+    assert prompts(["one", "two"]) == [PromptText("one"), PromptText("two")]
     assert prompts([1, 2, 999]) == [tokens(1, 2, 999)]
     assert prompts([[1], [0, 3]]) == [tokens(1), tokens(0, 3)]
-    assert prompts(["one", [4]]) == [Text("one"), tokens(4)]
+    assert prompts(["one", [4]]) == [PromptText("one"), tokens(4)]
 
 
 def test_messages_are_normalized() -> None:

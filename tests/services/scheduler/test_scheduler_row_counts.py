@@ -10,7 +10,7 @@ from scheduler_harness import Engine, prompt, small, token_work
 from simulated_worker import token_bytes, token_list
 
 from penstock.protocol.logprobs import PackedLogprobs, entry_bytes
-from penstock.protocol.wire.messages.steps import RowLogprobs, StepPlan, StepResult
+from penstock.protocol.wire.messages.steps import SampledLogprobs, StepPlan, StepResult
 from penstock.protocol.wire.messages.tokens import EndReason, TokenBatch
 from penstock.services.scheduler.core import SchedulerCore
 from penstock.services.scheduler.limits import Limits
@@ -89,7 +89,7 @@ def test_logprobs_of_a_row_are_one_entry_for_each_token_that_is_kept() -> None:
     core = begun(stop_ids=[9])
     size = entry_bytes(1) // 4
     entries = array("i", [value for token in (5, 9, 7) for value in [token] * size])
-    packed = RowLogprobs(0, PackedLogprobs(1, entries.tobytes()))
+    packed = SampledLogprobs(0, PackedLogprobs(1, entries.tobytes()))
     (batch,) = answer(core, 1, [5, 9, 7], logprobs=[packed])
     (found,) = batch.logprobs
     assert found.tokens is not None

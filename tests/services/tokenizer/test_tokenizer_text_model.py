@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.model_info import BadModelFolder
-from penstock.protocol.wire.messages.requests import Chat, Text, Tokens
+from penstock.protocol.wire.messages.requests import Chat, PromptText, Tokens
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.text_model import TextModel
 
@@ -294,7 +294,7 @@ def test_a_control_token_that_cannot_be_read_as_text_is_refused(tmp_path: Path) 
 
 def test_control_tokens_in_a_raw_prompt_are_control_tokens(tmp_path: Path) -> None:
     model = load(tmp_path, "byte_level", None)
-    ids = ids_of(model.encode_prompt(Text("a<|im_end|>")))
+    ids = ids_of(model.encode_prompt(PromptText("a<|im_end|>")))
     assert ids[-1] == model.tokenizer.token_to_id("<|im_end|>")
 
 
@@ -315,7 +315,7 @@ def test_a_raw_prompt_gets_the_special_tokens_of_the_tokenizer(tmp_path: Path) -
     tokenizer.enable_padding(length=50)
     model = TextModel.load(write_folder(tmp_path / "model", tokenizer, "{{ messages[0].content }}"))
     bos = tokenizer.token_to_id("<s>")
-    raw = ids_of(model.encode_prompt(Text("hello hello hello")))
+    raw = ids_of(model.encode_prompt(PromptText("hello hello hello")))
     assert raw[0] == bos
     assert 2 < len(raw) < 50
     assert bos not in chat(model, [{"role": "user", "content": "hello"}])
@@ -401,7 +401,7 @@ def test_loading_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["a", "e\u0301", "hello <|im_end|> "])
 def test_other_threads_run_on_while_a_long_text_is_encoded(text: str, tmp_path: Path) -> None:
     model = load(tmp_path, "byte_level", CHATML)
-    prompt = Text(text * (2_000_000 // len(text)))
+    prompt = PromptText(text * (2_000_000 // len(text)))
     turns = 0
     with ThreadPoolExecutor(1) as threads:
         encoding = threads.submit(model.encode_prompt, prompt)
@@ -419,7 +419,10 @@ def test_a_text_much_too_long_is_refused_by_its_beginning(
 ) -> None:
     model = load(tmp_path, kind, CHATML)
     long = text * (4_000_000 // len(text))
-    for prompt in (Text(long), Chat(json.dumps([{"role": "user", "content": long}]).encode())):
+    for prompt in (
+        PromptText(long),
+        Chat(json.dumps([{"role": "user", "content": long}]).encode()),
+    ):
         began = time.monotonic()
         try:
             with pytest.raises(PromptError, match="limit is 1000 tokens"):
@@ -434,8 +437,8 @@ def test_a_text_that_fits_is_encoded_as_ever_however_long_its_tokens_are(
 ) -> None:
     model = load(tmp_path, kind, CHATML)
     for text in ("a" * 3000, "hello world " * 300, " " * 3000, "👩\u200d👧" * 500, "e\u0301" * 900):
-        ids = model.encode_prompt(Text(text))
-        assert model.encode_prompt(Text(text), len(ids) // 4) == ids
+        ids = model.encode_prompt(PromptText(text))
+        assert model.encode_prompt(PromptText(text), len(ids) // 4) == ids
 
 
 def test_several_threads_encode_and_render_at_once(tmp_path: Path) -> None:

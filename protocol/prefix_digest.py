@@ -16,10 +16,9 @@ from hashlib import blake2b
 
 import msgspec
 
-from penstock.protocol.wire.messages.requests import RequestHead
+from penstock.protocol.wire.messages.requests import TOKEN_BYTES, RequestHead
 
 _encode = msgspec.msgpack.Encoder().encode
-TOKEN_BYTES = 4
 DIGEST_BYTES = 8
 FIRST_STRIDE = 64
 """Tokens; a prompt that is shorter has no digest and goes where there is room."""

@@ -33,6 +33,8 @@ MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 2**17
 """Logprobs of a whole prompt: its tokens times one and as many as are listed beside each."""
 MAX_TOKENS = 2**31 - 1
+DEFAULT_COMPLETION_TOKENS = 16
+"""``max_tokens`` of a prompt that is no chat, where it is left out; as in OpenAI's completions."""
 GREEDY_TEMPERATURE = 1e-5
 """Below it the highest logit wins and no random number is drawn."""
 

@@ -15,7 +15,7 @@ from penstock.protocol.process.metrics import Registry
 from penstock.protocol.shown_values import show
 from penstock.services.frontend import access, dialect_handler, playground, system
 from penstock.services.frontend.body import check_is_json
-from penstock.services.frontend.connection import Limits, Runner
+from penstock.services.frontend.connection import ConnectionLimits, Runner
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
 from penstock.services.frontend.dialects.interface import Dialect
 from penstock.services.frontend.dialects.registry import BUILT_IN
@@ -204,7 +204,7 @@ def make_app(
 
 
 async def start(
-    app: web.Application, sock: socket.socket, limits: Limits | None = None
+    app: web.Application, sock: socket.socket, limits: ConnectionLimits | None = None
 ) -> web.AppRunner:
     """Serve on a bound socket. Call ``cleanup`` of the result to stop.
 
@@ -220,7 +220,9 @@ async def start(
         log_request(request_id, "other", error.status, error.code or error.kind)
         return response
 
-    runner = Runner(app, error_response, limits or Limits(), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+    runner = Runner(
+        app, error_response, limits or ConnectionLimits(), shutdown_timeout=SHUTDOWN_TIMEOUT_S
+    )
     await runner.setup()
     await web.SockSite(runner, sock, backlog=BACKLOG).start()
     return runner

@@ -35,7 +35,7 @@ ErrorResponse = Callable[[web.BaseRequest | None, ApiError], web.Response]
 """Renders an error for a request that may be none; called once for each."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ConnectionLimits(msgspec.Struct, frozen=True):
     """What a client may hold of a process without saying anything."""
 
     connections: int = MAX_CONNECTIONS
@@ -187,7 +187,7 @@ class Server(web.Server):
     """Makes a ``Connection`` for each client. Call it inside the event loop."""
 
     def __init__(
-        self, application: web.Server, error_response: ErrorResponse, limits: Limits
+        self, application: web.Server, error_response: ErrorResponse, limits: ConnectionLimits
     ) -> None:
         super().__init__(
             application.request_handler,
@@ -214,7 +214,7 @@ class Runner(web.AppRunner):
         self,
         app: web.Application,
         error_response: ErrorResponse,
-        limits: Limits,
+        limits: ConnectionLimits,
         *,
         shutdown_timeout: float,
     ) -> None:

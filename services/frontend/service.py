@@ -21,7 +21,7 @@ from penstock.protocol.wire.mailbox import AddressError
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
 from penstock.protocol.wire.syn_filter import take_no_more_connections
 from penstock.services.frontend.app import BACKLOG, make_app, start
-from penstock.services.frontend.connection import Limits
+from penstock.services.frontend.connection import ConnectionLimits
 from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.dialects.registry import load_dialects
 from penstock.services.frontend.open_files import connection_limit
@@ -71,7 +71,7 @@ class FrontendService(AsyncService):
     async def start(self) -> None:
         app = self._app = make_app(self.config.server, self.gateway, self.metrics, self._dialects)
         self._listener = self._inherited or await self._listen()
-        self._runner = await start(app, self._listener, Limits(connection_limit()))
+        self._runner = await start(app, self._listener, ConnectionLimits(connection_limit()))
         gc.collect()
         gc.freeze()
         self.set_phase(Phase.READY)

@@ -46,7 +46,7 @@ _LIFELINE = "lifeline"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Members(Protocol):
+class WatchedMembers(Protocol):
     """What the supervisor needs to know of the membership."""
 
     generation: int
@@ -80,7 +80,7 @@ class Supervisor:
     def __init__(
         self,
         children: Sequence[Child],
-        members: Members,
+        members: WatchedMembers,
         log: Logger,
         *,
         drain_timeout_s: float,

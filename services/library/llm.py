@@ -20,6 +20,7 @@ from penstock.protocol.plain_errors import plain_error
 from penstock.protocol.sampling import PARAMETERS, SamplingParams
 from penstock.protocol.validation import InvalidValue, check_text, read
 from penstock.protocol.wire.messages.requests import (
+    TOKEN_BYTES,
     ChoiceState,
     Prompt,
     RequestHead,
@@ -48,7 +49,6 @@ MAX_OPEN = 1000
 """Prompts in the pipeline at once; further ones follow as these end."""
 RETRY_SECONDS = 0.5
 _OVERLOADED = 503
-_TOKEN_BYTES = 4
 _PUMP_SECONDS = 0.05
 
 
@@ -285,7 +285,7 @@ def _prompt_ids(given: PromptLike | None, computed: bytes) -> list[int]:
     numbers of another kind, numpy's say."""
     if (
         isinstance(given, list)
-        and len(given) * _TOKEN_BYTES == len(computed)
+        and len(given) * TOKEN_BYTES == len(computed)
         and type(given[0]) is int
     ):
         return given.copy()

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.prefix_digest import chain_root
 from penstock.protocol.tasks import GENERATE
-from penstock.protocol.wire.messages.requests import Rejected, TokenWork
+from penstock.protocol.wire.messages.requests import TOKEN_BYTES, Rejected, TokenWork
 from penstock.services.scheduler.limits import (
     MAX_SAMPLING_BYTES,
     MAX_SEQUENCE_TOKENS,
-    TOKEN_BYTES,
     Limits,
 )
 from penstock.services.scheduler.sequence import PromptLogprobs, Request, Sequence

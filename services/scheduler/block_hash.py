@@ -6,11 +6,11 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import NamedTuple
 
+from penstock.protocol.wire.messages.requests import TOKEN_BYTES
 from penstock.services.scheduler.kv_holder import SequenceHolder
 
-DIGEST_BYTES = 16
+BLOCK_HASH_BYTES = 16
 """128 bits: two different prefixes with one digest would show one user another's K and V."""
-TOKEN_BYTES = 4
 KEPT_CHAINS = 16
 """A chain of 128 Ki tokens takes 1.4 MB."""
 
@@ -41,7 +41,7 @@ class BlockHasher:
             tokens = holder.tokens[first * size : count * size].tobytes()
             parent = hashes[-1] if hashes else holder.root
             if count == first + 1:  # what decoding adds
-                hashes.append(blake2b(parent + tokens, digest_size=DIGEST_BYTES).digest())
+                hashes.append(blake2b(parent + tokens, digest_size=BLOCK_HASH_BYTES).digest())
             elif first == 0:
                 self._begin(tokens, parent, hashes)
             else:
@@ -65,7 +65,7 @@ class BlockHasher:
     def _chain(self, tokens: bytes, parent: bytes, hashes: list[bytes]) -> None:
         for start in range(0, len(tokens), self._block_bytes):
             block = tokens[start : start + self._block_bytes]
-            parent = blake2b(parent + block, digest_size=DIGEST_BYTES).digest()
+            parent = blake2b(parent + block, digest_size=BLOCK_HASH_BYTES).digest()
             hashes.append(parent)
 
 

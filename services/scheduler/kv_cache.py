@@ -17,7 +17,7 @@ from collections.abc import Sequence as Ordered
 from typing import NamedTuple
 
 from penstock.protocol.wire.messages.engine import NO_BLOCK, LayerGroup
-from penstock.services.scheduler.block_hash import DIGEST_BYTES, BlockHasher
+from penstock.services.scheduler.block_hash import BLOCK_HASH_BYTES, BlockHasher
 from penstock.services.scheduler.block_manager import BlockManager, OnEvicted
 from penstock.services.scheduler.kv_groups import ONE_FULL, make_groups
 from penstock.services.scheduler.kv_holder import NEVER, KVHolder, SequenceHolder
@@ -351,7 +351,7 @@ class KVCache:
             return
 
         def if_whole(digest: bytes) -> None:
-            if len(digest) == DIGEST_BYTES:
+            if len(digest) == BLOCK_HASH_BYTES:
                 on_evicted(digest)
 
         self.blocks.on_evicted = if_whole

@@ -9,7 +9,6 @@ import msgspec
 from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
 from penstock.services.scheduler.kv_groups import ONE_FULL, check_groups, make_groups
 
-TOKEN_BYTES = 4
 BLOCK_BYTES = 5
 """Bytes that a block's number takes in a plan, at most."""
 MOST_CHARACTER_BYTES = 4

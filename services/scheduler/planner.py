@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.protocol.wire.messages.engine import StepShape
+from penstock.protocol.wire.messages.requests import TOKEN_BYTES
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot
 from penstock.services.scheduler.batch import RunningBatch
 from penstock.services.scheduler.cached_prefixes import CachedPrefixes
@@ -24,7 +25,6 @@ from penstock.services.scheduler.limits import (
     BLOCK_BYTES,
     MOST_CHARACTER_BYTES,
     SLOT_BYTES,
-    TOKEN_BYTES,
     Limits,
 )
 from penstock.services.scheduler.policy import SchedulingPolicy

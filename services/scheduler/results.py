@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Callable
 
 from penstock.protocol.logprobs import PackedLogprobs
+from penstock.protocol.wire.messages.requests import TOKEN_BYTES
 from penstock.protocol.wire.messages.steps import StepResult
 from penstock.protocol.wire.messages.tokens import EndReason
 from penstock.services.scheduler.endings import ALL_BANNED, NOT_POOLED
 from penstock.services.scheduler.failures import FailureHandler
-from penstock.services.scheduler.limits import TOKEN_BYTES
 from penstock.services.scheduler.open_sequences import OpenSequences
 from penstock.services.scheduler.planner import Step
 from penstock.services.scheduler.sequence import Sequence

@@ -16,7 +16,7 @@ from penstock.protocol.wire.messages.tokens import (
 from penstock.services.scheduler.sequence import Sequence
 
 
-class _Columns:
+class _OwnerColumns:
     """The columns of one owner's batch."""
 
     __slots__ = (
@@ -63,7 +63,7 @@ class TokenRows:
     """Collects rows until ``drain``."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, _Columns] = {}
+        self._owners: dict[str, _OwnerColumns] = {}
 
     def token(
         self,
@@ -96,7 +96,7 @@ class TokenRows:
 
     @staticmethod
     def _add_extras(
-        columns: _Columns,
+        columns: _OwnerColumns,
         sequence: Sequence,
         index: int,
         reason: EndReason | None,
@@ -131,11 +131,11 @@ class TokenRows:
         columns = self._row(sequence, sequence.num_output, 0)
         columns.ends.append(End(len(columns.ids) - 1, reason, stop, message, status))
 
-    def _row(self, sequence: Sequence, index: int, count: int) -> _Columns:
+    def _row(self, sequence: Sequence, index: int, count: int) -> _OwnerColumns:
         request = sequence.request
         columns = self._owners.get(request.owner)
         if columns is None:
-            columns = self._owners[request.owner] = _Columns()
+            columns = self._owners[request.owner] = _OwnerColumns()
         columns.ids.append(request.id)
         columns.choices.append(sequence.choice)
         columns.attempts.append(request.attempt)

@@ -24,10 +24,10 @@ from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, BadGrammar, Gram
 from penstock.services.tokenizer.grammar_process import (
     Answer,
     Ask,
+    CannotCompile,
     FrameReader,
     Ready,
     Setup,
-    Unservable,
     Verdict,
     frame,
 )
@@ -315,7 +315,7 @@ class _Helper:
                     future = self._open.pop(said.number, None)
                     if future is not None:
                         future.set_result(said)
-                elif isinstance(said, Unservable):
+                elif isinstance(said, CannotCompile):
                     self.unservable = said.reason
                 elif isinstance(said, Ready):
                     self.ready.set()

@@ -5,8 +5,8 @@ child that compiles it under limits of time and memory and says what came out; w
 does to the compiler, it does to that child alone.
 
 Frames go over standard input and output: 4 bytes of length, little endian, and one msgpack message.
-The first one in is a ``Setup``, the first one out ``Ready`` or ``Unservable``; then ``Ask`` in and
-``Verdict`` out, in any order. The helper ends when its input ends.
+The first one in is a ``Setup``, the first one out ``Ready`` or ``CannotCompile``; then ``Ask`` in
+and ``Verdict`` out, in any order. The helper ends when its input ends.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     pass
 
 
-class Unservable(msgspec.Struct, frozen=True, array_like=True, tag="unservable"):
+class CannotCompile(msgspec.Struct, frozen=True, array_like=True, tag="unservable"):
     """No grammar can be compiled for this model."""
 
     reason: str
@@ -96,7 +96,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True, tag="verdict"):
     """False: nothing is known about the grammar, there was no time for it."""
 
 
-Answer = Ready | Unservable | Verdict
+Answer = Ready | CannotCompile | Verdict
 
 
 def frame(message: msgspec.Struct) -> bytes:
@@ -306,7 +306,7 @@ def main() -> int:
     try:
         vocabulary = load_tokenizer(Path(setup.folder), setup.vocab_size, setup.ends)
     except BadModelFolder as error:
-        _write(answers, frame(Unservable(str(error)[:1000])))
+        _write(answers, frame(CannotCompile(str(error)[:1000])))
         return 1
     gc.collect()
     gc.freeze()

@@ -11,6 +11,7 @@ from penstock.protocol.grammar.request import Grammar, conflict
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.prefix_digest import chain_root, extended
 from penstock.protocol.sampling import (
+    DEFAULT_COMPLETION_TOKENS,
     MAX_PROMPT_LOGPROBS,
     SamplingParams,
     resolve,
@@ -18,6 +19,7 @@ from penstock.protocol.sampling import (
 )
 from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.requests import (
+    TOKEN_BYTES,
     Chat,
     Prompt,
     PromptKind,
@@ -31,9 +33,6 @@ from penstock.services.tokenizer.slot_sampling import slot_sampling
 from penstock.services.tokenizer.text_model import TextModel
 from penstock.services.tokenizer.thinking import thinking
 
-COMPLETION_MAX_TOKENS = 16
-"""``max_tokens`` of a completion that does not say (OpenAI's default)."""
-TOKEN_BYTES = 4
 MAX_SHOWN = 40
 """Characters of a text that an error repeats."""
 TRUNCATED_LENGTHS = 8
@@ -46,7 +45,7 @@ MAX_BAD_WORD_TOKENS = 64
 MAX_BAD_WORDS_TOKENS = 2048
 """What a worker has room for in a slot (``penstock.kernels.sampling.bad_words``)."""
 
-__all__ = ["COMPLETION_MAX_TOKENS", "PromptError", "prepare"]
+__all__ = ["PromptError", "prepare"]
 
 
 class Prepared(NamedTuple):
@@ -113,7 +112,7 @@ def _max_tokens(params: SamplingParams, kind: PromptKind, length: int, max_model
     and nothing of the prompt are asked for."""
     room, asked = max_model_len - length, params.max_tokens
     if asked is None:
-        return room if kind == "chat" else min(COMPLETION_MAX_TOKENS, room)
+        return room if kind == "chat" else min(DEFAULT_COMPLETION_TOKENS, room)
     if asked == 0 and not params.echo and params.prompt_logprobs is None:
         wanted = "prompt_logprobs" if kind == "chat" else "echo or prompt_logprobs"
         raise PromptError(

@@ -26,7 +26,7 @@ TICK = 0.05
 
 @dataclass
 class Engine:
-    """A door with an engine behind it."""
+    """Admission with an engine behind it."""
 
     limits: AdmissionConfig
     frontends: int = 1

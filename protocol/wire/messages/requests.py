@@ -17,6 +17,8 @@ from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.tokens import Released
 
 ATTEMPT_BITS = 8
+TOKEN_BYTES = 4
+"""Bytes of a token id in a message: int32, little endian."""
 MAX_CACHE_SALT = 128
 
 RequestPriority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]

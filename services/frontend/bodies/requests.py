@@ -35,8 +35,6 @@ MAX_METADATA = 16
 MAX_METADATA_LENGTH = 512
 MAX_DEADLINE_S = 86_400
 MAX_TEMPLATE_VALUE_LENGTH = 64
-DEFAULT_COMPLETION_TOKENS = 16
-"""``max_tokens`` of /v1/completions where it is left out, as in OpenAI's API."""
 
 _OTHERWISE = frozenset({"stop", "logprobs", "echo", "structured_outputs"})
 """Sampling parameters that a body writes in another way, or that one route alone has."""

@@ -8,8 +8,9 @@ import msgspec
 
 from penstock.client.answers import Answer
 from penstock.client.interface import ServedModel
+from penstock.protocol.sampling import DEFAULT_COMPLETION_TOKENS
 from penstock.protocol.wire.messages.tokens import Event, Text
-from penstock.services.frontend.bodies.requests import DEFAULT_COMPLETION_TOKENS, CompletionBody
+from penstock.services.frontend.bodies.requests import CompletionBody
 from penstock.services.frontend.body import Pause, decode_body
 from penstock.services.frontend.dialects.logprobs import CompletionLogprobs, prompt_logprobs
 from penstock.services.frontend.dialects.openai import OpenAIRenderer

@@ -58,7 +58,7 @@ class CompletionLogprobs:
         """``None`` where logprobs are not wanted or none are there."""
         if not self._wanted:
             return None
-        columns = _Columns()
+        columns = _CompletionColumns()
         for row in details:
             if self._with_prompt and row.prompt is not None:
                 columns.add_first(row.prompt.pieces[0], row.prompt.offsets[0])
@@ -118,7 +118,7 @@ def _by_id(token: TokenLogprobs) -> dict[str, PromptLogprob]:
     }
 
 
-class _Columns:
+class _CompletionColumns:
     """The columns of a completion's logprobs."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from penstock.protocol.wire.messages.membership import MetricsAnswer, ProcessMet
 from penstock.protocol.wire.messages.requests import Rejected, Work
 from penstock.protocol.wire.messages.tokens import End, EndReason, RowStart
 from penstock.services.frontend.app import make_app, start
-from penstock.services.frontend.connection import Limits
+from penstock.services.frontend.connection import ConnectionLimits
 from penstock.services.frontend.dialects.interface import Dialect
 from penstock.services.frontend.dialects.registry import BUILT_IN
 
@@ -180,7 +180,7 @@ async def serving(
     config: ServerConfig | None = None,
     *,
     stall_s: float = 60.0,
-    limits: Limits | None = None,
+    limits: ConnectionLimits | None = None,
     dialects: Sequence[Dialect] = BUILT_IN,
 ) -> AsyncIterator[Client]:
     sock = socket.socket()

@@ -12,7 +12,7 @@ from frontend_scripted import Client, Script, ScriptedGateway, run, serving, wai
 
 from penstock.protocol.config.fields import ServerConfig
 from penstock.services.frontend import body
-from penstock.services.frontend.connection import Limits
+from penstock.services.frontend.connection import ConnectionLimits
 from penstock.services.frontend.context import CONTEXT
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -20,7 +20,7 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
 
 
 def limited(
-    limits: Limits, use: Callable[[Client], Awaitable[None]], script: Script | None = None
+    limits: ConnectionLimits, use: Callable[[Client], Awaitable[None]], script: Script | None = None
 ) -> None:
     async def main() -> None:
         async with serving(ScriptedGateway(script), limits=limits) as client:
@@ -59,7 +59,7 @@ def test_half_a_header_is_answered_and_closed_in_time(part: bytes) -> None:
         assert "0.2 s" in json.loads(rest)["error"]["message"]
         writer.close()
 
-    limited(Limits(header_s=0.2), use)
+    limited(ConnectionLimits(header_s=0.2), use)
 
 
 def test_a_header_that_comes_byte_by_byte_gets_no_more_time() -> None:
@@ -75,7 +75,7 @@ def test_a_header_that_comes_byte_by_byte_gets_no_more_time() -> None:
         assert time.monotonic() - began < 2.5  # all of it would take four seconds
         writer.close()
 
-    limited(Limits(header_s=0.5), use)
+    limited(ConnectionLimits(header_s=0.5), use)
 
 
 def test_a_connection_that_says_nothing_is_closed_without_a_word() -> None:
@@ -84,7 +84,7 @@ def test_a_connection_that_says_nothing_is_closed_without_a_word() -> None:
         assert await reader.read() == b""
         writer.close()
 
-    limited(Limits(header_s=0.2), use)
+    limited(ConnectionLimits(header_s=0.2), use)
 
 
 def test_a_later_request_gets_no_more_time_for_its_header_than_the_first() -> None:
@@ -96,7 +96,7 @@ def test_a_later_request_gets_no_more_time_for_its_header_than_the_first() -> No
         assert parsed(await reader.read())[0] == 408
         writer.close()
 
-    limited(Limits(header_s=0.2), use)
+    limited(ConnectionLimits(header_s=0.2), use)
 
 
 def test_an_idle_connection_is_closed_after_its_time_and_serves_until_then() -> None:
@@ -109,7 +109,7 @@ def test_an_idle_connection_is_closed_after_its_time_and_serves_until_then() -> 
         assert await reader.read() == b""
         writer.close()
 
-    limited(Limits(keep_alive_s=0.6), use)
+    limited(ConnectionLimits(keep_alive_s=0.6), use)
 
 
 def test_a_request_that_runs_is_not_taken_for_a_late_header() -> None:
@@ -125,7 +125,7 @@ def test_a_request_that_runs_is_not_taken_for_a_late_header() -> None:
         assert not reader.at_eof()
         writer.close()
 
-    limited(Limits(header_s=0.2), use, waiting)
+    limited(ConnectionLimits(header_s=0.2), use, waiting)
 
 
 def test_a_body_that_does_not_come_is_answered_and_closed_in_time(
@@ -162,7 +162,7 @@ def test_one_connection_too_many_is_told_so_and_costs_the_others_nothing() -> No
             while (await client.get("/live"))[0] != 200:  # once a place is free
                 await asyncio.sleep(0.02)
 
-    limited(Limits(connections=4), use)
+    limited(ConnectionLimits(connections=4), use)
 
 
 def test_bodies_that_do_not_end_take_only_so_much_memory_together() -> None:

@@ -25,7 +25,7 @@ class Nobody:
     peers: dict[int, Peer] = field(default_factory=dict)
 
 
-class Door:
+class Admission:
     """A scheduler's ledger and core, fed with messages."""
 
     def __init__(self, policy: str) -> None:
@@ -56,36 +56,36 @@ class Door:
 
 
 def test_the_priority_of_a_message_orders_the_queue() -> None:
-    door = Door("priority")
+    admission = Admission("priority")
     for request_id, priority in ((1, 0), (2, 2**31 - 1), (3, -(2**31)), (4, -1)):
         work = token_work(prompt(5, 10 * request_id), max_tokens=2, priority=priority)
-        assert door.enqueue(request_id, work) == Accepted(request_id, 1)
-    assert door.started() == [30, 40, 10, 20]
+        assert admission.enqueue(request_id, work) == Accepted(request_id, 1)
+    assert admission.started() == [30, 40, 10, 20]
 
 
 def test_the_tenant_of_a_message_orders_the_queue() -> None:
-    door = Door("fair")
+    admission = Admission("fair")
     for request_id, tenant in ((1, "ann"), (2, "ann"), (3, "ann"), (4, "bob")):
         work = token_work(prompt(5, 10 * request_id), max_tokens=2, tenant=tenant)
-        door.enqueue(request_id, work)
-    assert door.started() == [10, 40, 20, 30]
+        admission.enqueue(request_id, work)
+    assert admission.started() == [10, 40, 20, 30]
 
 
 def test_the_cache_salt_of_a_message_separates_prefixes() -> None:
-    door = Door("fcfs")
+    admission = Admission("fcfs")
     for request_id, salt in ((1, "a"), (2, "b"), (3, "é" * 128), (4, "")):
-        door.enqueue(request_id, token_work(prompt(20), max_tokens=2, cache_salt=salt))
-    door.started()
-    assert door.core.stats().counters.prefix_hit_tokens == 0
-    door.enqueue(5, token_work(prompt(20), max_tokens=2, cache_salt="b"))
-    door.started()
-    assert door.core.stats().counters.prefix_hit_tokens == 16
+        admission.enqueue(request_id, token_work(prompt(20), max_tokens=2, cache_salt=salt))
+    admission.started()
+    assert admission.core.stats().counters.prefix_hit_tokens == 0
+    admission.enqueue(5, token_work(prompt(20), max_tokens=2, cache_salt="b"))
+    admission.started()
+    assert admission.core.stats().counters.prefix_hit_tokens == 16
 
 
 def test_a_salt_or_priority_that_the_declaration_forbids_is_rejected_and_ends_nothing() -> None:
-    door = Door("priority")
+    admission = Admission("priority")
     for bad in (token_work([1], cache_salt="x" * 129), token_work([1], priority=2**31)):
-        answer = door.enqueue(1, bad)
+        answer = admission.enqueue(1, bad)
         assert isinstance(answer, Rejected)
         assert answer.status == 500
-    assert door.enqueue(2, token_work([1])) == Accepted(2, 1)
+    assert admission.enqueue(2, token_work([1])) == Accepted(2, 1)

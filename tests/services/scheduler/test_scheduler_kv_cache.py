@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol.wire.messages.engine import NO_BLOCK, WINDOW_ATTENTION, LayerGroup
-from penstock.services.scheduler.block_hash import DIGEST_BYTES
+from penstock.services.scheduler.block_hash import BLOCK_HASH_BYTES
 from penstock.services.scheduler.kv_cache import KVCache, Prefix
 from penstock.services.scheduler.kv_groups import check_groups
 from penstock.services.scheduler.kv_holder import KVHolder, SequenceHolder
@@ -202,10 +202,10 @@ class World:
         whole = next((g for g, group in enumerate(self.groups) if not group.window), 0)
         told = {at[0] for content, at in self.known.items() if content.group == whole}
         names = self.kv.blocks._by_digest
-        found = {name: block for name, block in names.items() if len(name) == DIGEST_BYTES}
+        found = {name: block for name, block in names.items() if len(name) == BLOCK_HASH_BYTES}
         assert sorted(found.values()) == sorted(told)
         assert self.found.keys() - found.keys() <= set(self.evicted), "whoever follows it hears it"
-        assert all(len(name) == DIGEST_BYTES for name in self.evicted)
+        assert all(len(name) == BLOCK_HASH_BYTES for name in self.evicted)
         self.evicted.clear()
         self.found = found
         for content, (block, _) in self.known.items():

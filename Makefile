@@ -39,8 +39,9 @@ $(STAMP): pyproject.toml
 serve: setup ## serve MODEL, or the built-in model
 	@exec $(BIN)/penstock serve $(if $(MODEL),'$(MODEL)') $(ARGS)
 
+# Hundreds of processes start from the same sources: what is compiled is kept.
 test: setup ## run the tests, without the long ones
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		-m 'not slow and not gpu and not chaos' $(ARGS)
 
 test-slow: setup ## run the tests that take minutes

@@ -21,7 +21,7 @@ import random
 import sys
 from array import array
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -37,15 +37,8 @@ from penstock.loadtest.counted_router import (
 from penstock.loadtest.simulate_policies import StepTime
 from penstock.protocol.prefix_digest import MAX_DIGESTS, chain_root, extended
 from penstock.protocol.process.participant import BEAT_SECONDS
-from penstock.protocol.wire.messages.membership import (
-    Beat,
-)
-from penstock.protocol.wire.messages.requests import (
-    ChoiceState,
-    Enqueue,
-    RequestHead,
-    TokenWork,
-)
+from penstock.protocol.wire.messages.membership import Beat
+from penstock.protocol.wire.messages.requests import ChoiceState, Enqueue, RequestHead, TokenWork
 from penstock.protocol.wire.messages.steps import SlotSampling, StepPlan, StepResult
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.limits import Limits
@@ -182,7 +175,7 @@ class Result:
     """CPU of the router for a beat of an engine."""
     largest_beat: int
     """Bytes."""
-    placed_by: dict[str, int] = field(default_factory=dict)
+    placed_by: dict[str, int]
 
 
 class Simulation:
@@ -335,19 +328,13 @@ def measure(setting: Setting) -> list[Result]:
     usual, speed = StepTime(), setting.speed
     step = StepTime(usual.base / speed, usual.prefill_token / speed, usual.decode_row / speed)
     fast = StepTime(step.base, step.prefill_token / many, step.decode_row / many)
-    alone = Simulation(
-        _replaced(setting, engines=1), _limits(setting, blocks * many, many), fast, True
-    )
-    rows = [alone.run()]
+    one = replace(setting, engines=1)
+    rows = [Simulation(one, _limits(setting, blocks * many, many), fast, True).run()]
     rows += [
         Simulation(setting, _limits(setting, blocks, 1), step, digests).run()
         for digests in (True, False)
     ]
     return rows
-
-
-def _replaced(setting: Setting, **changes: int) -> Setting:
-    return Setting(**{**asdict(setting), **changes})
 
 
 def _limits(setting: Setting, blocks: int, times: int) -> Limits:

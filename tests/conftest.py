@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -11,10 +12,16 @@ if not Path("/dev/nvidiactl").exists():
     # which torch and transformers may do at any moment, and whenever a kernel is declared.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# What is imported and collected stays. A collection of garbage that looks through all of it takes a
+# good part of a second, and a test that makes many objects has many of them.
+gc.disable()
+
 
 def pytest_collection_finish() -> None:
     """One thread for torch: two in each of two test processes wait for each other, and what takes
     16 seconds alone then takes 90."""
+    gc.freeze()
+    gc.enable()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)

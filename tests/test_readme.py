@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.loadtest.eval import NUM_QUESTIONS
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.config import ServerConfig
 from penstock.protocol.declared import describe, description_of, fields_of
@@ -116,7 +117,8 @@ def test_make_serve_and_the_clients_of_the_readme() -> None:
         assert done.returncode == 0, done.stderr
         assert done.stdout
         load = command(".venv/bin/penstock bench serve").replace(":8000", f":{port}")
-        done = subprocess.run(load.split(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+        fewer = [*load.split(), "--num-prompts", "40"]
+        done = subprocess.run(fewer, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Failed requests:                                       0" in done.stdout
     finally:
@@ -205,17 +207,19 @@ def test_the_procfile_serves_and_another_tokenizer_joins(tmp_path: Path) -> None
     shutil.rmtree(runtime, ignore_errors=True)
 
 
-def test_the_evaluation_of_the_readme_finds_the_built_in_model_right() -> None:
+@pytest.mark.parametrize("of_each_skill", [5, pytest.param(NUM_QUESTIONS, marks=pytest.mark.slow)])
+def test_the_evaluation_of_the_readme_finds_the_built_in_model_right(of_each_skill: int) -> None:
     text = command(".venv/bin/penstock eval")
     done = subprocess.run(
-        [*text.split(), "--require", "0.95", "--quiet"],
+        [*text.split(), "--require", "0.95", "--quiet", "--num-questions", str(of_each_skill)],
         cwd=ROOT, capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     skills = len(done.stdout.splitlines()) - 3  # its head, the sum, and the time
     asked = re.search(r"^all +(\d+)", done.stdout, re.MULTILINE)
     assert asked is not None
-    assert f"asks it {asked[1]} questions" in README
+    assert int(asked[1]) == of_each_skill * skills
+    assert f"asks it {NUM_QUESTIONS * skills} questions" in README
     assert f"each of its {skills} skills" in README
 
 

@@ -8,13 +8,13 @@ from array import array
 from typing import Any
 
 import pytest
+from remembered_wire import LastError, Wire
 
 from penstock.client.gateway import PipelineGateway
 from penstock.client.interface import Overloaded
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.participant import Participant
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import (
     BeatAnswer,
     Capacity,
@@ -27,7 +27,6 @@ from penstock.protocol.wire.messages.membership import (
 from penstock.protocol.wire.messages.requests import (
     Accepted,
     ChoiceState,
-    Rejected,
     RequestHead,
     Submit,
     Tokens,
@@ -41,39 +40,6 @@ CAPACITY = Capacity(
 )
 WAIT = 30.0
 PARTS = {"router": 1, "a tokenizer": 2, "a scheduler": 3, "b tokenizer": 4, "b scheduler": 5}
-
-
-class Wire:
-    """A mailbox that remembers what was sent."""
-
-    incarnation = 1000
-    address = "ipc:///run/own.sock"
-
-    def __init__(self) -> None:
-        self.sent: list[Message] = []
-
-    def send(self, to: str, message: Message) -> bool:
-        self.sent.append(message)
-        return True
-
-    def forget(self, to: str) -> None: ...
-
-    def reopen(self, to: str) -> None: ...
-
-    def outbox_bytes(self, to: str = "") -> int:
-        return 0
-
-
-class Ear:
-    def __init__(self) -> None:
-        self.rejected: Rejected | None = None
-
-    def on_accepted(self, prompt_tokens: int) -> None: ...
-
-    def on_row(self, choice: int, text: str, tokens: int, extras: Any = None) -> None: ...
-
-    def on_rejected(self, rejected: Rejected) -> None:
-        self.rejected = rejected
 
 
 class Frontend:
@@ -115,8 +81,8 @@ class Frontend:
         self.participant._heard(self.now)
         self.gateway.tick(self.now)
 
-    def open(self, model: str) -> Ear:
-        ear = Ear()
+    def open(self, model: str) -> LastError:
+        ear = LastError()
         prompt = Tokens(array("i", [1, 2, 3]).tobytes())
         head = RequestHead(model=model)
         self.gateway.open(Work(head, prompt, SamplingParams(seed=1), [ChoiceState(0)]), ear)

@@ -7,20 +7,18 @@ from array import array
 from typing import Any
 
 import pytest
+from remembered_wire import LastError, Wire
 
 from penstock.client.gateway import PipelineGateway
 from penstock.client.interface import Overloaded
 from penstock.client.parts import FAILED_STARTS, JOIN_SECONDS, Parts
-from penstock.client.sink import RowExtras
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.participant import UNREACHABLE_SECONDS, Participant
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Members, Peer, Phase
 from penstock.protocol.wire.messages.requests import (
     Cancel,
     ChoiceState,
-    Rejected,
     RequestHead,
     Submit,
     Tokens,
@@ -31,43 +29,6 @@ ROUTER = "ipc:///run/router.sock"
 CAPACITY = Capacity(1000, 16, 8, 2048, 4096, 32_000)
 WAIT = 30.0
 SERVICES = {1: "router", 2: "tokenizer", 3: "scheduler", 4: "worker"}
-
-
-class Wire:
-    """A mailbox that remembers what was sent."""
-
-    incarnation = 1000
-    address = "ipc:///run/own.sock"
-
-    def __init__(self) -> None:
-        self.sent: list[Message] = []
-
-    def send(self, to: str, message: Message) -> bool:
-        self.sent.append(message)
-        return True
-
-    def forget(self, to: str) -> None: ...
-
-    def reopen(self, to: str) -> None: ...
-
-    def outbox_bytes(self, to: str = "") -> int:
-        return 0
-
-
-class Ear:
-    """A sink that keeps the error."""
-
-    def __init__(self) -> None:
-        self.rejected: Rejected | None = None
-
-    def on_accepted(self, prompt_tokens: int) -> None: ...
-
-    def on_row(
-        self, choice: int, text: str, tokens: int, extras: RowExtras | None = None
-    ) -> None: ...
-
-    def on_rejected(self, rejected: Rejected) -> None:
-        self.rejected = rejected
 
 
 class World:
@@ -242,12 +203,12 @@ def test_a_request_goes_on_its_way_while_a_part_restarts_and_counts_as_waiting()
     frontend.tick()
     frontend.ready(3)
     frontend.tick()
-    ears = [Ear() for _ in range(11)]
+    ears = [LastError() for _ in range(11)]
     for ear in ears:
         frontend.gateway.open(work(), ear)
     assert len(frontend.take(Submit)) == 11
     with pytest.raises(Overloaded, match="3 requests are waiting already"):
-        frontend.gateway.open(work(), Ear())  # 8 would run in the engine that was there
+        frontend.gateway.open(work(), LastError())  # 8 would run in the engine that was there
     assert not frontend.gateway.ready().ready
     frontend.tick(WAIT / 2)
     assert all(ear.rejected is None for ear in ears)
@@ -262,9 +223,9 @@ def test_a_request_that_has_waited_too_long_is_cancelled_and_its_client_told() -
     frontend.ready()
     frontend.ready(2)
     frontend.members({1: Phase.READY, 12: Phase.LOADING, 3: Phase.READY})
-    ear, late = Ear(), Ear()
+    ear, late = LastError(), LastError()
     number = frontend.gateway.open(work(), ear)
-    hurried = Ear()
+    hurried = LastError()
     frontend.gateway.open(work(time_left=5.0), hurried)
     frontend.tick(WAIT - 1.0)
     assert ear.rejected is None
@@ -284,7 +245,7 @@ def test_when_hope_is_lost_those_that_wait_are_told_at_once() -> None:
     frontend = Frontend()
     frontend.ready()
     frontend.ready(3)
-    ear = Ear()
+    ear = LastError()
     frontend.gateway.open(work(), ear)
     for number in range(FAILED_STARTS):
         frontend.members({1: Phase.READY, 2: Phase.READY, 10 * number + 14: Phase.LOADING})
@@ -293,13 +254,13 @@ def test_when_hope_is_lost_those_that_wait_are_told_at_once() -> None:
     assert ear.rejected is not None
     assert "ended before they were ready" in ear.rejected.message
     with pytest.raises(Overloaded, match="engine: absent"):
-        frontend.gateway.open(work(), Ear())
+        frontend.gateway.open(work(), LastError())
 
 
 def test_a_server_that_was_never_ready_refuses_at_once() -> None:
     frontend = Frontend()
     frontend.members({1: Phase.READY, 2: Phase.LOADING}, served=False)
     with pytest.raises(Overloaded, match="not been ready yet") as refused:
-        frontend.gateway.open(work(), Ear())
+        frontend.gateway.open(work(), LastError())
     assert refused.value.rejected.status == 503
     assert refused.value.rejected.retry_after

@@ -230,8 +230,7 @@ def test_the_status_is_asked_for_often_while_it_is_seen_seldom_else_and_never_wh
 ) -> None:
     shown = show(phone=True)
     page = shown.page
-    expect(page.locator("#model-name")).to_have_text("penstock-demo")
-    page.wait_for_timeout(300)
+    expect(page.locator("#model-dot")).to_have_attribute("data-phase", "ready")
     before = shown.polls
     page.wait_for_timeout(1500)
     assert shown.polls <= before + 1, "it asks often though the panel is closed"
@@ -249,10 +248,9 @@ def test_the_status_is_asked_for_often_while_it_is_seen_seldom_else_and_never_wh
           document.dispatchEvent(new Event('visibilitychange'));
         }"""
     )
-    page.wait_for_timeout(300)
     before = shown.polls
-    page.wait_for_timeout(1500)
-    assert shown.polls == before, "it asks though the tab is hidden"
+    page.wait_for_timeout(2500)
+    assert shown.polls <= before + 1, "it asks though the tab is hidden: one was on its way at most"
 
 
 def test_the_page_tells_the_models_context_and_device(show: Open) -> None:
@@ -264,13 +262,31 @@ def test_the_page_tells_the_models_context_and_device(show: Open) -> None:
 
 
 def test_the_conversation_keeps_its_room_whatever_panels_are_opened(show: Open) -> None:
+    """In every frame that is painted: a page that has a new width hears of it with the next frame,
+    which a busy machine may paint much later."""
     page = show().page
     page.click("#settings-toggle")
-    for width in (1900, 1300, 1100, 940, 830, 820, 500):
+    page.evaluate(
+        """() => {
+          window.painted = {};
+          const look = () => {
+            const { room = Infinity, width = 0 } = painted[innerWidth] ?? {};
+            painted[innerWidth] = {
+              room: Math.min(room, document.querySelector('main').clientWidth),
+              width: Math.max(width, document.documentElement.scrollWidth),
+            };
+            requestAnimationFrame(look);
+          };
+          look();
+        }"""
+    )
+    widths = (1900, 1300, 1100, 940, 830, 820, 500)
+    for width in widths:
         page.set_viewport_size({"width": width, "height": 700})
-        page.wait_for_timeout(50)
-        assert page.evaluate("document.querySelector('main').clientWidth") >= 360, width
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        wait_until(lambda width=width: page.evaluate(f"{width} in painted"))
+    painted = page.evaluate("painted")
+    assert [w for w in widths if painted[str(w)]["room"] < 360] == [], painted
+    assert [w for w in widths if painted[str(w)]["width"] > w] == [], painted
     page.set_viewport_size({"width": 1900, "height": 700})
     for name in ("chats", "settings", "engine"):
         expect(page.locator(f"#{name}")).to_be_visible()

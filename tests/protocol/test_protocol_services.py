@@ -66,16 +66,26 @@ class Observer:
             assert time.monotonic() < deadline, (self.phases, self.gone, self.member.peers)
             self.pump()
 
-    def peer(self, running: Running) -> Peer | None:
-        return next((p for p in self.member.peers.values() if p.identity.pid == running.pid), None)
+    def peers(self, *running: Running) -> list[Peer]:
+        """Those that the router has told of."""
+        pids = {each.pid for each in running}
+        return [peer for peer in self.member.peers.values() if peer.identity.pid in pids]
+
+    def peer(self, running: Running) -> Peer:
+        (peer,) = self.peers(running)
+        return peer
 
     def is_ready(self, *running: Running) -> bool:
-        peers = [self.peer(each) for each in running]
-        return all(peer is not None and peer.phase == Phase.READY for peer in peers)
+        peers = self.peers(*running)
+        return len(peers) == len(running) and all(peer.phase == Phase.READY for peer in peers)
+
+    def joined(self, running: Running) -> Peer:
+        """Waits until it is ready."""
+        self.until(lambda: self.is_ready(running))
+        return self.peer(running)
 
     def ask(self, running: Running, number: int) -> None:
         peer = self.peer(running)
-        assert peer is not None
         assert self.mailbox.send(peer.address, Holding(self.mailbox.address, [number], [0]))
 
     def is_answered(self, running: Running, number: int, seconds: float = 5.0) -> None:
@@ -142,7 +152,6 @@ def test_services_join_are_seen_ready_and_leave_when_told(
     observer.until(lambda: observer.is_ready(*both, router))
     for running, service in zip([*both, router], ["tokenizer", "worker", "router"], strict=True):
         peer = observer.peer(running)
-        assert peer is not None
         assert (peer.service, peer.identity.pid) == (service, running.pid)
         assert peer.address.startswith(f"{transport}://")
     for number, running in enumerate(both):
@@ -211,9 +220,7 @@ def test_a_second_sigterm_ends_a_loop_in_the_middle_of_its_work(
     start("router", address)
     observer = observe(address)
     working = start("loop", address, work_s=0.0)
-    observer.until(lambda: observer.is_ready(working))
-    peer = observer.peer(working)
-    assert peer is not None
+    peer = observer.joined(working)
     observer.is_answered(working, 1)
     observer.mailbox.send(peer.address, Taken(1, 60_000))
     observer.until(observer.mailbox.flush)
@@ -259,7 +266,6 @@ def test_a_killed_process_is_reported_gone_within_a_second(
     witness = start("async", address)
     observer.until(lambda: observer.is_ready(victim, witness))
     peer = observer.peer(victim)
-    assert peer is not None
     victim.process.kill()
     killed = time.monotonic()
     observer.until(lambda: victim.pid in observer.gone, 2)
@@ -306,9 +312,7 @@ def test_a_fault_in_one_message_or_tick_costs_nothing_else(
     start("router", address)
     observer = observe(address)
     faulty = start(kind, address, failing_tick=True)
-    observer.until(lambda: observer.is_ready(faulty))
-    peer = observer.peer(faulty)
-    assert peer is not None
+    peer = observer.joined(faulty)
     observer.mailbox.send(peer.address, Accepted(1, 1))
     observer.is_answered(faulty, 1)
     faulty.process.send_signal(signal.SIGTERM)
@@ -326,9 +330,7 @@ def test_a_loop_works_between_the_messages_of_a_burst(
     start("router", address)
     observer = observe(address)
     service = start("loop", address)
-    observer.until(lambda: observer.is_ready(service))
-    peer = observer.peer(service)
-    assert peer is not None
+    peer = observer.joined(service)
     observer.is_answered(service, 1)
     for _ in range(100):
         assert observer.mailbox.send(peer.address, Taken(0, attempt=2))
@@ -347,9 +349,7 @@ def test_a_hundred_thousand_messages_in_random_bursts_never_stall(
     start("router", address)
     observer = observe(address)
     service = start("async", address, tick_s=3600.0)
-    observer.until(lambda: observer.is_ready(service))
-    peer = observer.peer(service)
-    assert peer is not None
+    peer = observer.joined(service)
     draw = random.Random(7)
     sent = 0
     slowest = 0.0
@@ -377,9 +377,7 @@ def test_frames_that_are_no_messages_do_not_stall_what_follows(
     start("router", address)
     observer = observe(address)
     service = start("async", address, tick_s=3600.0)
-    observer.until(lambda: observer.is_ready(service))
-    peer = observer.peer(service)
-    assert peer is not None
+    peer = observer.joined(service)
     for number, count in enumerate([255, 256, 257, 1024, 1500, 2000, 3000]):
         for _ in range(count):
             observer.mailbox.send_frame(peer.address, b"\0" * 8 + b"\xc1")
@@ -399,7 +397,6 @@ def test_random_bytes_from_a_stranger_do_not_end_a_service(
         rude.linger = 1000
         for running in (*both, router):
             peer = observer.peer(running)
-            assert peer is not None
             rude.connect(peer.address)
         for _ in range(3000):
             rude.send(noise.randbytes(noise.randrange(60)))

@@ -27,6 +27,15 @@ MANY = replace(TIGHT.with_limits(max_row_tokens=5), counts=True)
 """Rows that bring none to five tokens."""
 
 
+def seeds(usual: int, all_of_them: int) -> pytest.MarkDecorator:
+    """The first few with every test run, the others with the long ones."""
+    chosen = [
+        pytest.param(seed, marks=() if seed < usual else pytest.mark.slow)
+        for seed in range(all_of_them)
+    ]
+    return pytest.mark.parametrize("seed", chosen)
+
+
 def load(cluster: Cluster, count: int, over: float, cancel: float = 0.0) -> list[Record]:
     """``count`` requests at random moments of the next ``over`` seconds."""
     world = cluster.world
@@ -64,7 +73,7 @@ def check_forgotten(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("traits", [ROOMY, TIGHT, MANY], ids=["roomy", "tight", "many"])
-@pytest.mark.parametrize("seed", range(3))
+@seeds(2, 3)
 def test_on_a_perfect_network_every_request_ends_once_with_its_own_text(
     traits: EngineTraits, seed: int
 ) -> None:
@@ -78,7 +87,7 @@ def test_on_a_perfect_network_every_request_ends_once_with_its_own_text(
     assert (sum(core.counters.preemptions for core in cores) > 0) == (traits is not ROOMY)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(4, 8)
 def test_lost_and_doubled_messages_cost_time_but_no_text(seed: int) -> None:
     cluster = Cluster(World(seed, loss=0.02, delay=0.02, doubles=0.02))
     records = load(cluster, 80, 10.0, cancel=0.2)
@@ -90,7 +99,7 @@ def test_lost_and_doubled_messages_cost_time_but_no_text(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [RouterNode, TokenizerNode, SchedulerNode, WorkerNode])
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, 4)
 def test_a_death_is_survived_by_every_request(kind: type[Node], seed: int) -> None:
     cluster = Cluster(World(seed))
     records = load(cluster, 80, 10.0, cancel=0.1)
@@ -100,7 +109,7 @@ def test_a_death_is_survived_by_every_request(kind: type[Node], seed: int) -> No
     check(cluster, records)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, 4)
 def test_an_engine_of_three_ranks_survives_the_loss_of_one(seed: int) -> None:
     cluster = Cluster(World(seed), replace(ROOMY, world_size=3), engines=1 + seed % 2)
     records = load(cluster, 60, 10.0, cancel=0.1)
@@ -127,7 +136,7 @@ def test_no_rank_reads_a_cached_block_that_it_has_not_written(seed: int) -> None
 
 
 @pytest.mark.parametrize("kind", [TokenizerNode, SchedulerNode, WorkerNode])
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, 4)
 def test_what_was_on_its_way_to_the_only_one_that_stops_waits_for_the_next(
     kind: type[Node], seed: int
 ) -> None:
@@ -145,7 +154,7 @@ def test_what_was_on_its_way_to_the_only_one_that_stops_waits_for_the_next(
     check(cluster, records)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, 4)
 def test_a_dead_frontend_leaves_nothing_open(seed: int) -> None:
     cluster = Cluster(World(seed))
     records = load(cluster, 60, 5.0)
@@ -155,7 +164,7 @@ def test_a_dead_frontend_leaves_nothing_open(seed: int) -> None:
     check(cluster, records)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, 4)
 def test_steps_that_fail_and_requests_that_fail_them_cost_nobody_else_anything(seed: int) -> None:
     rng = random.Random(seed)
     traits = replace(
@@ -213,7 +222,7 @@ def play_everything(seed: int) -> None:
     check_forgotten(cluster)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@seeds(6, 10)
 def test_everything_at_once(seed: int) -> None:
     play_everything(seed)
 
@@ -229,7 +238,7 @@ def test_everything_at_once_with_two_thousand_seeds(hundred: int) -> None:
             raise
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(2, 3)
 def test_a_full_engine_turns_requests_away_soon_and_without_a_storm(seed: int) -> None:
     traits = replace(ROOMY.with_limits(max_num_seqs=2), max_waiting=5)
     cluster = Cluster(World(seed), traits, engines=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,7 +42,12 @@ def sources(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if not any(part.is_symlink() for part in path.parents if part.is_relative_to(ROOT)):
-                yield path.relative_to(ROOT), ast.parse(path.read_text(), str(path))
+                yield path.relative_to(ROOT), parsed(path)
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
 
 
 def imported(tree: ast.Module, package: str) -> Iterator[str]:

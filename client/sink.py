@@ -14,10 +14,10 @@ class RowExtras(msgspec.Struct, frozen=True, gc=False):
     """What a row brings beside plain text."""
 
     start: RowStart | None = None
-    """With the first row of a choice that ran."""
+    """Comes with the first row of a choice that ran."""
     end: End | None = None
     details: RowDetails | None = None
-    """Where the request asks for logprobs or its prompt."""
+    """Comes where the request asks for logprobs or its prompt."""
     events: list[Event] | None = None
     """The events of a row that is more than one plain text; its text is empty then."""
 

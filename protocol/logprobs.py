@@ -32,7 +32,7 @@ class PackedLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     entries: bytes
 
     def first(self, count: int) -> PackedLogprobs:
-        """Those of the first ``count`` tokens."""
+        """The logprobs of the first ``count`` tokens."""
         size = count * entry_bytes(self.most)
         return self if size == len(self.entries) else PackedLogprobs(self.most, self.entries[:size])
 

@@ -141,7 +141,8 @@ def _matches(file: str, wanted: list[str]) -> bool:
 
 
 def _check_formats(name: str, files: Iterable[str]) -> None:
-    """Before gigabytes are fetched. Raises ``BadModelFolder`` where there is no safetensors."""
+    """Check the list of files before gigabytes are fetched. Raises ``BadModelFolder`` where no file
+    is safetensors."""
     if any(file.endswith(".safetensors") for file in files):
         return
     if any(file.endswith(".gguf") for file in files):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 LIKENESS = 0.7
-"""At least so alike are a name and what is suggested for it; 1 is the same (``difflib``)."""
+"""How alike a name and its suggestion must be, at least; 1 is the same (``difflib``)."""
 MAX_COMPARED = 64
 """Characters of a name that are compared: it may come from a client."""
 

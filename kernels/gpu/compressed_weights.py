@@ -156,7 +156,7 @@ def _exceptions(
 
     tops: [N], each row's highest exponent; order: [N], rows of W in the blocks' order.
     """
-    # Of a row of zeros, whose scale is 0, none.
+    # A row of zeros, whose scale is 0, has no exceptions.
     lowest = torch.where(tops > 0, (tops - (_EXPONENTS - 1)).clamp(min=1), 0).to(torch.int16)
     most = (CAPACITY - 1) * len(weight) // TILE * (weight.shape[1] // part_width)
     found, count = [], 0

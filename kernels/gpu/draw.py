@@ -124,7 +124,7 @@ def _best_of_near(
             value = tl.where(value >= top, value, float("-inf"))
             best = tl.max(value, 0)
             found = tl.min(tl.where(value == best, ids, 0x7FFFFFFF), 0)
-            # Of equals the lowest id, which may be in a later column.
+            # Among equals the lowest id wins, which may be in a later column.
             found = tl.where(best == top, tl.minimum(found, token), found)
             token = tl.where(best >= top, found, token)
             top = tl.maximum(top, best)

@@ -297,7 +297,7 @@ def _floor_kernel(
                 enough = k
             wanted = float("inf")
             if by_mass & (by_count == 0):
-                # Of all that is left; what top_k leaves is not known yet.
+                # A share of all that is left; what top_k leaves is not known yet.
                 wanted = p * mass * 1.00001
             low_key = _key(tl.min(tl.where(group < groups, maxima, float("inf")), 0))
             low = low_key.to(tl.int64)

@@ -28,7 +28,7 @@ MAX_TOKENIZER_BYTES = 512 * 1024 * 1024
 MAX_REASON = 300
 
 WHITESPACE = r" {1,2}|\n[ \t]{0,20}"
-"""Between the parts of JSON: a model can indent, and cannot emit blanks for ever."""
+"""Allowed between the parts of JSON: a model can indent, and cannot emit blanks for ever."""
 _JSON_OPTIONS: dict[str, Any] = {**OPTIONS, "whitespace_pattern": WHITESPACE}
 """Every option by name: none is left to ``x-guidance`` in a client's schema."""
 _COMPACT_OPTIONS = {**_JSON_OPTIONS, "whitespace_flexible": False, "whitespace_pattern": None}

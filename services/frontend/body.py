@@ -22,7 +22,7 @@ SLICE_BYTES = 64 * 1024
 Pause = Callable[[], None]
 """Called between two slices: in a thread it lets others run."""
 MAX_VALUES = 2**19
-"""In one body, long arrays of token ids in ``prompt`` apart."""
+"""Values in one body, at most, not counting long arrays of token ids in ``prompt``."""
 MAX_DEPTH = 64
 MAX_CONTAINERS = 100_000
 """Objects and arrays in one body."""

@@ -40,9 +40,9 @@ class ConnectionLimits(msgspec.Struct, frozen=True):
 
     connections: int = MAX_CONNECTIONS
     header_s: float = 10.0
-    """From the first byte of a request, or the opening of the connection, to the header's end."""
+    """Seconds from a request's first byte, or the connection's opening, to the header's end."""
     keep_alive_s: float = 75.0
-    """Between two requests."""
+    """Seconds between two requests."""
 
 
 def drop_clients_faults(record: logging.LogRecord) -> bool:

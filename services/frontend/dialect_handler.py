@@ -21,8 +21,8 @@ from penstock.services.frontend.stream import EventStream
 
 LARGE_BODY_BYTES = 256 * 1024
 PAUSE_S = 0.0003
-"""Between two slices of a large body: about as long as a slice takes, since both hold Python's lock
-and the event loop has to get it in between."""
+"""Seconds of pause between two slices of a large body: about as long as a slice takes, since both
+hold Python's lock and the event loop has to get it in between."""
 _STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",

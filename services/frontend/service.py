@@ -29,9 +29,9 @@ from penstock.services.frontend.open_files import connection_limit
 JOIN_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.1
 LINGER_SECONDS = 1.0
-"""So long a draining frontend answers on connections that stay open, with ``Connection: close``."""
+"""Seconds that a draining frontend answers on open connections, with ``Connection: close``."""
 LAST_CONNECTIONS_SECONDS = 0.25
-"""So long after its port was closed it looks for connections whose handshake was under way."""
+"""Seconds after its port was closed that it looks for connections still in their handshake."""
 
 
 class FrontendService(AsyncService):

@@ -44,7 +44,7 @@ class Child:
         self.restart_at: float | None = None
         """When to start it again; ``None`` while it lives or is not to be started."""
         self.absent_since: float | None = None
-        """Since when it lives and is no member; ``None`` while it is one."""
+        """When it began to live without being a member; ``None`` while it is one."""
         self.was_member = False
         """Whether it has joined since its start."""
         self.killed = False

@@ -51,7 +51,7 @@ class Dispatcher:
         self._hold = max(HOLD_SECONDS, restart_wait_s)
         self._tombstones = Tombstones()
         self._hopeful: dict[Target, bool] = {}
-        """By what requests wait for: whether it may still come, when they were last all tried."""
+        """What requests wait for → whether it may still come, when they were last all tried."""
 
     def request(self, message: Request, now: float) -> None:
         """Send a request on, hold it, or turn it away."""

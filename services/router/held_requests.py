@@ -40,7 +40,7 @@ class HeldRequests:
         """Oldest first. A target has an entry while something waits for it."""
         self._counts: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
-        """By model; what waits for one takes no place of another's."""
+        """Bytes held by model; what waits for one takes no place of another's."""
         self._bytes_in_all = 0
 
     def __len__(self) -> int:
@@ -68,8 +68,8 @@ class HeldRequests:
         return [self._held[key][0] for key in self._waiting.get(target, ())]
 
     def older_than(self, since: float, target: Target) -> Iterator[Request]:
-        """Those that wait for it since an earlier time, oldest first. Each must be taken out before
-        the next is asked for."""
+        """Requests that have waited for ``target`` since before ``since``, oldest first. Each must
+        be taken out before the next is asked for."""
         while (keys := self._waiting.get(target)) is not None:
             message, began = self._held[next(iter(keys))]
             if began >= since:

@@ -161,7 +161,7 @@ class Placement:
 
 
 def _refused(route: Route | None, attempt: int) -> tuple[int, ...]:
-    """Whom this attempt should avoid."""
+    """The engines that this attempt should avoid."""
     if route is None or attempt <= route.attempt:
         return route.refused if route is not None else ()
     return (*route.refused, route.incarnation)
@@ -172,8 +172,10 @@ def _slots(member: Member) -> int:
 
 
 def _room(member: Member, now: float) -> tuple[float, float]:
-    """Least is best: what would run there with one request more, over what can run at the same
-    time, and of equals whoever got the fewest requests lately."""
+    """How full a member would be with one request more; the least is best.
+
+    What would run there over what can run at the same time, then the requests it got lately.
+    """
     return (member.open_at(now) + 1) / _slots(member), member.recent
 
 
@@ -185,7 +187,7 @@ def _worth(
     prompt: int,
     share: float,
 ) -> tuple[float, float, float]:
-    """Most is best: tokens that a prompt finds there, less what the load there costs.
+    """Tokens that a prompt finds there, less what the load there costs; the most is best.
 
     Args:
         room: the member's; ``least`` is that of the one with the most.

@@ -30,7 +30,7 @@ class _Engine:
         self.bit = bit
         self.version = 0
         self.told: OrderedDict[bytes, None] = OrderedDict()
-        """Those in latest use come last."""
+        """Digests that the engine holds; those in latest use come last."""
         self.sent: OrderedDict[bytes, float] = OrderedDict()
         """When each was sent last, oldest first."""
 

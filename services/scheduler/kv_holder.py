@@ -26,7 +26,7 @@ class SequenceHolder(KVHolder):
     def __init__(self, num_groups: int, tokens: array[int], root: bytes) -> None:
         super().__init__(num_groups)
         self.tokens = tokens
-        """Those of the sequence itself: they grow with it."""
+        """The sequence's own array of tokens, which grows with it."""
         self.root = root
         """Start of the hash chain."""
         self.digests: list[bytes] = []

@@ -36,10 +36,10 @@ _MEASURABLE_TOKENS = LEAST_TOKENS
 """Prefills below this say little about the time of a token: fixed costs outweigh it. Not more than
 the least chunk, or a wrong estimate could keep chunks too small to be corrected."""
 _MOST_GROWTH = 1.5
-"""Beside prefill decoding counts as so many times slower at most than the rows were when last seen
-alone; more of them count in proportion."""
+"""Decoding beside prefill counts as at most this many times slower than its rows were when last
+seen alone; more rows count in proportion."""
 _MOST_OFF = 2.0
-"""A step counts as so many times its prediction at most: a pause of the machine is no trend."""
+"""A step counts as at most this many times its prediction: a pause of the machine is no trend."""
 _FASTEST = 1e-8
 """Seconds of a token at least: 100 million tokens a second."""
 

@@ -86,7 +86,7 @@ class PromptLogprobs:
         self._entries = bytearray()
 
     def add(self, start: int, found: PackedLogprobs) -> None:
-        """Those of a chunk whose first position is ``start``."""
+        """Add the logprobs of a chunk whose first position is ``start``."""
         first = start * entry_bytes(found.most)
         if first <= len(self._entries):
             self._entries[first:] = found.entries

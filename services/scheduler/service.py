@@ -32,7 +32,7 @@ from penstock.services.scheduler.worker_group import WorkerGroup
 
 MOST_IN_FLIGHT = 4
 UNSENT_SECONDS = 1.0
-"""After a plan that could not be sent the next one is made so much later."""
+"""Seconds after a plan that could not be sent until the next one is made."""
 
 
 class SchedulerService(LoopService):
@@ -60,7 +60,7 @@ class SchedulerService(LoopService):
         )
         self._answers: list[StepResult | StepFailed] = []
         self._failed_beside: list[StepFailed] = []
-        """From other ranks than the first, whose results for older steps may come later."""
+        """Failures of ranks other than the first, whose results for older steps may come later."""
         self._plans = SentPlans(self.group.send)
         self._plan_at = 0.0
         self._idle_check = IdleCheck()

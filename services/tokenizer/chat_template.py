@@ -30,7 +30,7 @@ SPECIAL_TOKEN_NAMES = (
 )
 TEXT_PARTS = ("text", "input_text", "output_text")
 PART_SEPARATOR = "\n"
-"""Between the text parts of one message."""
+"""What stands between the text parts of one message."""
 RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "documents", "chat_template", "tokenize", *SPECIAL_TOKEN_NAMES}
 )

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.services.tokenizer.prompt_error import PromptError
 
 VARIABLE = "continue_final_message"
-"""Among the variables of a request; no template gets it."""
+"""The variable of a request that asks for this; no template gets it."""
 
 
 class OpenMessage:

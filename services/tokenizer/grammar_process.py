@@ -51,7 +51,7 @@ BUSY_SHARE = 0.5
 MEMORY_BYTES = 512 * 1024 * 1024
 """Address space that a child may take beyond the helper's."""
 WALK_TOKENS = 24
-"""So far a random answer is followed: a grammar may grow too complex only under way."""
+"""Tokens of a random answer that are followed: a grammar may grow too complex only under way."""
 WALK_SECONDS = 0.2
 SLOWEST_SECONDS = 0.05
 """A token and the mask after it may take a processor this long; more would hold up a batch."""

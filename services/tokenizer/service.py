@@ -64,7 +64,7 @@ class TokenizerService(AsyncService):
         self.tasks = load_tasks()
         self.encoding: dict[tuple[int, int], asyncio.TimerHandle] = {}
         self._vetting: set[tuple[int, int]] = set()
-        """Those of them that have a grammar."""
+        """The requests of ``encoding`` that have a grammar."""
         self._room = EncodeRoom(MAX_ENCODING, MAX_ENCODING_BYTES)
         self._vetting_room = EncodeRoom(MAX_VETTING, MAX_ENCODING_BYTES)
         self._threads = EncodeThreads(ENCODE_THREADS, ENCODE_THREADS - 1)

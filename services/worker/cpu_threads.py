@@ -237,8 +237,8 @@ class ThreadTrial:
     def _round(
         self, kind: _Kind, counts: list[int], times: Samples, limit: float
     ) -> Iterator[None]:
-        """From the most threads down, as long as that is not hopeless. A number of threads with
-        which a step took longer than the limit leaves ``counts``."""
+        """Try the most threads first, then fewer, as long as that is not hopeless. A number of
+        threads with which a step took longer than the limit leaves ``counts``."""
         best = float("inf")
         for count in counts[::-1]:
             found = []
@@ -313,8 +313,8 @@ class ThreadReview:
 
 
 def agreeing(executor: LogitsExecutor, counts: list[int]) -> list[int]:
-    """Those of ``counts`` with which logits have the same bits as with the first: of one row, and
-    of as many as are measured."""
+    """The numbers of threads in ``counts`` with which logits have the same bits as with the first:
+    those of one row, and of as many as are measured."""
     capacity = executor.capacity
     most = min(PREFILL_ROWS, capacity.max_num_batched_tokens, capacity.max_model_len)
     most = min(most, capacity.num_blocks * capacity.block_size)

@@ -34,9 +34,9 @@ SLOW_SECONDS = 0.1
 take 0.01 to 1 ms; vetting refuses grammars that take half of this at their beginning, but some grow
 slow under way."""
 MAX_SLOW = 3
-"""A row ends after so many slow masks."""
+"""Slow masks after which a row ends."""
 WATCHED_FILLS = 16
-"""After a slow fill so many are done row by row, to see whose fault it is."""
+"""Fills that are done row by row after a slow one, to see whose fault it is."""
 MIN_PARALLEL = 32
 """Fewer tokens are fed one by one: under 1 µs each, where waking threads takes 15."""
 

@@ -13,7 +13,7 @@ class ReadProgress(msgspec.Struct, frozen=True):
     done_bytes: int
     total_bytes: int
     seconds: float
-    """Since the reading began."""
+    """Seconds since the reading began."""
 
     def __str__(self) -> str:
         """``reading weights 45%: 0.54 of 1.19 GB, 1.30 GB/s``; the launcher draws it as a bar."""

@@ -101,7 +101,7 @@ class SlotTable:
         self.seed = np.zeros(slots, np.uint64)
         self.choice = np.zeros(slots, np.uint64)
         self._tasks: dict[int, str] = {}
-        """By slot, of those that have one."""
+        """Slot → its task, of slots that have one."""
         self._unreadable: dict[int, str] = {}
         """Slots whose sampling could not be read, and why: they get no token."""
         self._decode_sampling = msgspec.msgpack.Decoder(SlotSampling).decode

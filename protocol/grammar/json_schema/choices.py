@@ -19,7 +19,7 @@ MAX_LEVELS = 6
 MAX_COMPARISONS = 20_000
 
 Resolve = Callable[[str], Schema]
-"""From the text of a ``$ref`` to its schema."""
+"""Finds the schema that the text of a ``$ref`` names."""
 
 
 class Choices:

@@ -30,9 +30,9 @@ class Place:
     schema: dict[str, Any]
     above: Place | None = None
     steps: tuple[str | int, ...] = ()
-    """From the schema above, or from the root."""
+    """Keys and indices from the schema above, or from the root, to this one."""
     in_place: list[Place] = field(default_factory=list)
-    """Those that hold for the same value: of allOf, anyOf, oneOf and $ref."""
+    """Schemas for the same value: those of allOf, anyOf, oneOf and $ref."""
 
     def at(self, *steps: str | int) -> str:
         """The JSON pointer of something in this schema, long names cut short."""

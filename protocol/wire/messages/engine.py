@@ -52,11 +52,11 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
     chunk_tokens: int = 1024
     """Prefill tokens beside decode rows that are worth a step, where one takes long."""
     prefill_factor: float = 1.25
-    """They may take so many times as long as the decode rows while one prompt waits, …"""
+    """Prefill may take this many times as long as the decode rows while one prompt waits."""
     prefill_factor_each: float = 0.4
-    """… so much more for each beside it, …"""
+    """What each further prompt that waits adds to ``prefill_factor``."""
     most_prefill_factor: float = 4.4
-    """… and so many times at most."""
+    """Prefill takes at most this many times as long as the decode rows, however many wait."""
     certain_share: float = 0.6
     """The share of its predicted time that prefill takes for certain."""
     round_trip_seconds: float = 0.0015

@@ -46,7 +46,7 @@ class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     open: int = 0
     """Requests between their admission and their end."""
     waiting: int = 0
-    """Those of them that wait for their first token."""
+    """How many of the open requests wait for their first token."""
     waiting_tokens: int = 0
     """Prompt tokens of those that wait, as far as they are known."""
     ended: int = 0

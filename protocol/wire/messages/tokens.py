@@ -73,7 +73,7 @@ class RowDetails(msgspec.Struct, frozen=True, array_like=True, gc=False):
     row: int
     tokens: NamedLogprobs | None
     prompt: NamedLogprobs | None = None
-    """With index 0."""
+    """Logprobs of the prompt's tokens; only for index 0."""
     echo: str = ""
     """The prompt's text, for ``echo``; with index 0."""
 

@@ -123,7 +123,7 @@ def compress_all(weights: DecoderWeights) -> CompressedLayers:
 
 
 def _compress_each(weights: DecoderWeights, name: str) -> list[CompressedWeight]:
-    """Those of all layers. Raises ``CannotCompress``."""
+    """Compress one weight of all layers. Raises ``CannotCompress``."""
     from penstock.kernels.gpu.compressed_linear_hopper import why_not
     from penstock.kernels.gpu.compressed_weights import CannotCompress, compress
 

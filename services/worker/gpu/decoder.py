@@ -94,7 +94,7 @@ class GpuDecoder:
         self._library = LibraryProducts(weights, self.space, eps, self.gated.kernels)
         self._fused = FusedProducts(weights, self.space, eps)
         self._least_rows = 1 if self.products.kernels else self.decode.kernels.least_rows
-        """From so many decode rows on the chosen attention, below the Triton kernel."""
+        """The chosen attention runs from so many decode rows on, the Triton kernel below."""
         self._side = SideStream(device)
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
 
@@ -136,7 +136,7 @@ class GpuDecoder:
         products.down(layer, rows)
 
     def _products(self, rows: int, mixed: bool) -> LayerProducts:
-        """Those for so many rows."""
+        """The products for so many rows."""
         hopper, fused = self.products.kernels, self._fused
         if hopper and hopper.bounds[0] <= rows <= hopper.bounds[1]:
             return hopper

@@ -77,7 +77,7 @@ class _InFlight(msgspec.Struct):
     failures: list[RowFailure] = []
     logprobs: AskedLogprobs | None = None
     begun: torch.cuda.Event | None = None
-    """Before the step's first kernel; only while the process is traced."""
+    """Recorded before the step's first kernel; only while the process is traced."""
 
 
 class GpuExecutor:

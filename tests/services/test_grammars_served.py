@@ -14,11 +14,11 @@ from penstock.protocol.wire.messages.membership import Capacity
 from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Enqueue,
+    PromptText,
     Rejected,
     RequestHead,
     Submit,
     Taken,
-    Text,
     TokenWork,
     Work,
     first_attempt,
@@ -33,7 +33,7 @@ def grammar_of(work: TokenWork) -> Grammar | None:
 
 def submit(frontend: Member, number: int, grammar: Grammar | None) -> None:
     params = SamplingParams(seed=1, max_tokens=5, structured_outputs=grammar)
-    work = Work(RequestHead(), Text("hello"), params, [ChoiceState(0)])
+    work = Work(RequestHead(), PromptText("hello"), params, [ChoiceState(0)])
     own = frontend.mailbox.address
     asked = Submit(number, first_attempt(1), own, msgspec.msgpack.encode(work))
     frontend.send(frontend.peer("tokenizer").address, asked)

@@ -16,8 +16,8 @@ from penstock.protocol.wire.messages.requests import (
     Chat,
     ChoiceState,
     Prompt,
+    PromptText,
     RequestHead,
-    Text,
     Tokens,
     Work,
     kind_of,
@@ -63,9 +63,9 @@ def work(prompt: Prompt, **params: object) -> Work:
 def test_a_text_of_unknown_characters_is_not_called_an_empty_prompt(info: ModelInfo) -> None:
     knows_only_a = TextModel(Tokenizer(models.BPE({"a": 0}, [])), None)
     with pytest.raises(PromptError, match=r"knows no character of the text '\\x04'") as error:
-        prepare(work(Text("\x04")), knows_only_a, info, LIMIT, 0)
+        prepare(work(PromptText("\x04")), knows_only_a, info, LIMIT, 0)
     assert "empty" not in str(error.value)
-    assert prepare(work(Text("\x04a")), knows_only_a, info, LIMIT, 0).work.prompt == bytes(4)
+    assert prepare(work(PromptText("\x04a")), knows_only_a, info, LIMIT, 0).work.prompt == bytes(4)
 
 
 HELLO = Chat(b'[{"role": "user", "content": "hello"}]')
@@ -102,7 +102,7 @@ def test_the_head_goes_on_to_the_scheduler_as_it_came(model: TextModel, info: Mo
     assert done.work.head == head
 
 
-@pytest.mark.parametrize("prompt", [Text("hello"), tokens(5, 6)])
+@pytest.mark.parametrize("prompt", [PromptText("hello"), tokens(5, 6)])
 def test_a_completion_gets_sixteen_tokens(
     prompt: Prompt, model: TextModel, info: ModelInfo
 ) -> None:
@@ -125,14 +125,14 @@ def test_a_continuation_keeps_output_and_limit(model: TextModel, info: ModelInfo
 @pytest.mark.parametrize(
     ("asked", "param", "says"),
     [
-        (work(Text("")), "prompt", "prompt is empty"),
+        (work(PromptText("")), "prompt", "prompt is empty"),
         (work(tokens()), "prompt", "prompt is empty"),
         (work(Tokens(b"abc")), "prompt", "3 bytes"),
         (work(tokens(1, 512)), "prompt", "token id 512 .* 0 to 511"),
         (work(tokens(1, -1)), "prompt", "token id -1 .* 0 to 511"),
         (work(tokens(1, 2**31 - 1)), "prompt", "token id 2147483647 "),
         (work(tokens(*[5] * 100)), "prompt", "100 tokens.* limit is 100 .*at most 99"),
-        (work(Text("a b" * 500)), "prompt", "limit is 100 tokens"),
+        (work(PromptText("a b" * 500)), "prompt", "limit is 100 tokens"),
         (work(Chat(b'[{"content": "' + b"a b" * 500 + b'", "role": "user"}]')), "messages", "100"),
         (work(Chat(b"[]")), "messages", "at least one message"),
         (work(tokens(5), max_tokens=100), "max_tokens", "1 tokens .* 100, together 101.*most 99"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -30,7 +31,8 @@ from penstock.protocol.wire.messages.tokens import (
     Vector,
 )
 
-FINISH_REASONS = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}
+FinishReason = Literal["stop", "length"]
+FINISH_REASONS: dict[EndReason, FinishReason] = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}
 """The ends that are no errors."""
 
 
@@ -69,7 +71,7 @@ class Answer:
             self.end = extras.end
 
     @property
-    def finish(self) -> tuple[str, int | str | None]:
+    def finish(self) -> tuple[FinishReason, int | str | None]:
         """(reason, the stop token or string that was found), once it has ended without an error."""
         if self.end is None:
             raise ValueError("the answer has not ended")

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-FinishReason = Literal["stop", "length"]
+from penstock.client.answers import FinishReason
+
 StopReason = Annotated[
     int | str | None,
     Meta(description="The string of stop, or the token of stop_token_ids, that was found."),
@@ -55,6 +56,15 @@ class UsageBody(Given, kw_only=True):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: CachedTokens
+
+
+class AnswerHead(Given, kw_only=True):
+    """How a whole answer and each event of its stream begin."""
+
+    id: str
+    object: str
+    created: Created
+    model: str
 
 
 class PromptLogprob(Given, kw_only=True):
@@ -114,28 +124,25 @@ class ChatChoice(Given, kw_only=True):
     stop_reason: StopReason
 
 
-class ChatCompletion(Given, kw_only=True):
+class ChatCompletion(AnswerHead, kw_only=True):
     """The answer of /v1/chat/completions."""
 
-    id: str
-    object: Literal["chat.completion"]
-    created: Created
-    model: str
+    object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: UsageBody
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class FunctionDelta(Given, kw_only=True):
-    arguments: str
     name: str | UnsetType = UNSET
+    arguments: str
 
 
 class ToolCallDelta(Given, kw_only=True):
     index: Count
-    function: FunctionDelta
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
 
 
 class MessageDelta(Given, kw_only=True):
@@ -153,13 +160,10 @@ class ChatChunkChoice(Given, kw_only=True):
     stop_reason: StopReason | UnsetType = UNSET
 
 
-class ChatChunk(Given, kw_only=True):
+class ChatChunk(AnswerHead, kw_only=True):
     """An event of a stream of /v1/chat/completions."""
 
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: Created
-    model: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
 
@@ -179,19 +183,16 @@ class LogprobColumns(Given, kw_only=True):
 class CompletionChoice(Given, kw_only=True):
     index: Index
     text: str
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     logprobs: LogprobColumns | None
     finish_reason: FinishReason
     stop_reason: StopReason
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class Completion(Given, kw_only=True):
+class Completion(AnswerHead, kw_only=True):
     """The answer of /v1/completions."""
 
-    id: str
-    object: Literal["text_completion"]
-    created: Created
-    model: str
+    object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
     usage: UsageBody
 
@@ -204,13 +205,10 @@ class CompletionChunkChoice(Given, kw_only=True):
     stop_reason: StopReason | UnsetType = UNSET
 
 
-class CompletionChunk(Given, kw_only=True):
+class CompletionChunk(AnswerHead, kw_only=True):
     """An event of a stream of /v1/completions."""
 
-    id: str
-    object: Literal["text_completion"]
-    created: Created
-    model: str
+    object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
 

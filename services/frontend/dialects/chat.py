@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from penstock.client.answers import Answer
 from penstock.client.interface import ServedModel
 from penstock.client.messages import encode_messages
+from penstock.client.meters import Usage
 from penstock.protocol.validation import InvalidValue
 from penstock.protocol.wire.messages.requests import Chat
 from penstock.protocol.wire.messages.tokens import (
@@ -20,9 +21,19 @@ from penstock.protocol.wire.messages.tokens import (
     ToolCallOpened,
 )
 from penstock.services.frontend.bodies.requests import ChatBody
+from penstock.services.frontend.bodies.responses import (
+    AnswerMessage,
+    CalledFunction,
+    ChatChoice,
+    ChatCompletion,
+    FunctionDelta,
+    MessageDelta,
+    ToolCall,
+    ToolCallDelta,
+)
 from penstock.services.frontend.body import Pause, decode_body, no_pause
 from penstock.services.frontend.dialects.logprobs import ChatLogprobs, prompt_logprobs
-from penstock.services.frontend.dialects.openai import OpenAIRenderer
+from penstock.services.frontend.dialects.openai import OpenAIRenderer, usage_body
 from penstock.services.frontend.errors import ApiError, bad_request, from_invalid
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parameters import sampling_of, wrong
@@ -86,7 +97,6 @@ def _chat(body: ChatBody) -> Chat:
 class ChatRenderer(OpenAIRenderer):
     """A choice is a message. The first frame of each has the role."""
 
-    object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
     id_prefix = "chatcmpl"
     first_text = b'"delta":{"role":"assistant","content":'
@@ -96,57 +106,76 @@ class ChatRenderer(OpenAIRenderer):
     def members(self, events: list[Event], *, first: bool) -> list[bytes]:
         found: list[bytes] = []
         for event in events:
-            role = {"role": "assistant"} if first and not found else {}
-            found.append(b'"delta":' + encode({**role, **_delta(event)}))
+            delta = _delta(event)
+            if first and not found:
+                delta.role = "assistant"
+            found.append(b'"delta":' + encode(delta))
         return found
 
-    def content(self, answer: Answer) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
-        calls: dict[int, dict[str, Any]] = {}
-        for event in answer.events():
-            match event:
-                case Text(text):
-                    message["content"] += text
-                case Reasoning(text):
-                    message["reasoning_content"] = message.get("reasoning_content", "") + text
-                case ToolCallOpened(index):
-                    calls[index] = _opened(event)
-                case ToolArguments(index, text):
-                    calls[index]["function"]["arguments"] += text
-                case _:
-                    raise _unexpected(event)
-        if calls:
-            message["tool_calls"] = list(calls.values())
-        return {"message": message}
+    def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        prompt = prompt_logprobs(answers[0].details)
+        return encode(
+            ChatCompletion(
+                id=self.id,
+                created=self.created,
+                model=self.request.model,
+                choices=[self._choice(index, answer) for index, answer in enumerate(answers)],
+                usage=usage_body(usage),
+                prompt_logprobs=UNSET if prompt is None else prompt,
+            )
+        )
+
+    def _choice(self, index: int, answer: Answer) -> ChatChoice:
+        reason, stop = answer.finish
+        return ChatChoice(
+            index=index,
+            message=_message(answer.events()),
+            logprobs=self.logprobs().member(answer.details),
+            finish_reason=reason,
+            stop_reason=stop,
+        )
 
     def logprobs(self) -> ChatLogprobs:
         return ChatLogprobs(self.request.params)
 
-    def more(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        found = prompt_logprobs(answers[0].details)
-        return {} if found is None else {"prompt_logprobs": found}
+
+def _message(events: list[Event]) -> AnswerMessage:
+    """The whole message that events make."""
+    message = AnswerMessage(role="assistant", content="", refusal=None)
+    calls: dict[int, ToolCall] = {}
+    for event in events:
+        match event:
+            case Text(text):
+                message.content += text
+            case Reasoning(text):
+                message.reasoning_content = (message.reasoning_content or "") + text
+            case ToolCallOpened(index, number, name):
+                function = CalledFunction(name=name, arguments="")
+                calls[index] = ToolCall(id=number, type="function", function=function)
+            case ToolArguments(index, text):
+                calls[index].function.arguments += text
+            case _:
+                raise _unexpected(event)
+    if calls:
+        message.tool_calls = list(calls.values())
+    return message
 
 
-def _delta(event: Event) -> dict[str, Any]:
+def _delta(event: Event) -> MessageDelta:
     """What an event adds to its message."""
     match event:
         case Text(text):
-            return {"content": text}
+            return MessageDelta(content=text)
         case Reasoning(text):
-            return {"reasoning_content": text}
-        case ToolCallOpened(index):
-            return {"tool_calls": [{"index": index, **_opened(event)}]}
+            return MessageDelta(reasoning_content=text)
+        case ToolCallOpened(index, number, name):
+            function = FunctionDelta(name=name, arguments="")
+            call = ToolCallDelta(index=index, id=number, type="function", function=function)
+            return MessageDelta(tool_calls=[call])
         case ToolArguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            call = ToolCallDelta(index=index, function=FunctionDelta(arguments=text))
+            return MessageDelta(tool_calls=[call])
     raise _unexpected(event)
-
-
-def _opened(event: ToolCallOpened) -> dict[str, Any]:
-    return {
-        "id": event.id,
-        "type": "function",
-        "function": {"name": event.name, "arguments": ""},
-    }
 
 
 def _unexpected(event: Event) -> TypeError:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from penstock.client.answers import Answer
 from penstock.client.interface import ServedModel
+from penstock.client.meters import Usage
 from penstock.protocol.sampling import DEFAULT_COMPLETION_TOKENS
 from penstock.protocol.wire.messages.tokens import Event, Text
 from penstock.services.frontend.bodies.requests import CompletionBody
+from penstock.services.frontend.bodies.responses import Completion, CompletionChoice
 from penstock.services.frontend.body import Pause, decode_body
 from penstock.services.frontend.dialects.logprobs import CompletionLogprobs, prompt_logprobs
-from penstock.services.frontend.dialects.openai import OpenAIRenderer
+from penstock.services.frontend.dialects.openai import OpenAIRenderer, usage_body
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parameters import sampling_of
@@ -60,7 +63,7 @@ class CompletionsDialect:
 class CompletionsRenderer(OpenAIRenderer):
     """A choice is a text."""
 
-    object_name = chunk_name = "text_completion"
+    chunk_name = "text_completion"
     id_prefix = "cmpl"
     first_text = later_text = b'"text":'
     close = b""
@@ -68,12 +71,28 @@ class CompletionsRenderer(OpenAIRenderer):
     def members(self, events: list[Event], *, first: bool) -> list[bytes]:
         return [b'"text":' + encode(_text(event)) for event in events]
 
-    def content(self, answer: Answer) -> dict[str, Any]:
-        found: dict[str, Any] = {"text": "".join(map(_text, answer.events()))}
+    def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        return encode(
+            Completion(
+                id=self.id,
+                created=self.created,
+                model=self.request.model,
+                choices=[self._choice(index, answer) for index, answer in enumerate(answers)],
+                usage=usage_body(usage),
+            )
+        )
+
+    def _choice(self, index: int, answer: Answer) -> CompletionChoice:
+        reason, stop = answer.finish
         prompt = prompt_logprobs(answer.details) if self.request.lists_prompt else None
-        if prompt is not None:
-            found["prompt_logprobs"] = prompt
-        return found
+        return CompletionChoice(
+            index=index,
+            text="".join(map(_text, answer.events())),
+            prompt_logprobs=UNSET if prompt is None else prompt,
+            logprobs=self.logprobs().member(answer.details),
+            finish_reason=reason,
+            stop_reason=stop,
+        )
 
     def logprobs(self) -> CompletionLogprobs:
         return CompletionLogprobs(self.request.params)

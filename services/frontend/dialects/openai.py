@@ -7,13 +7,14 @@ https://platform.openai.com/docs/api-reference
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from penstock.client.answers import FINISH_REASONS, Answer
 from penstock.client.meters import Usage
 from penstock.protocol.wire.messages.tokens import End, Event, RowDetails, Text
-from penstock.services.frontend.bodies.responses import CachedTokens, Given, UsageBody
+from penstock.services.frontend.bodies.responses import AnswerHead, CachedTokens, Given, UsageBody
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest
@@ -28,10 +29,9 @@ class Logprobs(Protocol):
         """``None`` where logprobs are not wanted or none are there."""
 
 
-class OpenAIRenderer:
+class OpenAIRenderer(ABC):
     """The bytes of one answer, but for the content of its choices."""
 
-    object_name: ClassVar[str]
     chunk_name: ClassVar[str]
     id_prefix: ClassVar[str]
     first_text: ClassVar[bytes]
@@ -43,32 +43,24 @@ class OpenAIRenderer:
     def __init__(self, request: GenerateRequest, answer_id: str, created: int) -> None:
         self.request = request
         self.direct = not request.options.continuous_usage_stats
-        self._answer: dict[str, Any] = {
-            "id": f"{self.id_prefix}-{answer_id}",
-            "object": self.object_name,
-            "created": created,
-            "model": request.model,
-        }
-        chunk = {**self._answer, "object": self.chunk_name}
+        self.id = f"{self.id_prefix}-{answer_id}"
+        self.created = created
+        chunk = AnswerHead(id=self.id, object=self.chunk_name, created=created, model=request.model)
         self._head = b"data: " + encode(chunk)[:-1] + b',"choices":['
 
     # --- what an endpoint adds
 
+    @abstractmethod
     def members(self, events: list[Event], *, first: bool) -> list[bytes]:
         """One rendered member of a choice for each event. first: of the choice."""
-        raise NotImplementedError
 
-    def content(self, answer: Answer) -> dict[str, Any]:
-        """The members of a choice in a whole answer that hold its content."""
-        raise NotImplementedError
+    @abstractmethod
+    def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        """The whole answer. One for each choice, in order."""
 
+    @abstractmethod
     def logprobs(self) -> Logprobs:
         """A new one, for one choice."""
-        raise NotImplementedError
-
-    def more(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """Further members of a whole answer."""
-        return {}
 
     # --- streams
 
@@ -102,29 +94,6 @@ class OpenAIRenderer:
     def failed(self, error: ApiError) -> bytes:
         """A stream that ends with an error has no ``[DONE]``."""
         return b"data: %s\n\n" % error.body()
-
-    # --- whole answers
-
-    def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
-        choices = [self._whole(index, answer) for index, answer in enumerate(answers)]
-        return encode(
-            {
-                **self._answer,
-                "choices": choices,
-                "usage": usage_body(usage),
-                **self.more(answers),
-            }
-        )
-
-    def _whole(self, index: int, answer: Answer) -> dict[str, Any]:
-        reason, stop = answer.finish
-        return {
-            "index": index,
-            **self.content(answer),
-            "logprobs": self.logprobs().member(answer.details),
-            "finish_reason": reason,
-            "stop_reason": stop,
-        }
 
 
 class OpenAIFrames:

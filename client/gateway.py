@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.client.admission import AdmissionController, prompt_tokens
-from penstock.client.interface import Overloaded, Readiness, ServedModel
+from penstock.client.gateway_interface import Overloaded, Readiness, ServedModel
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.model_state import ModelState
 from penstock.client.parts import Parts

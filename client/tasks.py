@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.client.interface import ServedModel
+from penstock.client.gateway_interface import ServedModel
 from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.requests import Rejected, RequestHead
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.typedefs import Handler
 
-from penstock.client.interface import Gateway, Overloaded
+from penstock.client.gateway_interface import Gateway, Overloaded
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.shown_values import show

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
-from penstock.client.interface import Gateway
+from penstock.client.gateway_interface import Gateway
 from penstock.client.meters import Meters
 from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.fields import ServerConfig

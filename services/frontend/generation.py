@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from penstock.client.answers import Answer, AnswerSink, RequestProgress
-from penstock.client.interface import Gateway, Overloaded
+from penstock.client.gateway_interface import Gateway, Overloaded
 from penstock.client.meters import Meters
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.protocol.wire.messages.tokens import End

@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from penstock.client.interface import ServedModel
+from penstock.client.gateway_interface import ServedModel
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import closest

@@ -6,7 +6,7 @@ import sys
 from array import array
 from typing import Any
 
-from penstock.client.interface import ServedModel
+from penstock.client.gateway_interface import ServedModel
 from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.requests import Prompt, PromptText, Tokens
 from penstock.services.frontend.errors import ApiError, bad_request

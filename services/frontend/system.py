@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from penstock import __version__
-from penstock.client.interface import ServedModel
+from penstock.client.gateway_interface import ServedModel
 from penstock.protocol.process import metrics
 from penstock.services.frontend.bodies.responses import (
     Live,

@@ -11,7 +11,7 @@ import pytest
 from remembered_wire import LastError, Wire
 
 from penstock.client.gateway import PipelineGateway
-from penstock.client.interface import Overloaded
+from penstock.client.gateway_interface import Overloaded
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.participant import Participant
 from penstock.protocol.sampling import SamplingParams

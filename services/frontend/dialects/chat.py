@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.client.answers import Answer
-from penstock.client.interface import ServedModel
+from penstock.client.gateway_interface import ServedModel
 from penstock.client.messages import encode_messages
 from penstock.client.meters import Usage
 from penstock.protocol.validation import InvalidValue

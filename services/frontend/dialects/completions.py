@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.client.answers import Answer
-from penstock.client.interface import ServedModel
+from penstock.client.gateway_interface import ServedModel
 from penstock.client.meters import Usage
 from penstock.protocol.sampling import DEFAULT_COMPLETION_TOKENS
 from penstock.protocol.wire.messages.tokens import Event, Text

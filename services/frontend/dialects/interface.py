@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.client.answers import Answer
-from penstock.client.interface import ServedModel
+from penstock.client.gateway_interface import ServedModel
 from penstock.client.meters import Usage
 from penstock.services.frontend.body import Pause
 from penstock.services.frontend.errors import ApiError

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from penstock.client.interface import Overloaded, Readiness, ServedModel
+from penstock.client.gateway_interface import Overloaded, Readiness, ServedModel
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry

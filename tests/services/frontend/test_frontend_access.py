@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from frontend_scripted import Client, rejected, run, say
 
-from penstock.client.interface import Readiness, ServedModel
+from penstock.client.gateway_interface import Readiness, ServedModel
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.wire.messages.membership import ProcessMetrics
@@ -210,7 +210,7 @@ def test_paths_and_methods_of_clients_make_no_new_series() -> None:
 def test_metrics_that_nobody_can_tell_are_a_503() -> None:
     async def use(client: Client) -> None:
         async def metrics() -> Any:
-            from penstock.client.interface import Overloaded
+            from penstock.client.gateway_interface import Overloaded
 
             raise Overloaded(rejected(503, "the router is gone", kind="server_error"))
 

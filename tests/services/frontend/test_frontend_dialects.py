@@ -27,7 +27,7 @@ from frontend_scripted import (
 )
 
 from penstock.client.answers import Answer
-from penstock.client.interface import ServedModel
+from penstock.client.gateway_interface import ServedModel
 from penstock.client.meters import Usage
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config import ConfigError

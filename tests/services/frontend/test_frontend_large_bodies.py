@@ -13,7 +13,7 @@ from frontend_scripted import Client, ScriptedGateway, run, say, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.client.interface import ServedModel
+from penstock.client.gateway_interface import ServedModel
 from penstock.client.sink import Sink
 from penstock.protocol.wire.messages.requests import Chat, Work
 from penstock.services.frontend import token_arrays

@@ -11,7 +11,7 @@ import pytest
 from frontend_scripted import Client, ScriptedGateway, serving
 
 import penstock.services.frontend
-from penstock.client.interface import Readiness
+from penstock.client.gateway_interface import Readiness
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.sampling import PARAMETERS, parse_field

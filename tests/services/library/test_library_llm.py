@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.client.interface import ServedModel
+from penstock.client.gateway_interface import ServedModel
 from penstock.protocol.config import ConfigError
 from penstock.services.frontend.dialects.chat import ChatDialect
 from penstock.services.frontend.errors import ApiError

@@ -1,4 +1,4 @@
-"""The seam between HTTP and the other processes.
+"""What the HTTP side needs of the rest of the system, which ``gateway.py`` gives.
 
 The HTTP side opens a request with a ``Sink``; the gateway calls it on the event loop, in order,
 until the request has ended or was cancelled.

@@ -49,16 +49,17 @@ class FailureHandler:
         """A step of this epoch raised. Returns whether that says something new.
 
         Answers come in order: where an older step is unanswered, its plan or result got lost, and
-        nobody is blamed for that. A failure of a step that was answered already (its plan came
-        twice, say) also means that the worker waits for a full plan. One from before the last full
-        plan means nothing, nor does a second one before the next.
+        nobody is blamed for that, nor where a rank says that it missed a plan. A failure of a step
+        that was answered already (its plan came twice, say) also means that the worker waits for a
+        full plan. One from before the last full plan means nothing, nor does a second one before
+        the next.
         """
         in_flight = self._in_flight
         if not in_flight.matters(failed.step):
             return False
         died = in_flight.find(failed.step)
-        blamed = [died] if died is not None and died is in_flight.steps[0] else []
-        self._roll_back(blamed, failed.reason)
+        to_blame = died is not None and died is in_flight.steps[0] and not failed.missed
+        self._roll_back([died] if died is not None and to_blame else [], failed.reason)
         return True
 
     def worker_ended(self) -> None:

@@ -178,7 +178,8 @@ class WorkerService(LoopService):
             return
         if not plan.full and plan.step != self._expected:
             if self._expected:
-                self._fail(plan, f"plan {plan.step} came, plan {self._expected} was due")
+                reason = f"plan {plan.step} came, plan {self._expected} was due"
+                self._fail(plan, reason, missed=True)
             elif self.config.cluster.rank:
                 self._still_failed(plan)
             elif self._failed is not None and plan.step <= self._failed.step:
@@ -266,12 +267,12 @@ class WorkerService(LoopService):
             if result.step == step:
                 self.mailbox.send(self.scheduler, result)
 
-    def _fail(self, plan: StepPlan, reason: str) -> None:
+    def _fail(self, plan: StepPlan, reason: str, missed: bool = False) -> None:
         if self.executor is not None:
             self._collect(self.executor, wait=True)
             self._reset(self.executor)
         self._expected = 0
-        self._tell_failed(plan.step, reason)
+        self._tell_failed(plan.step, reason, missed)
         self.status.done()
 
     def _still_failed(self, plan: StepPlan) -> None:
@@ -280,10 +281,10 @@ class WorkerService(LoopService):
         a scheduler that knows of it, a failure from before the last full plan says nothing."""
         failed = self._failed
         reason = failed.reason if failed is not None else f"plan {plan.step} came before a full one"
-        self._tell_failed(plan.step, reason)
+        self._tell_failed(plan.step, reason, missed=True)
 
-    def _tell_failed(self, step: int, reason: str) -> None:
-        self._failed = StepFailed(self.epoch, step, reason)
+    def _tell_failed(self, step: int, reason: str, missed: bool = False) -> None:
+        self._failed = StepFailed(self.epoch, step, reason, missed)
         self.mailbox.send(self.scheduler, self._failed)
 
     def pump(self) -> None:

@@ -251,7 +251,7 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
             *([[1, "no", 503]], [2], b"\x01", [[1, _IDS]]),
         ],
     ),
-    "StepFailed": (s.StepFailed(1, 2, "boom"), [44, 1, 2, "boom"]),
+    "StepFailed": (s.StepFailed(1, 2, "boom", True), [44, 1, 2, "boom", True]),
 }  # fmt: skip
 """Messages, by name."""
 
@@ -286,7 +286,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "d86d9428b8f6ab8e"
+SCHEMA_HASH = "5b90bfe58cf58d34"
 """The schema hash of protocol version 11."""
 
 GOLDEN: dict[str, str] = {
@@ -354,7 +354,7 @@ GOLDEN: dict[str, str] = {
         "9c2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
         "9202c40801000000ff7f0000919301a26e6fcd01f79102c40101919201c40801000000ff7f0000"
     ),
-    "StepFailed": "942c0102a4626f6f6d",
+    "StepFailed": "952c0102a4626f6f6dc3",
     "Identity": (
         "98cd1092a6686f73742d61a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a4"
         "63306465"
@@ -381,9 +381,9 @@ GOLDEN: dict[str, str] = {
         "80c090c2c3c3c0c0c0c2c090"
     ),
     "TokenWork": (
-        "9b9fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb400400000"
-        "0000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c40801000000ff7f0000c4087361"
-        "6d706c696e67919301c40094000000009202031005c3c302c406707265666978"
+        "9b9fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
+        "000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c40801000000ff7f0000c40873616d"
+        "706c696e67919301c40094000000009202031005c3c302c406707265666978"
     ),
     "SlotSampling": (
         "97cb3fe000000000000028cb3fd0000000000000cfffffffffffffffffcb3fc00000000000009acb3ff40000"

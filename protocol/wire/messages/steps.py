@@ -221,8 +221,10 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=44, gc=False):
-    """The step raised. The worker drops all slots and waits for a full plan."""
+    """The step raised, or could not begin. The worker drops all slots and waits for a full plan."""
 
     epoch: int
     step: int
     reason: str
+    missed: bool = False
+    """Whether a plan ahead of it did not come: then nothing in the step is to blame."""

@@ -45,7 +45,7 @@ def test_a_failure_after_the_answer_also_brings_a_full_plan() -> None:
     engine.assert_finished(1)
 
 
-@pytest.mark.parametrize("lost", ["plan", "result"])
+@pytest.mark.parametrize("lost", ["plan", "result", "a rank's plan"])
 def test_no_request_is_blamed_for_messages_that_get_lost(lost: str) -> None:
     engine = Engine()
     engine.submit(1, prompt(9), max_tokens=8)
@@ -56,6 +56,9 @@ def test_no_request_is_blamed_for_messages_that_get_lost(lost: str) -> None:
             engine.answers.clear()
             gap = f"plan {second.step} came, plan {first.step} was due"
             engine.answers.append(StepFailed(1, second.step, gap))
+        elif lost == "a rank's plan":  # the first rank has answered what this one missed
+            engine.answers.clear()
+            engine.answers.append(StepFailed(1, first.step, "an older plan was due", missed=True))
         else:
             engine.answers.popleft()
         engine.worker.drop_slots()

@@ -37,6 +37,7 @@ class Rank:
 
     def _sent(self, address: str, message: Message) -> bool:
         assert isinstance(message, StepFailed)
+        assert message.missed, "nothing has raised: plans did not come"
         self.failures.append(message.step)
         return True
 

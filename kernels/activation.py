@@ -1,26 +1,83 @@
-"""The gated activation of Llama-like MLPs: SiLU(gate) * up.
+"""The activations of MLPs, and their gated forms: activation(gate) * up.
 
-    SiLU(x) = x / (1 + exp(-x))
+    silu(x)      = x / (1 + exp(-x))
+    gelu(x)      = x * (1 + erf(x / sqrt(2))) / 2
+    gelu_tanh(x) = x / (1 + exp(-2 u)),  u = sqrt(2 / pi) * (x + 0.044715 x³)
+    relu2(x)     = max(x, 0)²
 
-Source: Shazeer, "GLU Variants Improve Transformer" (2020), SwiGLU.
+Sources: Shazeer, "GLU Variants Improve Transformer" (2020); Hendrycks and Gimpel, "Gaussian Error
+Linear Units" (2016), whose tanh form is the third line, since (1 + tanh(u)) / 2 is
+1 / (1 + exp(-2 u)); So et al., "Primer" (2021).
+
+In fp32 none of torch's own: on the CPU these take another path for the elements that do not fill a
+vector, so a value's last bit would depend on its place in the batch. ``torch.exp`` and
+``torch.erf`` do not, and the other operations round correctly. Other types are computed in fp32
+too: on the CPU that takes half the time of a bf16 ``silu``.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+Activation = Callable[[Tensor], Tensor]
+"""Takes fp32 that it may overwrite, returns fp32."""
+
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """gate_up: [N, 2 * I], gate first; fp32, bf16 or fp16. Returns [N, I] of the same dtype.
-
-    In fp32 not ``torch.silu``: on the CPU that takes another path for the elements that do not
-    fill a vector, so a value's last bit would depend on its place in the batch. ``torch.exp``
-    does not, and the other operations round correctly. Other types are computed in fp32 too: on
-    the CPU that takes half the time of a bf16 ``silu``.
-    """
+    """gate_up: [N, 2 * I], gate first; fp32, bf16 or fp16. Returns [N, I] of the same dtype."""
     gate, up = gate_up.float().chunk(2, -1)
     if gate_up.dtype != torch.float32:
         return torch.nn.functional.silu(gate, inplace=True).mul_(up).to(gate_up.dtype)
-    sigmoid_inverse = gate.neg().exp_().add_(1.0)
-    return torch.div(gate, sigmoid_inverse, out=sigmoid_inverse).mul_(up)
+    return _silu(gate).mul_(up)
+
+
+def gated(name: str) -> Activation:
+    """A function of gate_up as ``silu_and_mul``; name: a key of ``ACTIVATIONS``."""
+    if name == "silu":
+        return silu_and_mul
+    activation = ACTIVATIONS[name]
+
+    def activate(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.float().chunk(2, -1)
+        return activation(gate).mul_(up).to(gate_up.dtype)
+
+    return activate
+
+
+def plain(name: str) -> Activation:
+    """A function of [N, I] of any type that returns the same; name: a key of ``ACTIVATIONS``."""
+    activation = ACTIVATIONS[name]
+    return lambda x: activation(x.float()).to(x.dtype)
+
+
+def _silu(x: Tensor) -> Tensor:
+    inverse = x.neg().exp_().add_(1.0)
+    return torch.div(x, inverse, out=inverse)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return torch.erf(x * math.sqrt(0.5)).add_(1.0).mul_(0.5).mul_(x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    inner = (x * x).mul_(x).mul_(0.044715).add_(x).mul_(-2.0 * math.sqrt(2.0 / math.pi))
+    inverse = inner.exp_().add_(1.0)
+    return torch.div(x, inverse, out=inverse)
+
+
+def _relu2(x: Tensor) -> Tensor:
+    positive = torch.relu(x)
+    return positive.mul_(positive)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": torch.relu,
+    "relu2": _relu2,
+}

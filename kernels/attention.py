@@ -1,6 +1,9 @@
 """Attention over the paged KV cache for a mixed batch of decode rows and prefill chunks.
 
-    out[r] = softmax(scale * q[r] · K[0 … p(r)]ᵀ) · V[0 … p(r)]      p(r): position of row r
+    out[r] = softmax(scale * q[r] · K[f(r) … p(r)]ᵀ) · V[f(r) … p(r)]
+
+p(r) is the position of row r; f(r) is 0, or p(r) - window + 1 in a layer with a window. With a
+soft cap a score s becomes cap * tanh(s / cap) before the softmax (Gemma 2 technical report, 2024).
 
 K and V are those of the row's own sequence, found through its block table; the cached prefix and
 the chunk's own positions are alike, since a layer writes K and V before it attends. Grouped-query
@@ -9,12 +12,13 @@ attention: query head h reads KV head ``h // (Hq / Hkv)``.
 The rows are cut into *groups*: a decode row is a group of one query, a chunk is cut into groups
 of ``QUERY_TILE`` queries. The keys are read in tiles of positions with the online softmax of
 Milakov and Gimelshein (2018), as in FlashAttention. Where tiles are several, groups are sorted by
-context length, longest first, so tile t is one batched product over the groups that reach it.
+context length, longest first, so a tile is one batched product over consecutive groups, those that
+see some of it. Tiles that no group sees are not read.
 
-A tile also covers positions past a group's context. Their scores are masked, so their weights are
-0 exactly; what V holds there must be finite, which is the caller's part: blocks are cleared when
-they are handed out (``kv_cache.clear_blocks``), and a block table is filled up with a block that
-stays clear.
+A tile also covers positions that a group does not see. Their scores are masked, so their weights
+are 0 exactly; what V holds there must be finite, which is the caller's part: blocks are cleared
+when they are handed out (``kv_cache.clear_blocks``), and a block table is filled up with a block
+that stays clear.
 
 *Exact* batches are for fp32 on the CPU, where a row's bits must not depend on the batch or the
 chunking. The library gives a row of a batched product the same bits for every number of rows that
@@ -22,7 +26,8 @@ is a multiple of ``ROW_MULTIPLE`` (measured with oneMKL on Zen 5, and on Sapphir
 strict reproducibility switched on). It does not for every number of keys: a sum over 256 keys may
 be split otherwise than one over 192 or 512. Hence the fixed tile of ``KV_TILE``, the padding of
 rows, and the merge in ascending order. A tile that a row does not see leaves its result untouched
-bit by bit (factor exp(0) = 1, addend 0).
+bit by bit: behind its last key the factor is exp(0) = 1 and the addend 0; ahead of its first one
+the sums stay 0 and the maximum ``LOWEST``.
 
 Other batches are cut as is fastest: tiles of up to ``WIDE_TILE`` that end with the longest
 context's last block. Maxima, sums and accumulators are fp32 always. In bf16 large products run in
@@ -56,6 +61,8 @@ WIDE_TILE = 512
 QUERY_TILE = 32
 """Queries of a prefill chunk in one group."""
 ROW_MULTIPLE = 4
+LOWEST = -1e30
+"""The maximum of no scores; finite, so that exp(-inf - LOWEST) is 0."""
 _MAX_TILE_ELEMENTS = {"cpu": 1024 * 1024, "cuda": 32 * 1024 * 1024}
 """Bounds the scores and the gathered keys of one product. On the CPU they stay in its cache:
 measured 1.4 times as fast as products of 4 Mi elements; on a GPU large products are better."""
@@ -64,18 +71,19 @@ _FP32_ELEMENTS = 64 * 1024
 
 
 class Tile(NamedTuple):
-    """Consecutive positions of the first ``groups`` groups."""
+    """Consecutive positions of consecutive groups, ``first`` to ``end`` - 1."""
 
-    groups: int
+    first: int
+    end: int
     width: int
     """Positions, a multiple of the block size."""
     gather: Tensor
     """[groups * Hkv * blocks of the tile] int64: rows of the cache as [Hkv * num_blocks, …]."""
     hidden: Tensor | None
-    """[groups, 1, queries, 1, width] bool: keys after the query; ``None``: all are seen, or the
-    only query of the batch sees the first ``seen``."""
-    seen: int
-    """Keys from the first on that the last query sees; may be more than ``width``."""
+    """[groups, 1, queries, 1, width] bool: keys that a query does not see; ``None``: all are seen,
+    or the only query of the batch sees those in ``seen``."""
+    seen: slice
+    """The keys that the last query sees; its end may be more than ``width``."""
 
 
 class AttentionBatch(NamedTuple):
@@ -84,6 +92,7 @@ class AttentionBatch(NamedTuple):
     num_groups: int
     num_queries: int
     exact: bool
+    softcap: float
     places: RowPlaces
     tiles: list[Tile]
 
@@ -140,9 +149,10 @@ def plan_groups(
     block without NaN or infinity.
     """
     context = positions[:, -1] + 1 if rows.shape[1] == 1 else positions.max(axis=1) + 1
+    begin = _first_seen(positions, shape)
     longest = int(context.max())
-    tile = KV_TILE if shape.exact else _wide_tile(longest, shape.block_size)
-    if int(context.min()) <= (longest - 1) // tile * tile:
+    tile = KV_TILE if shape.exact else _wide_tile(longest - begin, shape.block_size)
+    if int(context.min()) <= begin + (longest - begin - 1) // tile * tile:
         order = np.argsort(-context, kind="stable")
         rows, positions, context = rows[order], positions[order], context[order]
         block_tables = block_tables[order]
@@ -167,6 +177,16 @@ def plan_groups(
     return batches
 
 
+def _first_seen(positions: IntArray, shape: CacheShape) -> int:
+    """Where the tiles of these queries begin: a whole tile or block at or ahead of the first
+    position that any of them sees."""
+    if not shape.window:
+        return 0
+    first = max(0, int(positions.min()) - shape.window + 1)
+    unit = KV_TILE if shape.exact else shape.block_size
+    return first // unit * unit
+
+
 def _wide_tile(longest: int, block_size: int) -> int:
     """Width of the tiles of a batch that is not exact: few, and alike."""
     tiles = -(-longest // WIDE_TILE)
@@ -185,37 +205,55 @@ def _plan_batch(
 ) -> AttentionBatch:
     tiles = []
     longest = int(context.max())
+    begin = _first_seen(positions, shape)
     end = -(-longest // shape.block_size) * shape.block_size
-    for start in range(0, longest, tile):
-        groups = int(np.count_nonzero(context > start))
+    alone = positions.size == 1 and longest - begin <= tile and not shape.exact
+    for start in range(begin, longest, tile):
         width = tile if shape.exact else min(tile, end - start)
-        tiles.append(_plan_tile(start, width, positions[:groups], block_tables, shape, device))
+        groups = slice(0, int(np.count_nonzero(context > start)))
+        if shape.window:
+            first = positions[groups].min(axis=1) - shape.window + 1
+            seen = first < start + width
+            if not seen.any():
+                continue
+            groups = slice(int(np.argmax(seen)), groups.stop)
+        tiles.append(
+            _plan_tile(start, width, groups, positions, block_tables, shape, alone, device)
+        )
     places = row_places(rows.reshape(-1), real.reshape(-1) if real is not None else None, device)
-    return AttentionBatch(len(rows), rows.shape[1], shape.exact, places, tiles)
+    return AttentionBatch(len(rows), rows.shape[1], shape.exact, shape.softcap, places, tiles)
 
 
 def _plan_tile(
     start: int,
     width: int,
+    groups: slice,
     positions: IntArray,
     block_tables: IntArray,
     shape: CacheShape,
+    alone: bool,
     device: torch.device,
 ) -> Tile:
-    """``positions`` are those of the groups that reach it, the first of ``block_tables``."""
-    groups = len(positions)
-    first, blocks = start // shape.block_size, width // shape.block_size
-    table = block_tables[:groups, None, first : first + blocks]
+    """The part of some groups, in the order of ``positions`` and ``block_tables``. alone: the only
+    tile of the only query."""
+    positions = positions[groups]
+    begin, blocks = start // shape.block_size, width // shape.block_size
+    table = block_tables[groups, None, begin : begin + blocks]
     heads = np.arange(shape.num_kv_heads, dtype=np.int64)[:, None] * shape.num_blocks
     gather = torch.from_numpy((table + heads).reshape(-1)).to(device)
+    last = int(positions[-1, -1])
+    first = max(0, last - shape.window + 1 - start) if shape.window else 0
     hidden = None
-    seen = int(positions[-1, -1]) + 1 - start
-    alone = positions.size == 1 and start == 0 and seen <= width and not shape.exact
-    if not alone and int(positions.min()) < start + width - 1:
+    later = int(positions.min()) < start + width - 1
+    earlier = bool(shape.window) and int(positions.max()) - shape.window >= start
+    if not alone and (later or earlier):
         keys = np.arange(start, start + width, dtype=np.int64)
-        after = keys > positions[:, :, None]
-        hidden = torch.from_numpy(after[:, None, :, None, :]).to(device)
-    return Tile(groups, width, gather, hidden, seen)
+        behind = positions[:, :, None]
+        unseen = keys > behind
+        if earlier:
+            unseen |= keys <= behind - shape.window
+        hidden = torch.from_numpy(unseen[:, None, :, None, :]).to(device)
+    return Tile(groups.start, groups.stop, width, gather, hidden, slice(first, last + 1 - start))
 
 
 def paged_attention(
@@ -256,7 +294,7 @@ def _attend(
     shared = heads // kv_heads
     groups, queries = batch.num_groups, batch.num_queries
     if groups == 1 and queries == 1 and len(batch.tiles) == 1 and not batch.exact:
-        return _attend_alone(query, key_cache, value_cache, batch.tiles[0], scale)
+        return _attend_alone(query, key_cache, value_cache, batch, scale)
     dtype = query.dtype
     if queries == 1 and groups * kv_heads * batch.tiles[0].width * dim <= _FP32_ELEMENTS:
         dtype = torch.float32
@@ -272,29 +310,35 @@ def _attend(
     values = value_cache.view(kv_heads * blocks, block_size * dim)
     top = total = mixed = None
     for tile in batch.tiles:
-        active = tile.groups * kv_heads
-        key = keys.index_select(0, tile.gather).view(active, tile.width, dim).to(dtype)
-        value = values.index_select(0, tile.gather).view(active, tile.width, dim).to(dtype)
-        scores = torch.bmm(packed[:active], key.transpose(1, 2)).float()
+        active = slice(tile.first * kv_heads, tile.end * kv_heads)
+        shape = (active.stop - active.start, tile.width, dim)
+        key = keys.index_select(0, tile.gather).view(shape).to(dtype)
+        value = values.index_select(0, tile.gather).view(shape).to(dtype)
+        scores = torch.bmm(packed[active], key.transpose(1, 2)).float()
+        if batch.softcap:
+            scores = scores.div_(batch.softcap).tanh_().mul_(batch.softcap)
         if tile.hidden is not None:
             # With padding there is one query in a group: -1 then covers its padding rows too.
-            shape = (tile.groups, kv_heads, queries, -1, tile.width)
-            scores.view(shape).masked_fill_(tile.hidden, -torch.inf)
+            masked = (tile.end - tile.first, kv_heads, queries, -1, tile.width)
+            scores.view(masked).masked_fill_(tile.hidden, -torch.inf)
         if len(batch.tiles) == 1 and not batch.exact:
             mixed = torch.bmm(torch.softmax(scores, -1).to(dtype), value)
             break
-        highest = scores.amax(-1, keepdim=True)
+        highest = scores.amax(-1, keepdim=True).clamp_(min=LOWEST)
         if top is None or total is None or mixed is None:
-            weights = scores.sub_(highest).exp_()
-            top, total = highest, weights.sum(-1, keepdim=True)
-            mixed = torch.bmm(weights.to(dtype), value).float()
-            continue
-        highest = torch.maximum(top[:active], highest)
-        decay = (top[:active] - highest).exp_()
+            if tile.first == 0 and tile.end == groups:
+                weights = scores.sub_(highest).exp_()
+                top, total = highest, weights.sum(-1, keepdim=True)
+                mixed = torch.bmm(weights.to(dtype), value).float()
+                continue
+            top = packed.new_full((*packed.shape[:2], 1), LOWEST, dtype=torch.float32)
+            total, mixed = torch.zeros_like(top), torch.zeros_like(packed, dtype=torch.float32)
+        highest = torch.maximum(top[active], highest)
+        decay = (top[active] - highest).exp_()
         weights = scores.sub_(highest).exp_()
-        top[:active] = highest
-        total[:active].mul_(decay).add_(weights.sum(-1, keepdim=True))
-        mixed[:active].mul_(decay).add_(torch.bmm(weights.to(dtype), value))
+        top[active] = highest
+        total[active].mul_(decay).add_(weights.sum(-1, keepdim=True))
+        mixed[active].mul_(decay).add_(torch.bmm(weights.to(dtype), value))
     if mixed is None:
         raise ValueError("an attention batch needs at least one key position")
     if total is not None:
@@ -307,20 +351,26 @@ def _attend(
 
 
 def _attend_alone(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, tile: Tile, scale: float
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: AttentionBatch, scale: float
 ) -> Tensor:
-    """One query whose context is one tile: fused attention over what it sees, so without a mask.
+    """One query whose context is one tile: attention over what it sees, so without a mask; fused,
+    unless scores are capped.
 
     The query heads that share K and V stand as its queries. (For more rows the fused attention is
     slower than the batched products: 195 µs against 87 for 32 rows.)
     """
     kv_heads, blocks, block_size, dim = key_cache.shape
+    tile = batch.tiles[0]
     key, value = (
         cache.view(kv_heads * blocks, block_size * dim)
         .index_select(0, tile.gather)
-        .view(1, kv_heads, tile.width, dim)[:, :, : tile.seen]
+        .view(1, kv_heads, tile.width, dim)[:, :, tile.seen]
         for cache in (key_cache, value_cache)
     )
     shared = query.view(1, kv_heads, -1, dim)
-    mixed = torch.nn.functional.scaled_dot_product_attention(shared, key, value, scale=scale)
-    return mixed.reshape(1, -1)
+    if not batch.softcap:
+        mixed = torch.nn.functional.scaled_dot_product_attention(shared, key, value, scale=scale)
+        return mixed.reshape(1, -1)
+    scores = torch.matmul(shared * scale, key.transpose(2, 3)).float()
+    weights = torch.softmax(scores.div_(batch.softcap).tanh_().mul_(batch.softcap), -1)
+    return torch.matmul(weights.to(value.dtype), value).reshape(1, -1)

@@ -21,7 +21,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class CacheShape(NamedTuple):
-    """The shape of one layer's key or value cache, and how many query heads read it."""
+    """One layer's key or value cache, and how queries read it."""
 
     num_kv_heads: int
     num_blocks: int
@@ -31,6 +31,10 @@ class CacheShape(NamedTuple):
     dtype: torch.dtype
     exact: bool = False
     """Whether the reference's batches over this cache are exact (see ``attention.py``)."""
+    window: int = 0
+    """Positions that each query sees, its own included; 0: all up to its own."""
+    softcap: float = 0.0
+    """Scores become softcap * tanh(score / softcap); 0: they stay."""
 
 
 class QuerySpans(NamedTuple):

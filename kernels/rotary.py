@@ -12,6 +12,12 @@ Source: Su et al., "RoFormer" (2021), in the half-split pairing of Llama checkpo
   server that never exceeds ``max_position_embeddings`` sees the unscaled frequencies.
 - ``llama3``: frequencies by wavelength are kept, divided by ``factor``, or blended in between
   (Llama 3.1 model code).
+- ``yarn``: the same by the number of turns that a pair makes within the trained length; cos and sin
+  are multiplied by an attention factor (Peng et al., "YaRN", 2023).
+- ``longrope``: each frequency is divided by a factor of its own, of which the checkpoint has two
+  sets: for sequences within the trained length, and for longer ones (Ding et al., "LongRoPE",
+  2024). A server takes one set for all its sequences, by the longest that it allows: keys that are
+  cached with one set are of no use with the other.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 class RopeParameters(msgspec.Struct, frozen=True):
@@ -35,10 +41,25 @@ class RopeParameters(msgspec.Struct, frozen=True):
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    """The trained length."""
+    attention_factor: float = 1.0
+    """What cos and sin are multiplied by."""
+    beta_fast: float = 32.0
+    """``yarn``: pairs with so many turns within the trained length, or more, keep their frequency;
+    …"""
+    beta_slow: float = 1.0
+    """… those with fewer than this have it divided by ``factor``."""
+    truncate: bool = True
+    """``yarn``: whether both bounds are rounded to whole pairs."""
+    short_factors: tuple[float, ...] = ()
+    """``longrope``: of each frequency, within the trained length …"""
+    long_factors: tuple[float, ...] = ()
+    """… and beyond it."""
 
 
-def inverse_frequencies(head_dim: int, rope: RopeParameters) -> Tensor:
-    """[head_dim / 2] fp32. Raises ``ValueError`` for a type not in ``ROPE_TYPES``."""
+def inverse_frequencies(head_dim: int, rope: RopeParameters, max_positions: int = 0) -> Tensor:
+    """[head_dim / 2] fp32, for sequences of up to ``max_positions``. Raises ``ValueError`` for a
+    type not in ``ROPE_TYPES``."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     plain = 1.0 / (rope.theta**exponents)
     match rope.rope_type:
@@ -48,6 +69,12 @@ def inverse_frequencies(head_dim: int, rope: RopeParameters) -> Tensor:
             return plain / rope.factor
         case "llama3":
             return _llama3_frequencies(plain, rope)
+        case "yarn":
+            return _yarn_frequencies(head_dim, exponents, rope)
+        case "longrope":
+            beyond = max_positions > rope.original_max_position_embeddings
+            factors = rope.long_factors if beyond else rope.short_factors
+            return 1.0 / (torch.tensor(factors, dtype=torch.float32) * rope.theta**exponents)
     raise ValueError(f"rope type {rope.rope_type!r}: expected one of {', '.join(ROPE_TYPES)}")
 
 
@@ -62,6 +89,23 @@ def _llama3_frequencies(plain: Tensor, rope: RopeParameters) -> Tensor:
     return torch.where(between, blended, scaled)
 
 
+def _yarn_frequencies(dim: int, exponents: Tensor, rope: RopeParameters) -> Tensor:
+    trained = rope.original_max_position_embeddings
+
+    def pair_with(turns: float) -> float:
+        """The pair, not a whole number, that turns so often within the trained length."""
+        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low if high != low else 0.001
+    slow = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    powers = rope.theta**exponents
+    return slow / (rope.factor * powers) + (1 - slow) / powers
+
+
 def cos_sin_table(
     head_dim: int, max_positions: int, rope: RopeParameters, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -71,8 +115,8 @@ def cos_sin_table(
     checkpoints' own modelling code does.
     """
     positions = torch.arange(max_positions, dtype=torch.float32)
-    angles = torch.outer(positions, inverse_frequencies(head_dim, rope))
-    cos, sin = angles.cos(), angles.sin()
+    angles = torch.outer(positions, inverse_frequencies(head_dim, rope, max_positions))
+    cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
     return torch.cat((cos, cos), -1).to(device), torch.cat((-sin, sin), -1).to(device)
 
 

@@ -27,7 +27,7 @@ from penstock.loadtest.progress import note
 from penstock.protocol.model_info import read_model_info
 from penstock.services.worker.cpu_libraries import set_up_cpu_libraries
 from penstock.services.worker.model_loading import choose_device
-from penstock.services.worker.models.decoder import DecoderConfig
+from penstock.services.worker.models.dense import DenseConfig
 
 _LENGTH = integer(1, 2**20)
 _GRIDS = {
@@ -115,12 +115,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _config_of(model: str) -> DecoderConfig:
+def _config_of(model: str) -> DenseConfig:
     """The config of a folder, or of a size by its name. Raises ``BadModelFolder``."""
     if model not in SIZES:
         return decoder_config(read_model_info(model))
     shape = ModelShape(**SIZES[model])
-    return DecoderConfig(
+    return DenseConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         num_layers=shape.num_layers,

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.protocol.model_info import ModelInfo
-from penstock.services.worker.models.decoder import DecoderConfig
+from penstock.protocol.model_info import BadModelFolder, ModelInfo
+from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.registry import adapter_for
 
 
-def decoder_config(info: ModelInfo) -> DecoderConfig:
-    """Raises ``BadModelFolder`` for an architecture that is not supported."""
-    return adapter_for(info).decoder_config(info)
+def decoder_config(info: ModelInfo) -> DenseConfig:
+    """Raises ``BadModelFolder`` for a model whose cost is not known here."""
+    config = dense_config(adapter_for(info).specification(info))
+    if isinstance(config, str):
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: only the cost of models whose layers are alike, as in "
+            f"Llama and Qwen, is known; this one differs in: {config}"
+        )
+    return config
 
 
-def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+def linear_shapes(config: DenseConfig) -> dict[str, tuple[int, int]]:
     """The products of a layer: [out, in] of each weight."""
     queries = config.num_heads * config.head_dim
     fused = queries + 2 * config.num_kv_heads * config.head_dim
@@ -26,12 +32,12 @@ def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def layer_weights(config: DecoderConfig) -> int:
+def layer_weights(config: DenseConfig) -> int:
     """Numbers in the linear weights of all layers."""
     return config.num_layers * sum(out * width for out, width in linear_shapes(config).values())
 
 
-def head_weights(config: DecoderConfig) -> int:
+def head_weights(config: DenseConfig) -> int:
     return config.vocab_size * config.hidden_size
 
 
@@ -40,12 +46,12 @@ def attention_pairs(start: int, count: int) -> int:
     return count * start + count * (count + 1) // 2
 
 
-def attention_flops(config: DecoderConfig, start: int, count: int) -> int:
+def attention_flops(config: DenseConfig, start: int, count: int) -> int:
     """Operations of one layer's attention: 4 D for each pair of query and key and each head."""
     return 4 * config.num_heads * config.head_dim * attention_pairs(start, count)
 
 
-def prefill_flops(config: DecoderConfig, prompts: Iterable[tuple[int, int]]) -> int:
+def prefill_flops(config: DenseConfig, prompts: Iterable[tuple[int, int]]) -> int:
     """Operations that compute prompts; each (tokens in the cache, tokens to compute) and one row
     of logits."""
     total = 0
@@ -55,6 +61,6 @@ def prefill_flops(config: DecoderConfig, prompts: Iterable[tuple[int, int]]) -> 
     return total
 
 
-def weight_bytes(config: DecoderConfig, itemsize: int) -> int:
+def weight_bytes(config: DenseConfig, itemsize: int) -> int:
     """What every step reads at least: the layers' weights and the LM head."""
     return (layer_weights(config) + head_weights(config)) * itemsize

@@ -39,7 +39,7 @@ from penstock.services.worker.gpu.layer_products import (
     choose_products,
 )
 from penstock.services.worker.gpu.workspace import make_workspace
-from penstock.services.worker.models.decoder import allocate_weights
+from penstock.services.worker.models.dense import allocate_dense
 
 Call = Callable[[], object]
 _CHANGES = 1024
@@ -296,7 +296,7 @@ def _fused(
 def _gated(maker: Maker, rows: int) -> Call:
     """As a layer of many rows on this device computes it, the gate in the product or behind it."""
     config = msgspec.structs.replace(maker.config, num_layers=1, vocab_size=16)
-    weights = allocate_weights(config, maker.dtype, maker.device)
+    weights = allocate_dense(config, maker.dtype, maker.device)
     weights.layers[0].gate_up.copy_(maker.weight(2 * config.intermediate_size, config.hidden_size))
     space = make_workspace(config, rows, 1, maker.dtype, maker.device)
     space.normed.copy_(maker.normal(rows, config.hidden_size))
@@ -310,7 +310,7 @@ def _gated(maker: Maker, rows: int) -> Call:
 def _layer(maker: Maker, rows: int, *, compressed: bool) -> Call:
     """A layer but for its attention: by the kernels for Hopper, or else by the library's."""
     config = msgspec.structs.replace(maker.config, num_layers=1, vocab_size=16)
-    weights = allocate_weights(config, maker.dtype, maker.device)
+    weights = allocate_dense(config, maker.dtype, maker.device)
     layer, eps = weights.layers[0], config.rms_norm_eps
     for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
         weight.copy_(maker.weight(*weight.shape))

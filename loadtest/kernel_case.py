@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.rotary import cos_sin_table
-from penstock.services.worker.models.decoder import DecoderConfig
+from penstock.services.worker.models.dense import DenseConfig
 
 
 class KernelCase(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class Grid(msgspec.Struct, frozen=True):
 class Maker:
     """Makes operands of one type on one device, the same in every run."""
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: DenseConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         self._generator = torch.Generator(device).manual_seed(0)
 

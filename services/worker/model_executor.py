@@ -12,7 +12,6 @@ import torch
 
 from penstock.kernels.attention import KV_TILE, ROW_MULTIPLE
 from penstock.kernels.attention_backend import CacheShape
-from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
 from penstock.kernels.sampling import (
     NOT_FINITE,
@@ -35,13 +34,14 @@ from penstock.services.worker.adjustments import SlotAdjuster
 from penstock.services.worker.cpu_threads import StepThreads, ThreadReview
 from penstock.services.worker.executor import DirectExecutor
 from penstock.services.worker.grammar_rows import GrammarRows, Masks, only
+from penstock.services.worker.kv_memory import KVMemory
 from penstock.services.worker.memory import EXTRA_BLOCKS
-from penstock.services.worker.models.decoder import Decoder, KVCache
+from penstock.services.worker.models.causal_model import CausalModel, distinct
 from penstock.services.worker.placement import placement
 from penstock.services.worker.plain_attention import REFERENCE, PlainAttention
 from penstock.services.worker.pooling import pool_rows
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
-from penstock.services.worker.step_inputs import InputBuilder, RowPadding
+from penstock.services.worker.step_inputs import AttendedCache, InputBuilder, RowPadding
 from penstock.services.worker.step_logprobs import (
     Words,
     asking_chunks,
@@ -75,7 +75,7 @@ class ModelExecutor(DirectExecutor):
     """
 
     def __init__(
-        self, model: Decoder, capacity: EngineSizes, attention: PlainAttention = REFERENCE
+        self, model: CausalModel, capacity: EngineSizes, attention: PlainAttention = REFERENCE
     ) -> None:
         """Takes KV memory for ``capacity.num_blocks`` blocks and ``EXTRA_BLOCKS`` more: one that
         padding rows write to, and one that is never written and stands for "no block"."""
@@ -88,35 +88,34 @@ class ModelExecutor(DirectExecutor):
         self.review: ThreadReview | None = None
         """Looks at ``threads`` again; ``None``: nobody does."""
         self._model = model
-        config = model.config
         with torch.inference_mode():
             model.prepare(capacity.max_model_len)
         exact = model.dtype == torch.float32 and model.device.type == "cpu"
         padding_block, empty_block = capacity.num_blocks, capacity.num_blocks + 1
         self.slots = SlotTable(capacity, KV_TILE // capacity.block_size, empty_block)
-        self.grammars = GrammarRows(capacity.max_num_seqs, config.vocab_size)
-        self._adjuster = SlotAdjuster(capacity.max_num_seqs, config.vocab_size, model.device)
-        shape = CacheShape(
-            config.num_kv_heads,
-            capacity.num_blocks + EXTRA_BLOCKS,
-            capacity.block_size,
-            config.head_dim,
-            config.num_heads,
-            model.dtype,
-            exact,
-        )
+        self.grammars = GrammarRows(capacity.max_num_seqs, model.vocab_size)
+        self._adjuster = SlotAdjuster(capacity.max_num_seqs, model.vocab_size, model.device)
+        blocks = capacity.num_blocks + EXTRA_BLOCKS
+        caches = [
+            AttendedCache(
+                CacheShape(
+                    cache.num_kv_heads, blocks, capacity.block_size, cache.head_dim,
+                    cache.num_heads, model.dtype, exact, cache.window, cache.softcap,
+                ),
+                attention.of(cache),
+            )
+            for cache in distinct(model.caches)
+        ]  # fmt: skip
         rows = RowPadding(1, 1)
         if exact:
             packed, plain = RowPadding(1, PACKED_ROW_MINIMUM), RowPadding(ROW_MULTIPLE, 1)
             rows = packed if model.packed else plain
-        self._inputs = InputBuilder(self.slots, shape, rows, padding_block, attention, model.device)
+        self._inputs = InputBuilder(self.slots, caches, rows, padding_block, model.device)
         with torch.inference_mode():
-            self._keys, self._values = (
-                allocate_kv_cache(config.num_layers, *shape[:4], model.dtype, model.device)
-                for _ in range(2)
+            self._memory = KVMemory(
+                model.caches, blocks, capacity.block_size, model.dtype, model.device
             )
-            self._cache: KVCache = list(zip(self._keys, self._values, strict=True))
-        self._cleared = [self._values, self._keys] if attention.finite_keys else [self._values]
+        self._finite_keys = attention.finite_keys
 
     def prepare(self) -> None:
         self.grammars.prepare()
@@ -153,9 +152,7 @@ class ModelExecutor(DirectExecutor):
                 self.grammars.begin(plan.added, self.slots.adjustments)
                 self._start_masks(step)
                 if self.slots.fresh_blocks:
-                    fresh = torch.tensor(self.slots.fresh_blocks, device=self._values.device)
-                    for cache in self._cleared:
-                        clear_blocks(cache, fresh)
+                    self._memory.clear(self.slots.fresh_blocks, keys=self._finite_keys)
                 hidden = self.hidden(step)
                 tokens, bad, logprobs, failures = self._choose(step, hidden)
                 not_finite, banned = (
@@ -191,8 +188,8 @@ class ModelExecutor(DirectExecutor):
         self._set_threads(step)
         inputs = self._inputs.build(step)
         if asking_chunks(step):
-            return Hidden(self._model.hidden(inputs, self._cache, None), inputs.sampled)
-        return Hidden(self._model.hidden(inputs, self._cache, inputs.sampled), None)
+            return Hidden(self._model.hidden(inputs, self._memory.layers, None), inputs.sampled)
+        return Hidden(self._model.hidden(inputs, self._memory.layers, inputs.sampled), None)
 
     def row_logits(self, step: PlannedStep, hidden: Hidden) -> torch.Tensor:
         """Logits [rows, vocab]: ``step.sampled`` first, then perhaps padding rows."""

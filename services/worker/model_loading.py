@@ -36,8 +36,12 @@ from penstock.services.worker.memory import (
     plan_capacity,
 )
 from penstock.services.worker.model_executor import ModelExecutor
-from penstock.services.worker.models.decoder import Decoder, DecoderConfig, allocate_weights
+from penstock.services.worker.models.adapter import may_be_zero, named_tensors
+from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.dense import DenseConfig, dense_config, dense_weights
 from penstock.services.worker.models.registry import adapter_for
+from penstock.services.worker.models.specification import ModelSpecification
+from penstock.services.worker.models.weights import allocate_weights, in_halves
 from penstock.services.worker.plain_attention import (
     REFERENCE,
     PlainAttention,
@@ -108,7 +112,10 @@ def load_model_executor(
 
 def why_plain(model: Decoder, block_size: int) -> str:
     """Why a model on a CUDA device cannot have our kernels; empty if it can."""
-    dim = model.config.head_dim
+    config = dense_config(model.specification)
+    if isinstance(config, str):
+        return f"the kernels lack what this model has: {config}"
+    dim = config.head_dim
     if dim & (dim - 1) or not 32 <= dim <= 256:
         return f"heads of {dim}; the kernels take 32, 64, 128 and 256"
     from penstock.kernels.gpu.prefill_attention import shape_for, shared_bytes
@@ -124,7 +131,10 @@ def plain_attention(model: Decoder, block_size: int) -> PlainAttention:
     """What attends if the model has no kernels of ours."""
     if model.device.type == "cpu" or not why_plain(model, block_size):
         return REFERENCE
-    return choose_plain_attention(model.config, model.dtype, block_size, model.device)
+    full = [cache for cache in model.caches if not (cache.window or cache.softcap)]
+    if not full:
+        return REFERENCE
+    return choose_plain_attention(full[0], model.dtype, block_size, model.device)
 
 
 def choose_compression(model: Decoder, config: Config, progress: Progress) -> Compression | None:
@@ -138,7 +148,7 @@ def choose_compression(model: Decoder, config: Config, progress: Progress) -> Co
     progress("compressing weights")
     with torch.inference_mode():
         return compress_layers(
-            model.weights, config.cache.gpu_memory_utilization * config.cache.share()
+            dense_weights(model.weights), config.cache.gpu_memory_utilization * config.cache.share()
         )
 
 
@@ -149,11 +159,13 @@ def make_executor(
     compression: Compression | None = None,
 ) -> AnyExecutor:
     """The executor for the model's device; compression: for one that has kernels of ours."""
-    if model.device.type == "cpu" or why_plain(model, capacity.block_size):
+    config = dense_config(model.specification)
+    plain = model.device.type == "cpu" or why_plain(model, capacity.block_size)
+    if plain or not isinstance(config, DenseConfig):
         return ModelExecutor(model, capacity, attention)
     from penstock.services.worker.gpu.executor import GpuExecutor
 
-    return GpuExecutor(model.config, model.weights, capacity, compression)
+    return GpuExecutor(config, dense_weights(model.weights), capacity, compression)
 
 
 def set_threads(executor: ModelExecutor, model: Decoder, given: int | None, cores: int) -> str:
@@ -209,56 +221,51 @@ def load_model(
 ) -> Decoder:
     """Check the whole checkpoint, then allocate and read the weights."""
     adapter = adapter_for(info)
-    config = adapter.decoder_config(info)
+    model = adapter.specification(info)
     progress("checking the checkpoint")
     checkpoint = Checkpoint(Path(info.folder))
     # Pinned while the device starts and memory is taken for the weights.
     buffers = PinnedBuffers(checkpoint.total_bytes) if device.type == "cuda" else None
-    expected = allocate_weights(config, dtype, torch.device("meta"))
-    shapes = {
-        name: tuple(tensor.shape)
-        for name, tensor in adapter.named_tensors(config, expected).items()
-    }
-    checkpoint.check(shapes, lambda name: is_harmless(config, name))
-    weights = allocate_weights(config, dtype, device)
+    expected = named_tensors(
+        adapter.names, model, allocate_weights(model, dtype, torch.device("meta"))
+    )
+    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    checkpoint.check(shapes, lambda name: is_harmless(model, name))
+    weights = allocate_weights(model, dtype, device)
     with torch.inference_mode():
-        targets = adapter.named_tensors(config, weights)
-        loaded(checkpoint.load(targets, progress, may_be_zero, buffers))
-    return Decoder(config, weights)
+        targets = named_tensors(adapter.names, model, weights)
+        zero = may_be_zero(adapter.names, model)
+        loaded(checkpoint.load(targets, progress, zero, buffers))
+        model = in_halves(model, weights)
+    return Decoder(model, weights)
 
 
 def random_model(info: ModelInfo, dtype: torch.dtype, device: torch.device, seed: int) -> Decoder:
     """The model of ``config.json`` with random weights, drawn on the device; norms are 1."""
     adapter = adapter_for(info)
-    config = adapter.decoder_config(info)
-    weights = allocate_weights(config, dtype, device)
+    model = adapter.specification(info)
+    weights = allocate_weights(model, dtype, device)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.inference_mode():
-        for name, tensor in adapter.named_tensors(config, weights).items():
-            if name.endswith("norm.weight"):
-                tensor.fill_(1.0)
+        for name, tensor in named_tensors(adapter.names, model, weights).items():
+            if "norm" in name and name.endswith(".weight"):
+                tensor.fill_(0.0 if model.norm.plus_one else 1.0)
             else:
                 tensor.normal_(0.0, DUMMY_STD, generator=generator)
-    return Decoder(config, weights)
+        model = in_halves(model, weights)
+    return Decoder(model, weights)
 
 
-def is_harmless(config: DecoderConfig, name: str) -> bool:
+def is_harmless(model: ModelSpecification, name: str) -> bool:
     """Surplus tensors that older checkpoints hold and no model needs."""
     if name == "lm_head.weight":
-        return config.tie_word_embeddings
+        return model.tie_word_embeddings
     return name.endswith(("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias"))
-
-
-def may_be_zero(name: str) -> bool:
-    """Tensors that sound checkpoints hold as zeros: biases of models trained without, and what
-    writes into the residual stream, in blocks that were added to a model and not yet trained."""
-    return name.endswith((".bias", ".o_proj.weight", ".down_proj.weight"))
 
 
 def block_bytes(model: Decoder, block_size: int) -> int:
     """K and V of one block over all layers."""
-    config = model.config
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    per_token = sum(2 * cache.num_kv_heads * cache.head_dim for cache in model.caches)
     return per_token * block_size * model.dtype.itemsize
 
 

@@ -17,7 +17,7 @@ import torch
 
 from penstock.kernels.attention import KV_TILE, ReferenceAttention, paged_attention
 from penstock.kernels.attention_backend import AttentionBackend, CacheShape, QuerySpans
-from penstock.services.worker.models.decoder import DecoderConfig
+from penstock.services.worker.models.specification import CacheSpecification
 
 DECODE_CONTEXTS = (1000, 900, 800, 700, 600, 500, 400, 300)
 """Context lengths of the decode rows that are measured, in tokens."""
@@ -41,6 +41,10 @@ class PlainAttention(NamedTuple):
     summary: str = ""
     """What was measured; empty if nothing was."""
 
+    def of(self, cache: CacheSpecification) -> PlainAttention:
+        """Those for one of the model's caches: the reference has windows and soft caps."""
+        return REFERENCE if cache.window or cache.softcap else self
+
     @property
     def finite_keys(self) -> bool:
         return self.decode.finite_keys or self.prefill.finite_keys
@@ -50,15 +54,15 @@ REFERENCE = PlainAttention(ReferenceAttention(), ReferenceAttention())
 
 
 def choose_plain_attention(
-    config: DecoderConfig, dtype: torch.dtype, block_size: int, device: torch.device
+    cache: CacheSpecification, dtype: torch.dtype, block_size: int, device: torch.device
 ) -> PlainAttention:
-    """What attends for a model on this device."""
+    """What attends for a model on this device; cache: of its layers without a window."""
     if device.type == "cpu":
         return REFERENCE
     from penstock.kernels.sdpa_attention import SdpaAttention
 
     with torch.inference_mode():
-        measured = MeasuredLayer(config, dtype, block_size, device)
+        measured = MeasuredLayer(cache, dtype, block_size, device)
         return faster_of(SdpaAttention(), ReferenceAttention(), measured)
 
 
@@ -112,7 +116,7 @@ class MeasuredLayer:
 
     def __init__(
         self,
-        config: DecoderConfig,
+        cache: CacheSpecification,
         dtype: torch.dtype,
         block_size: int,
         device: torch.device,
@@ -125,7 +129,7 @@ class MeasuredLayer:
         width = -(-longest // KV_TILE) * -(-KV_TILE // block_size)
         self._tables = np.arange(sequences * width, dtype=np.int64).reshape(sequences, width)
         self._shape = CacheShape(
-            config.num_kv_heads, sequences * width, block_size, config.head_dim, config.num_heads,
+            cache.num_kv_heads, sequences * width, block_size, cache.head_dim, cache.num_heads,
             dtype,
         )  # fmt: skip
         self._keys, self._values = (

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from penstock.kernels.attention_backend import CacheShape, PlannedBatch, QuerySpans
-from penstock.services.worker.models.decoder import StepInputs
+from penstock.services.worker.models.causal_model import StepInputs
 from penstock.services.worker.plain_attention import PlainAttention
 from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
 
@@ -25,6 +25,13 @@ class RowPadding(NamedTuple):
         return max(-rows % self.multiple, self.minimum - rows)
 
 
+class AttendedCache(NamedTuple):
+    """A distinct cache of the model, and what plans its attention."""
+
+    shape: CacheShape
+    attention: PlainAttention
+
+
 class InputBuilder:
     """Builds the inputs of steps, all on the host, and uploads them.
 
@@ -35,18 +42,17 @@ class InputBuilder:
     def __init__(
         self,
         slots: SlotTable,
-        shape: CacheShape,
+        caches: Sequence[AttendedCache],
         rows: RowPadding,
         padding_block: int,
-        attention: PlainAttention,
         device: torch.device,
     ) -> None:
         self._slots = slots
-        self._shape = shape
+        self._caches = caches
+        self._block_size = caches[0].shape.block_size
         self._rows = rows
-        self._attention = attention
         self._device = device
-        self._padding_slot = padding_block * shape.block_size
+        self._padding_slot = padding_block * self._block_size
 
     def build(self, step: PlannedStep) -> StepInputs:
         return self._build_mixed(step) if step.chunks else self._build_decode(step.decoding)
@@ -59,9 +65,12 @@ class InputBuilder:
             tokens=self._upload(slots.last_token[decoding], 0),
             positions=self._upload(position, 0),
             slot_mapping=self._upload(self._slot_mapping(decoding, position), self._padding_slot),
-            attention=self._plan_single(
-                np.arange(len(decoding), dtype=np.int64), position, decoding
-            ),
+            attention=[
+                self._plan_single(
+                    cache, np.arange(len(decoding), dtype=np.int64), position, decoding
+                )
+                for cache in self._caches
+            ],
             sampled=None,
         )
 
@@ -85,7 +94,7 @@ class InputBuilder:
             slot_mapping=self._upload(
                 self._slot_mapping(np.concatenate(owners), position), self._padding_slot
             ),
-            attention=self._plan_attention(step, positions[0]),
+            attention=[self._plan_attention(cache, step, positions[0]) for cache in self._caches],
             sampled=self._upload(np.concatenate(sampled), 0),
         )
 
@@ -94,7 +103,7 @@ class InputBuilder:
         return self._upload(rows, 0)
 
     def _slot_mapping(self, owners: IntArray, positions: IntArray) -> IntArray:
-        size = self._shape.block_size
+        size = self._block_size
         blocks: IntArray = self._slots.block_table[owners, positions // size]
         return blocks * size + positions % size
 
@@ -105,7 +114,7 @@ class InputBuilder:
         return torch.from_numpy(values).to(self._device)
 
     def _plan_attention(
-        self, step: PlannedStep, decode_positions: IntArray
+        self, cache: AttendedCache, step: PlannedStep, decode_positions: IntArray
     ) -> Sequence[PlannedBatch]:
         """Chunks of one token attend as decode rows do."""
         row = len(step.decoding)
@@ -122,16 +131,18 @@ class InputBuilder:
         batches: list[PlannedBatch] = []
         slots = np.concatenate(owners)
         if len(slots):
-            batches += self._plan_single(np.concatenate(rows), np.concatenate(positions), slots)
+            batches += self._plan_single(
+                cache, np.concatenate(rows), np.concatenate(positions), slots
+            )
         if chunks:
             first, starts, counts, slots = np.array(chunks, np.int64).T
             spans = QuerySpans(first, starts, counts, self._slots.block_table[slots])
-            batches += self._attention.prefill.plan(spans, self._shape, self._device)
+            batches += cache.attention.prefill.plan(spans, cache.shape, self._device)
         return batches
 
     def _plan_single(
-        self, rows: IntArray, positions: IntArray, owners: IntArray
+        self, cache: AttendedCache, rows: IntArray, positions: IntArray, owners: IntArray
     ) -> Sequence[PlannedBatch]:
         """Spans of one row."""
         spans = QuerySpans(rows, positions, None, self._slots.block_table[owners])
-        return self._attention.decode.plan(spans, self._shape, self._device)
+        return cache.attention.decode.plan(spans, cache.shape, self._device)

@@ -36,7 +36,7 @@ from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.gpu import kernel_choice
 from penstock.services.worker.gpu.executor import GpuExecutor
-from penstock.services.worker.models.decoder import DecoderConfig, allocate_weights
+from penstock.services.worker.models.dense import DenseConfig, allocate_dense
 
 MODELS = [
     (4, 2, 128, 16, True, torch.bfloat16), (4, 4, 64, 32, False, torch.float32),
@@ -102,8 +102,8 @@ def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **options: A
     return Compiled()
 
 
-def executor(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> GpuExecutor:
-    weights = allocate_weights(config, dtype, torch.device("cpu"))
+def executor(config: DenseConfig, block_size: int, dtype: torch.dtype) -> GpuExecutor:
+    weights = allocate_dense(config, dtype, torch.device("cpu"))
     return GpuExecutor(config, weights, EngineSizes(64, block_size, 64, 256, 512, 512))
 
 
@@ -142,7 +142,7 @@ def sample(vocab: int, dtype: torch.dtype) -> None:
     logprobs(logits, one, one, one, space, logprob_columns(1, device))
 
 
-def steps(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> None:
+def steps(config: DenseConfig, block_size: int, dtype: torch.dtype) -> None:
     """Steps of all kinds, with the kernels that an executor chooses now."""
     engine = executor(config, block_size, dtype)
     kind = f"heads of {config.head_dim}, blocks of {block_size}, {dtype}"
@@ -169,7 +169,7 @@ def main() -> None:
     for heads, kv_heads, dim, block_size, norm, dtype in MODELS[:most]:
         if prefill_attention.shape_for(dim, dtype.itemsize, pretended_gpu.SHARED_BYTES) is None:
             continue
-        config = DecoderConfig(
+        config = DenseConfig(
             512, 1024, 1, heads, kv_heads, dim, 512, 1e-6, RopeParameters(1e4), False,
             qk_norm=norm,
         )  # fmt: skip

@@ -34,13 +34,17 @@ class Scattered:
         exact: bool = True,
         backend: AttentionBackend | None = None,
         device: torch.device = CPU,
+        window: int = 0,
+        softcap: float = 0.0,
     ) -> None:
         self.device = device
         self.backend = backend or ReferenceAttention()
         generator = torch.Generator().manual_seed(sum(lengths) + heads + dim)
         per = [-(-length // block_size) for length in lengths]
         blocks = torch.randperm(sum(per) + 3, generator=generator).tolist()
-        self.shape = CacheShape(kv_heads, len(blocks), block_size, dim, heads, dtype, exact)
+        self.shape = CacheShape(
+            kv_heads, len(blocks), block_size, dim, heads, dtype, exact, window, softcap
+        )
         unused = 1e4 if self.backend.finite_keys else torch.nan
         self.key_cache = torch.full(self.shape[:4], unused, dtype=dtype)
         huge = 6e4 if dtype == torch.float16 else 1e30
@@ -69,11 +73,16 @@ class Scattered:
         query = self.query[sequence][position].double()
         heads, dim = query.shape
         shared = heads // self.shape.num_kv_heads
+        first = max(0, position + 1 - self.shape.window) if self.shape.window else 0
+        seen = slice(first, position + 1)
         out = []
         for head in range(heads):
-            k = self.key[sequence][: position + 1, head // shared].double()
-            v = self.value[sequence][: position + 1, head // shared].double()
-            weights = torch.softmax(k @ query[head] / dim**0.5, 0)
+            k = self.key[sequence][seen, head // shared].double()
+            v = self.value[sequence][seen, head // shared].double()
+            scores = k @ query[head] / dim**0.5
+            if self.shape.softcap:
+                scores = self.shape.softcap * torch.tanh(scores / self.shape.softcap)
+            weights = torch.softmax(scores, 0)
             out.append(weights @ v)
         return torch.stack(out)
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from scattered_cache import CPU, Scattered
 
 from penstock.kernels.attention import plan_groups
+
+PATTERNS: dict[str, dict[str, Any]] = {
+    "window": {"window": 100},
+    "window of a block": {"window": 64},
+    "window of one": {"window": 1},
+    "soft cap": {"softcap": 2.0},
+    "both": {"window": 130, "softcap": 2.0},
+}
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1), (10, 2)])
@@ -23,6 +33,20 @@ def test_mixed_batches_equal_the_formula(
         for index in range(0, count, 29):
             want = paged.exact(sequence, start + index).reshape(-1)
             assert (got[index] - want).abs().max() < 3e-6
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+@pytest.mark.parametrize("exact", [False, True])
+def test_windows_and_soft_caps_equal_the_formula(exact: bool, pattern: dict[str, Any]) -> None:
+    paged = Scattered([1, 40, 129, 300, 1200], 6, 2, 16, 16, exact=exact, **pattern)
+    spans = [(0, 0, 1), (1, 30, 10), (2, 128, 1), (3, 60, 200), (4, 1199, 1), (3, 299, 1)]
+    for (sequence, start, count), got in zip(spans, paged.attend(spans), strict=True):
+        for index in range(0, count, 13):
+            want = paged.exact(sequence, start + index).reshape(-1)
+            assert (got[index] - want).abs().max() < 3e-6, (sequence, start + index)
+    for position in (0, 15, 16, 127, 128, 512, 1199):
+        got = paged.attend([(4, position, 1)])[0][0]
+        assert (got - paged.exact(4, position).reshape(-1)).abs().max() < 3e-6
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
@@ -42,13 +66,17 @@ def test_bf16_stays_within_its_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"), [(4, 2, 32), (2, 2, 64), (5, 1, 16), (14, 2, 64), (16, 8, 128)]
+    ("heads", "kv_heads", "dim", "pattern"),
+    [
+        *((4, 2, 32, {}), (2, 2, 64, {}), (5, 1, 16, {}), (14, 2, 64, {}), (16, 8, 128, {})),
+        *((4, 2, 32, pattern) for pattern in PATTERNS.values()),
+    ],
 )
 def test_a_row_has_the_same_bits_in_every_chunking_and_batch(
-    heads: int, kv_heads: int, dim: int
+    heads: int, kv_heads: int, dim: int, pattern: dict[str, Any]
 ) -> None:
     lengths = [700, 3, 130, 257, 64, 511]
-    paged = Scattered(lengths, heads, kv_heads, dim, 16)
+    paged = Scattered(lengths, heads, kv_heads, dim, 16, **pattern)
     whole = [paged.attend([(s, 0, n)])[0] for s, n in enumerate(lengths)]
     for size in (1, 7, 32, 100, 256):
         for sequence in (0, 3):

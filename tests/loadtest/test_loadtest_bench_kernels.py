@@ -21,10 +21,10 @@ from penstock.loadtest.device_limits import known_limits
 from penstock.loadtest.gpu_kernels import gpu_cases
 from penstock.loadtest.kernel_case import Grid, Maker
 from penstock.loadtest.kernel_timer import KernelTimer
-from penstock.services.worker.models.decoder import DecoderConfig
+from penstock.services.worker.models.dense import DenseConfig
 
 CPU = torch.device("cpu")
-SMALL = DecoderConfig(
+SMALL = DenseConfig(
     vocab_size=600,
     hidden_size=128,
     num_layers=1,

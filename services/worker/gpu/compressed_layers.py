@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.kernels.gpu.few_rows_linear import NARROW
 from penstock.services.worker.gpu.kernel_choice import not_hopper, short
 from penstock.services.worker.gpu.layer_products import DIVIDED
-from penstock.services.worker.models.decoder import DecoderWeights
+from penstock.services.worker.models.dense import DenseWeights
 
 if TYPE_CHECKING:
     from penstock.kernels.gpu.compressed_weights import CompressedWeight
@@ -68,7 +68,7 @@ def _left_plain(reason: str) -> str:
     return f"weights are not compressed: {reason}"
 
 
-def compress_layers(weights: DecoderWeights, utilization: float) -> Compression:
+def compress_layers(weights: DenseWeights, utilization: float) -> Compression:
     """Compress the weights of a model on a CUDA device, or say why not; utilization: share of the
     device's memory that the worker may use."""
     reason = _why_not(weights, utilization)
@@ -88,7 +88,7 @@ def compress_layers(weights: DecoderWeights, utilization: float) -> Compression:
     return Compression(compressed, summary)
 
 
-def _why_not(weights: DecoderWeights, utilization: float) -> str:
+def _why_not(weights: DenseWeights, utilization: float) -> str:
     layer, device = weights.layers[0], weights.embedding.device
     reason = not_hopper()
     if reason:
@@ -112,7 +112,7 @@ def _why_not(weights: DecoderWeights, utilization: float) -> str:
     return ""
 
 
-def compress_all(weights: DecoderWeights) -> CompressedLayers:
+def compress_all(weights: DenseWeights) -> CompressedLayers:
     return CompressedLayers(
         qkv=_compress_each(weights, "qkv"),
         output=_compress_each(weights, "output"),
@@ -122,7 +122,7 @@ def compress_all(weights: DecoderWeights) -> CompressedLayers:
     )
 
 
-def _compress_each(weights: DecoderWeights, name: str) -> list[CompressedWeight]:
+def _compress_each(weights: DenseWeights, name: str) -> list[CompressedWeight]:
     """Compress one weight of all layers. Raises ``CannotCompress``."""
     from penstock.kernels.gpu.compressed_linear_hopper import why_not
     from penstock.kernels.gpu.compressed_weights import CannotCompress, compress

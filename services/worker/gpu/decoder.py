@@ -41,7 +41,7 @@ from penstock.services.worker.gpu.layer_products import (
 )
 from penstock.services.worker.gpu.side_stream import SideStream
 from penstock.services.worker.gpu.workspace import make_workspace
-from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
+from penstock.services.worker.models.dense import DenseConfig, DenseWeights
 
 
 class GpuDecoder:
@@ -49,8 +49,8 @@ class GpuDecoder:
 
     def __init__(
         self,
-        config: DecoderConfig,
-        weights: DecoderWeights,
+        config: DenseConfig,
+        weights: DenseWeights,
         state: BatchState,
         num_blocks: int,
         block_size: int,

@@ -33,7 +33,7 @@ from penstock.services.worker.gpu.sampler import GpuSampler
 from penstock.services.worker.gpu.step_times import StepTimes
 from penstock.services.worker.grammar_rows import GrammarRows
 from penstock.services.worker.memory import EXTRA_BLOCKS
-from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
+from penstock.services.worker.models.dense import DenseConfig, DenseWeights
 from penstock.services.worker.placement import placement
 from penstock.services.worker.slots import PlannedStep, SlotTable
 from penstock.services.worker.step_logprobs import asking_chunks
@@ -91,8 +91,8 @@ class GpuExecutor:
 
     def __init__(
         self,
-        config: DecoderConfig,
-        weights: DecoderWeights,
+        config: DenseConfig,
+        weights: DenseWeights,
         capacity: EngineSizes,
         compression: Compression | None = None,
     ) -> None:

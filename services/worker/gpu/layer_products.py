@@ -21,7 +21,7 @@ from penstock.kernels.gpu.side_by_side import side_by_side
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose
 from penstock.services.worker.gpu.workspace import Workspace
-from penstock.services.worker.models.decoder import DecoderWeights, LayerWeights
+from penstock.services.worker.models.dense import DenseLayer, DenseWeights
 
 if TYPE_CHECKING:
     from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
@@ -77,7 +77,7 @@ class LibraryProducts:
 
     def __init__(
         self,
-        weights: DecoderWeights,
+        weights: DenseWeights,
         space: Workspace,
         eps: float,
         gated: HopperGatedLinear | None = None,
@@ -124,7 +124,7 @@ class LibraryProducts:
 class FusedProducts:
     """Products by Triton kernels that include norms, gates and sums, for ``most_rows`` at most."""
 
-    def __init__(self, weights: DecoderWeights, space: Workspace, eps: float) -> None:
+    def __init__(self, weights: DenseWeights, space: Workspace, eps: float) -> None:
         self._layers, self._norm, self._space = weights.layers, weights.norm, space
         self._eps = eps
         self.most_rows = most_fused_rows(weights.layers[0])
@@ -175,7 +175,7 @@ class HopperProducts:
 
     def __init__(
         self,
-        weights: DecoderWeights,
+        weights: DenseWeights,
         space: Workspace,
         eps: float,
         compressed: CompressedLayers | None,
@@ -225,7 +225,7 @@ RowsLinear = Callable[[int, int, Tensor], Tensor]
 
 
 def _plain_linears(
-    layers: list[LayerWeights], space: Workspace, bounds: tuple[int, int]
+    layers: list[DenseLayer], space: Workspace, bounds: tuple[int, int]
 ) -> list[RowsLinear]:
     """QKV, output, gate and up, down."""
     from penstock.kernels.gpu.rows_linear_hopper import HopperLinear
@@ -243,7 +243,7 @@ def _plain_linears(
 
 def _compressed_linears(
     compressed: CompressedLayers,
-    layers: list[LayerWeights],
+    layers: list[DenseLayer],
     space: Workspace,
     bounds: tuple[int, int],
 ) -> list[RowsLinear]:
@@ -267,11 +267,11 @@ def _inputs(space: Workspace) -> dict[str, Tensor]:
     return {"qkv": normed, "output": mixed, "gate_up": normed, "down": space.activated}
 
 
-def _biases(layers: list[LayerWeights], name: str) -> list[Tensor | None]:
+def _biases(layers: list[DenseLayer], name: str) -> list[Tensor | None]:
     return [getattr(layer, f"{name}_bias") for layer in layers]
 
 
-def _input_norms(weights: DecoderWeights) -> list[Tensor]:
+def _input_norms(weights: DenseWeights) -> list[Tensor]:
     """Weights of the norms ahead of each layer, and ahead of the head."""
     return [layer.input_norm for layer in weights.layers] + [weights.norm]
 
@@ -284,7 +284,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None
         torch.addmm(bias, x, weight.t(), out=out)
 
 
-def most_fused_rows(layer: LayerWeights) -> int:
+def most_fused_rows(layer: DenseLayer) -> int:
     """Up to how many rows of a step ``FusedProducts`` are for."""
     dtype = layer.qkv.dtype
     if dtype == torch.float16:
@@ -301,7 +301,7 @@ def most_fused_rows(layer: LayerWeights) -> int:
 
 
 def choose_products(
-    weights: DecoderWeights,
+    weights: DenseWeights,
     space: Workspace,
     eps: float,
     compressed: CompressedLayers | None = None,
@@ -332,9 +332,7 @@ def choose_products(
     return choose(fastest, None, "library")
 
 
-def choose_gated(
-    weights: DecoderWeights, space: Workspace
-) -> KernelChoice[HopperGatedLinear | None]:
+def choose_gated(weights: DenseWeights, space: Workspace) -> KernelChoice[HopperGatedLinear | None]:
     """The fastest gated products of many rows; ``None``: the library's."""
 
     def fastest() -> HopperGatedLinear | str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.gpu.sampler_memory import stretches_of
-from penstock.services.worker.models.decoder import DecoderConfig
+from penstock.services.worker.models.dense import DenseConfig
 
 
 class Workspace(msgspec.Struct):
@@ -35,7 +35,7 @@ class Workspace(msgspec.Struct):
 
 
 def make_workspace(
-    config: DecoderConfig, rows: int, logits_rows: int, dtype: torch.dtype, device: torch.device
+    config: DenseConfig, rows: int, logits_rows: int, dtype: torch.dtype, device: torch.device
 ) -> Workspace:
     def empty(*shape: int, kind: torch.dtype = dtype) -> Tensor:
         return torch.empty(*shape, dtype=kind, device=device)

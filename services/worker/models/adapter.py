@@ -1,109 +1,121 @@
-"""``ModelAdapter``: what a model family adds to the shared decoder."""
+"""``ModelAdapter``: what a model family adds: its specification, and the names of its weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
 from penstock.protocol.model_info import ModelInfo
-from penstock.services.worker.models.config_reader import ConfigReader
-from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights, LayerWeights
+from penstock.services.worker.models.specification import Layer, ModelSpecification
+from penstock.services.worker.models.weights import (
+    DecoderWeights,
+    LayerWeights,
+    LinearWeights,
+    NormWeights,
+    attention_widths,
+)
+
+
+class TensorNames(msgspec.Struct, frozen=True):
+    """What a checkpoint calls its weights; the defaults are those of Llama's.
+
+    Of a linear layer that is computed as one, the names of the parts in which it is stored.
+    """
+
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    lm_head: str = "lm_head"
+    layer: str = "model.layers.{}."
+    """Ahead of all names below."""
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    output: str = "self_attn.o_proj"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    input_norm: str = "input_layernorm"
+    mlp_norm: str = "post_attention_layernorm"
+    attention_output_norm: str = "post_attention_layernorm"
+    mlp_output_norm: str = "post_feedforward_layernorm"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
 
 
 class ModelAdapter(Protocol):
-    """One model family: maps its config and its weight names onto the decoder."""
+    """One model family."""
 
-    architecture: str
-    """The ``architectures`` entry of ``config.json`` that it serves."""
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The ``architectures`` entries of ``config.json`` that it serves."""
 
-    def decoder_config(self, info: ModelInfo) -> DecoderConfig:
+    @property
+    def names(self) -> TensorNames:
+        """What its checkpoints call their weights."""
+
+    def specification(self, info: ModelInfo) -> ModelSpecification:
         """Raises ``BadModelFolder`` for a feature that is not implemented."""
 
-    def named_tensors(self, config: DecoderConfig, weights: DecoderWeights) -> dict[str, Tensor]:
-        """Every tensor of the checkpoint by name, as a view of the (fused) weights."""
 
-
-def dense_config(
-    info: ModelInfo,
-    *,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    mlp_bias: bool = False,
-    qk_norm: bool = False,
-    head_dim: int | None = None,
-) -> DecoderConfig:
-    """The keys that Llama-like configs share. Raises ``BadModelFolder``.
-
-    ``head_dim``: the family's own default; ``None``: hidden_size / num_attention_heads.
-    """
-    reader = ConfigReader(info)
-    reader.refuse_unsupported()
-    layers = reader.integer("num_hidden_layers")
-    reader.refuse_sliding_window(layers)
-    hidden = reader.integer("hidden_size")
-    heads = reader.integer("num_attention_heads")
-    kv_heads = reader.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise reader.error(
-            f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
-        )
-    dim = reader.integer("head_dim", head_dim or max(1, hidden // heads))
-    if dim % 2:
-        raise reader.error(f"head_dim {dim} is odd: rotary embedding needs pairs")
-    return DecoderConfig(
-        vocab_size=info.vocab_size,
-        hidden_size=hidden,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=dim,
-        intermediate_size=reader.integer("intermediate_size"),
-        rms_norm_eps=reader.positive("rms_norm_eps", 1e-6),
-        rope=reader.rope(),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
-    )
-
-
-def dense_tensors(config: DecoderConfig, weights: DecoderWeights) -> dict[str, Tensor]:
-    """The names that Llama-like checkpoints share."""
-    named = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.norm}
-    if not config.tie_word_embeddings:
-        named["lm_head.weight"] = weights.lm_head
-    for index, layer in enumerate(weights.layers):
-        for name, tensor in _layer_tensors(config, layer).items():
-            named[f"model.layers.{index}.{name}"] = tensor
+def named_tensors(
+    names: TensorNames, model: ModelSpecification, weights: DecoderWeights
+) -> dict[str, Tensor]:
+    """Every tensor of the checkpoint by its name, as a view of the (fused) weights."""
+    named = {f"{names.embedding}.weight": weights.embedding} | _norm(names.norm, weights.norm)
+    if not model.tie_word_embeddings:
+        named[f"{names.lm_head}.weight"] = weights.lm_head
+    for index, (layer, part) in enumerate(zip(model.layers, weights.layers, strict=True)):
+        prefix = names.layer.format(index)
+        named |= {prefix + name: each for name, each in _layer(names, layer, part).items()}
     return named
 
 
-def _layer_tensors(config: DecoderConfig, layer: LayerWeights) -> dict[str, Tensor]:
-    queries = config.num_heads * config.head_dim
-    keys = config.num_kv_heads * config.head_dim
-    inner = config.intermediate_size
-    named: dict[str, Tensor | None] = {
-        "input_layernorm.weight": layer.input_norm,
-        "post_attention_layernorm.weight": layer.post_norm,
-        "self_attn.q_norm.weight": layer.query_norm,
-        "self_attn.k_norm.weight": layer.key_norm,
-        "self_attn.o_proj.weight": layer.output,
-        "self_attn.o_proj.bias": layer.output_bias,
-        "mlp.down_proj.weight": layer.down,
-        "mlp.down_proj.bias": layer.down_bias,
+def may_be_zero(names: TensorNames, model: ModelSpecification) -> Callable[[str], bool]:
+    """Tells of a name whether sound checkpoints hold that tensor as zeros: biases of models trained
+    without; what writes into the residual stream, in blocks that were added to a model and not yet
+    trained; norms that multiply by 1 + weight."""
+    suffixes = [".bias", f"{names.output}.weight", f"{names.down}.weight"]
+    if model.norm.plus_one:
+        suffixes.append("norm.weight")
+    return lambda name: name.endswith(tuple(suffixes))
+
+
+def _layer(names: TensorNames, layer: Layer, weights: LayerWeights) -> dict[str, Tensor]:
+    queries, keys = attention_widths(layer.attention)
+    up = [layer.mlp.width] * (2 if layer.mlp.gated else 1)
+    named = {
+        **_linear(names.qkv, weights.qkv, [queries, keys, keys]),
+        **_linear((names.output,), weights.output, []),
+        **_linear(names.up, weights.up, up),
+        **_linear((names.down,), weights.down, []),
+        **_norm(names.input_norm, weights.input_norm),
+        **_norm(names.mlp_norm, weights.mlp_norm),
+        **_norm(names.attention_output_norm, weights.attention_output_norm),
+        **_norm(names.mlp_output_norm, weights.mlp_output_norm),
     }
-    for kind, qkv, gate_up in (
-        ("weight", layer.qkv, layer.gate_up),
-        ("bias", layer.qkv_bias, layer.gate_up_bias),
+    for name, tensor in (
+        (names.query_norm, weights.query_norm),
+        (names.key_norm, weights.key_norm),
     ):
-        if qkv is not None:
-            parts = torch.split(qkv, [queries, keys, keys])
-            for letter, part in zip("qkv", parts, strict=True):
-                named[f"self_attn.{letter}_proj.{kind}"] = part
-        if gate_up is not None:
-            gate, up = torch.split(gate_up, [inner, inner])
-            named[f"mlp.gate_proj.{kind}"], named[f"mlp.up_proj.{kind}"] = gate, up
-    return {name: tensor for name, tensor in named.items() if tensor is not None}
+        if tensor is not None:
+            named[f"{name}.weight"] = tensor
+    return named
+
+
+def _linear(names: tuple[str, ...], linear: LinearWeights, sizes: list[int]) -> dict[str, Tensor]:
+    """sizes: rows of each part; stored as one where there is one name."""
+    named = {}
+    for kind, tensor in (("weight", linear.weight), ("bias", linear.bias)):
+        if tensor is not None:
+            parts = [tensor] if len(names) == 1 else torch.split(tensor, sizes)
+            for name, part in zip(names, parts, strict=True):
+                named[f"{name}.{kind}"] = part
+    return named
+
+
+def _norm(name: str, norm: NormWeights | None) -> dict[str, Tensor]:
+    if norm is None:
+        return {}
+    named = {f"{name}.weight": norm.weight}
+    return named if norm.bias is None else named | {f"{name}.bias": norm.bias}

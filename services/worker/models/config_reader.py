@@ -7,13 +7,33 @@ Accepts the layouts of transformers 4 (``rope_theta``, ``rope_scaling``) and 5
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 from penstock.kernels.rotary import ROPE_TYPES, RopeParameters
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
+from penstock.services.worker.models.specification import (
+    Attention,
+    Layer,
+    Mlp,
+    ModelSpecification,
+    Norm,
+    Rotary,
+)
 
 MAX_DIMENSION = 2**24
-_SILU = ("silu", "swish")
+MAX_LAYERS = 4096
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers, as ``layer_types`` names them."""
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
 _DEFAULT_THETA = 10_000.0
 
 
@@ -24,6 +44,16 @@ class ConfigReader:
         self._config = info.config
         self._path = info.folder / "config.json"
         self._max_positions = info.max_model_len
+        self._vocab_size = info.vocab_size
+        if self._config.get("quantization_config") is not None:
+            raise self.error(
+                "quantization_config: quantized checkpoints are not supported; "
+                "use one in float32, bfloat16 or float16"
+            )
+        self.hidden_size = self.integer("hidden_size")
+        self.num_layers = self.integer("num_hidden_layers")
+        if self.num_layers > MAX_LAYERS:
+            raise self.error(f"num_hidden_layers {self.num_layers}: at most {MAX_LAYERS}")
 
     def error(self, text: str) -> BadModelFolder:
         return BadModelFolder(f"{self._path}: {text}")
@@ -45,8 +75,14 @@ class ConfigReader:
             raise self.error(f"{key} must be true or false, got {value!r}")
         return value
 
-    def positive(self, key: str, default: float) -> float:
+    def positive(self, key: str, default: float | None = None) -> float:
         return self._positive(self._config, key, default)
+
+    def optional(self, key: str, default: float | None = None) -> float:
+        """A positive number; 0 for null. ``default``: for an absent key."""
+        if key not in self._config and default is not None:
+            return default
+        return 0.0 if self._config.get(key) is None else self.positive(key)
 
     def _positive(self, table: dict[str, Any], key: str, default: float | None) -> float:
         value = table.get(key)
@@ -57,48 +93,140 @@ class ConfigReader:
             raise self.error(f"{key} must be a positive number, got {value!r}")
         return float(value or 0)
 
-    def refuse_unsupported(self) -> None:
-        """Features of which any use would change the model's output."""
-        if self._config.get("quantization_config") is not None:
-            raise self.error(
-                "quantization_config: quantized checkpoints are not supported; "
-                "use one in float32, bfloat16 or float16"
-            )
-        activation = self._config.get("hidden_act", "silu")
-        if activation not in _SILU:
-            raise self.error(f"hidden_act {activation!r}: supported is silu")
-        if float(self.positive("partial_rotary_factor", 1.0)) != 1.0:
-            raise self.error("partial_rotary_factor: only 1 is supported")
+    def rms_norm(self, *, default_eps: float = 1e-6, plus_one: bool = False) -> Norm:
+        return Norm(self.positive("rms_norm_eps", default_eps), plus_one=plus_one)
 
-    def refuse_sliding_window(self, num_layers: int) -> None:
-        """A sliding window that some layer would really use."""
-        window = self._config.get("sliding_window")
+    def activation(self, key: str = "hidden_act", default: str = "silu") -> str:
+        name = self._config.get(key) or default
+        if not isinstance(name, str) or name not in _ACTIVATIONS:
+            raise self.error(f"{key} {name!r}: supported are {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[name]
+
+    def mlp(self, *, activation: str | None = None, bias: bool = False, gated: bool = True) -> Mlp:
+        """``bias``: of all its linear layers."""
+        width = self.integer("intermediate_size")
+        return Mlp(width, activation or self.activation(), gated, bias, bias)
+
+    def attention(
+        self,
+        rotary: Rotary | None,
+        *,
+        head_dim: int | None = None,
+        scale: float | None = None,
+        window: int = 0,
+        softcap: float = 0.0,
+        qk_norm: Norm | None = None,
+        qk_norm_over: Literal["head", "each", "all"] = "head",
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+    ) -> Attention:
+        """``head_dim``: the family's own default (see there); scale: by default 1 / sqrt(D)."""
+        heads = self.integer("num_attention_heads")
+        kv_heads = self.integer("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise self.error(
+                f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
+            )
+        dim = self.head_dim(head_dim)
+        return Attention(
+            heads, kv_heads, dim, dim**-0.5 if scale is None else scale, rotary, window, softcap,
+            qk_norm, qk_norm_over, qkv_bias, output_bias,
+        )  # fmt: skip
+
+    def head_dim(self, default: int | None = None) -> int:
+        """``default``: the family's own; ``None``: hidden_size / num_attention_heads."""
+        heads = self.integer("num_attention_heads")
+        dim = self.integer("head_dim", default or max(1, self.hidden_size // heads))
+        if dim % 2:
+            raise self.error(f"head_dim {dim} is odd: rotary embedding needs pairs")
+        return dim
+
+    def has(self, key: str) -> bool:
+        return self._config.get(key) is not None
+
+    def period(self, key: str, default: int) -> int | None:
+        """Every how many layers one is full: a number, or letters as in ``LLLG``; null: none."""
+        value = self._config.get(key, default)
+        if isinstance(value, str) and value.strip("L") == "G":
+            return len(value)
+        return None if value is None else self.integer(key, default)
+
+    def flags_of_layers(self, key: str, default: list[int]) -> list[bool]:
+        """0 or 1 for each layer."""
+        given = self._config.get(key)
+        flags = default if given is None else given
+        good = isinstance(flags, list) and all(flag in (0, 1) for flag in flags)
+        if not good or len(flags) != self.num_layers:
+            raise self.error(f"{key} must be 0 or 1 for each of {self.num_layers} layers")
+        return [bool(flag) for flag in flags]
+
+    def kinds(self, full_every: int | None = None) -> list[str]:
+        """``FULL`` or ``SLIDING`` for each layer: as ``layer_types`` says, else every
+        ``full_every``-th is full, with ``None`` no layer."""
         kinds = self._config.get("layer_types")
-        if isinstance(kinds, list):
-            used = any(kind != "full_attention" for kind in kinds)
-        else:
-            first = self._config.get("max_window_layers")
-            beyond = not isinstance(first, int) or first < num_layers
-            used = bool(self._config.get("use_sliding_window", False)) and beyond
-        if used and not (isinstance(window, int) and window >= self._max_positions):
-            raise self.error(
-                f"sliding_window {window!r} is used by some layers; "
-                "supported is full attention in every layer"
-            )
+        if kinds is None:
+            every = full_every or self.num_layers + 1
+            numbers = range(1, self.num_layers + 1)
+            return [FULL if number % every == 0 else SLIDING for number in numbers]
+        if not isinstance(kinds, list) or len(kinds) != self.num_layers:
+            raise self.error(f"layer_types must name a kind for each of {self.num_layers} layers")
+        unknown = [kind for kind in kinds if kind not in (FULL, SLIDING)]
+        if unknown:
+            raise self.error(f"layer_types: {unknown[0]!r}; supported are {FULL}, {SLIDING}")
+        return kinds
 
-    def rope(self) -> RopeParameters:
-        """Rotary embedding in either layout."""
-        table = self._rope_table()
+    def windows(self, full_every: int | None = None) -> list[int]:
+        """The window of each layer, 0 for full attention; full_every: see ``kinds``.
+
+        A window that no sequence can fill is none.
+        """
+        kinds = self.kinds(full_every)
+        if SLIDING not in kinds or not self.has("sliding_window"):
+            return [0] * self.num_layers
+        window = self.integer("sliding_window")
+        window = 0 if window >= self._max_positions else window
+        return [window if kind == SLIDING else 0 for kind in kinds]
+
+    def rotary(
+        self,
+        kind: str = FULL,
+        *,
+        head_dim: int | None = None,
+        partial: float = 1.0,
+        interleaved: bool = False,
+        theta: float | None = None,
+    ) -> Rotary:
+        """Rotary embedding of layers of this kind, in either layout of the settings. head_dim: as
+        in ``attention``; partial, theta: the share of each head that is rotated, and the base, by
+        default."""
+        table = self._rope_table(kind)
+        share = self._positive(
+            table, "partial_rotary_factor", self.positive("partial_rotary_factor", partial)
+        )
+        dim = int(self.head_dim(head_dim) * share)
+        if share > 1.0 or dim % 2 or not dim:
+            raise self.error(
+                f"partial_rotary_factor {share}: {dim} of {self.head_dim(head_dim)} elements of a "
+                "head; supported are even numbers of them"
+            )
+        base = theta or self.positive("rope_theta", _DEFAULT_THETA)
+        return Rotary(self._rope(table, dim, base), dim, interleaved)
+
+    def _rope(self, table: dict[str, Any], dim: int, base: float) -> RopeParameters:
+        """The settings of one embedding of ``dim`` elements."""
         kind = table.get("rope_type", table.get("type", "default"))
+        kind = "longrope" if kind == "su" else kind
         if kind not in ROPE_TYPES:
             raise self.error(
                 f"rope type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}"
             )
-        if self._positive(table, "partial_rotary_factor", 1.0) != 1.0:
-            raise self.error("partial_rotary_factor: only 1 is supported")
-        theta = self._positive(table, "rope_theta", self.positive("rope_theta", _DEFAULT_THETA))
+        theta = self._positive(table, "rope_theta", base)
         if kind == "default":
             return RopeParameters(theta)
+        if kind == "longrope":
+            return self._longrope(table, theta, dim)
+        if kind == "yarn":
+            return self._yarn(table, theta)
         factor = self._positive(table, "factor", None)
         if kind != "llama3":
             return RopeParameters(theta, kind, factor)
@@ -109,7 +237,58 @@ class ConfigReader:
             raise self.error(f"high_freq_factor {high} must be above low_freq_factor {low}")
         return RopeParameters(theta, kind, factor, low, high, trained)
 
-    def _rope_table(self) -> dict[str, Any]:
+    def _trained_positions(self, table: dict[str, Any]) -> int:
+        key = "original_max_position_embeddings"
+        beside = self.positive(key, float(self._max_positions))
+        return int(beside if key in self._config else self._positive(table, key, beside))
+
+    def _yarn(self, table: dict[str, Any], theta: float) -> RopeParameters:
+        trained = self._trained_positions(table)
+        factor = self._positive(table, "factor", self._max_positions / trained)
+
+        def magnitude(weight: float) -> float:
+            return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+        scale = magnitude(1.0)
+        if table.get("mscale") and table.get("mscale_all_dim"):
+            ours, others = (
+                self._positive(table, key, None) for key in ("mscale", "mscale_all_dim")
+            )
+            scale = magnitude(ours) / magnitude(others)
+        return RopeParameters(
+            theta,
+            "yarn",
+            factor,
+            original_max_position_embeddings=trained,
+            attention_factor=self._positive(table, "attention_factor", scale),
+            beta_fast=self._positive(table, "beta_fast", 32.0),
+            beta_slow=self._positive(table, "beta_slow", 1.0),
+            truncate=table.get("truncate", True) is not False,
+        )
+
+    def _longrope(self, table: dict[str, Any], theta: float, dim: int) -> RopeParameters:
+        trained = self._trained_positions(table)
+        factor = self._positive(table, "factor", self._max_positions / trained)
+        scale = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1.0 else 1.0
+        factors = []
+        for key in ("short_factor", "long_factor"):
+            given = table.get(key)
+            numbers = given if isinstance(given, list) else []
+            good = all(isinstance(n, int | float) and math.isfinite(n) and n > 0 for n in numbers)
+            if len(numbers) != dim // 2 or not good:
+                raise self.error(f"{key} must be {dim // 2} positive numbers")
+            factors.append(tuple(float(n) for n in numbers))
+        return RopeParameters(
+            theta,
+            "longrope",
+            factor,
+            original_max_position_embeddings=trained,
+            attention_factor=self._positive(table, "attention_factor", scale),
+            short_factors=factors[0],
+            long_factors=factors[1],
+        )
+
+    def _rope_table(self, kind: str) -> dict[str, Any]:
         for key in ("rope_parameters", "rope_scaling"):
             table = self._config.get(key)
             if table is None:
@@ -117,6 +296,27 @@ class ConfigReader:
             if not isinstance(table, dict):
                 raise self.error(f"{key} must be an object, got {table!r}")
             if any(isinstance(value, dict) for value in table.values()):
-                raise self.error(f"{key}: one setting for all layers is supported, not several")
-            return table
+                chosen = table.get(kind)
+                if not isinstance(chosen, dict):
+                    raise self.error(f"{key}: settings for {', '.join(table)}, none for {kind}")
+                return chosen
+            # The older layout has one table, for layers of full attention.
+            return {} if kind == SLIDING else table
         return {}
+
+    def model(
+        self,
+        layers: Iterable[Layer],
+        norm: Norm,
+        *,
+        tied: bool = False,
+        embedding_multiplier: float = 1.0,
+        logit_multiplier: float = 1.0,
+        logit_softcap: float = 0.0,
+    ) -> ModelSpecification:
+        """``tied``: what an absent ``tie_word_embeddings`` means."""
+        return ModelSpecification(
+            self._vocab_size, self.hidden_size, tuple(layers), norm,
+            self.flag("tie_word_embeddings", tied), embedding_multiplier, logit_multiplier,
+            logit_softcap,
+        )  # fmt: skip

@@ -1,180 +1,183 @@
-"""The decoder that Llama-like families share: its dimensions, weights and forward pass.
+"""A decoder computed from its specification, layer by layer, with torch's operations.
 
-A layer is: RMSNorm, fused QKV projection, optional norm of each query and key head, rotary
-embedding, paged attention, output projection, RMSNorm, fused gate and up projection, SiLU·mul,
-down projection; each half adds to the residual stream.
+It runs on every device and is the reference for the kernels of GPUs. In fp32 on the CPU a row's
+bits depend on nothing but its own sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from penstock.kernels.activation import silu_and_mul
+from penstock.kernels import activation
 from penstock.kernels.attention import paged_attention
 from penstock.kernels.attention_backend import PlannedBatch
 from penstock.kernels.kv_cache import write_kv
+from penstock.kernels.layer_norm import layer_norm_fp32
 from penstock.kernels.linear import Linear
-from penstock.kernels.rms_norm import rms_norm, rms_norm_fp32, scaled_norm_weight
-from penstock.kernels.rotary import RopeParameters, apply_rotary, cos_sin_table
+from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
+from penstock.kernels.rotary import apply_rotary, cos_sin_table
+from penstock.services.worker.models.causal_model import KVCache, StepInputs, distinct
+from penstock.services.worker.models.specification import (
+    Attention,
+    CacheSpecification,
+    Layer,
+    ModelSpecification,
+    Norm,
+    Rotary,
+    cache_of,
+)
+from penstock.services.worker.models.weights import (
+    DecoderWeights,
+    LayerWeights,
+    LinearWeights,
+    NormWeights,
+)
+
+Tables = dict[Rotary | None, tuple[Tensor, Tensor]]
+"""Cosines and sines of each rotary embedding: see ``cos_sin_table``."""
 
 
-class DecoderConfig(msgspec.Struct, frozen=True):
-    """Dimensions and options of a dense decoder."""
+class _Norm:
+    def __init__(self, norm: Norm, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._eps = norm.eps
+        wide = weight.float() + 1.0 if norm.plus_one else weight.float()
+        self._rms = norm.kind == "rms"
+        self._weight = scaled_norm_weight(wide) if self._rms else wide
+        self._bias = None if bias is None else bias.float()
 
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    rms_norm_eps: float
-    rope: RopeParameters
-    tie_word_embeddings: bool
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
+    def fp32(self, x: Tensor) -> Tensor:
+        if self._rms:
+            return rms_norm_fp32(x, self._weight, self._eps)
+        return layer_norm_fp32(x, self._weight, self._bias, self._eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.fp32(x).to(x.dtype)
 
 
-class LayerWeights(msgspec.Struct):
-    """One layer. Linear weights are [out, in]; an option that is off is ``None``."""
+class _QueryKeyNorm:
+    """Of queries and keys, as ``Attention.qk_norm_over`` says."""
 
-    input_norm: Tensor
-    qkv: Tensor
-    """[(Hq + 2 Hkv) * D, hidden]: queries, keys, values."""
-    qkv_bias: Tensor | None
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
-    post_norm: Tensor
-    gate_up: Tensor
-    """[2 * I, hidden]: gate, up."""
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
-
-
-class DecoderWeights(msgspec.Struct):
-    embedding: Tensor
-    layers: list[LayerWeights]
-    norm: Tensor
-    lm_head: Tensor
-    """[vocab, hidden]; the embedding itself when tied."""
-
-
-def allocate_weights(
-    config: DecoderConfig, dtype: torch.dtype, device: torch.device
-) -> DecoderWeights:
-    """Uninitialized weights. On the meta device they cost nothing and tell the shapes."""
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(*shape, dtype=dtype, device=device)
-
-    def bias(present: bool, size: int) -> Tensor | None:
-        return empty(size) if present else None
-
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries = config.num_heads * config.head_dim
-    fused = queries + 2 * config.num_kv_heads * config.head_dim
-    layers = [
-        LayerWeights(
-            input_norm=empty(hidden),
-            qkv=empty(fused, hidden),
-            qkv_bias=bias(config.qkv_bias, fused),
-            query_norm=bias(config.qk_norm, config.head_dim),
-            key_norm=bias(config.qk_norm, config.head_dim),
-            output=empty(hidden, queries),
-            output_bias=bias(config.output_bias, hidden),
-            post_norm=empty(hidden),
-            gate_up=empty(2 * inner, hidden),
-            gate_up_bias=bias(config.mlp_bias, 2 * inner),
-            down=empty(hidden, inner),
-            down_bias=bias(config.mlp_bias, hidden),
+    def __init__(self, attention: Attention, norm: Norm, query: Tensor, key: Tensor) -> None:
+        self._heads = attention.num_heads
+        self._whole = attention.qk_norm_over == "all"
+        if self._whole:
+            self._parts = [_Norm(norm, query), _Norm(norm, key)]
+            return
+        dim = attention.head_dim
+        weight = torch.cat(
+            (query.expand(self._heads, dim), key.expand(attention.num_kv_heads, dim))
         )
-        for _ in range(config.num_layers)
-    ]
-    table = empty(config.vocab_size, hidden)
-    head = table if config.tie_word_embeddings else empty(config.vocab_size, hidden)
-    return DecoderWeights(table, layers, empty(hidden), head)
+        self._parts = [_Norm(norm, weight)]
+
+    def __call__(self, turned: Tensor) -> Tensor:
+        """turned: [N, Hq + Hkv, D]. Returns the same in fp32."""
+        if not self._whole:
+            return self._parts[0].fp32(turned)
+        halves = turned[:, : self._heads], turned[:, self._heads :]
+        normed = [
+            norm.fp32(half.flatten(1)).view(half.shape)
+            for norm, half in zip(self._parts, halves, strict=True)
+        ]
+        return torch.cat(normed, 1)
 
 
-class StepInputs(NamedTuple):
-    """One step on the device. N rows: decode rows, then chunks, then padding."""
-
-    tokens: Tensor
-    """[N] int64."""
-    positions: Tensor
-    """[N] int64."""
-    slot_mapping: Tensor
-    """[N] int64, see ``write_kv``."""
-    attention: Sequence[PlannedBatch]
-    sampled: Tensor | None
-    """int64: the rows whose logits are wanted; ``None``: all."""
+def _linear(weights: LinearWeights) -> Linear:
+    return Linear(weights.weight, weights.bias)
 
 
-KVCache = list[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, each [Hkv, num_blocks, block_size, D]."""
+def _norm(norm: Norm | None, weights: NormWeights | None) -> _Norm | None:
+    if norm is None or weights is None:
+        return None
+    return _Norm(norm, weights.weight, weights.bias)
 
 
 class _Layer:
     """One layer as it is computed: packed linears, norm weights in fp32."""
 
-    def __init__(self, weights: LayerWeights, config: DecoderConfig) -> None:
-        self.input_norm = scaled_norm_weight(weights.input_norm)
-        self.qkv = Linear(weights.qkv, weights.qkv_bias)
-        self.head_norm: Tensor | None = None
-        """[Hq + Hkv, D]: of each query head, then of each key head."""
-        if weights.query_norm is not None and weights.key_norm is not None:
-            query = weights.query_norm.expand(config.num_heads, -1)
-            key = weights.key_norm.expand(config.num_kv_heads, -1)
-            self.head_norm = scaled_norm_weight(torch.cat((query, key)))
-        self.output = Linear(weights.output, weights.output_bias)
-        self.post_norm = scaled_norm_weight(weights.post_norm)
-        self.gate_up = Linear(weights.gate_up, weights.gate_up_bias)
-        self.down = Linear(weights.down, weights.down_bias)
+    def __init__(self, layer: Layer, weights: LayerWeights, number: int) -> None:
+        attention, mlp = layer.attention, layer.mlp
+        self.attention, self.number = attention, number
+        self.qkv = _linear(weights.qkv)
+        self.output = _linear(weights.output)
+        self.up = _linear(weights.up)
+        self.down = _linear(weights.down)
+        self.activate = (activation.gated if mlp.gated else activation.plain)(mlp.activation)
+        self.input_norm = _norm(layer.input_norm, weights.input_norm)
+        self.mlp_norm = _norm(layer.mlp_norm, weights.mlp_norm)
+        self._output_norm = _norm(layer.attention_output_norm, weights.attention_output_norm)
+        self._down_norm = _norm(layer.mlp_output_norm, weights.mlp_output_norm)
+        self._multiplier = layer.residual_multiplier
+        self.parallel = layer.parallel
+        self.head_norm: _QueryKeyNorm | None = None
+        query, key = weights.query_norm, weights.key_norm
+        if attention.qk_norm is not None and query is not None and key is not None:
+            self.head_norm = _QueryKeyNorm(attention, attention.qk_norm, query, key)
 
     def linears(self) -> tuple[Linear, ...]:
-        return self.qkv, self.output, self.gate_up, self.down
+        return self.qkv, self.output, self.up, self.down
+
+    def add_attention(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        return self._add(residual, self.output, mixed, self._output_norm)
+
+    def add_mlp(self, residual: Tensor, x: Tensor) -> Tensor:
+        return self._add(residual, self.down, self.activate(self.up(x)), self._down_norm)
+
+    def _add(self, residual: Tensor, linear: Linear, x: Tensor, norm: _Norm | None) -> Tensor:
+        if norm is None and self._multiplier == 1.0:
+            return linear.add_to(residual, x)
+        product = linear(x)
+        if norm is not None:
+            product = norm(product)
+        return residual + product * self._multiplier
 
 
 class Decoder:
-    """Weights with a forward pass."""
+    """A ``CausalModel`` of weights and their specification."""
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
-        self.config = config
+    def __init__(self, specification: ModelSpecification, weights: DecoderWeights) -> None:
+        self.specification = specification
         self.weights = weights
         """As loaded; ``prepare`` takes the layers and the LM head out of it."""
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
+        self.vocab_size = specification.vocab_size
+        self.caches: list[CacheSpecification] = [cache_of(each) for each in specification.layers]
         self._layers: list[_Layer] = []
-        self._norm = self._cos = self._sin = torch.empty(0)
+        self._norm: _Norm | None = None
         self._lm_head: Linear | None = None
+        self._tables: Tables = {}
+        self._max_positions = 0
+        # Rounded to the model's type, as where these models were trained.
+        self._embedding_multiplier = torch.tensor(
+            specification.embedding_multiplier, dtype=self.dtype
+        ).item()
 
     def prepare(self, max_positions: int) -> None:
-        """Make what ``forward`` needs for positions below ``max_positions``. May be called again.
+        """Make what ``hidden`` needs for positions below ``max_positions``. May be called again.
 
         A layer's plain weights are dropped as soon as they are packed, so that both forms are in
         memory for one layer at a time.
         """
-        if max_positions > len(self._cos):
-            self._cos, self._sin = cos_sin_table(
-                self.config.head_dim, max_positions, self.config.rope, self.device
-            )
+        layers = self.specification.layers
+        if max_positions > self._max_positions:
+            self._max_positions = max_positions
+            self._tables = {
+                rotary: cos_sin_table(rotary.dim, max_positions, rotary.parameters, self.device)
+                for rotary in {layer.attention.rotary for layer in layers}
+                if rotary is not None
+            }
         if self._lm_head is not None:
             return
         weights = self.weights
+        numbers = {cache: number for number, cache in enumerate(distinct(self.caches))}
         weights.layers.reverse()
-        while weights.layers:
-            self._layers.append(_Layer(weights.layers.pop(), self.config))
-        self._norm = scaled_norm_weight(weights.norm)
+        for layer, cache in zip(layers, self.caches, strict=True):
+            self._layers.append(_Layer(layer, weights.layers.pop(), numbers[cache]))
+        self._norm = _norm(self.specification.norm, weights.norm)
         self._lm_head = Linear(weights.lm_head)
         weights.lm_head = torch.empty(0)
 
@@ -184,22 +187,24 @@ class Decoder:
         linears = [linear for layer in self._layers for linear in layer.linears()]
         return all(linear.packed for linear in (*linears, self._lm_head) if linear is not None)
 
-    def forward(self, step: StepInputs, cache: KVCache) -> Tensor:
-        """Write K and V of every row into the cache; return logits [len(step.sampled), vocab]."""
-        return self.logits(self.hidden(step, cache, step.sampled), None)
-
     def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
         """[len(rows), vocab]: of some rows of what ``hidden`` returned; ``None``: of all."""
         if self._lm_head is None:
             raise RuntimeError("Decoder.prepare comes before Decoder.logits")
-        return self._lm_head(self.last_hidden(hidden, rows))
+        logits = self._lm_head(self.last_hidden(hidden, rows))
+        multiplier, cap = self.specification.logit_multiplier, self.specification.logit_softcap
+        if multiplier != 1.0:
+            logits = logits.mul_(multiplier)
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def last_hidden(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
         """[len(rows), hidden]: behind the last norm, of some rows of what ``hidden`` returned;
         ``None``: of all."""
+        if self._norm is None:
+            raise RuntimeError("Decoder.prepare comes before Decoder.last_hidden")
         if rows is not None:
             hidden = hidden.index_select(0, rows)
-        return rms_norm(hidden, self._norm, self.config.rms_norm_eps)
+        return self._norm(hidden)
 
     def hidden(self, step: StepInputs, cache: KVCache, rows: Tensor | None) -> Tensor:
         """Write K and V of every row into the cache; return the residual stream
@@ -209,19 +214,26 @@ class Decoder:
         """
         if self._lm_head is None:
             raise RuntimeError("Decoder.prepare comes before Decoder.hidden")
-        eps = self.config.rms_norm_eps
-        cos = self._cos.index_select(0, step.positions).unsqueeze(1)
-        sin = self._sin.index_select(0, step.positions).unsqueeze(1)
+        tables: Tables = {
+            rotary: (_at(cos, step.positions), _at(sin, step.positions))
+            for rotary, (cos, sin) in self._tables.items()
+        }
         residual = embedding(step.tokens, self.weights.embedding)
+        if self._embedding_multiplier != 1.0:
+            residual = residual * self._embedding_multiplier
         last = self._layers[-1]
         for layer, kv in zip(self._layers, cache, strict=True):
-            x = rms_norm(residual, layer.input_norm, eps)
-            mixed = self._attention(x, layer, kv, step, cos, sin)
+            x = residual if layer.input_norm is None else layer.input_norm(residual)
+            mixed = self._attention(x, layer, kv, step.slot_mapping, step.attention, tables)
             if layer is last and rows is not None:
                 residual, mixed = residual.index_select(0, rows), mixed.index_select(0, rows)
-            residual = layer.output.add_to(residual, mixed)
-            x = rms_norm(residual, layer.post_norm, eps)
-            residual = layer.down.add_to(residual, silu_and_mul(layer.gate_up(x)))
+                x = x.index_select(0, rows) if layer.parallel else x
+            summed = layer.add_attention(residual, mixed)
+            if not layer.parallel:
+                x = residual = summed
+            if layer.mlp_norm is not None:
+                x = layer.mlp_norm(residual)
+            residual = layer.add_mlp(summed, x)
         return residual
 
     def _attention(
@@ -229,18 +241,32 @@ class Decoder:
         x: Tensor,
         layer: _Layer,
         kv: tuple[Tensor, Tensor],
-        step: StepInputs,
-        cos: Tensor,
-        sin: Tensor,
+        slot_mapping: Tensor,
+        batches: Sequence[Sequence[PlannedBatch]],
+        tables: Tables,
     ) -> Tensor:
         """Attention before its output projection: [N, Hq * D]."""
-        config = self.config
-        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        part = layer.attention
+        heads, kv_heads, dim = part.num_heads, part.num_kv_heads, part.head_dim
         fused = layer.qkv(x).view(len(x), heads + 2 * kv_heads, dim)
         turned, value = fused[:, : heads + kv_heads], fused[:, heads + kv_heads :]
         if layer.head_norm is not None:
-            turned = rms_norm_fp32(turned, layer.head_norm, config.rms_norm_eps)
-        turned = apply_rotary(turned, cos, sin).to(self.dtype)
+            turned = layer.head_norm(turned)
+        if part.rotary is not None:
+            turned = _rotate(turned, part.rotary.dim, *tables[part.rotary])
+        turned = turned.to(self.dtype)
         query, key = turned[:, :heads], turned[:, heads:]
-        write_kv(key, value, kv[0], kv[1], step.slot_mapping)
-        return paged_attention(query, kv[0], kv[1], step.attention, dim**-0.5)
+        write_kv(key, value, kv[0], kv[1], slot_mapping)
+        return paged_attention(query, kv[0], kv[1], batches[layer.number], part.scale)
+
+
+def _at(table: Tensor, positions: Tensor) -> Tensor:
+    """[N, 1, D]: the rows of these positions."""
+    return table.index_select(0, positions).unsqueeze(1)
+
+
+def _rotate(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+    """x: [N, H, D], of which the first ``dim`` elements of each head are rotated; in fp32."""
+    if dim == x.shape[-1]:
+        return apply_rotary(x, cos, sin)
+    return torch.cat((apply_rotary(x[..., :dim], cos, sin), x[..., dim:].float()), -1)

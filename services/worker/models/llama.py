@@ -1,27 +1,20 @@
-"""Llama 2 and 3.x: ``LlamaForCausalLM``. Optional biases, and the rope scaling of Llama 3.1."""
+"""Llama 2 and 3.x, SmolLM 2, Falcon 3, and what else is ``LlamaForCausalLM``."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from penstock.protocol.model_info import ModelInfo
-from penstock.services.worker.models.adapter import dense_config, dense_tensors
+from penstock.services.worker.models.adapter import TensorNames
 from penstock.services.worker.models.config_reader import ConfigReader
-from penstock.services.worker.models.decoder import DecoderConfig, DecoderWeights
+from penstock.services.worker.models.specification import Layer, ModelSpecification
 
 
 class LlamaAdapter:
-    architecture = "LlamaForCausalLM"
+    architectures = ("LlamaForCausalLM",)
+    names = TensorNames()
 
-    def decoder_config(self, info: ModelInfo) -> DecoderConfig:
+    def specification(self, info: ModelInfo) -> ModelSpecification:
         reader = ConfigReader(info)
-        attention_bias = reader.flag("attention_bias", False)
-        return dense_config(
-            info,
-            qkv_bias=attention_bias,
-            output_bias=attention_bias,
-            mlp_bias=reader.flag("mlp_bias", False),
-        )
-
-    def named_tensors(self, config: DecoderConfig, weights: DecoderWeights) -> dict[str, Tensor]:
-        return dense_tensors(config, weights)
+        norm, bias = reader.rms_norm(), reader.flag("attention_bias", False)
+        attention = reader.attention(reader.rotary(), qkv_bias=bias, output_bias=bias)
+        mlp = reader.mlp(bias=reader.flag("mlp_bias", False))
+        return reader.model([Layer(attention, mlp, norm, norm)] * reader.num_layers, norm)

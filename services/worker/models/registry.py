@@ -1,23 +1,64 @@
-"""Which adapter serves which architecture."""
+"""Which adapter serves which architecture.
+
+Other packages add theirs under the entry point group ``penstock.models``: the name is the
+architecture, the object an adapter. One of ours cannot be replaced.
+"""
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.models.adapter import ModelAdapter
+from penstock.services.worker.models.cohere import CohereAdapter
+from penstock.services.worker.models.exaone import Exaone4Adapter
+from penstock.services.worker.models.gemma import Gemma2Adapter, Gemma3Adapter, GemmaAdapter
+from penstock.services.worker.models.glm import Glm4Adapter
+from penstock.services.worker.models.granite import GraniteAdapter
 from penstock.services.worker.models.llama import LlamaAdapter
-from penstock.services.worker.models.qwen2 import Qwen2Adapter
-from penstock.services.worker.models.qwen3 import Qwen3Adapter
+from penstock.services.worker.models.mistral import MistralAdapter
+from penstock.services.worker.models.olmo import OlmoAdapter
+from penstock.services.worker.models.phi import Phi3Adapter
+from penstock.services.worker.models.qwen import Qwen2Adapter, Qwen3Adapter
+from penstock.services.worker.models.smollm3 import SmolLM3Adapter
+from penstock.services.worker.models.starcoder2 import Starcoder2Adapter
 
-_BUILT_IN: tuple[ModelAdapter, ...] = (LlamaAdapter(), Qwen2Adapter(), Qwen3Adapter())
-ADAPTERS: dict[str, ModelAdapter] = {adapter.architecture: adapter for adapter in _BUILT_IN}
+ENTRY_POINTS = "penstock.models"
+_BUILT_IN: tuple[ModelAdapter, ...] = (
+    CohereAdapter(),
+    Exaone4Adapter(),
+    GemmaAdapter(),
+    Gemma2Adapter(),
+    Gemma3Adapter(),
+    Glm4Adapter(),
+    GraniteAdapter(),
+    LlamaAdapter(),
+    MistralAdapter(),
+    OlmoAdapter(),
+    Phi3Adapter(),
+    Qwen2Adapter(),
+    Qwen3Adapter(),
+    SmolLM3Adapter(),
+    Starcoder2Adapter(),
+)
+ADAPTERS: dict[str, ModelAdapter] = {
+    architecture: adapter for adapter in _BUILT_IN for architecture in adapter.architectures
+}
 
 
 def adapter_for(info: ModelInfo) -> ModelAdapter:
     """Raises ``BadModelFolder`` that names the supported architectures."""
-    adapter = ADAPTERS.get(info.architecture)
+    adapter = ADAPTERS.get(info.architecture) or _of_others(info.architecture)
     if adapter is None:
         raise BadModelFolder(
             f"{info.folder / 'config.json'}: architecture {info.architecture!r} is not supported; "
             f"supported are {', '.join(sorted(ADAPTERS))}"
         )
     return adapter
+
+
+def _of_others(architecture: str) -> ModelAdapter | None:
+    for entry in entry_points(group=ENTRY_POINTS, name=architecture):
+        loaded: ModelAdapter = entry.load()
+        return loaded
+    return None

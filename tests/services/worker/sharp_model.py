@@ -8,21 +8,21 @@ from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.compressed_layers import Compression
 from penstock.services.worker.gpu.executor import GpuExecutor
-from penstock.services.worker.models.decoder import (
-    DecoderConfig,
-    DecoderWeights,
-    allocate_weights,
+from penstock.services.worker.models.dense import (
+    DenseConfig,
+    DenseWeights,
+    allocate_dense,
 )
 
-CONFIG = DecoderConfig(
+CONFIG = DenseConfig(
     512, 512, 2, 8, 2, 128, 512, 1e-6, RopeParameters(1e4), False, qk_norm=True,
 )  # fmt: skip
 
 
-def sharp_weights() -> DecoderWeights:
+def sharp_weights() -> DenseWeights:
     """Random weights by which each query attends to few keys, so that wrong ones show."""
     generator = torch.Generator("cuda").manual_seed(0)
-    weights = allocate_weights(CONFIG, torch.bfloat16, torch.device("cuda"))
+    weights = allocate_dense(CONFIG, torch.bfloat16, torch.device("cuda"))
 
     def fill(tensor: torch.Tensor | None, value: float) -> None:
         if tensor is None:
@@ -46,7 +46,7 @@ def sharp_weights() -> DecoderWeights:
 
 
 def executor_of(
-    weights: DecoderWeights,
+    weights: DenseWeights,
     slots: int,
     warm: bool = True,
     compression: Compression | None = None,

@@ -22,7 +22,7 @@ from penstock.services.worker.gpu.compressed_layers import (
     compress_layers,
     no_compression,
 )
-from penstock.services.worker.models.decoder import Decoder, DecoderWeights, allocate_weights
+from penstock.services.worker.models.dense import Decoder, DenseWeights, allocate_dense
 from penstock.services.worker.plain_attention import REFERENCE
 
 CPU = torch.device("cpu")
@@ -33,8 +33,8 @@ WIDE = msgspec.structs.replace(
 GIB = 1 << 30
 
 
-def weights_of(dtype: torch.dtype = torch.bfloat16, **sizes: int) -> DecoderWeights:
-    weights = allocate_weights(msgspec.structs.replace(WIDE, **sizes), dtype, CPU)
+def weights_of(dtype: torch.dtype = torch.bfloat16, **sizes: int) -> DenseWeights:
+    weights = allocate_dense(msgspec.structs.replace(WIDE, **sizes), dtype, CPU)
     torch.manual_seed(0)
     for layer in weights.layers:
         for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):

@@ -18,7 +18,7 @@ from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.gpu.executor import GpuExecutor
-from penstock.services.worker.models.decoder import allocate_weights
+from penstock.services.worker.models.dense import allocate_dense
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,7 +59,7 @@ def plans() -> Iterator[StepPlan]:
 def test_steps_with_rows_of_every_kind_compile_nothing_and_wait_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    weights = allocate_weights(CONFIG, torch.bfloat16, torch.device("cuda"))
+    weights = allocate_dense(CONFIG, torch.bfloat16, torch.device("cuda"))
     for tensor in (weights.embedding, weights.lm_head):
         tensor.normal_(0.0, 0.1)
     for layer in weights.layers:

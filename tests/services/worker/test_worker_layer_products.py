@@ -23,7 +23,7 @@ from penstock.services.worker.gpu.layer_products import (
     most_fused_rows,
 )
 from penstock.services.worker.gpu.workspace import make_workspace
-from penstock.services.worker.models.decoder import DecoderWeights, allocate_weights
+from penstock.services.worker.models.dense import DenseWeights, allocate_dense
 
 CPU = torch.device("cpu")
 HOPPER = "penstock.kernels.gpu.rows_linear_hopper"
@@ -31,8 +31,8 @@ HOPPER_COMPRESSED = "penstock.kernels.gpu.compressed_linear_hopper"
 HOPPER_GATED = "penstock.kernels.gpu.gated_linear_hopper"
 
 
-def weights_of(dtype: torch.dtype, **sizes: int) -> DecoderWeights:
-    return allocate_weights(msgspec.structs.replace(SMALL, **sizes), dtype, CPU)
+def weights_of(dtype: torch.dtype, **sizes: int) -> DenseWeights:
+    return allocate_dense(msgspec.structs.replace(SMALL, **sizes), dtype, CPU)
 
 
 def chosen(dtype: torch.dtype, **sizes: int) -> KernelChoice[HopperProducts | None]:
@@ -149,7 +149,7 @@ def test_gated_products_of_many_rows_have_a_kernel_where_it_can_compute_them(
         (torch.bfloat16, fits | {"mlp_bias": True}, "takes no bias"),
     ):
         config = msgspec.structs.replace(SMALL, **sizes)
-        weights = allocate_weights(config, dtype, CPU)
+        weights = allocate_dense(config, dtype, CPU)
         choice = choose_gated(weights, make_workspace(config, 16, 4, dtype, CPU))
         assert reason in choice.reason
         assert bool(reason) == bool(choice.reason)

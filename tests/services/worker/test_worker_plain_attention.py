@@ -29,7 +29,7 @@ from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, 
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_loading import load_model
-from penstock.services.worker.models.decoder import DecoderConfig
+from penstock.services.worker.models.dense import DenseConfig
 from penstock.services.worker.plain_attention import (
     REFERENCE,
     MeasuredLayer,
@@ -39,7 +39,7 @@ from penstock.services.worker.plain_attention import (
 )
 
 CPU = torch.device("cpu")
-CONFIG = DecoderConfig(100, 64, 1, 4, 2, 80, 64, 1e-5, RopeParameters(10_000.0), True)
+CONFIG = DenseConfig(100, 64, 1, 4, 2, 80, 64, 1e-5, RopeParameters(10_000.0), True)
 SDPA = PlainAttention(SdpaAttention(), SdpaAttention())
 ONE_OF_EACH = PlainAttention(SdpaAttention(), ReferenceAttention())
 Folder = Callable[[str], Path]

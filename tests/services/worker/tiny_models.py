@@ -33,6 +33,70 @@ LLAMA3 = {
     "original_max_position_embeddings": 128,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+WINDOWS = {"sliding_window": 40, "num_hidden_layers": 4}
+HALF_WINDOWS: dict[str, Any] = {
+    **WINDOWS,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.01 * i for i in range(6)],
+    "long_factor": [1.0 + 0.5 * i for i in range(6)],
+    "original_max_position_embeddings": 512,
+    "partial_rotary_factor": 0.75,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("Mistral", WINDOWS),
+    "mistral-nemo": ("Mistral", {"sliding_window": None, "head_dim": 24}),
+    "ministral": ("Ministral", HALF_WINDOWS | {"head_dim": 16}),
+    "qwen2-windows": ("Qwen2", HALF_WINDOWS | {"use_sliding_window": True}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN}),
+    "gemma": ("Gemma", {"head_dim": 24}),
+    "gemma2": ("Gemma2", {"head_dim": 24, "sliding_window": 40, "query_pre_attn_scalar": 16}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 32,
+            "sliding_window": 40,
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "phi3": ("Phi3", {"sliding_window": 100, "pad_token_id": 0}),
+    "phi3-longrope": (
+        "Phi3",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 512, "pad_token_id": 0},
+    ),
+    "olmo2": ("Olmo2", {"pad_token_id": 0}),
+    "olmo3": ("Olmo3", {"sliding_window": 40, "num_hidden_layers": 4, "pad_token_id": 0}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.0625,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "pad_token_id": 0}),
+    "glm": ("Glm", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4": ("Glm4", {"head_dim": 16, "pad_token_id": 0}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 60}),
+    "exaone4": ("Exaone4", {"sliding_window": 40, "num_hidden_layers": 4}),
+    "cohere": ("Cohere", {"use_qk_norm": True, "pad_token_id": 0, "logit_scale": 0.25}),
+    "cohere2": ("Cohere2", {"sliding_window": 40, "num_hidden_layers": 4, "pad_token_id": 0}),
+}
+"""One of each family that Llama's and Qwen's layers are not enough for."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen3-untied": ("Qwen3", {"head_dim": 16, "attention_bias": True, "num_key_value_heads": 4}),
@@ -66,8 +130,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make_model(variant: str) -> Any:
     """The transformers model in fp32, with every weight random: also norms and biases."""
-    family, changes = VARIANTS[variant]
-    config = getattr(transformers, f"{family}Config")(**(SHARED | changes))
+    family, changes = (VARIANTS | FAMILIES)[variant]
+    kind = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    config = getattr(transformers, kind)(**(SHARED | changes))
     torch.manual_seed(len(variant) * 7919 + ord(variant[-1]))
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():

@@ -1,0 +1,49 @@
+"""The KV memory of a model's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks
+from penstock.services.worker.models.causal_model import KVCache
+from penstock.services.worker.models.specification import CacheSpecification
+
+
+class KVMemory:
+    """Keys and values; layers of one shape lie in one tensor."""
+
+    def __init__(
+        self,
+        caches: Sequence[CacheSpecification],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Raises ``MemoryError`` where the system does not promise so much."""
+        shapes = [(cache.num_kv_heads, cache.head_dim) for cache in caches]
+        self._keys: list[Tensor] = []
+        """One for each shape: [layers, Hkv, num_blocks, block_size, D] …"""
+        self._values: list[Tensor] = []
+        """… of both."""
+        found: list[tuple[Tensor, Tensor] | None] = [None] * len(shapes)
+        for kv_heads, dim in dict.fromkeys(shapes):
+            layers = [at for at, shape in enumerate(shapes) if shape == (kv_heads, dim)]
+            keys, values = (
+                allocate_kv_cache(len(layers), kv_heads, num_blocks, block_size, dim, dtype, device)
+                for _ in range(2)
+            )
+            self._keys.append(keys)
+            self._values.append(values)
+            for at, key, value in zip(layers, keys, values, strict=True):
+                found[at] = key, value
+        self.layers: KVCache = [layer for layer in found if layer is not None]
+
+    def clear(self, blocks: list[int], keys: bool) -> None:
+        """Zero these blocks' values in all layers; keys: their keys too."""
+        fresh = torch.tensor(blocks, device=self._values[0].device)
+        for cache in [*self._values, *self._keys] if keys else self._values:
+            clear_blocks(cache, fresh)

@@ -1,0 +1,122 @@
+"""What a decoder is made of, as data: one specification for each layer, and what stands around.
+
+An adapter writes these from ``config.json``; what computes a model reads nothing else. Layers with
+equal specifications are computed alike, so kernels are chosen for each distinct one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from penstock.kernels.rotary import RopeParameters
+
+
+class Norm(msgspec.Struct, frozen=True):
+    """A normalization of each row."""
+
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    """``layer`` subtracts the mean first."""
+    plus_one: bool = False
+    """Whether a row is multiplied by 1 + weight instead of weight."""
+    bias: bool = False
+
+
+class Rotary(msgspec.Struct, frozen=True):
+    """Rotary embedding of queries and keys."""
+
+    parameters: RopeParameters
+    dim: int
+    """How many elements of each head are rotated, from the first on."""
+    interleaved: bool = False
+    """Whether elements 2i and 2i + 1 are a pair, instead of i and i + dim / 2."""
+
+
+class Attention(msgspec.Struct, frozen=True):
+    """Self-attention with grouped queries."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """What scores are multiplied by."""
+    rotary: Rotary | None
+    """``None``: positions are told by the mask alone."""
+    window: int = 0
+    """Positions that each one attends to, its own included; 0: all before it."""
+    softcap: float = 0.0
+    """Scores become softcap * tanh(score / softcap); 0: they stay."""
+    qk_norm: Norm | None = None
+    """Of queries and of keys, ahead of the rotary embedding."""
+    qk_norm_over: Literal["head", "each", "all"] = "head"
+    """``head``: each head alone, all with one weight [D]. ``each``: with a weight of its own,
+    [H, D]. ``all``: all heads together, [H * D]."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+
+
+class Mlp(msgspec.Struct, frozen=True):
+    """The feed-forward part: down(activation(gate(x)) * up(x)), or down(activation(up(x)))."""
+
+    width: int
+    activation: str = "silu"
+    """A key of ``kernels.activation.ACTIVATIONS``."""
+    gated: bool = True
+    up_bias: bool = False
+    """Of gate and up."""
+    down_bias: bool = False
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """Attention and MLP, each added to the residual stream. A norm that is ``None`` is left out."""
+
+    attention: Attention
+    mlp: Mlp
+    input_norm: Norm | None
+    """Ahead of attention."""
+    mlp_norm: Norm | None
+    """Ahead of the MLP."""
+    attention_output_norm: Norm | None = None
+    """Of what attention adds."""
+    mlp_output_norm: Norm | None = None
+    """Of what the MLP adds."""
+    parallel: bool = False
+    """Whether the MLP reads what attention reads, the rows behind ``input_norm``."""
+    residual_multiplier: float = 1.0
+    """What is added to the residual stream is multiplied by this first."""
+
+
+class ModelSpecification(msgspec.Struct, frozen=True):
+    """A causal language model: embedding, layers, norm, LM head."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[Layer, ...]
+    norm: Norm
+    """Ahead of the LM head."""
+    tie_word_embeddings: bool
+    embedding_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    logit_softcap: float = 0.0
+    """Logits become softcap * tanh(logit / softcap), behind the multiplier; 0: they stay."""
+
+
+class CacheSpecification(msgspec.Struct, frozen=True):
+    """What a layer keeps of each position: keys and values of ``num_kv_heads`` heads."""
+
+    num_kv_heads: int
+    head_dim: int
+    num_heads: int
+    """Query heads that read it."""
+    window: int = 0
+    softcap: float = 0.0
+    """How scores are made from it: see ``Attention``."""
+
+
+def cache_of(layer: Layer) -> CacheSpecification:
+    part = layer.attention
+    return CacheSpecification(
+        part.num_kv_heads, part.head_dim, part.num_heads, part.window, part.softcap
+    )

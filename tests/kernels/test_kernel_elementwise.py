@@ -10,8 +10,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from penstock.kernels.activation import silu_and_mul
+from penstock.kernels.activation import ACTIVATIONS, gated, plain, silu_and_mul
 from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks, write_kv
+from penstock.kernels.layer_norm import layer_norm_fp32
 from penstock.kernels.rms_norm import rms_norm, scaled_norm_weight
 from penstock.kernels.rotary import (
     RopeParameters,
@@ -70,6 +71,43 @@ def test_silu_and_mul_equals_the_formula(dtype: torch.dtype) -> None:
     assert (silu_and_mul(gate_up) - expected).abs().max() < TOLERANCE[dtype] * 30
 
 
+FORMULAS = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu": torch.relu,
+    "relu2": lambda x: torch.relu(x) ** 2,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", list(ACTIVATIONS))
+def test_activations_equal_their_formulas_gated_and_not(name: str, dtype: torch.dtype) -> None:
+    rows = torch.cat(
+        (4 * torch.randn(9, 66), torch.tensor([[-2e4, -30.0, 30.0, 2e4] * 16 + [0.0] * 2]))
+    )
+    rows = rows.to(dtype)
+    gate, up = rows.double().chunk(2, -1)
+    for got, want in (
+        (plain(name)(rows), FORMULAS[name](rows.double())),
+        (gated(name)(rows), FORMULAS[name](gate) * up),
+    ):
+        assert got.dtype == dtype
+        assert ((got - want).abs() <= TOLERANCE[dtype] * (1 + want.abs())).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_layer_norm_equals_the_formula(dtype: torch.dtype, biased: bool) -> None:
+    x = (3 + 2 * torch.randn(7, 50)).to(dtype)
+    weight, bias = torch.randn(50), torch.randn(50) if biased else None
+    wide = x.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    want = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    want = want if bias is None else want + bias.double()
+    assert (layer_norm_fp32(x, weight, bias, 1e-5) - want).abs().max() < 1e-5
+
+
 def test_silu_of_huge_negative_and_positive_gates_is_finite() -> None:
     gate_up = torch.tensor([[-200.0, 200.0, 1.0, 1.0]])
     assert torch.equal(silu_and_mul(gate_up), torch.tensor([[0.0, 200.0]]))
@@ -79,7 +117,13 @@ def test_elementwise_results_do_not_depend_on_the_place_in_the_batch() -> None:
     rows = torch.randn(203, 2 * 37)
     norm_weight = scaled_norm_weight(torch.randn(74))
     activated, normed = silu_and_mul(rows), rms_norm(rows, norm_weight, 1e-6)
+    centred = layer_norm_fp32(rows, norm_weight, None, 1e-6)
+    others = {name: gated(name)(rows) for name in ACTIVATIONS}
     for first, last in ((0, 4), (1, 5), (6, 7), (7, 203), (100, 137)):
+        part = rows[first:last]
+        for name, whole in others.items():
+            assert torch.equal(gated(name)(part), whole[first:last]), name
+        assert torch.equal(layer_norm_fp32(part, norm_weight, None, 1e-6), centred[first:last])
         assert torch.equal(silu_and_mul(rows[first:last]), activated[first:last])
         assert torch.equal(rms_norm(rows[first:last], norm_weight, 1e-6), normed[first:last])
 
@@ -114,6 +158,44 @@ def test_rotary_rotates_each_pair_by_position_times_frequency() -> None:
             assert (got[row, :, pair + 8] - want[1]).abs().max() < limit
 
 
+@pytest.mark.parametrize("truncate", [True, False])
+def test_yarn_frequencies_equal_those_of_transformers(truncate: bool) -> None:
+    rope = RopeParameters(
+        1e6, "yarn", 4.0, original_max_position_embeddings=4096, beta_fast=16.0, truncate=truncate
+    )
+    table = {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 4.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 16.0,
+        "truncate": truncate,
+    }
+    config = LlamaConfig(hidden_size=256, num_attention_heads=4, head_dim=64, rope_parameters=table)
+    expected, _ = ROPE_INIT_FUNCTIONS["yarn"](config, CPU)
+    assert torch.allclose(inverse_frequencies(64, rope), expected.float(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("positions", [4096, 4097])
+def test_longrope_takes_the_factors_of_the_longest_sequence(positions: int) -> None:
+    short, long = [1.0 + 0.1 * i for i in range(32)], [2.0 + i for i in range(32)]
+    table = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": 4096,
+        "factor": 32.0,
+    }
+    rope = RopeParameters(
+        1e4, "longrope", original_max_position_embeddings=4096, short_factors=tuple(short),
+        long_factors=tuple(long),
+    )  # fmt: skip
+    config = LlamaConfig(hidden_size=256, num_attention_heads=4, head_dim=64, rope_parameters=table)
+    expected, _ = ROPE_INIT_FUNCTIONS["longrope"](config, CPU, seq_len=positions)
+    assert torch.allclose(inverse_frequencies(64, rope, positions), expected, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize(
     "rope",
     [
@@ -139,8 +221,8 @@ def test_scaled_frequencies_equal_those_of_transformers(rope: RopeParameters) ->
 
 
 def test_an_unknown_rope_type_is_named() -> None:
-    with pytest.raises(ValueError, match=r"'yarn'.*llama3"):
-        inverse_frequencies(8, RopeParameters(1e4, "yarn"))
+    with pytest.raises(ValueError, match=r"'xpos'.*llama3"):
+        inverse_frequencies(8, RopeParameters(1e4, "xpos"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

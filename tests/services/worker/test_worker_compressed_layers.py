@@ -22,7 +22,8 @@ from penstock.services.worker.gpu.compressed_layers import (
     compress_layers,
     no_compression,
 )
-from penstock.services.worker.models.dense import Decoder, DenseWeights, allocate_dense
+from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.dense import DenseWeights, allocate_dense
 from penstock.services.worker.plain_attention import REFERENCE
 
 CPU = torch.device("cpu")

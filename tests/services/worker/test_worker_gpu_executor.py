@@ -35,6 +35,7 @@ from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_loading import load_model
+from penstock.services.worker.models.dense import DenseConfig, dense_config, dense_weights
 from penstock.services.worker.slots import PlanError
 
 pytestmark = pytest.mark.usefixtures("few_programs")
@@ -51,7 +52,9 @@ def gpu_executor(folder: Path, block_size: int = 16) -> GpuExecutor:
     info = read_model_info(folder)
     model = load_model(info, torch.float32, DEVICE, silent)
     capacity = EngineSizes(80, block_size, 8, 48, 256, info.vocab_size)
-    return GpuExecutor(model.config, model.weights, capacity)
+    config = dense_config(model.specification)
+    assert isinstance(config, DenseConfig), config
+    return GpuExecutor(config, dense_weights(model.weights), capacity)
 
 
 def plain_executor(folder: Path) -> ModelExecutor:

@@ -136,7 +136,7 @@ def test_kv_memory_that_the_system_refuses_is_an_error_that_names_the_flags(
         raise MemoryError("the system refuses 4096 bytes: Cannot allocate memory")
 
     blocks = config_for(tiny_folder("qwen3"), num_kv_blocks=77, threads=1)
-    from_here = "penstock.services.worker.model_executor.allocate_kv_cache"
+    from_here = "penstock.services.worker.kv_memory.allocate_kv_cache"
     monkeypatch.setattr("penstock.services.worker.model_loading.kv_budget", lambda *_: 1 << 30)
     monkeypatch.setattr(from_here, refuse)
     with pytest.raises(ConfigError, match=r"77 blocks: .*4096 bytes.*lower --num-kv-blocks"):

@@ -12,9 +12,10 @@ import pytest
 import torch
 from plain_logprobs import check_outputs, check_prompts
 from plan_driver import GREEDY, PlanDriver
-from tiny_models import VARIANTS, generated, make_model, some_prompts
+from tiny_models import FAMILIES, VARIANTS, generated, make_model, some_prompts
 from transformers import AutoModelForCausalLM
 
+from penstock.kernels import activation
 from penstock.kernels.activation import silu_and_mul
 from penstock.loadtest.make_model import make_tokenizer
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
@@ -32,7 +33,6 @@ from penstock.protocol.wire.messages.tokens import Vector
 from penstock.services.worker.cpu_threads import StepThreads
 from penstock.services.worker.model_executor import Hidden, ModelExecutor
 from penstock.services.worker.model_loading import load_model
-from penstock.services.worker.models import decoder as decoder_module
 from penstock.services.worker.slots import PlanError, PlannedStep
 
 CPU = torch.device("cpu")
@@ -51,9 +51,11 @@ def executor_for(
     block_size: int = 8,
     budget: int = 256,
     slots: int = 16,
+    blocks: int = 600,
+    longest: int = 512,
 ) -> Any:
     info = read_model_info(folder)
-    capacity = EngineSizes(600, block_size, slots, budget, 512, info.vocab_size)
+    capacity = EngineSizes(blocks, block_size, slots, budget, longest, info.vocab_size)
     return kind(load_model(info, dtype, CPU, silent), capacity)
 
 
@@ -70,6 +72,28 @@ def test_greedy_tokens_equal_those_of_transformers(variant: str, tiny_folder: Fo
         assert got == expected, f"{variant} {settings}"
 
 
+@pytest.mark.parametrize("variant", list(FAMILIES))
+def test_every_family_chooses_the_tokens_of_transformers(variant: str, tiny_folder: Folder) -> None:
+    prompts = some_prompts([1, 5, 33, 200])
+    expected = generated(variant, prompts, 16)
+    executor = executor_for(tiny_folder(variant))
+    got = PlanDriver(executor, 1).run(prompts, 16, chunk=24, preemptions=3)
+    assert got == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", list(FAMILIES))
+def test_long_and_short_prompts_of_every_family_give_the_tokens_of_transformers(
+    variant: str, tiny_folder: Folder
+) -> None:
+    prompts = some_prompts([1 + 11 * number for number in range(64)], seed=3)
+    expected = generated(variant, prompts, 24)
+    executor = executor_for(tiny_folder(variant), blocks=1200, longest=1000)
+    for seed, settings in enumerate(({"chunk": 10_000}, {"chunk": 48, "preemptions": 20})):
+        executor.reset()
+        assert PlanDriver(executor, seed).run(prompts, 24, **settings) == expected
+
+
 @pytest.mark.parametrize(("block_size", "budget"), [(16, 64), (32, 20), (64, 2048)])
 def test_block_size_and_budget_do_not_change_the_tokens(
     block_size: int, budget: int, tiny_folder: Folder
@@ -83,14 +107,14 @@ def test_block_size_and_budget_do_not_change_the_tokens(
 def test_the_last_layer_ends_with_the_sampled_rows_unless_a_prompts_logprobs_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, tiny_folder: Folder
 ) -> None:
-    executor = executor_for(tiny_folder("qwen3"))
     gated: list[int] = []
 
     def counted(x: torch.Tensor) -> torch.Tensor:
         gated.append(len(x))
         return silu_and_mul(x)
 
-    monkeypatch.setattr(decoder_module, "silu_and_mul", counted)
+    monkeypatch.setattr(activation, "silu_and_mul", counted)
+    executor = executor_for(tiny_folder("qwen3"))
     for asked in (None, 1):
         new = NewSlot(
             0, bytes(4 * 200), 200, 0, list(range(25)), GREEDY.packed(), prompt_logprobs=asked

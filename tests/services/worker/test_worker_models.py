@@ -13,67 +13,79 @@ from tiny_models import LLAMA3
 
 from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.model_info import BadModelFolder, read_model_info
-from penstock.services.worker.models.decoder import DecoderConfig
+from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.registry import adapter_for
+from penstock.services.worker.models.specification import ModelSpecification
 
 Folder = Callable[[str], Path]
 
 
 @pytest.fixture
-def configured(tiny_folder: Folder, tmp_path: Path) -> Callable[..., DecoderConfig]:
-    def configure(variant: str, remove: tuple[str, ...] = (), **changes: Any) -> DecoderConfig:
-        folder = tmp_path / "model"
+def configured(tiny_folder: Folder, tmp_path: Path) -> Callable[..., ModelSpecification]:
+    def configure(variant: str, remove: tuple[str, ...] = (), **changes: Any) -> ModelSpecification:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
         shutil.copytree(tiny_folder(variant), folder)
         config = json.loads((folder / "config.json").read_text()) | changes
         for key in remove:
             config.pop(key, None)
         (folder / "config.json").write_text(json.dumps(config))
         info = read_model_info(folder)
-        return adapter_for(info).decoder_config(info)
+        return adapter_for(info).specification(info)
 
     return configure
 
 
-Configure = Callable[..., DecoderConfig]
+Configure = Callable[..., ModelSpecification]
+
+
+def rope_of(model: ModelSpecification) -> RopeParameters:
+    rotary = model.layers[0].attention.rotary
+    assert rotary is not None
+    return rotary.parameters
+
+
+def windows_of(model: ModelSpecification) -> list[int]:
+    return [layer.attention.window for layer in model.layers]
 
 
 def test_both_layouts_of_rope_settings_mean_the_same(configured: Configure) -> None:
     scaling = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
     config = configured("llama3", ("rope_parameters",), rope_theta=500000.0, rope_scaling=scaling)
-    assert config.rope == RopeParameters(500000.0, "llama3", 8.0, 1.0, 4.0, 128)
+    assert rope_of(config) == RopeParameters(500000.0, "llama3", 8.0, 1.0, 4.0, 128)
 
 
 def test_the_present_layout_is_read(configured: Configure) -> None:
     config = configured("llama3")
-    assert config.rope == RopeParameters(500000.0, "llama3", 8.0, 1.0, 4.0, 128)
+    assert rope_of(config) == RopeParameters(500000.0, "llama3", 8.0, 1.0, 4.0, 128)
 
 
 def test_old_rope_scaling_with_type_and_null_scaling_are_read(configured: Configure) -> None:
     config = configured(
         "llama", ("rope_parameters",), rope_theta=1e6, rope_scaling={"type": "linear", "factor": 2}
     )
-    assert config.rope == RopeParameters(1e6, "linear", 2.0)
+    assert rope_of(config) == RopeParameters(1e6, "linear", 2.0)
 
 
 def test_no_rope_scaling_is_plain(configured: Configure) -> None:
     config = configured("qwen2", ("rope_parameters",), rope_theta=1e6, rope_scaling=None)
-    assert config.rope == RopeParameters(1e6)
+    assert rope_of(config) == RopeParameters(1e6)
 
 
 def test_absent_rope_settings_mean_the_usual_base(configured: Configure) -> None:
     config = configured("qwen2", ("rope_parameters",))
-    assert config.rope == RopeParameters(10_000.0)
+    assert rope_of(config) == RopeParameters(10_000.0)
 
 
 def test_head_dim_is_derived_when_absent_or_null(configured: Configure) -> None:
-    assert configured("llama", ("head_dim",)).head_dim == 16
+    assert configured("llama", ("head_dim",)).layers[0].attention.head_dim == 16
 
 
 def test_families_differ_in_biases_and_norms(tiny_folder: Folder) -> None:
     flags = {}
     for variant in ("qwen3", "qwen3-untied", "qwen2", "llama", "llama-tied-biases"):
         info = read_model_info(tiny_folder(variant))
-        c = adapter_for(info).decoder_config(info)
+        c = dense_config(adapter_for(info).specification(info))
+        assert isinstance(c, DenseConfig)
         flags[variant] = (c.qkv_bias, c.output_bias, c.mlp_bias, c.qk_norm, c.tie_word_embeddings)
     assert flags == {
         "qwen3": (False, False, False, True, True),
@@ -96,37 +108,64 @@ def test_families_differ_in_biases_and_norms(tiny_folder: Folder) -> None:
 def test_a_sliding_window_that_no_layer_uses_is_accepted(
     configured: Configure, changes: dict[str, Any]
 ) -> None:
-    configured("qwen2", **changes)
+    assert windows_of(configured("qwen2", **changes)) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64},
+        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+        | {"layer_types": None},
+    ],
+)
+def test_both_layouts_of_windows_mean_the_same(
+    configured: Configure, changes: dict[str, Any]
+) -> None:
+    assert windows_of(configured("qwen2", **changes)) == [0, 64]
+
+
+def test_why_a_model_is_not_computed_by_the_kernels_is_said_in_words(configured: Configure) -> None:
+    windows = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64}
+    assert dense_config(configured("qwen2", **windows)) == "2 kinds of layers, window"
+    assert dense_config(configured("llama", hidden_act="gelu")) == "activation"
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": (
         {"architectures": ["MambaForCausalLM"]},
-        "'MambaForCausalLM' is not supported.*LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+        "'MambaForCausalLM' is not supported.*LlamaForCausalLM.*Qwen2ForCausalLM, Qwen3ForCausalLM",
     ),
     "quantization": ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-    "activation": ({"hidden_act": "gelu"}, "'gelu': supported is silu"),
+    "activation": ({"hidden_act": "mish"}, "'mish': supported are silu, swish, gelu"),
     "rope type": (
-        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
-        "'yarn' is not supported; supported are default, linear, dynamic, llama3",
+        {"rope_parameters": {"rope_type": "xpos", "factor": 4.0}},
+        "'xpos' is not supported; supported are default, linear, dynamic, llama3, yarn, longrope",
     ),
     "rope of a type that is no text": ({"rope_parameters": {"rope_type": []}}, "rope type"),
-    "several rope settings": ({"rope_parameters": {"full_attention": {}}}, "one setting"),
+    "rope settings of other layers": (
+        {"rope_parameters": {"sliding_attention": {}}},
+        "settings for sliding_attention, none for full_attention",
+    ),
+    "longrope without its factors": (
+        {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}},
+        "short_factor must be 8 positive numbers",
+    ),
     "rope that is no object": ({"rope_parameters": 3}, "must be an object"),
     "rope without its factor": ({"rope_parameters": {"rope_type": "linear"}}, "factor"),
     "a rope factor that is not finite": (
         {"rope_parameters": {"rope_type": "linear", "factor": 0}},
         "factor must be a positive number",
     ),
-    "partial rotary": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-    "sliding layers": (
-        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64},
-        "sliding_window 64",
+    "partial rotary": ({"partial_rotary_factor": 0.7}, "partial_rotary_factor 0.7: 11 of 16"),
+    "a kind of layers": (
+        {"layer_types": ["full_attention", "linear_attention"]},
+        "'linear_attention'; supported are full_attention, sliding_attention",
     ),
-    "a sliding window": (
-        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
-        | {"layer_types": None},
-        "sliding_window 64",
+    "too few kinds of layers": ({"layer_types": ["full_attention"]}, "each of 2 layers"),
+    "a window that is no number": (
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": -1},
+        "sliding_window must be a positive integer",
     ),
     "no hidden size": ({"hidden_size": None}, "hidden_size must be a positive integer"),
     "a huge hidden size": ({"hidden_size": 2**40}, "hidden_size"),

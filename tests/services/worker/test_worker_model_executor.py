@@ -142,7 +142,11 @@ class Recorder(ModelExecutor):
 
 
 @pytest.mark.parametrize(
-    ("variant", "threads"), [("qwen3", (1, 2)), ("qwen2", (1, 1)), ("llama-tied-biases", (1, 1))]
+    ("variant", "threads"),
+    [
+        *(("qwen3", (1, 2)), ("qwen2", (1, 1)), ("llama-tied-biases", (1, 1))),
+        *(("gemma2", (1, 2)), ("cohere2", (1, 1)), ("starcoder2", (1, 1))),
+    ],
 )
 def test_logits_have_the_same_bits_in_every_batch_chunking_and_preemption(
     variant: str, threads: tuple[int, int], tiny_folder: Folder

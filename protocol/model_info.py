@@ -95,6 +95,14 @@ def _number(config: dict[str, Any], key: str, path: Path) -> int:
     return value
 
 
+def _longest(config: dict[str, Any], path: Path) -> int:
+    """Positions that the model was trained for; older families have names of their own for it."""
+    for key in ("n_positions", "max_seq_len", "seq_length", "n_ctx"):
+        if "max_position_embeddings" not in config and config.get(key) is not None:
+            return _number(config, key, path)
+    return _number(config, "max_position_embeddings", path)
+
+
 def _end_tokens(source: dict[str, Any], vocab_size: int, path: Path) -> list[int]:
     """``eos_token_id``: an id, a list of them, or nothing.
 
@@ -181,7 +189,7 @@ def read_model_info(folder: str | Path) -> ModelInfo:
         folder=root,
         architecture=architecture,
         vocab_size=vocab_size,
-        max_model_len=_number(config, "max_position_embeddings", path),
+        max_model_len=_longest(config, path),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
         eos_token_ids=eos or _end_tokens(config, vocab_size, path),
         defaults=_sampling_defaults(generation, generation_path),

@@ -1,0 +1,284 @@
+"""Models computed by transformers' own code, over our paged KV cache.
+
+All rows of a step go through the modelling code as one sequence; its attention is replaced, through
+the library's attention interface, by one that writes K and V into the cache and attends to each
+row's own sequence. So continuous batching, prefix cache, preemption and the sampler are those of
+every other model. What the library would do with a mask or a cache of its own never happens.
+
+The model is asked with a few tokens once it is loaded: how many layers attend, over which heads,
+with which window, and how logits follow from what the LM head is given. A model that keeps another
+state than keys and values, or attends in a way that is not known here, is refused by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.attention import paged_attention
+from penstock.kernels.kv_cache import write_kv
+from penstock.protocol.model_info import BadModelFolder, ModelInfo
+from penstock.services.worker.checkpoint import Checkpoint
+from penstock.services.worker.models.causal_model import KVCache, StepInputs, distinct
+from penstock.services.worker.models.specification import CacheSpecification
+
+PROBE_TOKENS = 5
+_TOLERANCE = 1e-2
+_MEANINGLESS = frozenset(
+    {"dropout", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions"}
+)
+"""What attention is told and need not know: rows carry their positions, and all is causal."""
+_numbers = itertools.count()
+
+
+class _Captured(Exception):
+    """What the LM head was given; raised to leave the rest of a forward pass out."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+class TransformersModel:
+    """A ``CausalModel`` of transformers' modelling code."""
+
+    packed = False
+
+    def __init__(
+        self, info: ModelInfo, dtype: torch.dtype, device: torch.device, model: Any
+    ) -> None:
+        """model: of transformers, on the device. Raises ``BadModelFolder``."""
+        self._info, self.dtype, self.device = info, dtype, device
+        self.vocab_size = info.vocab_size
+        self._model = model.eval().requires_grad_(False)
+        self._step: StepInputs | None = None
+        self._cache: KVCache = []
+        self._layers: list[tuple[CacheSpecification, float]] = []
+        """What each layer keeps, and its scale."""
+        self._head = model.get_output_embeddings()
+        if self._head is None:
+            raise self._refused("it has no LM head")
+        self._head.register_forward_pre_hook(_capture)
+        self._finish: Callable[[Tensor], Tensor] = lambda logits: logits
+        if getattr(model, "_is_stateful", False):
+            raise self._refused("its layers keep another state than keys and values")
+        name = f"penstock_{next(_numbers)}"
+        _interface().register(name, self._attend)
+        model.set_attn_implementation(name)
+        with torch.inference_mode():
+            self._probe()
+        self.caches: Sequence[CacheSpecification] = [cache for cache, _ in self._layers]
+        numbers = {cache: number for number, cache in enumerate(distinct(self.caches))}
+        self._patterns = [numbers[cache] for cache in self.caches]
+
+    def prepare(self, max_positions: int) -> None:
+        """Raises ``BadModelFolder`` for positions that the modelling code treats by batch."""
+        table = getattr(self._model.config, "rope_parameters", None) or {}
+        trained = table.get("original_max_position_embeddings", max_positions)
+        if table.get("rope_type") == "longrope" and max_positions > trained:
+            raise self._refused(
+                f"its LongRoPE factors depend on the longest sequence of a batch beyond {trained} "
+                f"positions; give --max-model-len {trained}"
+            )
+
+    def hidden(self, step: StepInputs, cache: KVCache, rows: Tensor | None) -> Tensor:
+        """See ``CausalModel``: what the LM head is given, behind the last norm."""
+        self._step, self._cache = step, cache
+        hidden = self._run(step.tokens, step.positions)
+        return hidden if rows is None else hidden.index_select(0, rows)
+
+    def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        """[len(rows), vocab]: of some rows of what ``hidden`` returned; ``None``: of all."""
+        return self._finish(self._project(self.last_hidden(hidden, rows)))
+
+    def last_hidden(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        """[len(rows), hidden]: of some rows of what ``hidden`` returned; ``None``: of all."""
+        return hidden if rows is None else hidden.index_select(0, rows)
+
+    def _run(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The modelling code up to its LM head: [N, hidden]."""
+        try:
+            self._model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        except _Captured as captured:
+            return captured.hidden.reshape(len(tokens), -1)
+        except TypeError as failure:  # the code takes no positions, say
+            raise self._refused(str(failure)) from failure
+        raise self._refused("its LM head is not used")
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        """[N, vocab]: the LM head alone, without the hook that ends a forward pass."""
+        logits: Tensor = self._head.forward(hidden)
+        return logits[:, : self.vocab_size]
+
+    def _attend(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        """Called by the modelling code in each layer, in their order.
+
+        query: [1, Hq, N, D]; key, value: [1, Hkv, N, D]. Returns [1, N, Hq, D].
+        """
+        rows, heads, dim = query.shape[2], query.shape[1], query.shape[3]
+        scale = dim**-0.5 if scaling is None else scaling
+        if self._step is None:
+            self._look(module, query, key, value, scale, sliding_window, softcap, others)
+            return self._plain(query, key, value, scale, softcap), None
+        layer = module.layer_idx
+        keys, values = self._cache[layer]
+        write_kv(
+            key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, self._step.slot_mapping
+        )
+        batches = self._step.attention[self._patterns[layer]]
+        mixed = paged_attention(query[0].transpose(0, 1), keys, values, batches, scale)
+        return mixed.view(1, rows, heads, dim), None
+
+    def _look(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        others: dict[str, Any],
+    ) -> None:
+        """Note what a layer keeps while the model is asked for the first time."""
+        asked = [
+            name
+            for name, given in others.items()
+            if given is not None and given is not False and name not in _MEANINGLESS
+        ]
+        if asked:
+            raise self._refused(f"its attention has {', '.join(asked)}")
+        if not getattr(module, "is_causal", True):
+            raise self._refused("its attention is not causal")
+        if getattr(module, "layer_idx", None) != len(self._layers):
+            raise self._refused("its layers are not numbered in their order")
+        if key.shape != value.shape or query.shape[3] != key.shape[3]:
+            raise self._refused(f"it has keys of {key.shape[3]} and values of {value.shape[3]}")
+        longest = self._info.max_model_len
+        kept = window if window and window < longest else 0
+        cache = CacheSpecification(key.shape[1], key.shape[3], query.shape[1], kept, softcap or 0.0)
+        self._layers.append((cache, scale))
+
+    def _plain(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float | None
+    ) -> Tensor:
+        """Attention of the few tokens of the first question, without a cache."""
+        shared = query.shape[1] // key.shape[1]
+        keys, values = (each.repeat_interleave(shared, 1) for each in (key, value))
+        scores = query.float() @ keys.float().transpose(2, 3) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        weights = scores.masked_fill_(later, -torch.inf).softmax(-1)
+        return (weights @ values.float()).to(query.dtype).transpose(1, 2)
+
+    def _probe(self) -> None:
+        """Ask the model once. Raises ``BadModelFolder``."""
+        config = self._model.config
+        tokens = torch.arange(1, PROBE_TOKENS + 1, device=self.device) % self.vocab_size
+        positions = torch.arange(PROBE_TOKENS, device=self.device)
+        hidden = self._run(tokens, positions)
+        if len(self._layers) != config.num_hidden_layers:
+            raise self._refused(
+                f"{len(self._layers)} of {config.num_hidden_layers} layers attend through the "
+                "library's interface"
+            )
+        windows = any(cache.window for cache, _ in self._layers)
+        kinds = set(getattr(config, "layer_types", None) or ())
+        window = getattr(config, "sliding_window", None) or self._info.max_model_len
+        if "chunked_attention" in kinds or (
+            "sliding_attention" in kinds and not windows and window < self._info.max_model_len
+        ):
+            raise self._refused(f"its attention to {', '.join(sorted(kinds))} is not known")
+        self._look_at_logits(tokens, positions, hidden)
+
+    def _look_at_logits(self, tokens: Tensor, positions: Tensor, hidden: Tensor) -> None:
+        """Find out what the modelling code does with what its LM head returns."""
+        layers = list(self._layers)
+        hook, self._head._forward_pre_hooks = self._head._forward_pre_hooks, {}
+        try:
+            self._layers = []
+            wanted = self._model(
+                input_ids=tokens[None], position_ids=positions[None], use_cache=False
+            ).logits[0, :, : self.vocab_size]
+        finally:
+            self._head._forward_pre_hooks = hook
+            self._layers = layers
+        plain = self._project(hidden)
+        cap = float(getattr(self._model.config, "final_logit_softcapping", None) or 0.0)
+        factor = float((wanted.float() / plain.float()).median())
+        finishes: list[Callable[[Tensor], Tensor]] = [
+            lambda logits: logits,
+            lambda logits: logits * factor,
+        ]
+        if cap:
+            finishes.append(lambda logits: (logits / cap).tanh_() * cap)
+        for finish in finishes:
+            if torch.allclose(finish(plain).float(), wanted.float(), _TOLERANCE, _TOLERANCE):
+                self._finish = finish
+                return
+        raise self._refused("what follows its LM head is not known")
+
+    def _refused(self, why: str) -> BadModelFolder:
+        return BadModelFolder(
+            f"{self._info.folder / 'config.json'}: architecture {self._info.architecture!r} is "
+            f"not supported, neither by a family of our own nor through transformers: {why}"
+        )
+
+
+def _capture(module: Any, inputs: tuple[Tensor, ...]) -> None:
+    raise _Captured(inputs[0])
+
+
+def _interface() -> Any:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return ALL_ATTENTION_FUNCTIONS
+
+
+def load_transformers_model(
+    info: ModelInfo, dtype: torch.dtype, device: torch.device, *, random: bool, seed: int
+) -> TransformersModel:
+    """The model of a folder, or of its ``config.json`` with random weights.
+
+    Nothing in the folder is executed. Raises ``BadModelFolder``.
+    """
+    import transformers
+
+    if not random:
+        Checkpoint(Path(info.folder))  # names what is wrong with the files
+    options = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        config = transformers.AutoConfig.from_pretrained(info.folder, **options)
+        if random:
+            torch.manual_seed(seed)
+            make: Callable[..., Any] = transformers.AutoModelForCausalLM.from_config
+            model = make(config, dtype=dtype)
+        else:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                info.folder, config=config, dtype=dtype, use_safetensors=True, **options
+            )
+    except Exception as failure:  # whatever the library's code raises for a folder
+        reason = " ".join(str(failure).split())[:500]
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: architecture {info.architecture!r} is not supported; "
+            f"transformers {transformers.__version__} refuses it: "
+            f"{type(failure).__name__}: {reason}"
+        ) from failure
+    return TransformersModel(info, dtype, device, model.to(device))

@@ -124,6 +124,7 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
     if device.device == "null":
         for group, name in (
             (device, "threads"),
+            (model, "model_impl"),
             (config.loading, "load_format"),
             (config.loading, "compress_weights"),
             (cache, "kv_cache_memory_bytes"),

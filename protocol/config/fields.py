@@ -40,6 +40,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="Type of weights and activations; auto is the checkpoint's own."),
     ] = "auto"
+    model_impl: Annotated[
+        Literal["auto", "native", "transformers"],
+        Meta(
+            description="Whose code computes the model: native is Penstock's own, transformers is "
+            "that library's; auto takes native where there is one."
+        ),
+    ] = "auto"
     seed: Annotated[
         int,
         Meta(ge=0, le=2**63 - 1, description="Seed of the seeds that requests without one get."),

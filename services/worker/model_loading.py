@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +14,6 @@ from penstock.protocol.config.machine import read_machine
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
-from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cpu_threads import (
     StepThreads,
     ThreadReview,
@@ -27,7 +24,6 @@ from penstock.services.worker.cpu_threads import (
 )
 from penstock.services.worker.executor import PLAIN_KERNELS
 from penstock.services.worker.grammar_rows import tokenizer_loader
-from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import (
     EXTRA_BLOCKS,
     blocks_for,
@@ -36,18 +32,15 @@ from penstock.services.worker.memory import (
     plan_capacity,
 )
 from penstock.services.worker.model_executor import ModelExecutor
-from penstock.services.worker.models.adapter import may_be_zero, named_tensors
+from penstock.services.worker.model_weights import Loaded, Progress, make_model
+from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
-from penstock.services.worker.models.dense import DenseConfig, dense_config, dense_weights
-from penstock.services.worker.models.registry import adapter_for
-from penstock.services.worker.models.specification import ModelSpecification
-from penstock.services.worker.models.weights import allocate_weights, in_halves
+from penstock.services.worker.models.dense import dense_config, dense_weights
 from penstock.services.worker.plain_attention import (
     REFERENCE,
     PlainAttention,
     choose_plain_attention,
 )
-from penstock.services.worker.weight_reading import PinnedBuffers
 
 if TYPE_CHECKING:
     from penstock.services.worker.gpu.compressed_layers import Compression
@@ -56,14 +49,10 @@ if TYPE_CHECKING:
     AnyExecutor = ModelExecutor | GpuExecutor
     """Both have ``execute``."""
 
-Progress = Callable[[str], None]
-Loaded = Callable[[LoadReport], None]
-
+BY_TRANSFORMERS = "computed by transformers' modelling code"
 CPU_PROFILE_TOKENS = 512
 """A step's memory on the CPU is small beside the share that is left free: measure a short one."""
 CPU_KV_SHARE = 0.25
-DUMMY_STD = 0.02
-"""Spread of random weights: as transformers initialises them."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -79,10 +68,7 @@ def load_model_executor(
     dtype = choose_dtype(config.model.dtype, info, device)
     cores = read_machine().physical_cores
     torch.set_num_threads(config.device.threads or cores)
-    if config.loading.load_format == "dummy":
-        model = random_model(info, dtype, device, config.model.seed)
-    else:
-        model = load_model(info, dtype, device, progress, loaded)
+    model = make_model(config, info, dtype, device, progress, loaded)
     attention = plain_attention(model, config.cache.block_size)
     compression = choose_compression(model, config, progress)
     progress("measuring a step")
@@ -98,7 +84,9 @@ def load_model_executor(
     executor.grammars.serve(tokenizer_loader(info))
     if isinstance(executor, ModelExecutor) and device.type == "cpu":
         progress("measuring how many threads are fastest")
-        executor.summary = set_threads(executor, model, config.device.threads, cores)
+        threads = set_threads(executor, model, config.device.threads, cores)
+        by_others = "" if isinstance(model, Decoder) else f"{BY_TRANSFORMERS}; "
+        executor.summary = by_others + threads
     elif isinstance(executor, ModelExecutor):
         reason = why_plain(model, capacity.block_size)
         executor.summary = f"{PLAIN_KERNELS}: {reason}; {attention.summary}"
@@ -110,8 +98,10 @@ def load_model_executor(
     return executor
 
 
-def why_plain(model: Decoder, block_size: int) -> str:
+def why_plain(model: CausalModel, block_size: int) -> str:
     """Why a model on a CUDA device cannot have our kernels; empty if it can."""
+    if not isinstance(model, Decoder):
+        return BY_TRANSFORMERS
     config = dense_config(model.specification)
     if isinstance(config, str):
         return f"the kernels lack what this model has: {config}"
@@ -127,7 +117,7 @@ def why_plain(model: Decoder, block_size: int) -> str:
     return ""
 
 
-def plain_attention(model: Decoder, block_size: int) -> PlainAttention:
+def plain_attention(model: CausalModel, block_size: int) -> PlainAttention:
     """What attends if the model has no kernels of ours."""
     if model.device.type == "cpu" or not why_plain(model, block_size):
         return REFERENCE
@@ -137,9 +127,12 @@ def plain_attention(model: Decoder, block_size: int) -> PlainAttention:
     return choose_plain_attention(full[0], model.dtype, block_size, model.device)
 
 
-def choose_compression(model: Decoder, config: Config, progress: Progress) -> Compression | None:
+def choose_compression(
+    model: CausalModel, config: Config, progress: Progress
+) -> Compression | None:
     """Compressed weights for a model that our kernels compute; ``None`` for others."""
-    if model.device.type == "cpu" or why_plain(model, config.cache.block_size):
+    plain = model.device.type == "cpu" or why_plain(model, config.cache.block_size)
+    if plain or not isinstance(model, Decoder):
         return None
     from penstock.services.worker.gpu.compressed_layers import compress_layers, no_compression
 
@@ -153,22 +146,24 @@ def choose_compression(model: Decoder, config: Config, progress: Progress) -> Co
 
 
 def make_executor(
-    model: Decoder,
+    model: CausalModel,
     capacity: EngineSizes,
     attention: PlainAttention,
     compression: Compression | None = None,
 ) -> AnyExecutor:
     """The executor for the model's device; compression: for one that has kernels of ours."""
-    config = dense_config(model.specification)
     plain = model.device.type == "cpu" or why_plain(model, capacity.block_size)
-    if plain or not isinstance(config, DenseConfig):
+    if plain or not isinstance(model, Decoder):
         return ModelExecutor(model, capacity, attention)
+    config = dense_config(model.specification)
+    if isinstance(config, str):
+        raise TypeError(f"kernels were chosen for a model that has {config}")
     from penstock.services.worker.gpu.executor import GpuExecutor
 
     return GpuExecutor(config, dense_weights(model.weights), capacity, compression)
 
 
-def set_threads(executor: ModelExecutor, model: Decoder, given: int | None, cores: int) -> str:
+def set_threads(executor: ModelExecutor, model: CausalModel, given: int | None, cores: int) -> str:
     """Compute with as many threads as ``given``, or as are fastest; returns the reason."""
     if given is None:
         trial = ModelExecutor(model, trial_capacity(executor.capacity))
@@ -212,65 +207,14 @@ def choose_dtype(name: str, info: ModelInfo, device: torch.device) -> torch.dtyp
     return _DTYPES[chosen]
 
 
-def load_model(
-    info: ModelInfo,
-    dtype: torch.dtype,
-    device: torch.device,
-    progress: Progress,
-    loaded: Loaded = lambda report: None,
-) -> Decoder:
-    """Check the whole checkpoint, then allocate and read the weights."""
-    adapter = adapter_for(info)
-    model = adapter.specification(info)
-    progress("checking the checkpoint")
-    checkpoint = Checkpoint(Path(info.folder))
-    # Pinned while the device starts and memory is taken for the weights.
-    buffers = PinnedBuffers(checkpoint.total_bytes) if device.type == "cuda" else None
-    expected = named_tensors(
-        adapter.names, model, allocate_weights(model, dtype, torch.device("meta"))
-    )
-    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
-    checkpoint.check(shapes, lambda name: is_harmless(model, name))
-    weights = allocate_weights(model, dtype, device)
-    with torch.inference_mode():
-        targets = named_tensors(adapter.names, model, weights)
-        zero = may_be_zero(adapter.names, model)
-        loaded(checkpoint.load(targets, progress, zero, buffers))
-        model = in_halves(model, weights)
-    return Decoder(model, weights)
-
-
-def random_model(info: ModelInfo, dtype: torch.dtype, device: torch.device, seed: int) -> Decoder:
-    """The model of ``config.json`` with random weights, drawn on the device; norms are 1."""
-    adapter = adapter_for(info)
-    model = adapter.specification(info)
-    weights = allocate_weights(model, dtype, device)
-    generator = torch.Generator(device).manual_seed(seed)
-    with torch.inference_mode():
-        for name, tensor in named_tensors(adapter.names, model, weights).items():
-            if "norm" in name and name.endswith(".weight"):
-                tensor.fill_(0.0 if model.norm.plus_one else 1.0)
-            else:
-                tensor.normal_(0.0, DUMMY_STD, generator=generator)
-        model = in_halves(model, weights)
-    return Decoder(model, weights)
-
-
-def is_harmless(model: ModelSpecification, name: str) -> bool:
-    """Surplus tensors that older checkpoints hold and no model needs."""
-    if name == "lm_head.weight":
-        return model.tie_word_embeddings
-    return name.endswith(("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias"))
-
-
-def block_bytes(model: Decoder, block_size: int) -> int:
+def block_bytes(model: CausalModel, block_size: int) -> int:
     """K and V of one block over all layers."""
     per_token = sum(2 * cache.num_kv_heads * cache.head_dim for cache in model.caches)
     return per_token * block_size * model.dtype.itemsize
 
 
 def plan_memory(
-    model: Decoder,
+    model: CausalModel,
     config: Config,
     info: ModelInfo,
     attention: PlainAttention,
@@ -306,7 +250,7 @@ def plan_memory(
 
 
 def kv_budget(
-    model: Decoder,
+    model: CausalModel,
     config: Config,
     info: ModelInfo,
     attention: PlainAttention,

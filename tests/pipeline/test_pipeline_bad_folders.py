@@ -21,7 +21,7 @@ from served import leftovers, served
 
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.services.tokenizer.text_model import TextModel
-from penstock.services.worker.model_loading import load_model
+from penstock.services.worker.model_weights import load_model
 
 SECONDS = 10.0
 """A refusal takes at most this long on a machine with nothing else to do."""

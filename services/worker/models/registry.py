@@ -6,7 +6,7 @@ architecture, the object an adapter. One of ours cannot be replaced.
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.models.adapter import ModelAdapter
@@ -46,19 +46,29 @@ ADAPTERS: dict[str, ModelAdapter] = {
 }
 
 
+def is_native(info: ModelInfo) -> bool:
+    """Whether the model is of a family that has an adapter."""
+    return info.architecture in ADAPTERS or bool(_entries(info.architecture))
+
+
 def adapter_for(info: ModelInfo) -> ModelAdapter:
     """Raises ``BadModelFolder`` that names the supported architectures."""
     adapter = ADAPTERS.get(info.architecture) or _of_others(info.architecture)
     if adapter is None:
         raise BadModelFolder(
             f"{info.folder / 'config.json'}: architecture {info.architecture!r} is not supported; "
-            f"supported are {', '.join(sorted(ADAPTERS))}"
+            f"families of our own are {', '.join(sorted(ADAPTERS))}; --model-impl auto lets "
+            "transformers compute others"
         )
     return adapter
 
 
 def _of_others(architecture: str) -> ModelAdapter | None:
-    for entry in entry_points(group=ENTRY_POINTS, name=architecture):
+    for entry in _entries(architecture):
         loaded: ModelAdapter = entry.load()
         return loaded
     return None
+
+
+def _entries(architecture: str) -> EntryPoints:
+    return entry_points(group=ENTRY_POINTS, name=architecture)

@@ -16,7 +16,7 @@ from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.model_executor import ModelExecutor
-from penstock.services.worker.model_loading import load_model
+from penstock.services.worker.model_weights import load_model
 
 Folder = Callable[[str], Path]
 Run = Callable[..., list[list[int]]]

@@ -18,7 +18,7 @@ from tiny_models import VARIANTS, write_model
 
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.services.worker.load_report import LoadReport
-from penstock.services.worker.model_loading import load_model
+from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.adapter import named_tensors
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.registry import adapter_for

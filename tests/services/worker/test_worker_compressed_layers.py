@@ -15,7 +15,7 @@ from sharp_model import CONFIG as SMALL
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import read_model_info
-from penstock.services.worker import model_loading
+from penstock.services.worker import model_loading, model_weights
 from penstock.services.worker.gpu.compressed_layers import (
     CompressedLayers,
     Compression,
@@ -128,7 +128,7 @@ def test_without_a_gpu_of_the_kind_weights_stay_plain(monkeypatch: pytest.Monkey
 def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Plan memory for a model whose compressed weights leave room for 10 blocks of 40."""
     info = read_model_info(Path(tiny_folder("qwen3")))
-    model = model_loading.random_model(info, torch.float32, CPU, 0)
+    model = model_weights.random_model(info, torch.float32, CPU, 0)
     size = model_loading.block_bytes(model, 16)
 
     def budget(*arguments: object) -> int:

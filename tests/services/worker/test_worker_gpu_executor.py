@@ -34,7 +34,7 @@ from penstock.services.worker.gpu import shared_rows as rows_module
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.model_executor import ModelExecutor
-from penstock.services.worker.model_loading import load_model
+from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.dense import DenseConfig, dense_config, dense_weights
 from penstock.services.worker.slots import PlanError
 

@@ -32,7 +32,7 @@ from penstock.protocol.wire.messages.steps import (
 from penstock.protocol.wire.messages.tokens import Vector
 from penstock.services.worker.cpu_threads import StepThreads
 from penstock.services.worker.model_executor import Hidden, ModelExecutor
-from penstock.services.worker.model_loading import load_model
+from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.slots import PlanError, PlannedStep
 
 CPU = torch.device("cpu")

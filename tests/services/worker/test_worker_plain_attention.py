@@ -28,7 +28,7 @@ from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.model_executor import ModelExecutor
-from penstock.services.worker.model_loading import load_model
+from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.dense import DenseConfig
 from penstock.services.worker.plain_attention import (
     REFERENCE,

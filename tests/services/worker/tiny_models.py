@@ -97,6 +97,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {"sliding_window": 40, "num_hidden_layers": 4, "pad_token_id": 0}),
 }
 """One of each family that Llama's and Qwen's layers are not enough for."""
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {"n_positions": 1024}),
+    "gpt-neox": ("GPTNeoX", {}),
+    "gpt-bigcode": ("GPTBigCode", {"n_positions": 1024}),
+    "opt": ("OPT", {"word_embed_proj_dim": 64, "ffn_dim": 112, "pad_token_id": 0}),
+    "phi": ("Phi", {}),
+    "stablelm": ("StableLm", {}),
+    "nemotron": ("Nemotron", {}),
+    "olmo": ("Olmo", {"pad_token_id": 0}),
+    "seed-oss": ("SeedOss", {"head_dim": 16, "pad_token_id": 0}),
+    "arcee": ("Arcee", {}),
+    "helium": ("Helium", {"head_dim": 16, "pad_token_id": 0}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+}
+"""Models that transformers' own code computes."""
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}),
+    "falcon": ("Falcon", {}),
+    "mamba": ("Mamba", {}),
+    "jamba": ("Jamba", {}),
+    "gpt-oss": ("GptOss", {"head_dim": 16, "num_local_experts": 4}),
+    "deepseek-v3": ("DeepseekV3", {}),
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen3-untied": ("Qwen3", {"head_dim": 16, "attention_bias": True, "num_key_value_heads": 4}),
@@ -130,11 +153,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make_model(variant: str) -> Any:
     """The transformers model in fp32, with every weight random: also norms and biases."""
-    family, changes = (VARIANTS | FAMILIES)[variant]
+    family, changes = (VARIANTS | FAMILIES | OTHERS | REFUSED)[variant]
     kind = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
     config = getattr(transformers, kind)(**(SHARED | changes))
     torch.manual_seed(len(variant) * 7919 + ord(variant[-1]))
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{family}{head}")(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

@@ -42,11 +42,8 @@ class KVGroup:
         the names of its blocks begin with, to tell them from those of other groups."""
         self.window = spec.window
         """Positions that each position attends to, its own included; 0: all before it."""
-        self._size = block_size
+        self._spec, self._size, self._most_step = spec, block_size, most_step
         self._prefix = prefix
-        self._most = -(-(spec.window - 1 + most_step) // block_size) + 1
-        """Blocks that a sequence needs in one step at most, if there is a window: the positions
-        may begin anywhere in the first of them."""
 
     def name(self, digest: bytes) -> bytes:
         """Under which a block of this group is cached."""
@@ -57,13 +54,11 @@ class KVGroup:
 
     def blocks_behind(self, position: int) -> int:
         """Blocks at the beginning of a table that nothing from this position on attends to."""
-        if not self.window:
-            return 0
-        return max(0, position - self.window + 1) // self._size
+        return self._spec.blocks_behind(position, self._size)
 
     def needed(self, blocks: int) -> int:
         """How many blocks a table of this length holds at once, at most."""
-        return min(blocks, self._most) if self.window else blocks
+        return self._spec.needed(blocks, self._size, self._most_step)
 
     def longest(self, blocks: BlockManager, digests: list[bytes], most: int) -> int:
         """Blocks of the longest prefix that the cache holds whatever of it is needed to go on;

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 import msgspec
 
 from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
-from penstock.services.scheduler.kv_groups import ONE_FULL, check_groups, make_groups
+from penstock.services.scheduler.kv_groups import ONE_FULL, check_groups
 
 BLOCK_BYTES = 5
 """Bytes that a block's number takes in a plan, at most."""
@@ -59,18 +57,6 @@ class Limits(EngineSizes, frozen=True, array_like=True, gc=False):
     def layer_groups(self) -> list[LayerGroup]:
         """Groups of layers with a block table each."""
         return self.groups or ONE_FULL
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens that KV memory holds, of one sequence: groups with a window keep only a part."""
-        if not self.groups:
-            return self.num_blocks * self.block_size
-        groups = make_groups(self.groups, self.block_size, self.max_num_batched_tokens)
-        return self.block_size * bisect_right(
-            range(1, self.blocks_for(self.max_model_len) + 1),
-            self.num_blocks,
-            key=lambda length: sum(group.needed(length) for group in groups),
-        )
 
     @property
     def max_sequence_len(self) -> int:

@@ -116,7 +116,7 @@ def trial_capacity(capacity: EngineSizes) -> EngineSizes:
     """What an executor must hold for the steps that are measured, within another's capacity."""
     tokens = min(PREFILL_ROWS, capacity.max_num_batched_tokens, capacity.max_model_len)
     rows = min(ROWS, capacity.max_num_seqs, capacity.max_num_batched_tokens)
-    blocks = max(rows, -(-tokens // capacity.block_size))
+    blocks = max(1, len(capacity.groups)) * max(rows, -(-tokens // capacity.block_size))
     return msgspec.structs.replace(
         capacity,
         num_blocks=min(blocks, capacity.num_blocks),
@@ -135,10 +135,16 @@ class _Kind(Protocol):
 def decode_steps(executor: DirectExecutor, clock: Clock) -> Iterator[float | None]:
     """Decode steps of up to ``ROWS`` sequences, after two others."""
     capacity = executor.capacity
-    rows = min(ROWS, capacity.max_num_seqs, capacity.num_blocks, capacity.max_num_batched_tokens)
+    each = max(1, len(capacity.groups))
+    rows = min(
+        ROWS, capacity.max_num_seqs, capacity.num_blocks // each, capacity.max_num_batched_tokens
+    )
     steps = max(1, min(STEPS, capacity.block_size - 2, capacity.max_model_len - 2))
     token = np.zeros(1, "<i4").tobytes()
-    added = [NewSlot(slot, token, 1, 0, [slot], _GREEDY) for slot in range(rows)]
+    added = [
+        NewSlot(slot, token, 1, 0, list(range(slot * each, (slot + 1) * each)), _GREEDY)
+        for slot in range(rows)
+    ]
     chunks = [Chunk(slot, 0, 1, True, []) for slot in range(rows)]
     executor.execute(StepPlan(0, 1, True, [], added, [], chunks))
     yield None
@@ -154,7 +160,7 @@ def prefill_steps(executor: DirectExecutor, clock: Clock) -> Iterator[float | No
     """One prefill of ``PREFILL_ROWS`` tokens, or of as many as fit, after a small one."""
     capacity = executor.capacity
     most = min(capacity.max_num_batched_tokens, capacity.max_model_len)
-    most = min(PREFILL_ROWS, most, capacity.num_blocks * capacity.block_size)
+    most = min(PREFILL_ROWS, most, capacity.kv_tokens)
     for count in (1, most):
         begun = clock()
         executor.execute(prefill_plan(capacity, count))
@@ -166,7 +172,7 @@ def prefill_steps(executor: DirectExecutor, clock: Clock) -> Iterator[float | No
 def prefill_plan(capacity: EngineSizes, count: int) -> StepPlan:
     """A prompt of ``count`` tokens, alone."""
     ids = (np.arange(count, dtype=np.int64) % capacity.vocab_size).astype("<i4").tobytes()
-    blocks = list(range(-(-count // capacity.block_size)))
+    blocks = list(range(max(1, len(capacity.groups)) * -(-count // capacity.block_size)))
     new = NewSlot(0, ids, count, 0, blocks, _GREEDY)
     return StepPlan(0, 1, True, [], [new], [], [Chunk(0, 0, count, True, [])])
 
@@ -317,7 +323,7 @@ def agreeing(executor: LogitsExecutor, counts: list[int]) -> list[int]:
     those of one row, and of as many as are measured."""
     capacity = executor.capacity
     most = min(PREFILL_ROWS, capacity.max_num_batched_tokens, capacity.max_model_len)
-    most = min(most, capacity.num_blocks * capacity.block_size)
+    most = min(most, capacity.kv_tokens)
 
     def logits(count: int) -> list[torch.Tensor]:
         torch.set_num_threads(count)

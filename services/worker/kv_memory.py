@@ -8,42 +8,56 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks
+from penstock.services.worker.layer_groups import LayerGroups
 from penstock.services.worker.models.causal_model import KVCache
 from penstock.services.worker.models.specification import CacheSpecification
 
 
 class KVMemory:
-    """Keys and values; layers of one shape lie in one tensor."""
+    """Keys and values. A block holds as many layers as the largest group has."""
 
     def __init__(
         self,
         caches: Sequence[CacheSpecification],
+        grouped: LayerGroups,
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         """Raises ``MemoryError`` where the system does not promise so much."""
-        shapes = [(cache.num_kv_heads, cache.head_dim) for cache in caches]
+        shapes = block_shapes(caches, grouped)
         self._keys: list[Tensor] = []
-        """One for each shape: [layers, Hkv, num_blocks, block_size, D] …"""
+        """One for each distinct shape: [layers, Hkv, num_blocks, block_size, D] …"""
         self._values: list[Tensor] = []
         """… of both."""
         found: list[tuple[Tensor, Tensor] | None] = [None] * len(shapes)
         for kv_heads, dim in dict.fromkeys(shapes):
-            layers = [at for at, shape in enumerate(shapes) if shape == (kv_heads, dim)]
+            places = [at for at, shape in enumerate(shapes) if shape == (kv_heads, dim)]
             keys, values = (
-                allocate_kv_cache(len(layers), kv_heads, num_blocks, block_size, dim, dtype, device)
+                allocate_kv_cache(len(places), kv_heads, num_blocks, block_size, dim, dtype, device)
                 for _ in range(2)
             )
             self._keys.append(keys)
             self._values.append(values)
-            for at, key, value in zip(layers, keys, values, strict=True):
+            for at, key, value in zip(places, keys, values, strict=True):
                 found[at] = key, value
-        self.layers: KVCache = [layer for layer in found if layer is not None]
+        places_of_block = [place for place in found if place is not None]
+        self.layers: KVCache = [places_of_block[place] for _, place in grouped.places]
+        """For each layer of the model; layers of several groups share one, each in blocks of its
+        own."""
 
     def clear(self, blocks: list[int], keys: bool) -> None:
         """Zero these blocks' values in all layers; keys: their keys too."""
         fresh = torch.tensor(blocks, device=self._values[0].device)
         for cache in [*self._values, *self._keys] if keys else self._values:
             clear_blocks(cache, fresh)
+
+
+def block_shapes(
+    caches: Sequence[CacheSpecification], grouped: LayerGroups
+) -> list[tuple[int, int]]:
+    """KV heads and head size of each layer that a block holds."""
+    if grouped.groups:  # their layers are of one shape
+        return [(caches[0].num_kv_heads, caches[0].head_dim)] * grouped.layers
+    return [(cache.num_kv_heads, cache.head_dim) for cache in caches]

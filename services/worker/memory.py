@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
-from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
 
 EXTRA_BLOCKS = 2
 """Blocks of KV memory beside those of sequences; see ``ModelExecutor``."""
@@ -36,11 +38,16 @@ def blocks_for(tokens: int, block_size: int) -> int:
 
 
 def plan_capacity(
-    config: Config, info: ModelInfo, block_bytes: int, budget_bytes: int
+    config: Config,
+    info: ModelInfo,
+    block_bytes: int,
+    budget_bytes: int,
+    groups: Sequence[LayerGroup] = (),
 ) -> EngineSizes:
     """Decide the number of KV blocks and ``max_model_len``.
 
-    block_bytes: K and V of one block over all layers; budget_bytes: what is free for KV memory.
+    block_bytes: K and V of one block over all layers of a group; budget_bytes: what is free for KV
+    memory; groups: as in ``EngineSizes``.
     ``num_kv_blocks`` decides, else ``kv_cache_memory_bytes``, else the budget; never more than
     ``max_num_seqs`` sequences of ``max_model_len`` can use. Raises ``ConfigError`` that names
     both sides when ``max_model_len`` exceeds what the model or the KV memory allows.
@@ -53,11 +60,18 @@ def plan_capacity(
         )
     block_size = config.cache.block_size
     longest = given or info.max_model_len
-    useful = config.scheduler.max_num_seqs * blocks_for(longest, block_size)
     blocks, reason = _blocks(config, block_bytes, budget_bytes)
-    blocks = min(blocks, useful)
-    tokens = blocks * block_size
-    if blocks < 1:
+    capacity = EngineSizes(
+        num_blocks=blocks,
+        block_size=block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=longest,
+        vocab_size=info.vocab_size,
+        groups=list(groups),
+    )
+    tokens = capacity.kv_tokens
+    if tokens < 1:
         raise ConfigError(
             f"KV memory: {reason} holds no block of {block_size} tokens ({block_bytes} bytes); "
             "give more with --kv-cache-memory-bytes"
@@ -68,13 +82,9 @@ def plan_capacity(
             f"{block_size}, from {reason}); lower --max-model-len or raise "
             "--kv-cache-memory-bytes or --num-kv-blocks"
         )
-    return EngineSizes(
-        num_blocks=blocks,
-        block_size=block_size,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_model_len=min(longest, tokens),
-        vocab_size=info.vocab_size,
+    useful = capacity.max_num_seqs * capacity.sequence_blocks(longest)
+    return msgspec.structs.replace(
+        capacity, num_blocks=min(blocks, useful), max_model_len=min(longest, tokens)
     )
 
 

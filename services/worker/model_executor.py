@@ -35,8 +35,9 @@ from penstock.services.worker.cpu_threads import StepThreads, ThreadReview
 from penstock.services.worker.executor import DirectExecutor
 from penstock.services.worker.grammar_rows import GrammarRows, Masks, only
 from penstock.services.worker.kv_memory import KVMemory
+from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.memory import EXTRA_BLOCKS
-from penstock.services.worker.models.causal_model import CausalModel, distinct
+from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.placement import placement
 from penstock.services.worker.plain_attention import REFERENCE, PlainAttention
 from penstock.services.worker.pooling import pool_rows
@@ -96,24 +97,35 @@ class ModelExecutor(DirectExecutor):
         self.grammars = GrammarRows(capacity.max_num_seqs, model.vocab_size)
         self._adjuster = SlotAdjuster(capacity.max_num_seqs, model.vocab_size, model.device)
         blocks = capacity.num_blocks + EXTRA_BLOCKS
+        grouped = group_layers(model.caches)
+        if capacity.groups != grouped.groups:
+            raise ValueError("the capacity is not that of the model's groups of layers")
+        of_layers = [
+            (group, cache) for (group, _), cache in zip(grouped.places, model.caches, strict=True)
+        ]
+        distinct = list(dict.fromkeys(of_layers))
         caches = [
             AttendedCache(
+                group,
                 CacheShape(
                     cache.num_kv_heads, blocks, capacity.block_size, cache.head_dim,
                     cache.num_heads, model.dtype, exact, cache.window, cache.softcap,
                 ),
                 attention.of(cache),
             )
-            for cache in distinct(model.caches)
+            for group, cache in distinct
         ]  # fmt: skip
         rows = RowPadding(1, 1)
         if exact:
             packed, plain = RowPadding(1, PACKED_ROW_MINIMUM), RowPadding(ROW_MULTIPLE, 1)
             rows = packed if model.packed else plain
-        self._inputs = InputBuilder(self.slots, caches, rows, padding_block, model.device)
+        self._inputs = InputBuilder(
+            self.slots, caches, [distinct.index(each) for each in of_layers], rows, padding_block,
+            model.device,
+        )  # fmt: skip
         with torch.inference_mode():
             self._memory = KVMemory(
-                model.caches, blocks, capacity.block_size, model.dtype, model.device
+                model.caches, grouped, blocks, capacity.block_size, model.dtype, model.device
             )
         self._finite_keys = attention.finite_keys
 
@@ -151,8 +163,8 @@ class ModelExecutor(DirectExecutor):
                 self._adjuster.begin(plan.added, self.slots.adjustments, plan.prompts)
                 self.grammars.begin(plan.added, self.slots.adjustments)
                 self._start_masks(step)
-                if self.slots.fresh_blocks:
-                    self._memory.clear(self.slots.fresh_blocks, keys=self._finite_keys)
+                if self.slots.blocks.fresh:
+                    self._memory.clear(self.slots.blocks.fresh, keys=self._finite_keys)
                 hidden = self.hidden(step)
                 tokens, bad, logprobs, failures = self._choose(step, hidden)
                 not_finite, banned = (

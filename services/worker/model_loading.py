@@ -24,6 +24,8 @@ from penstock.services.worker.cpu_threads import (
 )
 from penstock.services.worker.executor import PLAIN_KERNELS
 from penstock.services.worker.grammar_rows import tokenizer_loader
+from penstock.services.worker.kv_memory import block_shapes
+from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.memory import (
     EXTRA_BLOCKS,
     blocks_for,
@@ -208,8 +210,9 @@ def choose_dtype(name: str, info: ModelInfo, device: torch.device) -> torch.dtyp
 
 
 def block_bytes(model: CausalModel, block_size: int) -> int:
-    """K and V of one block over all layers."""
-    per_token = sum(2 * cache.num_kv_heads * cache.head_dim for cache in model.caches)
+    """K and V of one block, which holds the layers of a group."""
+    shapes = block_shapes(model.caches, group_layers(model.caches))
+    per_token = sum(2 * kv_heads * dim for kv_heads, dim in shapes)
     return per_token * block_size * model.dtype.itemsize
 
 
@@ -229,7 +232,7 @@ def plan_memory(
     def planned() -> EngineSizes:
         budget = kv_budget(model, config, info, attention, compression)
         size = block_bytes(model, config.cache.block_size)
-        capacity = plan_capacity(config, info, size, budget)
+        capacity = plan_capacity(config, info, size, budget, group_layers(model.caches).groups)
         free = budget + EXTRA_BLOCKS * size
         check_fits(capacity, size, free_host_bytes() if model.device.type == "cpu" else free)
         return capacity
@@ -262,13 +265,15 @@ def kv_budget(
     if model.device.type == "cpu":
         tokens = min(tokens, CPU_PROFILE_TOKENS)
     block_size = config.cache.block_size
+    groups = group_layers(model.caches).groups
     capacity = EngineSizes(
-        num_blocks=blocks_for(tokens, block_size),
+        num_blocks=max(1, len(groups)) * blocks_for(tokens, block_size),
         block_size=block_size,
         max_num_seqs=1 if model.device.type == "cpu" else config.scheduler.max_num_seqs,
         max_num_batched_tokens=tokens,
         max_model_len=tokens,
         vocab_size=info.vocab_size,
+        groups=groups,
     )
     if model.device.type == "cpu":
         run_once(ModelExecutor(model, capacity), tokens)
@@ -292,7 +297,7 @@ def kv_budget(
 def run_once(executor: AnyExecutor, tokens: int) -> float:
     """Prefill one sequence of ``tokens`` tokens and drop it again; returns the seconds."""
     capacity = executor.capacity
-    blocks = list(range(blocks_for(tokens, capacity.block_size)))
+    blocks = list(range(max(1, len(capacity.groups)) * blocks_for(tokens, capacity.block_size)))
     ids = (np.arange(tokens, dtype=np.int64) % capacity.vocab_size).astype("<i4").tobytes()
     new = NewSlot(0, ids, tokens, 0, blocks, SlotSampling(1.0, 0, 1.0, 0).packed())
     begun = time.perf_counter()

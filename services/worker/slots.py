@@ -25,16 +25,14 @@ from penstock.protocol.wire.messages.steps import (
     SlotSampling,
     StepPlan,
 )
+from penstock.services.worker.block_tables import BlockTables, PlanError
 
+__all__ = ["PlanError", "SlotTable"]
 FREE, PREFILLING, DECODING = 0, 1, 2
 _UINT64 = (1 << 64) - 1
 _NEUTRAL = SlotSampling(0.0, 0, 1.0, 0)
 
 IntArray = npt.NDArray[np.int64]
-
-
-class PlanError(ValueError):
-    """A plan that cannot be executed: it contradicts the slots or the executor's capacity."""
 
 
 class PlannedChunk(NamedTuple):
@@ -72,17 +70,9 @@ class SlotTable:
         ``empty_block``: what stands in the entries that have no block."""
         self.capacity = capacity
         slots = capacity.max_num_seqs
-        self._max_blocks = -(-capacity.max_model_len // capacity.block_size)
-        width = -(-self._max_blocks // table_multiple) * table_multiple
-        self._empty_block = empty_block
-        self.block_table = np.full((slots, width), empty_block, np.int64)
-        self.fresh_blocks: list[int] = []
-        """Blocks handed out by the last plan of which no position is computed yet."""
+        self.blocks = BlockTables(capacity, table_multiple, empty_block)
         self.added: list[int] = []
         """Slots that the last plan filled."""
-        self.appended: list[tuple[int, int, list[int]]] = []
-        """What the last plan appended to block tables: slot, first index, blocks."""
-        self.num_blocks = np.zeros(slots, np.int64)
         self.position = np.zeros(slots, np.int64)
         """Positions whose K and V are in the cache: where the slot's next token goes."""
         self.last_token = np.zeros(slots, np.int64)
@@ -144,19 +134,19 @@ class SlotTable:
     def apply(self, plan: StepPlan) -> PlannedStep:
         """Change the slots as the plan says. Raises ``PlanError``; the slots are then undefined."""
         self._check_number(plan)
-        self.fresh_blocks = []
+        self.blocks.begin()
         self.added = [new.slot for new in plan.added]
-        self.appended = []
         for slot in plan.gone:
             self._free(slot)
         for new in plan.added:
             self._add(new)
             self._check_history(new, plan.prompts)
         if plan.grown:
-            self._grow(plan.grown)
+            self.blocks.grow(plan.grown)
         decoding = self.decoding()
         if len(decoding):
             self._check_decoding(decoding)
+            self.blocks.step_windows(decoding, self.position[decoding])
         chunks = [self._start_chunk(chunk) for chunk in plan.chunks]
         self._check_budget(len(decoding), chunks)
         sampling = [chunk.slot for chunk in chunks if chunk.sample]
@@ -174,6 +164,7 @@ class SlotTable:
         self.position[step.decoding] += 1
         for slot in step.sampled[len(step.decoding) :].tolist():
             self._state[slot] = DECODING
+            self.blocks.forget_behind(slot, int(self.position[slot]))
             self._known[slot] = None
             insort(self._order, slot)
             self._decoding = None
@@ -234,11 +225,10 @@ class SlotTable:
         self._known[slot], self._known_from[slot] = tokens, new.start
         self.position[slot] = new.num_computed
         self.num_output[slot] = length - new.prompt_len
-        self.num_blocks[slot] = 0
-        self.block_table[slot] = self._empty_block
+        self.blocks.clear(slot)
         computed = -(-new.num_computed // limits.block_size)
-        self._append_blocks(slot, new.blocks, computed)
-        if new.num_computed > len(new.blocks) * limits.block_size:
+        self.blocks.append(slot, new.blocks, computed)
+        if new.num_computed > self.blocks.length[slot] * limits.block_size:
             raise PlanError(f"slot {slot}: {new.num_computed} positions computed without blocks")
         if new.task:
             self._tasks[slot] = new.task
@@ -308,40 +298,14 @@ class SlotTable:
                 "not there"
             )
 
-    def _append_blocks(self, slot: int, blocks: list[int], computed: int = 0) -> None:
-        """``computed``: the first of these hold computed positions."""
-        if not blocks:
-            return
-        limit = self.capacity.num_blocks
-        if min(blocks) < 0 or max(blocks) >= limit:
-            raise PlanError(f"slot {slot}: blocks {min(blocks)} … {max(blocks)} of 0 … {limit - 1}")
-        have = int(self.num_blocks[slot])
-        if have + len(blocks) > self._max_blocks:
-            raise PlanError(
-                f"slot {slot}: {have + len(blocks)} blocks; a sequence of max_model_len "
-                f"{self.capacity.max_model_len} has {self._max_blocks}"
-            )
-        self.block_table[slot, have : have + len(blocks)] = blocks
-        self.num_blocks[slot] = have + len(blocks)
-        self.fresh_blocks += blocks[computed:]
-        self.appended.append((slot, have, blocks))
-
-    def _grow(self, grown: list[int]) -> None:
-        if len(grown) % 2:
-            raise PlanError(f"grown holds pairs (slot, block), got {len(grown)} numbers")
-        for slot, block in zip(grown[::2], grown[1::2], strict=True):
-            if self._state_of(slot) == FREE:
-                raise PlanError(f"slot {slot} grows, but nothing is in it")
-            self._append_blocks(slot, [block])
-
     def _check_decoding(self, slots: IntArray) -> None:
         position = self.position[slots]
-        short = position >= self.num_blocks[slots] * self.capacity.block_size
+        short = position >= self.blocks.length[slots] * self.capacity.block_size
         if short.any():
             slot = int(slots[short.argmax()])
             raise PlanError(
                 f"slot {slot}: no block for position {self.position[slot]}, it has "
-                f"{self.num_blocks[slot]} blocks of {self.capacity.block_size}"
+                f"{self.blocks.length[slot]} blocks of {self.capacity.block_size}"
             )
         if int(position.max()) >= self.capacity.max_model_len:
             slot = int(slots[position.argmax()])
@@ -364,11 +328,12 @@ class SlotTable:
             )
         if chunk.sample != (end == length):
             raise PlanError(f"slot {slot}: the chunk that reaches position {length - 1} samples")
-        self._append_blocks(slot, chunk.blocks)
-        if end > self.num_blocks[slot] * self.capacity.block_size:
+        self.blocks.append(slot, chunk.blocks)
+        self.blocks.forget_behind(slot, chunk.start)
+        if end > self.blocks.length[slot] * self.capacity.block_size:
             raise PlanError(
                 f"slot {slot}: no block for position {end - 1}, it has "
-                f"{self.num_blocks[slot]} blocks of {self.capacity.block_size}"
+                f"{self.blocks.length[slot]} blocks of {self.capacity.block_size}"
             )
         self.position[slot] = end
         first, past = chunk.start - skipped, end - skipped

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from penstock.kernels.attention_backend import CacheShape, PlannedBatch, QuerySpans
-from penstock.services.worker.models.causal_model import StepInputs
+from penstock.services.worker.models.causal_model import LayerInputs, StepInputs
 from penstock.services.worker.plain_attention import PlainAttention
 from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
 
@@ -26,8 +26,9 @@ class RowPadding(NamedTuple):
 
 
 class AttendedCache(NamedTuple):
-    """A distinct cache of the model, and what plans its attention."""
+    """What layers of one group read alike, and what plans their attention."""
 
+    group: int
     shape: CacheShape
     attention: PlainAttention
 
@@ -43,12 +44,14 @@ class InputBuilder:
         self,
         slots: SlotTable,
         caches: Sequence[AttendedCache],
+        layers: Sequence[int],
         rows: RowPadding,
         padding_block: int,
         device: torch.device,
     ) -> None:
+        """layers: for each layer of the model the index of its cache."""
         self._slots = slots
-        self._caches = caches
+        self._caches, self._layers = caches, layers
         self._block_size = caches[0].shape.block_size
         self._rows = rows
         self._device = device
@@ -61,16 +64,15 @@ class InputBuilder:
         """The common step: one row for each slot, all of them sampled."""
         slots = self._slots
         position = slots.position[decoding]
+        rows = np.arange(len(decoding), dtype=np.int64)
         return StepInputs(
             tokens=self._upload(slots.last_token[decoding], 0),
             positions=self._upload(position, 0),
-            slot_mapping=self._upload(self._slot_mapping(decoding, position), self._padding_slot),
-            attention=[
-                self._plan_single(
-                    cache, np.arange(len(decoding), dtype=np.int64), position, decoding
-                )
-                for cache in self._caches
-            ],
+            layers=self._of_layers(
+                decoding,
+                position,
+                [self._plan_single(cache, rows, position, decoding) for cache in self._caches],
+            ),
             sampled=None,
         )
 
@@ -91,10 +93,11 @@ class InputBuilder:
         return StepInputs(
             tokens=self._upload(np.concatenate(tokens), 0),
             positions=self._upload(position, 0),
-            slot_mapping=self._upload(
-                self._slot_mapping(np.concatenate(owners), position), self._padding_slot
+            layers=self._of_layers(
+                np.concatenate(owners),
+                position,
+                [self._plan_attention(cache, step, positions[0]) for cache in self._caches],
             ),
-            attention=[self._plan_attention(cache, step, positions[0]) for cache in self._caches],
             sampled=self._upload(np.concatenate(sampled), 0),
         )
 
@@ -102,9 +105,23 @@ class InputBuilder:
         """Rows of a step to make logits of, as many as a matrix product must have."""
         return self._upload(rows, 0)
 
-    def _slot_mapping(self, owners: IntArray, positions: IntArray) -> IntArray:
+    def _of_layers(
+        self, owners: IntArray, positions: IntArray, planned: list[Sequence[PlannedBatch]]
+    ) -> list[LayerInputs]:
+        """owners, positions: slot and position of each row; planned: for each cache."""
+        mappings = [
+            self._upload(self._slot_mapping(table, owners, positions), self._padding_slot)
+            for table in self._slots.blocks.tables
+        ]
+        inputs = [
+            LayerInputs(mappings[cache.group], batches)
+            for cache, batches in zip(self._caches, planned, strict=True)
+        ]
+        return [inputs[number] for number in self._layers]
+
+    def _slot_mapping(self, table: IntArray, owners: IntArray, positions: IntArray) -> IntArray:
         size = self._block_size
-        blocks: IntArray = self._slots.block_table[owners, positions // size]
+        blocks: IntArray = table[owners, positions // size]
         return blocks * size + positions % size
 
     def _upload(self, values: IntArray, filler: int) -> torch.Tensor:
@@ -136,7 +153,7 @@ class InputBuilder:
             )
         if chunks:
             first, starts, counts, slots = np.array(chunks, np.int64).T
-            spans = QuerySpans(first, starts, counts, self._slots.block_table[slots])
+            spans = QuerySpans(first, starts, counts, self._table(cache)[slots])
             batches += cache.attention.prefill.plan(spans, cache.shape, self._device)
         return batches
 
@@ -144,5 +161,8 @@ class InputBuilder:
         self, cache: AttendedCache, rows: IntArray, positions: IntArray, owners: IntArray
     ) -> Sequence[PlannedBatch]:
         """Spans of one row."""
-        spans = QuerySpans(rows, positions, None, self._slots.block_table[owners])
+        spans = QuerySpans(rows, positions, None, self._table(cache)[owners])
         return cache.attention.decode.plan(spans, cache.shape, self._device)
+
+    def _table(self, cache: AttendedCache) -> IntArray:
+        return self._slots.blocks.tables[cache.group]

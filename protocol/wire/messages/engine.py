@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import msgspec
 
 FULL_ATTENTION = "full"
@@ -19,6 +21,17 @@ class LayerGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``FULL_ATTENTION``: each position attends to all before it. ``WINDOW_ATTENTION``: to the
     latest ``window`` positions, its own included."""
     window: int = 0
+
+    def blocks_behind(self, position: int, block_size: int) -> int:
+        """Blocks at the beginning of a table that nothing from this position on attends to."""
+        return max(0, position - self.window + 1) // block_size if self.window else 0
+
+    def needed(self, blocks: int, block_size: int, most_step: int) -> int:
+        """How many blocks a table of this length holds at once, at most; most_step: positions that
+        one step computes of a sequence at most. They may begin anywhere in a block."""
+        if not self.window:
+            return blocks
+        return min(blocks, -(-(self.window - 1 + most_step) // block_size) + 1)
 
 
 class EngineSizes(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -40,6 +53,24 @@ class EngineSizes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     groups: list[LayerGroup] = []
     """Each has block tables of its own, and all draw on the same blocks; none: one group of full
     attention."""
+
+    def sequence_blocks(self, tokens: int) -> int:
+        """Blocks that a sequence of so many positions holds at once, at most, over all groups."""
+        length = -(-tokens // self.block_size)
+        groups = self.groups or [LayerGroup()]
+        most_step = self.max_num_batched_tokens
+        return sum(group.needed(length, self.block_size, most_step) for group in groups)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Positions of the longest sequence, up to ``max_model_len``, that KV memory holds, in
+        whole blocks."""
+        longest = -(-self.max_model_len // self.block_size)
+        return self.block_size * bisect_right(
+            range(1, longest + 1),
+            self.num_blocks,
+            key=lambda length: self.sequence_blocks(length * self.block_size),
+        )
 
 
 class StepShape(msgspec.Struct, frozen=True, array_like=True, gc=False):

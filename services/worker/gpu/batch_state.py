@@ -38,7 +38,7 @@ class BatchState:
     """Device arrays, each a view of one; see the attributes. Lists of slots end with -1."""
 
     def __init__(self, slots: SlotTable, device: torch.device) -> None:
-        count, width = slots.block_table.shape
+        count, width = slots.blocks.tables[0].shape
         self._slots = slots
         self._width = _padded(width, 4)
         self._places: dict[str, int] = {}
@@ -128,7 +128,7 @@ class BatchState:
         places: list[npt.NDArray[np.int64]] = []
         values: list[npt.NDArray[np.int64]] = []
         self._add_slots(step, places, values)
-        for slot, first, blocks in self._slots.appended:
+        for slot, first, blocks in self._slots.blocks.appended:
             begin = slot * self._width + first
             places.append(np.arange(begin, begin + len(blocks)))
             values.append(np.array(blocks, np.int64))

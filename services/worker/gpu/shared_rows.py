@@ -35,7 +35,7 @@ def shared_rows(slots: SlotTable, decoding: IntArray) -> SharedRows:
     """The group among the decoding slots that is worth it, or ``NOTHING``."""
     if len(decoding) < LEAST_ROWS:
         return NOTHING
-    table, size = slots.block_table, slots.capacity.block_size
+    table, size = slots.blocks.tables[0], slots.capacity.block_size
     blocks, counts = np.unique(table[decoding, 0], return_counts=True)
     if counts.max() < LEAST_ROWS:
         return NOTHING
@@ -50,7 +50,7 @@ def shared_rows(slots: SlotTable, decoding: IntArray) -> SharedRows:
 
 def _common_blocks(slots: SlotTable, members: IntArray, most: int) -> int:
     """How many entries, of the first ``most``, are the same in all members' block tables."""
-    table, first = slots.block_table, slots.block_table[members[0]]
+    table, first = slots.blocks.tables[0], slots.blocks.tables[0][members[0]]
     begin, columns = 0, _COLUMNS
     while begin < most:
         end = min(begin + columns, most)

@@ -15,6 +15,14 @@ KVCache = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, each [Hkv, num_blocks, block_size, D]."""
 
 
+class LayerInputs(NamedTuple):
+    """Where a layer's K and V go, and how it attends."""
+
+    slot_mapping: Tensor
+    """[N] int64, see ``write_kv``."""
+    attention: Sequence[PlannedBatch]
+
+
 class StepInputs(NamedTuple):
     """One step on the device. N rows: decode rows, then chunks, then padding."""
 
@@ -22,10 +30,8 @@ class StepInputs(NamedTuple):
     """[N] int64."""
     positions: Tensor
     """[N] int64."""
-    slot_mapping: Tensor
-    """[N] int64, see ``write_kv``."""
-    attention: Sequence[Sequence[PlannedBatch]]
-    """For each distinct cache of the model (see ``distinct``)."""
+    layers: Sequence[LayerInputs]
+    """For each layer; layers of one group that read their cache alike share one."""
     sampled: Tensor | None
     """int64: the rows whose logits are wanted; ``None``: all."""
 
@@ -63,8 +69,3 @@ class CausalModel(Protocol):
     def last_hidden(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
         """[len(rows), hidden]: behind the last norm, of some rows of what ``hidden`` returned;
         ``None``: of all."""
-
-
-def distinct(caches: Sequence[CacheSpecification]) -> list[CacheSpecification]:
-    """Each specification once, in the order of the layers."""
-    return list(dict.fromkeys(caches))

@@ -6,21 +6,18 @@ bits depend on nothing but its own sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from penstock.kernels import activation
 from penstock.kernels.attention import paged_attention
-from penstock.kernels.attention_backend import PlannedBatch
 from penstock.kernels.kv_cache import write_kv
 from penstock.kernels.layer_norm import layer_norm_fp32
 from penstock.kernels.linear import Linear
 from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import apply_rotary, cos_sin_table
-from penstock.services.worker.models.causal_model import KVCache, StepInputs, distinct
+from penstock.services.worker.models.causal_model import KVCache, LayerInputs, StepInputs
 from penstock.services.worker.models.specification import (
     Attention,
     CacheSpecification,
@@ -98,9 +95,9 @@ def _norm(norm: Norm | None, weights: NormWeights | None) -> _Norm | None:
 class _Layer:
     """One layer as it is computed: packed linears, norm weights in fp32."""
 
-    def __init__(self, layer: Layer, weights: LayerWeights, number: int) -> None:
+    def __init__(self, layer: Layer, weights: LayerWeights) -> None:
         attention, mlp = layer.attention, layer.mlp
-        self.attention, self.number = attention, number
+        self.attention = attention
         self.qkv = _linear(weights.qkv)
         self.output = _linear(weights.output)
         self.up = _linear(weights.up)
@@ -173,10 +170,9 @@ class Decoder:
         if self._lm_head is not None:
             return
         weights = self.weights
-        numbers = {cache: number for number, cache in enumerate(distinct(self.caches))}
         weights.layers.reverse()
-        for layer, cache in zip(layers, self.caches, strict=True):
-            self._layers.append(_Layer(layer, weights.layers.pop(), numbers[cache]))
+        for layer in layers:
+            self._layers.append(_Layer(layer, weights.layers.pop()))
         self._norm = _norm(self.specification.norm, weights.norm)
         self._lm_head = Linear(weights.lm_head)
         weights.lm_head = torch.empty(0)
@@ -222,9 +218,9 @@ class Decoder:
         if self._embedding_multiplier != 1.0:
             residual = residual * self._embedding_multiplier
         last = self._layers[-1]
-        for layer, kv in zip(self._layers, cache, strict=True):
+        for layer, kv, inputs in zip(self._layers, cache, step.layers, strict=True):
             x = residual if layer.input_norm is None else layer.input_norm(residual)
-            mixed = self._attention(x, layer, kv, step.slot_mapping, step.attention, tables)
+            mixed = self._attention(x, layer, kv, inputs, tables)
             if layer is last and rows is not None:
                 residual, mixed = residual.index_select(0, rows), mixed.index_select(0, rows)
                 x = x.index_select(0, rows) if layer.parallel else x
@@ -241,8 +237,7 @@ class Decoder:
         x: Tensor,
         layer: _Layer,
         kv: tuple[Tensor, Tensor],
-        slot_mapping: Tensor,
-        batches: Sequence[Sequence[PlannedBatch]],
+        inputs: LayerInputs,
         tables: Tables,
     ) -> Tensor:
         """Attention before its output projection: [N, Hq * D]."""
@@ -256,8 +251,8 @@ class Decoder:
             turned = _rotate(turned, part.rotary.dim, *tables[part.rotary])
         turned = turned.to(self.dtype)
         query, key = turned[:, :heads], turned[:, heads:]
-        write_kv(key, value, kv[0], kv[1], slot_mapping)
-        return paged_attention(query, kv[0], kv[1], batches[layer.number], part.scale)
+        write_kv(key, value, kv[0], kv[1], inputs.slot_mapping)
+        return paged_attention(query, kv[0], kv[1], inputs.attention, part.scale)
 
 
 def _at(table: Tensor, positions: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from penstock.kernels.attention import paged_attention
 from penstock.kernels.kv_cache import write_kv
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.checkpoint import Checkpoint
-from penstock.services.worker.models.causal_model import KVCache, StepInputs, distinct
+from penstock.services.worker.models.causal_model import KVCache, StepInputs
 from penstock.services.worker.models.specification import CacheSpecification
 
 PROBE_TOKENS = 5
@@ -73,8 +73,6 @@ class TransformersModel:
         with torch.inference_mode():
             self._probe()
         self.caches: Sequence[CacheSpecification] = [cache for cache, _ in self._layers]
-        numbers = {cache: number for number, cache in enumerate(distinct(self.caches))}
-        self._patterns = [numbers[cache] for cache in self.caches]
 
     def prepare(self, max_positions: int) -> None:
         """Raises ``BadModelFolder`` for positions that the modelling code treats by batch."""
@@ -136,13 +134,12 @@ class TransformersModel:
         if self._step is None:
             self._look(module, query, key, value, scale, sliding_window, softcap, others)
             return self._plain(query, key, value, scale, softcap), None
-        layer = module.layer_idx
-        keys, values = self._cache[layer]
+        keys, values = self._cache[module.layer_idx]
+        inputs = self._step.layers[module.layer_idx]
         write_kv(
-            key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, self._step.slot_mapping
+            key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, inputs.slot_mapping
         )
-        batches = self._step.attention[self._patterns[layer]]
-        mixed = paged_attention(query[0].transpose(0, 1), keys, values, batches, scale)
+        mixed = paged_attention(query[0].transpose(0, 1), keys, values, inputs.attention, scale)
         return mixed.view(1, rows, heads, dim), None
 
     def _look(

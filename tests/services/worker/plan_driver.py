@@ -8,6 +8,7 @@ from collections import deque
 import numpy as np
 
 from penstock.protocol.logprobs import PackedLogprobs
+from penstock.protocol.wire.messages.engine import NO_BLOCK, LayerGroup
 from penstock.protocol.wire.messages.steps import (
     Chunk,
     NewSlot,
@@ -30,7 +31,8 @@ class Sequence:
         self.sampling = sampling
         self.output: list[int] = []
         self.slot = -1
-        self.blocks: list[int] = []
+        self.tables: list[list[int]] = []
+        """For each group of layers."""
         self.computed = 0
         self.decoding = False
 
@@ -47,6 +49,7 @@ class PlanDriver:
         self.random = random.Random(seed)
         capacity = executor.capacity
         self.block_size = capacity.block_size
+        self.groups = capacity.groups or [LayerGroup()]
         self.free = list(range(capacity.num_blocks))
         self.random.shuffle(self.free)
         self.slots = list(range(capacity.max_num_seqs))
@@ -59,15 +62,26 @@ class PlanDriver:
         """By (prompt, first position of a chunk)."""
 
     def _take(self, sequence: Sequence, positions: int) -> list[int]:
-        count = -(-positions // self.block_size) - len(sequence.blocks)
-        taken = [self.free.pop() for _ in range(max(0, count))]
-        sequence.blocks += taken
+        """Blocks of all groups, as a plan names them; those ahead of the windows of the first
+        position that is computed are free from this step on."""
+        sequence.tables = sequence.tables or [[] for _ in self.groups]
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            for index in range(group.blocks_behind(sequence.computed, self.block_size)):
+                if index < len(table) and table[index] != NO_BLOCK:
+                    self.free.append(table[index])
+                    table[index] = NO_BLOCK
+        taken = []
+        for _ in range(-(-positions // self.block_size) - len(sequence.tables[0])):
+            for table in sequence.tables:
+                taken.append(self.free.pop())
+                table.append(taken[-1])
         return taken
 
     def _drop(self, sequence: Sequence) -> int:
-        self.free += sequence.blocks
+        held = [block for table in sequence.tables for block in table if block != NO_BLOCK]
+        self.free += held
         self.random.shuffle(self.free)
-        sequence.blocks, sequence.computed, sequence.decoding = [], 0, False
+        sequence.tables, sequence.computed, sequence.decoding = [], 0, False
         slot, sequence.slot = sequence.slot, -1
         self.slots.append(slot)
         return slot
@@ -133,9 +147,9 @@ class PlanDriver:
             for sequence in sorted(active, key=lambda s: s.slot):
                 if sequence.decoding:
                     budget -= 1
-                    sequence.computed += 1
-                    for block in self._take(sequence, sequence.computed):
+                    for block in self._take(sequence, sequence.computed + 1):
                         grown += [sequence.slot, block]
+                    sequence.computed += 1
                     rows.append(sequence)
             for sequence in active:
                 if sequence.decoding or budget < 1:

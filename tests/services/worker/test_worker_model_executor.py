@@ -31,6 +31,7 @@ from penstock.protocol.wire.messages.steps import (
 )
 from penstock.protocol.wire.messages.tokens import Vector
 from penstock.services.worker.cpu_threads import StepThreads
+from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.model_executor import Hidden, ModelExecutor
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.slots import PlanError, PlannedStep
@@ -55,8 +56,12 @@ def executor_for(
     longest: int = 512,
 ) -> Any:
     info = read_model_info(folder)
-    capacity = EngineSizes(blocks, block_size, slots, budget, longest, info.vocab_size)
-    return kind(load_model(info, dtype, CPU, silent), capacity)
+    model = load_model(info, dtype, CPU, silent)
+    groups = group_layers(model.caches).groups
+    capacity = EngineSizes(
+        blocks, block_size, slots, budget, longest, info.vocab_size, groups=groups
+    )
+    return kind(model, capacity)
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))

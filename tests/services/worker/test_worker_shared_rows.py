@@ -22,7 +22,7 @@ def table(contexts: list[tuple[int, int]], common: int) -> SlotTable:
         count = -(-(positions + 1) // SIZE)
         own = list(range(fresh, fresh + count))
         fresh += count
-        slots.block_table[slot, :count] = [*range(shared), *own][:count]
+        slots.blocks.tables[0][slot, :count] = [*range(shared), *own][:count]
         slots.position[slot] = positions
     return slots
 

@@ -126,7 +126,7 @@ def test_a_reused_slot_is_reset_whole() -> None:
     run(table, plan(2, gone=[0], added=[new(0, blocks=[9])], chunks=[Chunk(0, 0, 5, True, [])]))
     state = (table.temperature[0], table.top_k[0], table.top_p[0], table.seed[0], table.choice[0])
     assert state == (0.0, 0, 1.0, 0, 0)
-    assert (table.num_blocks[0], table.block_table[0, 0], table.num_output[0]) == (1, 9, 1)
+    assert (table.blocks.length[0], table.blocks.tables[0][0, 0], table.num_output[0]) == (1, 9, 1)
 
 
 def test_a_full_plan_drops_every_slot() -> None:

@@ -12,6 +12,7 @@ from tiny_models import FAMILIES, OTHERS, generated, some_prompts
 
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.models.registry import is_native
 from penstock.services.worker.models.transformers_model import (
@@ -36,7 +37,10 @@ def test_greedy_tokens_equal_those_of_transformers(variant: str, tiny_folder: Fo
     folder = tiny_folder(variant)
     info = read_model_info(folder)
     assert is_native(info) == (variant in FAMILIES)
-    executor = ModelExecutor(load(folder), EngineSizes(300, 8, 4, 64, 512, info.vocab_size))
+    model = load(folder)
+    groups = group_layers(model.caches).groups
+    capacity = EngineSizes(300, 8, 4, 64, 512, info.vocab_size, groups=groups)
+    executor = ModelExecutor(model, capacity)
     got = PlanDriver(executor, 1).run(prompts, 12, chunk=24, preemptions=3)
     assert got == generated(variant, prompts, 12)
 

@@ -1,0 +1,69 @@
+"""Which layers share a block table, so that layers with a window keep only their window.
+
+All groups draw on one pool of blocks, so a block has the same bytes in each: every group has as
+many layers, or fewer. Of a model with 4 full layers and 22 with a window, say, a block holds 4
+layers; one group has the full ones, six have the others. Source of the idea: vLLM's hybrid KV cache
+manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.protocol.wire.messages.engine import FULL_ATTENTION, WINDOW_ATTENTION, LayerGroup
+from penstock.services.worker.models.specification import CacheSpecification
+
+MOST_GROUPS = 8
+"""As many as a scheduler plans for."""
+_FULL_WEIGHT = 4
+"""A place of a block that no full layer uses costs as much as so many that no window layer uses:
+it is taken for every position of a sequence."""
+
+
+class LayerGroups(NamedTuple):
+    groups: list[LayerGroup]
+    """What the scheduler is told; nothing: one group of full attention."""
+    layers: int
+    """Layers of a block."""
+    places: list[tuple[int, int]]
+    """For each layer of the model its group, and its place in the group's blocks."""
+
+
+def group_layers(caches: Sequence[CacheSpecification]) -> LayerGroups:
+    """caches: what each layer keeps. Layers of different shapes are one group: then windows give
+    nothing back."""
+    shapes = {(cache.num_kv_heads, cache.head_dim) for cache in caches}
+    windows = sorted({cache.window for cache in caches})
+    if len(shapes) > 1 or windows == [0]:
+        return LayerGroups([], len(caches), [(0, number) for number in range(len(caches))])
+    of_window = {
+        window: [at for at, cache in enumerate(caches) if cache.window == window]
+        for window in windows
+    }
+    size = _layers_of_a_block([len(layers) for layers in of_window.values()], 0 in windows)
+    groups: list[LayerGroup] = []
+    places: dict[int, tuple[int, int]] = {}
+    for window, layers in of_window.items():
+        kind = WINDOW_ATTENTION if window else FULL_ATTENTION
+        for first in range(0, len(layers), size):
+            for place, layer in enumerate(layers[first : first + size]):
+                places[layer] = len(groups), place
+            groups.append(LayerGroup(kind, window))
+    return LayerGroups(groups, size, [places[layer] for layer in range(len(caches))])
+
+
+def _layers_of_a_block(counts: list[int], full: bool) -> int:
+    """The size with the least waste of those that give few enough groups; counts: layers of each
+    kind, those of full attention first if there are any."""
+
+    def waste(size: int) -> int:
+        unused = [-count % size for count in counts]
+        return sum(unused) + (_FULL_WEIGHT - 1) * unused[0] * full
+
+    sizes = [
+        size
+        for size in range(1, max(counts) + 1)
+        if sum(-(-count // size) for count in counts) <= MOST_GROUPS
+    ]
+    return min(sizes, key=lambda size: (waste(size), -size))

@@ -11,6 +11,11 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -51,6 +56,16 @@ def _model(architecture: str) -> PreTrainedModel:
         }
         config = LlamaConfig(**_SHAPE, tie_word_embeddings=False, rope_parameters=scaling)
         return LlamaForCausalLM(config)
+    if architecture == "gemma3":
+        layers = {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        }
+        return Gemma3ForCausalLM(
+            Gemma3TextConfig(**(_SHAPE | layers), head_dim=16, sliding_window=100)
+        )
+    if architecture == "gpt-neox":
+        return GPTNeoXForCausalLM(GPTNeoXConfig(**_SHAPE))
     raise ValueError(architecture)
 
 
@@ -80,12 +95,11 @@ def ids_of(text: str) -> list[int]:
 
 
 def transformers_choices(
-    folder: Path, architecture: str, prompts: list[list[int]], outputs: list[list[int]]
+    folder: Path, prompts: list[list[int]], outputs: list[list[int]]
 ) -> list[list[int]]:
     """The likeliest token after each prompt and after each token of its output but the last, by
     transformers in float32: the outputs themselves if and only if they are its greedy ones."""
-    kind = {"qwen3": Qwen3ForCausalLM, "qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}
-    model = kind[architecture].from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     choices = []
     with torch.inference_mode():
         for prompt, output in zip(prompts, outputs, strict=True):

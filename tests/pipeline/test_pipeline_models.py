@@ -56,8 +56,7 @@ def answers_are_its_own(sdk: openai.OpenAI, folder: Path) -> None:
         )  # fmt: skip
         assert answer.model == folder.name
         outputs.append(ids_of(answer.choices[0].text))
-    kind = ARCHITECTURES[folder.name]
-    assert transformers_choices(folder, kind, PROMPTS, outputs) == outputs
+    assert transformers_choices(folder, PROMPTS, outputs) == outputs
 
 
 def names(sdk: openai.OpenAI) -> list[str]:

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
-from penstock.kernels.gpu.head_norm import dot, turned_head, turned_heads
+from penstock.kernels.gpu.head_norm import Scores, capped, dot, turned_head, turned_heads
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 
 SHAPE = (32, 1, 4)
@@ -32,7 +32,6 @@ H200 from batch 8 on, and within 3 % at batch 1."""
 _PROGRAMS = 1056
 """Programs that keep an H200 (132 multiprocessors) busy: a row is split until there are so many."""
 _MOST_SPLITS = 32
-_LOG2_E = 1.4426950408889634
 
 
 @triton.jit
@@ -65,7 +64,8 @@ def _decode_kernel(
     table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, QUERIES: tl.constexpr,
     HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
-    PREFIX_PARTS: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
+    PREFIX_PARTS: tl.constexpr, NORM: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0)
@@ -82,7 +82,9 @@ def _decode_kernel(
     if slot < 0:
         return
     cached = tl.load(last_position + slot)
-    passed = 0  # positions that the shared prefix covers
+    passed = 0  # positions that the shared prefix covers, or that lie ahead of the window
+    if WINDOW:
+        passed = tl.maximum(cached + 1 - WINDOW, 0)
     if PREFIX_PARTS:
         passed = tl.load(prefix_lengths + slot)
     tiles = tl.cdiv(cached - passed, TILE)
@@ -114,7 +116,7 @@ def _decode_kernel(
         tl.store(value_cache + place + column, new_value)
         score = tl.sum(first.to(tl.float32) * new_first.to(tl.float32)[None, :], 1)
         score += tl.sum(second.to(tl.float32) * new_second.to(tl.float32)[None, :], 1)
-        top = score * scale
+        top = capped(score, scale, CAP)
         total = tl.full([QUERIES], 1.0, tl.float32)
         mixed = tl.zeros([QUERIES, dim], tl.float32) + new_value.to(tl.float32)[None, :]
         if PREFIX_PARTS:
@@ -141,7 +143,7 @@ def _decode_kernel(
             value_cache + place[:, None] + column[None, :], mask=inside[:, None], other=0.0
         )
         score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
-        score = tl.where(inside[None, :], score * scale, float("-inf"))
+        score = tl.where(inside[None, :], capped(score, scale, CAP), float("-inf"))
         highest = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp2(score - highest[:, None])
         decay = tl.exp2(top - highest)
@@ -221,8 +223,11 @@ def decode_attention(
     workspace: DecodeWorkspace,
     eps: float,
     prefix: SharedPrefix | None = None,
+    scores: Scores | None = None,
 ) -> None:
     """One token of each of N sequences.
+
+    scores: by default scaled by 1 / sqrt(D); with a window there is no prefix.
 
     prefix: what ``prefix_attention`` was called with just before, for the same rows.
 
@@ -238,12 +243,17 @@ def decode_attention(
     heads = all_heads - 2 * kv_heads
     shared = heads // kv_heads
     splits = splits_for(count, kv_heads)
+    made = scores or Scores(dim**-0.5)
+    if made.window and prefix:
+        raise ValueError("rows with a window share no prefix")
+    scale, cap = made.in_binary
     _decode_kernel[(count, kv_heads, splits)](
         qkv, rows, last_position, table, cos, sin, query_weight, key_weight, key_cache,
         value_cache, out, workspace.partial, workspace.sums, workspace.arrived,
         prefix and prefix.lengths, prefix and prefix.partial, prefix and prefix.sums,
-        dim**-0.5 * _LOG2_E, eps, table.stride(0), heads, kv_heads, shared,
+        scale, eps, table.stride(0), heads, kv_heads, shared,
         max(16, triton.next_power_of_2(shared)), dim // 2, block_size, SHAPE[0], splits,
-        parts_for(count, heads, kv_heads) if prefix else 0, query_weight is not None, EARLY,
+        parts_for(count, heads, kv_heads) if prefix else 0, query_weight is not None, made.window,
+        cap, EARLY,
         num_warps=SHAPE[1], num_stages=SHAPE[2], launch_pdl=EARLY,
     )  # fmt: skip

@@ -1,11 +1,31 @@
-"""Device functions that several kernels share: norm and rotation of heads, the right dot, a step of
-the online softmax."""
+"""Device functions that several kernels share: norm and rotation of heads, the right dot, scores,
+a step of the online softmax."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
+
+class Scores(NamedTuple):
+    """How a layer's scores are made: see ``specification.Attention``."""
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+    @property
+    def in_binary(self) -> tuple[float, float]:
+        """Scale and soft cap times log2(e)."""
+        return self.scale * LOG2_E, self.softcap * LOG2_E
+
+
+LOG2_E = 1.4426950408889634
+LOWEST = tl.constexpr(-1e30)
+"""The highest of no scores where a row may see nothing of a tile: finite, so that the weight of a
+hidden key is 0."""
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """The interpreter multiplies bf16 operands wrongly; there they are widened first."""
 
@@ -33,6 +53,17 @@ def weighted(score, value, top, total, mixed, scale):
     total = total * decay + tl.sum(weight, 1)
     mixed = mixed * decay[:, None] + dot(weight.to(value.dtype), value)
     return highest, total, mixed
+
+
+@triton.jit
+def capped(score, scale, CAP: tl.constexpr):
+    """Scores times ``scale``; with a soft cap CAP * tanh(score * scale / CAP). Both in units of the
+    binary logarithm: scale and CAP are multiplied by log2(e) already."""
+    if CAP:
+        # tanh(x) = 1 - 2 / (1 + exp(2 x))
+        return CAP - 2 * CAP / (1.0 + tl.exp(2.0 * score * (scale / CAP)))
+    else:
+        return score * scale
 
 
 @triton.jit

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
-from penstock.kernels.gpu.head_norm import dot, weighted
+from penstock.kernels.gpu.head_norm import LOWEST, Scores, capped, dot, weighted
 
 QUERY_TILE = 128
 # By (head size, bytes of a number): keys in a tile, warps, loads in flight. The first of each was
@@ -33,7 +33,6 @@ _SMALL = {
 }  # fmt: skip
 _LARGE_BYTES = 220 * 1024
 """Shared memory of a program that ``_LARGE`` needs: compute capability 9.0 and 10.0 have it."""
-_LOG2_E = 1.4426950408889634
 
 
 @triton.jit
@@ -41,7 +40,7 @@ def _tile_of_keys(
     query, top, total, mixed, entries, key_cache, value_cache, kv_head, start, limit, positions,
     scale,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     position = start + tl.arange(0, KEYS)
     column = tl.arange(0, DIM)
@@ -59,8 +58,14 @@ def _tile_of_keys(
         key = tl.load(key_cache + at)
         value = tl.load(value_cache + at)
     score = dot(query, tl.trans(key))
+    if CAP:
+        score = capped(score, scale, CAP)
+        scale = 1.0
     if MASKED:
-        score = tl.where(position[None, :] <= positions[:, None], score, float("-inf"))
+        seen = position[None, :] <= positions[:, None]
+        if WINDOW:
+            seen = seen & (position[None, :] > positions[:, None] - WINDOW)
+        score = tl.where(seen, score, float("-inf"))
     return weighted(score, value, top, total, mixed, scale)
 
 
@@ -68,7 +73,8 @@ def _tile_of_keys(
 def _prefill_kernel(
     queries, tiles, table, key_cache, value_cache, out, scale, table_stride, max_tiles,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     # Heads side by side share keys and values; the last tiles come first.
@@ -89,20 +95,33 @@ def _prefill_kernel(
     positions = first_position + row
     limit = first_position + count
     entries = table + slot * table_stride
-    top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, DIM], tl.float32)
     # Tiles that every query sees whole need no mask.
+    begin = 0
     whole = (first_position + 1) // KEYS * KEYS
-    for start in range(0, whole, KEYS):
+    if WINDOW:
+        top = tl.full([ROWS], LOWEST, tl.float32)
+        begin = tl.maximum(first_position + 1 - WINDOW, 0) // KEYS * KEYS
+        seen_by_all = tl.maximum(limit - WINDOW, 0)
+        edge = tl.minimum(tl.cdiv(seen_by_all, KEYS) * KEYS, whole)
+        for start in range(begin, edge, KEYS):
+            top, total, mixed = _tile_of_keys(
+                query, top, total, mixed, entries, key_cache, value_cache, kv_head, start, limit,
+                positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
+            )  # fmt: skip
+        begin = tl.maximum(begin, edge)
+    else:
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+    for start in range(begin, whole, KEYS):
         top, total, mixed = _tile_of_keys(
             query, top, total, mixed, entries, key_cache, value_cache, kv_head, start, limit,
-            positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, False,
+            positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, False, WINDOW, CAP,
         )  # fmt: skip
     for start in range(whole, limit, KEYS):
         top, total, mixed = _tile_of_keys(
             query, top, total, mixed, entries, key_cache, value_cache, kv_head, start, limit,
-            positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, True,
+            positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
         )  # fmt: skip
     result = mixed / total[:, None]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=(row < count)[:, None])
@@ -131,11 +150,13 @@ def prefill_attention(
     key_cache: Tensor,
     value_cache: Tensor,
     out: Tensor,
+    scores: Scores | None = None,
 ) -> None:
     """queries, out: [N, Hq, D], queries normed and rotated; tiles: [4, T] int32: first row, number
     of rows (at most ``QUERY_TILE``; 0: no tile), slot, position of the first row; num_tiles: how
     many of them to look at, in any order, but fastest with the most work last; table: [S, W] int32;
-    caches: [num_blocks, Hkv, block_size, D], contiguous. Rows of no tile are not written.
+    caches: [num_blocks, Hkv, block_size, D], contiguous; scores: by default scaled by 1 / sqrt(D).
+    Rows of no tile are not written.
     """
     _, heads, dim = queries.shape
     _, kv_heads, block_size, _ = key_cache.shape
@@ -145,8 +166,10 @@ def prefill_attention(
     if shape is None:
         raise ValueError(f"heads of {dim} numbers do not fit this device's shared memory")
     keys, warps, stages = shape
+    made = scores or Scores(dim**-0.5)
+    scale, cap = made.in_binary
     _prefill_kernel[(heads, num_tiles)](
-        queries, tiles, table, key_cache, value_cache, out, dim**-0.5 * _LOG2_E, table.stride(0),
-        tiles.shape[1], heads, kv_heads, dim, block_size, QUERY_TILE, keys, EARLY,
+        queries, tiles, table, key_cache, value_cache, out, scale, table.stride(0),
+        tiles.shape[1], heads, kv_heads, dim, block_size, QUERY_TILE, keys, made.window, cap, EARLY,
         num_warps=warps, num_stages=stages, launch_pdl=EARLY,
     )  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from triton_device import DEVICE
 
+from penstock.kernels.gpu.head_norm import Scores
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import RopeParameters, apply_rotary, cos_sin_table
@@ -74,17 +75,23 @@ class Paged:
         cos, sin = (table[positions].unsqueeze(1) for table in self.full_tables)
         return apply_rotary(heads, cos, sin).to(self.dtype)
 
-    def attend(self, queries: Tensor, index: int, start: int) -> Tensor:
-        """queries: [N, Hq, D] turned, at positions start …; each sees those up to its own.
-        [N, Hq, D] fp64."""
+    def attend(self, queries: Tensor, index: int, start: int, made: Scores | None = None) -> Tensor:
+        """queries: [N, Hq, D] turned, at positions start …; each sees those up to its own; made:
+        how scores are, by default scaled by 1 / sqrt(D). [N, Hq, D] fp64."""
+        made = made or Scores(self.case.dim**-0.5)
         count = len(queries)
         keys, values = self.context(index, start + count)
         shared = self.case.heads // self.case.kv_heads
         keys = keys.double().repeat_interleave(shared, 1)
         values = values.double().repeat_interleave(shared, 1)
-        scores = torch.einsum("nhd,lhd->nhl", queries.double(), keys) * self.case.dim**-0.5
+        scores = torch.einsum("nhd,lhd->nhl", queries.double(), keys) * made.scale
+        if made.softcap:
+            scores = made.softcap * torch.tanh(scores / made.softcap)
         own = torch.arange(start, start + count, device=DEVICE)[:, None, None]
-        scores.masked_fill_(torch.arange(start + count, device=DEVICE) > own, -torch.inf)
+        position = torch.arange(start + count, device=DEVICE)
+        scores.masked_fill_(position > own, -torch.inf)
+        if made.window:
+            scores.masked_fill_(position <= own - made.window, -torch.inf)
         return torch.einsum("nhl,lhd->nhd", scores.softmax(-1), values)
 
 

@@ -8,6 +8,7 @@ from paged_sequences import EPS, Case, Paged, tiles_of
 from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
+from penstock.kernels.gpu.head_norm import Scores
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
@@ -54,6 +55,67 @@ def test_decode_attention_equals_the_plain_computation(case: Case, dtype: torch.
         assert error(out[index : index + 1], wanted) < tolerance(dtype), f"{length} cached"
     assert out[count].isnan().all(), "padding is left alone"
     assert not workspace.arrived.any(), "ready for the next launch"
+
+
+MADE = [
+    (Case(4, 2, 32, 16, True, [1, 70, 39, 0]), Scores(0.1, window=40)),
+    (Case(4, 4, 32, 32, False, [130]), Scores(32**-0.5, window=1)),
+    (Case(2, 1, 64, 16, False, [15, 64]), Scores(0.3, softcap=2.0)),
+    (Case(4, 1, 32, 16, False, [15, 64]), Scores(0.3, 17, 2.0)),
+]
+MADE_ON_GPU = [
+    (Case(8, 4, 256, 16, False, [1, 4000, 4095 - 300, 33]), Scores(0.0625, 2048, 50.0)),
+    (Case(32, 8, 128, 16, False, [1, 2047, 3000, 33]), Scores(128**-0.5, 1024)),
+    (Case(8, 4, 256, 16, False, [1000, 2047]), Scores(0.0625, 0, 50.0)),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("case", "made"), MADE + MADE_ON_GPU if ON_GPU else MADE, ids=str)
+def test_windows_soft_caps_and_scales_of_decode_rows_equal_the_plain_computation(
+    case: Case, made: Scores, dtype: torch.dtype
+) -> None:
+    paged = Paged(case, dtype, room=1)
+    count, heads, kv_heads = len(case.lengths), case.heads, case.kv_heads
+    qkv = paged.rand(count, heads + 2 * kv_heads, case.dim)
+    rows = torch.arange(count, dtype=torch.int32, device=DEVICE)
+    position = torch.tensor(case.lengths, dtype=torch.int32, device=DEVICE)
+    out = torch.full((count, heads, case.dim), float("nan"), dtype=dtype, device=DEVICE)
+    workspace = decode_workspace(count, heads, kv_heads, case.dim, DEVICE)
+    decode_attention(
+        qkv, rows, position, paged.table, paged.cos, paged.sin, paged.query_weight,
+        paged.key_weight, paged.keys, paged.values, out, workspace, EPS, scores=made,
+    )  # fmt: skip
+    query = paged.turned(qkv[:, :heads], paged.query_weight, position)
+    for index, length in enumerate(case.lengths):
+        wanted = paged.attend(query[index : index + 1], index, length, made)
+        assert error(out[index : index + 1], wanted) < tolerance(dtype), f"{length} cached"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("case", "made"), MADE + MADE_ON_GPU if ON_GPU else MADE, ids=str)
+def test_windows_soft_caps_and_scales_of_chunks_equal_the_plain_computation(
+    case: Case, made: Scores, dtype: torch.dtype
+) -> None:
+    lengths = case.lengths
+    sizes = ([1, 300, 257, 128] if ON_GPU else [1, 140, 9, 30])[: len(lengths)]
+    paged = Paged(case, dtype, room=max(sizes))
+    heads, total = case.heads, sum(sizes)
+    queries = paged.rand(total, heads, case.dim)
+    for index, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
+        blocks, offsets = paged.places(index, length + size)
+        for cache in (paged.keys, paged.values):
+            cache[blocks, :, offsets] = paged.rand(length + size, case.kv_heads, case.dim)
+    out = torch.full_like(queries, float("nan"))
+    tiles = tiles_of(lengths, sizes)
+    prefill_attention(
+        queries, tiles, tiles.shape[1], paged.table, paged.keys, paged.values, out, made
+    )
+    row = 0
+    for index, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
+        wanted = paged.attend(queries[row : row + size], index, length, made)
+        assert error(out[row : row + size], wanted) < tolerance(dtype), f"{size} after {length}"
+        row += size
 
 
 SHARING = [

@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.activation import silu_and_mul
+from penstock.kernels.gpu.activation import gated_product
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, few_rows_linear
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
@@ -185,7 +185,7 @@ def _add_norm(maker: Maker, rows: int) -> Call:
 def _silu(maker: Maker, rows: int) -> Call:
     inner = maker.config.intermediate_size
     gate_up, out = maker.normal(rows, 2 * inner), maker.normal(rows, inner)
-    return lambda: silu_and_mul(gate_up, out)
+    return lambda: gated_product(gate_up, out)
 
 
 class _Paged:

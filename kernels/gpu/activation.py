@@ -1,4 +1,4 @@
-"""SiLU(gate) * up on the GPU. Reference: ``penstock.kernels.activation``.
+"""activation(gate) * up on the GPU. Reference: ``penstock.kernels.activation``.
 
 Reads 2 I and writes I values a row; bound by bandwidth.
 """
@@ -14,10 +14,15 @@ from penstock.kernels.gpu.early_launch import EARLY, begin_early
 _BLOCK = 1024
 
 
+_GELU_SLOPE = tl.constexpr(1.5957691216057308)
+"""2 sqrt(2 / pi)."""
+
+
 @triton.jit
-def _silu_and_mul_kernel(
-    gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
-):
+def _gated_kernel(
+    gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -25,15 +30,20 @@ def _silu_and_mul_kernel(
     source = gate_up + row * 2 * WIDTH + column
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    result = gate / (1.0 + tl.exp(-gate)) * up
+    slope = gate
+    if GELU:
+        slope = _GELU_SLOPE * (gate + 0.044715 * gate * gate * gate)
+    result = gate / (1.0 + tl.exp(-slope)) * up
     tl.store(out + row * WIDTH + column, result.to(out.dtype.element_ty), mask=inside)
 
 
-def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
-    """gate_up: [N, 2 * I] contiguous, gate first; out: [N, I] contiguous, of the same type."""
+def gated_product(gate_up: Tensor, out: Tensor, activation: str = "silu") -> None:
+    """gate_up: [N, 2 * I] contiguous, gate first; out: [N, I] contiguous, of the same type;
+    activation: silu or gelu_tanh."""
     rows, width = out.shape
     if rows:
         grid = (rows, triton.cdiv(width, _BLOCK))
-        _silu_and_mul_kernel[grid](
-            gate_up, out, width, _BLOCK, EARLY, num_warps=4, launch_pdl=EARLY
-        )
+        _gated_kernel[grid](
+            gate_up, out, width, _BLOCK, activation == "gelu_tanh", EARLY, num_warps=4,
+            launch_pdl=EARLY,
+        )  # fmt: skip

@@ -130,15 +130,16 @@ class HopperDecodeAttention:
         norm: bool,
         eps: float,
         prefix: SharedPrefix | None = None,
+        scale: float | None = None,
     ) -> None:
         """keys, values: [L, num_blocks, Hkv, block_size, D], contiguous; heads: Hq; max_rows: of a
         step, at least 1; norm: whether queries and keys are normed, with eps; prefix: what the
-        rows of a step may share.
+        rows of a step may share; scale: of scores, by default 1 / sqrt(D).
 
         Raises what Triton raises where it cannot compile or load the kernels.
         """
         self._heads, self._kv_heads, self._dim = heads, keys.shape[2], keys.shape[4]
-        self._eps, self._scale = eps, keys.shape[4] ** -0.5 * _LOG2_E
+        self._eps, self._scale = eps, (scale or keys.shape[4] ** -0.5) * _LOG2_E
         self._caches = list(zip(keys, values, strict=True))
         self._shared = heads // self._kv_heads
         self.least_rows = 1 if self._shared <= MOST_SHARED_BY_FEW else MANY_ROWS

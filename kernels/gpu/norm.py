@@ -1,4 +1,4 @@
-"""RMSNorm on the GPU, alone and after adding to the residual stream.
+"""RMSNorm on the GPU, alone, and after adding to the residual stream what may be normed itself.
 
     y = x / sqrt(mean(x²) + eps) * weight           reference: ``penstock.kernels.rms_norm``
 
@@ -29,6 +29,29 @@ def _rms_norm_kernel(
     scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
     result = value * scale * factor
     tl.store(out + row * WIDTH + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_normed_kernel(
+    x, own_weight, residual, weight, out, eps,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, PADDED)
+    inside = column < WIDTH
+    own = tl.load(own_weight + column, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    begin_early(EARLY)
+    at = row * WIDTH + column
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    value = value * tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps) * own
+    value = value.to(residual.dtype.element_ty).to(tl.float32)
+    value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    rounded = value.to(residual.dtype.element_ty)
+    tl.store(residual + at, rounded, mask=inside)
+    value = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
+    tl.store(out + at, (value * scale * factor).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -63,6 +86,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     if rows:
         _rms_norm_kernel[(rows,)](
             x, weight, out, eps, width, triton.next_power_of_2(width), EARLY,
+            num_warps=_warps(width), launch_pdl=EARLY,
+        )  # fmt: skip
+
+
+def add_normed(
+    x: Tensor, own_weight: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor
+) -> None:
+    """``residual += rms_norm(x, own_weight)``, both rounded to its type, then out =
+    rms_norm(residual, weight). x, residual, out: [N, D], contiguous; weights: [D]."""
+    rows, width = residual.shape
+    if rows:
+        _add_normed_kernel[(rows,)](
+            x, own_weight, residual, weight, out, eps, width, triton.next_power_of_2(width), EARLY,
             num_warps=_warps(width), launch_pdl=EARLY,
         )  # fmt: skip
 

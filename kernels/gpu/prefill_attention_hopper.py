@@ -254,8 +254,11 @@ class HopperPrefillAttention:
     that record it.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, queries: Tensor) -> None:
-        """keys, values: [L, num_blocks, Hkv, block_size, D], queries: [T, Hq, D]; contiguous.
+    def __init__(
+        self, keys: Tensor, values: Tensor, queries: Tensor, scale: float | None = None
+    ) -> None:
+        """keys, values: [L, num_blocks, Hkv, block_size, D], queries: [T, Hq, D]; contiguous;
+        scale: what scores are multiplied by, by default 1 / sqrt(D).
 
         Raises what Triton raises where it cannot compile or load the kernel.
         """
@@ -267,7 +270,7 @@ class HopperPrefillAttention:
         properties = torch.cuda.get_device_properties(keys.device)
         self._multiprocessors = properties.multi_processor_count
         self._caches = cache_boxes(keys, values)
-        self._scale = dim**-0.5 * _LOG2_E
+        self._scale = (scale or dim**-0.5) * _LOG2_E
         self._constants = (
             heads, kv_heads, dim, block_size, _KEYS, _STAGES, _GROUP_REGISTERS, _FETCH_REGISTERS,
         )  # fmt: skip

@@ -223,8 +223,10 @@ def prefix_attention(
     key_cache: Tensor,
     value_cache: Tensor,
     eps: float,
+    scale: float | None = None,
 ) -> None:
-    """The part of each row that shares the prefix; arguments as ``decode_attention``'s.
+    """The part of each row that shares the prefix; arguments as ``decode_attention``'s; scale: by
+    default 1 / sqrt(D).
 
     Raises ``ValueError`` for more heads than a program has room for (``why_not``).
     """
@@ -235,11 +237,12 @@ def prefix_attention(
     if reason := why_not(shared):
         raise ValueError(f"attention over a shared prefix {reason}")
     parts = parts_for(count, heads, kv_heads)
+    scale = (scale or dim**-0.5) * _LOG2_E
     tile = SHAPE.tile // 2 if dim * qkv.element_size() > 256 else SHAPE.tile
     _prefix_kernel[(_row_tiles(count, shared), kv_heads, parts)](
         qkv, rows, last_position, prefix.slot, prefix.lengths, table, cos, sin, query_weight,
-        key_cache, value_cache, prefix.partial, prefix.sums, count, dim**-0.5 * _LOG2_E, eps,
-        table.stride(0), heads, kv_heads, shared, triton.next_power_of_2(shared),
+        key_cache, value_cache, prefix.partial, prefix.sums, count,
+        scale, eps, table.stride(0), heads, kv_heads, shared, triton.next_power_of_2(shared),
         SHAPE.queries, dim // 2, block_size, tile, query_weight is not None, EARLY,
         num_warps=SHAPE.warps, num_stages=SHAPE.stages, launch_pdl=EARLY,
     )  # fmt: skip

@@ -217,16 +217,24 @@ class HopperPrefixAttention:
     """
 
     def __init__(
-        self, keys: Tensor, values: Tensor, heads: int, norm: bool, eps: float, prefix: SharedPrefix
+        self,
+        keys: Tensor,
+        values: Tensor,
+        heads: int,
+        norm: bool,
+        eps: float,
+        prefix: SharedPrefix,
+        scale: float | None = None,
     ) -> None:
         """keys, values: [L, num_blocks, Hkv, block_size, D], contiguous; heads: Hq; norm: whether
-        queries are normed, with eps; prefix: where the rows' parts go.
+        queries are normed, with eps; prefix: where the rows' parts go; scale: of scores, by default
+        1 / sqrt(D).
 
         Raises what Triton raises where it cannot compile or load the kernel.
         """
         _, _, kv_heads, block_size, dim = keys.shape
         self._heads, self._kv_heads, self._prefix = heads, kv_heads, prefix
-        self._scale, self._eps = dim**-0.5 * _LOG2_E, eps
+        self._scale, self._eps = (scale or dim**-0.5) * _LOG2_E, eps
         self._padded = triton.next_power_of_2(heads // kv_heads)
         self._caches = cache_boxes(keys, values)
         self._constants = (

@@ -40,7 +40,7 @@ def scatter(state: Tensor, changes: Tensor, count: int) -> None:
 @triton.jit
 def _embed_kernel(
     table, tokens, rows, last_token, out,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, MULTIPLIER: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         # In this order: behind the next kernel may be one that reads, before it waits, what the
@@ -55,20 +55,29 @@ def _embed_kernel(
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
     value = tl.load(table + token.to(tl.int64) * WIDTH + column, mask=inside)
+    if MULTIPLIER != 1.0:
+        value = (value.to(tl.float32) * MULTIPLIER).to(value.dtype)
     tl.store(out + row * WIDTH + column, value, mask=inside)
 
 
-def embed(table: Tensor, tokens: Tensor, rows: Tensor, last_token: Tensor, out: Tensor) -> None:
+def embed(
+    table: Tensor,
+    tokens: Tensor,
+    rows: Tensor,
+    last_token: Tensor,
+    out: Tensor,
+    multiplier: float = 1.0,
+) -> None:
     """Embeddings of N rows: of ``tokens``, or of the last token of the row's slot where it is -1.
 
     table: [V, H]; tokens: [N] int32; rows: int32, read where a token is -1, slot -1 is padding;
-    last_token: [slots] int32; out: [N, H] contiguous.
+    last_token: [slots] int32; out: [N, H] contiguous, multiplied by ``multiplier``.
     """
     count, width = out.shape
     if count:
         _embed_kernel[(count,)](
             table, tokens, rows, last_token, out, width, triton.next_power_of_2(width),
-            EARLY, num_warps=4, launch_pdl=EARLY,
+            float(multiplier), EARLY, num_warps=4, launch_pdl=EARLY,
         )  # fmt: skip
 
 

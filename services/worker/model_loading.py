@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import read_machine
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
-from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.cpu_threads import (
     StepThreads,
@@ -37,7 +37,7 @@ from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import Loaded, Progress, make_model
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
-from penstock.services.worker.models.dense import dense_config, dense_weights
+from penstock.services.worker.models.dense import DenseModel, dense_config, dense_model
 from penstock.services.worker.plain_attention import (
     REFERENCE,
     PlainAttention,
@@ -71,13 +71,17 @@ def load_model_executor(
     cores = read_machine().physical_cores
     torch.set_num_threads(config.device.threads or cores)
     model = make_model(config, info, dtype, device, progress, loaded)
-    attention = plain_attention(model, config.cache.block_size)
-    compression = choose_compression(model, config, progress)
+    kernels = kernels_for(model, config.cache.block_size)
+    if isinstance(kernels, str):
+        subject = LoadedModel(model, kernels, plain_attention(model, config.cache.block_size))
+    else:
+        compression = choose_compression(kernels, config, progress)
+        subject = LoadedModel(model, kernels, compression=compression)
     progress("measuring a step")
-    capacity = plan_memory(model, config, info, attention, compression)
+    capacity = plan_memory(subject, config, info)
     progress(f"taking KV memory for {capacity.num_blocks} blocks")
     try:
-        executor = make_executor(model, capacity, attention, compression)
+        executor = subject.executor(capacity)
     except MemoryError as failure:
         raise ConfigError(
             f"KV memory for {capacity.num_blocks} blocks: {failure}; lower --num-kv-blocks or "
@@ -90,8 +94,7 @@ def load_model_executor(
         by_others = "" if isinstance(model, Decoder) else f"{BY_TRANSFORMERS}; "
         executor.summary = by_others + threads
     elif isinstance(executor, ModelExecutor):
-        reason = why_plain(model, capacity.block_size)
-        executor.summary = f"{PLAIN_KERNELS}: {reason}; {attention.summary}"
+        executor.summary = f"{PLAIN_KERNELS}: {subject.kernels}; {subject.attention.summary}"
         run_once(executor, 1)
     else:
         progress("compiling kernels and capturing graphs")
@@ -100,69 +103,80 @@ def load_model_executor(
     return executor
 
 
-def why_plain(model: CausalModel, block_size: int) -> str:
-    """Why a model on a CUDA device cannot have our kernels; empty if it can."""
+def kernels_for(model: CausalModel, block_size: int) -> DenseModel | str:
+    """The model in the form of our kernels for GPUs, or why it is computed without them.
+
+    Its weights are in that form from then on.
+    """
+    if model.device.type == "cpu":
+        return "computed on a CPU"
     if not isinstance(model, Decoder):
         return BY_TRANSFORMERS
     config = dense_config(model.specification)
     if isinstance(config, str):
-        return f"the kernels lack what this model has: {config}"
-    dim = config.head_dim
-    if dim & (dim - 1) or not 32 <= dim <= 256:
-        return f"heads of {dim}; the kernels take 32, 64, 128 and 256"
+        return f"the kernels lack {config}"
     from penstock.kernels.gpu.prefill_attention import shape_for, shared_bytes
 
+    dim = config.head_dim
     if shape_for(dim, model.dtype.itemsize, shared_bytes()) is None:
         return f"heads of {dim} in {model.dtype} need more shared memory than this device has"
     if block_size & (block_size - 1):
         return f"blocks of {block_size}; the kernels take powers of two"
-    return ""
+    return dense_model(model.specification, model.weights)
 
 
 def plain_attention(model: CausalModel, block_size: int) -> PlainAttention:
     """What attends if the model has no kernels of ours."""
-    if model.device.type == "cpu" or not why_plain(model, block_size):
-        return REFERENCE
     full = [cache for cache in model.caches if not (cache.window or cache.softcap)]
-    if not full:
+    if model.device.type == "cpu" or not full:
         return REFERENCE
     return choose_plain_attention(full[0], model.dtype, block_size, model.device)
 
 
-def choose_compression(
-    model: CausalModel, config: Config, progress: Progress
-) -> Compression | None:
-    """Compressed weights for a model that our kernels compute; ``None`` for others."""
-    plain = model.device.type == "cpu" or why_plain(model, config.cache.block_size)
-    if plain or not isinstance(model, Decoder):
-        return None
+def choose_compression(kernels: DenseModel, config: Config, progress: Progress) -> Compression:
+    """Compressed weights for a model that our kernels compute."""
     from penstock.services.worker.gpu.compressed_layers import compress_layers, no_compression
 
     if config.loading.compress_weights == "never":
         return no_compression("--compress-weights never")
     progress("compressing weights")
     with torch.inference_mode():
-        return compress_layers(
-            dense_weights(model.weights), config.cache.gpu_memory_utilization * config.cache.share()
-        )
+        share = config.cache.gpu_memory_utilization * config.cache.share()
+        return compress_layers(kernels.weights, share)
 
 
-def make_executor(
-    model: CausalModel,
-    capacity: EngineSizes,
-    attention: PlainAttention,
-    compression: Compression | None = None,
-) -> AnyExecutor:
-    """The executor for the model's device; compression: for one that has kernels of ours."""
-    plain = model.device.type == "cpu" or why_plain(model, capacity.block_size)
-    if plain or not isinstance(model, Decoder):
-        return ModelExecutor(model, capacity, attention)
-    config = dense_config(model.specification)
-    if isinstance(config, str):
-        raise TypeError(f"kernels were chosen for a model that has {config}")
-    from penstock.services.worker.gpu.executor import GpuExecutor
+class LoadedModel(NamedTuple):
+    """A model, and what computes it."""
 
-    return GpuExecutor(config, dense_weights(model.weights), capacity, compression)
+    model: CausalModel
+    kernels: DenseModel | str
+    """``kernels_for`` it."""
+    attention: PlainAttention = REFERENCE
+    """If it has no kernels."""
+    compression: Compression | None = None
+    """If it has."""
+
+    def executor(self, capacity: EngineSizes) -> AnyExecutor:
+        if isinstance(self.kernels, str):
+            return ModelExecutor(self.model, capacity, self.attention)
+        from penstock.services.worker.gpu.executor import GpuExecutor
+
+        return GpuExecutor(*self.kernels, capacity, self.compression)
+
+    @property
+    def groups(self) -> list[LayerGroup]:
+        """Groups of layers with a block table each; our kernels for GPUs know of one."""
+        return group_layers(self.model.caches).groups if isinstance(self.kernels, str) else []
+
+    def block_bytes(self, block_size: int) -> int:
+        """K and V of one block, which holds the layers of a group."""
+        if isinstance(self.kernels, str):
+            shapes = block_shapes(self.model.caches, group_layers(self.model.caches))
+            numbers = sum(2 * kv_heads * dim for kv_heads, dim in shapes)
+        else:
+            made = self.kernels.config
+            numbers = 2 * made.num_layers * made.num_kv_heads * made.head_dim
+        return numbers * block_size * self.model.dtype.itemsize
 
 
 def set_threads(executor: ModelExecutor, model: CausalModel, given: int | None, cores: int) -> str:
@@ -209,32 +223,21 @@ def choose_dtype(name: str, info: ModelInfo, device: torch.device) -> torch.dtyp
     return _DTYPES[chosen]
 
 
-def block_bytes(model: CausalModel, block_size: int) -> int:
-    """K and V of one block, which holds the layers of a group."""
-    shapes = block_shapes(model.caches, group_layers(model.caches))
-    per_token = sum(2 * kv_heads * dim for kv_heads, dim in shapes)
-    return per_token * block_size * model.dtype.itemsize
-
-
-def plan_memory(
-    model: CausalModel,
-    config: Config,
-    info: ModelInfo,
-    attention: PlainAttention,
-    compression: Compression | None,
-) -> EngineSizes:
+def plan_memory(subject: LoadedModel, config: Config, info: ModelInfo) -> EngineSizes:
     """What the executor may hold, after a measured step.
 
     Compressed weights are dropped where the KV memory that is asked for, or a sequence of the
     model's length, has no room beside them. Raises ``ConfigError`` where it has none anyway.
     """
+    compression = subject.compression
 
     def planned() -> EngineSizes:
-        budget = kv_budget(model, config, info, attention, compression)
-        size = block_bytes(model, config.cache.block_size)
-        capacity = plan_capacity(config, info, size, budget, group_layers(model.caches).groups)
+        budget = kv_budget(subject, config, info)
+        size = subject.block_bytes(config.cache.block_size)
+        capacity = plan_capacity(config, info, size, budget, subject.groups)
         free = budget + EXTRA_BLOCKS * size
-        check_fits(capacity, size, free_host_bytes() if model.device.type == "cpu" else free)
+        on_host = subject.model.device.type == "cpu"
+        check_fits(capacity, size, free_host_bytes() if on_host else free)
         return capacity
 
     cache, longest = config.cache, config.model.max_model_len or info.max_model_len
@@ -252,41 +255,35 @@ def plan_memory(
     return planned() if again else capacity
 
 
-def kv_budget(
-    model: CausalModel,
-    config: Config,
-    info: ModelInfo,
-    attention: PlainAttention,
-    compression: Compression | None = None,
-) -> int:
+def kv_budget(subject: LoadedModel, config: Config, info: ModelInfo) -> int:
     """Bytes left for KV memory, after a step of the largest size was measured."""
     longest = config.model.max_model_len or info.max_model_len
     tokens = min(config.scheduler.max_num_batched_tokens, longest, info.max_model_len)
-    if model.device.type == "cpu":
+    device = subject.model.device
+    if device.type == "cpu":
         tokens = min(tokens, CPU_PROFILE_TOKENS)
-    block_size = config.cache.block_size
-    groups = group_layers(model.caches).groups
+    block_size, groups = config.cache.block_size, subject.groups
     capacity = EngineSizes(
         num_blocks=max(1, len(groups)) * blocks_for(tokens, block_size),
         block_size=block_size,
-        max_num_seqs=1 if model.device.type == "cpu" else config.scheduler.max_num_seqs,
+        max_num_seqs=1 if device.type == "cpu" else config.scheduler.max_num_seqs,
         max_num_batched_tokens=tokens,
         max_model_len=tokens,
         vocab_size=info.vocab_size,
         groups=groups,
     )
-    if model.device.type == "cpu":
-        run_once(ModelExecutor(model, capacity), tokens)
+    if device.type == "cpu":
+        run_once(subject.executor(capacity), tokens)
         return int(CPU_KV_SHARE * config.cache.share() * free_host_bytes())
-    torch.cuda.reset_peak_memory_stats(model.device)
-    executor = make_executor(model, capacity, attention, compression)
+    torch.cuda.reset_peak_memory_stats(device)
+    executor = subject.executor(capacity)
     run_once(executor, tokens)
     del executor
     gc.collect()
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(model.device)
-    held = torch.cuda.memory_reserved(model.device)
-    peak = torch.cuda.max_memory_allocated(model.device)
+    free, total = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device)
+    peak = torch.cuda.max_memory_allocated(device)
     others = total - free - held
     usable = int(config.cache.gpu_memory_utilization * total)
     # Other models' memory is within their shares, and is not taken from this one's.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from penstock.kernels.gpu.decode_attention import DecodeWorkspace, decode_attention
+from penstock.kernels.gpu.head_norm import Scores
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, prefix_attention, why_not
 from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose
@@ -69,13 +71,18 @@ class PrefixAttention(Protocol):
 class TritonPrefillAttention:
     """``prefill_attention`` over the caches [L, num_blocks, Hkv, block_size, D]."""
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
+    def __init__(
+        self, keys: Tensor, values: Tensor, scores: Sequence[Scores] | None = None
+    ) -> None:
+        """scores: of each layer; ``None``: scaled by 1 / sqrt(D)."""
         self._caches = list(zip(keys, values, strict=True))
+        self._scores = scores or [Scores(keys.shape[-1] ** -0.5)] * len(keys)
 
     def __call__(
         self, layer: int, queries: Tensor, tiles: Tensor, num_tiles: int, table: Tensor, out: Tensor
     ) -> None:
-        prefill_attention(queries, tiles, num_tiles, table, *self._caches[layer], out)
+        scores = self._scores[layer]
+        prefill_attention(queries, tiles, num_tiles, table, *self._caches[layer], out, scores)
 
 
 class TritonDecodeAttention:
@@ -90,9 +97,12 @@ class TritonDecodeAttention:
         workspace: DecodeWorkspace,
         eps: float,
         prefix: SharedPrefix | None = None,
+        scores: Sequence[Scores] | None = None,
     ) -> None:
+        """scores: of each layer; ``None``: scaled by 1 / sqrt(D)."""
         self._caches = list(zip(keys, values, strict=True))
         self._workspace, self._eps, self._prefix = workspace, eps, prefix
+        self._scores = scores or [Scores(keys.shape[-1] ** -0.5)] * len(keys)
 
     def plan(self, rows: Tensor, last_position: Tensor, prefixed: bool = False) -> None:
         """Its programs see for themselves."""
@@ -114,16 +124,24 @@ class TritonDecodeAttention:
         decode_attention(
             qkv, rows, last_position, table, cos, sin, query_weight, key_weight,
             *self._caches[layer], out, self._workspace, self._eps,
-            self._prefix if prefixed else None,
+            self._prefix if prefixed else None, self._scores[layer],
         )  # fmt: skip
 
 
 class TritonPrefixAttention:
     """``prefix_attention`` over the caches [L, num_blocks, Hkv, block_size, D]."""
 
-    def __init__(self, keys: Tensor, values: Tensor, eps: float, prefix: SharedPrefix) -> None:
+    def __init__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        eps: float,
+        prefix: SharedPrefix,
+        scale: float | None = None,
+    ) -> None:
+        """scale: what scores are multiplied by, by default 1 / sqrt(D)."""
         self._caches = list(zip(keys, values, strict=True))
-        self._eps, self._prefix = eps, prefix
+        self._eps, self._prefix, self._scale = eps, prefix, scale
 
     def __call__(
         self,
@@ -138,14 +156,29 @@ class TritonPrefixAttention:
     ) -> None:
         prefix_attention(
             qkv, rows, last_position, self._prefix, table, cos, sin, query_weight,
-            *self._caches[layer], self._eps,
+            *self._caches[layer], self._eps, self._scale,
         )  # fmt: skip
 
 
+def _scale(scores: Sequence[Scores]) -> float | None:
+    """The scale of all layers."""
+    return scores[0].scale if scores else None
+
+
+def why_slow(scores: Sequence[Scores]) -> str:
+    """Why no kernel for Hopper attends in any layer; empty if one may."""
+    if not scores:
+        return ""
+    if scores[0].softcap:
+        return "knows no soft cap"
+    return "" if any(not each.window for each in scores) else "knows no window"
+
+
 def choose_prefill_attention(
-    keys: Tensor, values: Tensor, queries: Tensor
+    keys: Tensor, values: Tensor, queries: Tensor, scores: Sequence[Scores] = ()
 ) -> KernelChoice[PrefillAttention]:
-    """The fastest kernel that this device, the caches and the Triton at hand allow.
+    """The fastest kernel that this device, the caches and the Triton at hand allow, for layers
+    without a window. scores: of each layer; by default scaled by 1 / sqrt(D).
 
     keys, values: [L, num_blocks, Hkv, block_size, D], queries: [T, Hq, D], the buffer that calls
     get the first rows of; contiguous, at these addresses from now on.
@@ -154,10 +187,10 @@ def choose_prefill_attention(
     def fastest() -> PrefillAttention | str:
         from penstock.kernels.gpu import prefill_attention_hopper as hopper
 
-        why_not = hopper.why_not(keys.dtype, keys.shape[-1], keys.shape[-2])
-        return why_not or hopper.HopperPrefillAttention(keys, values, queries)
+        why_not = why_slow(scores) or hopper.why_not(keys.dtype, keys.shape[-1], keys.shape[-2])
+        return why_not or hopper.HopperPrefillAttention(keys, values, queries, _scale(scores))
 
-    return choose(fastest, TritonPrefillAttention(keys, values), "Triton kernel")
+    return choose(fastest, TritonPrefillAttention(keys, values, scores), "Triton kernel")
 
 
 def choose_decode_attention(
@@ -169,8 +202,11 @@ def choose_decode_attention(
     eps: float,
     otherwise: TritonDecodeAttention,
     prefix: SharedPrefix | None = None,
+    scores: Sequence[Scores] = (),
+    unfit: str = "",
 ) -> KernelChoice[DecodeAttention]:
-    """As ``choose_prefill_attention``; ``otherwise`` for the same caches and prefix.
+    """As ``choose_prefill_attention``; ``otherwise`` for the same caches and prefix. unfit: why no
+    kernel for Hopper can, besides.
 
     max_rows: decode rows of a step; norm: whether queries and keys are normed, with eps; prefix:
     what the rows of a step may share.
@@ -181,28 +217,45 @@ def choose_decode_attention(
 
         _, _, kv_heads, block_size, dim = keys.shape
         why_not = hopper.why_not(keys.dtype, dim, block_size, heads // kv_heads, max_rows)
-        return why_not or hopper.HopperDecodeAttention(
-            keys, values, heads, max_rows, norm, eps, prefix
+        return (
+            unfit
+            or why_slow(scores)
+            or why_not
+            or hopper.HopperDecodeAttention(
+                keys, values, heads, max_rows, norm, eps, prefix, _scale(scores)
+            )
         )
 
     return choose(fastest, otherwise, "Triton kernel")
 
 
 def choose_prefix_attention(
-    keys: Tensor, values: Tensor, heads: int, norm: bool, eps: float, prefix: SharedPrefix
+    keys: Tensor,
+    values: Tensor,
+    heads: int,
+    norm: bool,
+    eps: float,
+    prefix: SharedPrefix,
+    scores: Sequence[Scores] = (),
+    unfit: str = "",
 ) -> KernelChoice[PrefixAttention | None]:
     """As ``choose_decode_attention``, for what rows have in common; ``None`` where no kernel can,
     and each row reads all of its own context."""
 
     _, _, kv_heads, block_size, dim = keys.shape
-    if reason := why_not(heads // kv_heads):
+    special = any(each.window or each.softcap for each in scores)
+    if reason := why_not(heads // kv_heads) or ("knows no window or soft cap" if special else ""):
         return KernelChoice(None, "decode attention of each row", f"the kernel {reason}")
 
     def fastest() -> PrefixAttention | str | None:
         from penstock.kernels.gpu import shared_prefix_hopper as hopper
 
         reason = hopper.why_not(keys.dtype, dim, block_size, heads // kv_heads)
-        return reason or hopper.HopperPrefixAttention(keys, values, heads, norm, eps, prefix)
+        return (
+            unfit
+            or reason
+            or hopper.HopperPrefixAttention(keys, values, heads, norm, eps, prefix, _scale(scores))
+        )
 
-    otherwise = TritonPrefixAttention(keys, values, eps, prefix)
+    otherwise = TritonPrefixAttention(keys, values, eps, prefix, _scale(scores))
     return choose(fastest, otherwise, "Triton kernel")

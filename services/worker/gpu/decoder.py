@@ -18,13 +18,15 @@ from torch import Tensor
 
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.draw import commit, draw
+from penstock.kernels.gpu.head_norm import Scores
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import shared_prefix
 from penstock.kernels.gpu.slots import bring_forward, embed
-from penstock.kernels.rotary import cos_sin_table
+from penstock.kernels.gpu.softcap import softcap
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.gpu.attention_choice import (
     TritonDecodeAttention,
+    TritonPrefillAttention,
     choose_decode_attention,
     choose_prefill_attention,
     choose_prefix_attention,
@@ -41,7 +43,7 @@ from penstock.services.worker.gpu.layer_products import (
 )
 from penstock.services.worker.gpu.side_stream import SideStream
 from penstock.services.worker.gpu.workspace import make_workspace
-from penstock.services.worker.models.dense import DenseConfig, DenseWeights
+from penstock.services.worker.models.dense import DenseConfig, DenseWeights, half_tables, tables_of
 
 
 class GpuDecoder:
@@ -60,9 +62,16 @@ class GpuDecoder:
     ) -> None:
         device, dtype = weights.embedding.device, weights.embedding.dtype
         self.config, self.weights, self.state = config, weights, state
-        half = config.head_dim // 2
-        cos, sin = cos_sin_table(config.head_dim, max_positions, config.rope, device)
-        self._cos, self._sin = cos[:, :half].contiguous(), sin[:, half:].contiguous()
+        rotaries = tables_of(config)
+        tables = {
+            each: half_tables(each, config.head_dim, max_positions, device)
+            for each in set(rotaries)
+        }
+        self._tables = [tables[each] for each in rotaries]
+        """Cosines and sines for each layer."""
+        windows = config.windows or (0,) * config.num_layers
+        scores = [Scores(config.score_scale, window, config.softcap) for window in windows]
+        self._attends_to_all = [not window for window in windows]
         slots = len(state.rows)
         self.space = make_workspace(config, max_rows, slots, dtype, device)
         shared = shared_prefix(
@@ -76,26 +85,38 @@ class GpuDecoder:
         split = decode_workspace(
             slots, config.num_heads, config.num_kv_heads, config.head_dim, device
         )
-        self._triton = TritonDecodeAttention(self._keys, self._values, split, eps, shared)
+        self._triton = TritonDecodeAttention(self._keys, self._values, split, eps, shared, scores)
         caches = self._keys, self._values
+        self._windowed_prefill = TritonPrefillAttention(*caches, scores)
+        stored = all(
+            layer.query_norm is None or layer.query_norm.dtype == dtype for layer in weights.layers
+        )
+        unfit = "" if stored else "takes norms of heads in the type of the model"
         # Side by side goes what shares no function: the hash by which Triton finds a kernel again
         # depends on whether a function that it calls was hashed before.
         with ThreadPoolExecutor(2, "compile") as beside:
-            products = beside.submit(choose_products, weights, self.space, eps, compressed)
-            gated = beside.submit(choose_gated, weights, self.space)
+            products = beside.submit(
+                choose_products, weights, self.space, eps, compressed, config.activation
+            )
+            gated = beside.submit(choose_gated, weights, self.space, config.activation)
             self.decode = choose_decode_attention(
-                *caches, config.num_heads, slots, config.qk_norm, eps, self._triton, shared
-            )
+                *caches, config.num_heads, slots, config.qk_norm, eps, self._triton, shared,
+                scores, unfit,
+            )  # fmt: skip
             self.prefix = choose_prefix_attention(
-                *caches, config.num_heads, config.qk_norm, eps, shared
+                *caches, config.num_heads, config.qk_norm, eps, shared, scores, unfit
             )
-            self.prefill = choose_prefill_attention(*caches, self.space.query)
+            self.prefill = choose_prefill_attention(*caches, self.space.query, scores)
         self.products, self.gated = products.result(), gated.result()
-        self._library = LibraryProducts(weights, self.space, eps, self.gated.kernels)
-        self._fused = FusedProducts(weights, self.space, eps)
+        self._library = LibraryProducts(
+            weights, self.space, eps, self.gated.kernels, config.activation
+        )
+        self._fused = FusedProducts(weights, self.space, eps, config.activation)
         self._least_rows = 1 if self.products.kernels else self.decode.kernels.least_rows
         """The chosen attention runs from so many decode rows on, the Triton kernel below."""
         self._side = SideStream(device)
+        # Rounded to the model's type, as where these models were trained.
+        self._embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=dtype).item()
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
 
     @property
@@ -119,7 +140,10 @@ class GpuDecoder:
         if num_decode >= self._least_rows:
             self.decode.kernels.plan(state.rows[:num_decode], state.position, shared)
         tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
-        embed(weights.embedding, tokens, state.rows, state.last_token, self.space.residual[:rows])
+        embed(
+            weights.embedding, tokens, state.rows, state.last_token, self.space.residual[:rows],
+            self._embedding_multiplier,
+        )  # fmt: skip
         products = self._products(rows, mixed=chunks is not None)
         products.begin(rows)
         last = len(weights.layers) - 1
@@ -171,14 +195,14 @@ class GpuDecoder:
                 state.rows[:num_decode],
                 state.position,
                 state.table,
-                self._cos,
-                self._sin,
+                *self._tables[index],
                 layer.query_norm,
             )
-        attend = self.decode.kernels if num_decode >= self._least_rows else self._triton
+        fast = num_decode >= self._least_rows and self._attends_to_all[index]
+        attend = self.decode.kernels if fast else self._triton
         attend(
             index, space.qkv[:num_decode], state.rows[:num_decode], state.position, state.table,
-            self._cos, self._sin, layer.query_norm, layer.key_norm, space.mixed[:num_decode],
+            *self._tables[index], layer.query_norm, layer.key_norm, space.mixed[:num_decode],
             shared,
         )  # fmt: skip
 
@@ -186,11 +210,13 @@ class GpuDecoder:
         layer, space, state = self.weights.layers[index], self.space, self.state
         last = index == len(self.weights.layers) - 1
         rope_and_cache(
-            space.qkv[:rows], chunks.slots[:rows], chunks.positions[:rows], state.table, self._cos,
-            self._sin, layer.query_norm, layer.key_norm, space.query[:rows], self._keys[index],
-            self._values[index], self.config.rms_norm_eps,
+            space.qkv[:rows], chunks.slots[:rows], chunks.positions[:rows], state.table,
+            *self._tables[index], layer.query_norm, layer.key_norm, space.query[:rows],
+            self._keys[index], self._values[index], self.config.rms_norm_eps,
         )  # fmt: skip
-        self.prefill.kernels(
+        attends_to_all = self._attends_to_all[index]
+        attend = self.prefill.kernels if attends_to_all else self._windowed_prefill
+        attend(
             index, space.query[:rows], chunks.last_tiles if last else chunks.tiles,
             chunks.num_tiles, state.table, space.mixed[:rows],
         )  # fmt: skip
@@ -206,6 +232,11 @@ class GpuDecoder:
             hopper.head(0, count, space.logits[:count])
         else:
             torch.mm(space.normed[:count], self.weights.lm_head.t(), out=space.logits[:count])
+        self._cap(space.logits[:count])
+
+    def _cap(self, logits: Tensor) -> None:
+        if self.config.logit_softcap:
+            softcap(logits, self.config.logit_softcap)
 
     def head_of_all(self, rows: int, count: int) -> None:
         """As ``head``, for a step of which ``row_logits`` asks for other rows than the sampled.
@@ -217,6 +248,7 @@ class GpuDecoder:
         sampled = space.projected[:count]  # nothing of the layers is in it any more
         torch.index_select(space.normed, 0, self.state.sample_index[:count], out=sampled)
         torch.mm(sampled, self.weights.lm_head.t(), out=space.logits[:count])
+        self._cap(space.logits[:count])
 
     def _finish(self, rows: int, mixed: bool) -> None:
         """The last layer behind its attention, and the final norm, for the first ``rows`` rows."""
@@ -229,7 +261,9 @@ class GpuDecoder:
         than logits rows have memory; they are overwritten by the next."""
         logits = self.space.logits[:count]
         rows = self.space.normed[first : first + count]
-        return torch.mm(rows, self.weights.lm_head.t(), out=logits)
+        torch.mm(rows, self.weights.lm_head.t(), out=logits)
+        self._cap(logits)
+        return logits
 
     def draw(self, count: int) -> None:
         """Choose a token for each logits row, greedy or plainly drawn, and advance its slot."""

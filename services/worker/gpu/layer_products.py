@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.activation import silu_and_mul
+from penstock.kernels.gpu.activation import gated_product
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW, few_rows_linear
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
-from penstock.kernels.gpu.norm import add_rms_norm, rms_norm
+from penstock.kernels.gpu.norm import add_normed, add_rms_norm, rms_norm
 from penstock.kernels.gpu.side_by_side import side_by_side
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose
@@ -81,9 +81,10 @@ class LibraryProducts:
         space: Workspace,
         eps: float,
         gated: HopperGatedLinear | None = None,
+        activation: str = "silu",
     ) -> None:
         self._layers, self._space, self._eps = weights.layers, space, eps
-        self._gated = gated
+        self._gated, self._activation = gated, activation
         self._norms = _input_norms(weights)
 
     def begin(self, rows: int) -> None:
@@ -96,7 +97,8 @@ class LibraryProducts:
 
     def output(self, layer: int, rows: int) -> None:
         weights, mixed = self._layers[layer], self._space.mixed[:rows].flatten(1)
-        self._add(mixed, weights.output, weights.output_bias, weights.post_norm)
+        norms = weights.output_norm, weights.post_norm
+        self._add(mixed, weights.output, weights.output_bias, *norms)
 
     def gate_up(self, layer: int, rows: int) -> None:
         if self._gated is not None and self._gated.pays(rows):
@@ -105,29 +107,38 @@ class LibraryProducts:
         weights, space = self._layers[layer], self._space
         gate_up = space.gate_up[:rows]
         _linear(space.normed[:rows], weights.gate_up, weights.gate_up_bias, gate_up)
-        silu_and_mul(gate_up, space.activated[:rows])
+        gated_product(gate_up, space.activated[:rows], self._activation)
 
     def down(self, layer: int, rows: int) -> None:
         weights, activated = self._layers[layer], self._space.activated[:rows]
-        self._add(activated, weights.down, weights.down_bias, self._norms[layer + 1])
+        norms = weights.down_norm, self._norms[layer + 1]
+        self._add(activated, weights.down, weights.down_bias, *norms)
 
     def end(self, rows: int) -> None:
         """The last layer's sum was normed already."""
 
-    def _add(self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor) -> None:
+    def _add(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None, norm: Tensor
+    ) -> None:
+        """own: the norm of what is added; norm: of the sum."""
         space, rows = self._space, len(x)
-        projected = space.projected[:rows]
+        projected, residual = space.projected[:rows], space.residual[:rows]
         _linear(x, weight, bias, projected)
-        add_rms_norm(projected, space.residual[:rows], norm, self._eps, space.normed[:rows])
+        if own is None:
+            add_rms_norm(projected, residual, norm, self._eps, space.normed[:rows])
+        else:
+            add_normed(projected, own, residual, norm, self._eps, space.normed[:rows])
 
 
 class FusedProducts:
     """Products by Triton kernels that include norms, gates and sums, for ``most_rows`` at most."""
 
-    def __init__(self, weights: DenseWeights, space: Workspace, eps: float) -> None:
+    def __init__(
+        self, weights: DenseWeights, space: Workspace, eps: float, activation: str = "silu"
+    ) -> None:
         self._layers, self._norm, self._space = weights.layers, weights.norm, space
         self._eps = eps
-        self.most_rows = most_fused_rows(weights.layers[0])
+        self.most_rows = most_fused_rows(weights.layers[0], activation)
         self._narrow = self.most_rows > 1
 
     def begin(self, rows: int) -> None:
@@ -284,10 +295,17 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None
         torch.addmm(bias, x, weight.t(), out=out)
 
 
-def most_fused_rows(layer: DenseLayer) -> int:
+def why_not_fused(layer: DenseLayer, activation: str) -> str:
+    """Why products with norms, gates and sums inside cannot compute a layer; empty if they can."""
+    if activation != "silu":
+        return f"takes silu, not {activation}"
+    return "knows no norm of what is added" if layer.output_norm is not None else ""
+
+
+def most_fused_rows(layer: DenseLayer, activation: str = "silu") -> int:
     """Up to how many rows of a step ``FusedProducts`` are for."""
     dtype = layer.qkv.dtype
-    if dtype == torch.float16:
+    if dtype == torch.float16 or why_not_fused(layer, activation):
         return 0
     shapes = [weight.shape for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     if not all(fits(width, columns) for columns, width in shapes):
@@ -305,6 +323,7 @@ def choose_products(
     space: Workspace,
     eps: float,
     compressed: CompressedLayers | None = None,
+    activation: str = "silu",
 ) -> KernelChoice[HopperProducts | None]:
     """The fastest products for some dozens of rows; ``None``: the others are for all rows."""
 
@@ -312,6 +331,8 @@ def choose_products(
         from penstock.kernels.gpu import rows_linear_hopper as hopper
 
         layer = weights.layers[0]
+        if unfit := why_not_fused(layer, activation):
+            return unfit
         inner = len(layer.gate_up) // 2
         for weight, outs in (
             (layer.qkv, len(layer.qkv)), (layer.output, len(layer.output)),
@@ -332,13 +353,17 @@ def choose_products(
     return choose(fastest, None, "library")
 
 
-def choose_gated(weights: DenseWeights, space: Workspace) -> KernelChoice[HopperGatedLinear | None]:
+def choose_gated(
+    weights: DenseWeights, space: Workspace, activation: str = "silu"
+) -> KernelChoice[HopperGatedLinear | None]:
     """The fastest gated products of many rows; ``None``: the library's."""
 
     def fastest() -> HopperGatedLinear | str:
         from penstock.kernels.gpu import gated_linear_hopper as hopper
 
         layers = weights.layers
+        if activation != "silu":
+            return f"takes silu, not {activation}"
         if layers[0].gate_up_bias is not None:
             return "takes no bias"
         rows, width = layers[0].gate_up.shape

@@ -1,17 +1,26 @@
-"""The uniform decoder that the kernels of GPUs compute: all layers alike, as in Llama and Qwen.
+"""The decoder that the kernels of GPUs compute, and how a model is brought into its form.
 
-A layer is: RMSNorm, fused QKV projection, optional norm of each query and key head, rotary
-embedding, attention to all positions, output projection, RMSNorm, fused gate and up projection,
-SiLU·mul, down projection; each half adds to the residual stream.
+All layers have the same dimensions: RMSNorm, fused QKV projection, optional norm of each query and
+key head, rotary embedding, attention, output projection, RMSNorm, fused gate and up projection,
+activation·mul, down projection; each half adds to the residual stream, behind a norm of its own
+where the model has one. Layers may differ in their window and in their rotary embedding.
+
+What a model has beyond that goes into its weights where it can: norms that multiply by 1 + weight,
+multipliers of residuals and logits; heads that are no power of two wide are filled up with zeros;
+where only a part of a head is rotated, its elements are reordered so that the pairs lie where the
+kernels have them.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.kernels.rotary import RopeParameters
+from penstock.kernels.rotary import RopeParameters, cos_sin_table
 from penstock.services.worker.models.specification import (
     Attention,
     Layer,
@@ -20,11 +29,21 @@ from penstock.services.worker.models.specification import (
     Norm,
     Rotary,
 )
-from penstock.services.worker.models.weights import DecoderWeights, LayerWeights, allocate_weights
+from penstock.services.worker.models.weights import (
+    DecoderWeights,
+    LayerWeights,
+    NormWeights,
+    allocate_weights,
+)
+
+LEAST_HEAD, MOST_HEAD = 32, 256
+"""Heads of the kernels: powers of two from here to there."""
+ACTIVATIONS = ("silu", "gelu_tanh")
+"""Those of the kernels' gated MLPs."""
 
 
 class DenseConfig(msgspec.Struct, frozen=True):
-    """Dimensions and options of a uniform decoder."""
+    """Dimensions and options of a decoder with layers of one size."""
 
     vocab_size: int
     hidden_size: int
@@ -32,14 +51,37 @@ class DenseConfig(msgspec.Struct, frozen=True):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """As it is computed, filled up with zeros."""
     intermediate_size: int
     rms_norm_eps: float
     rope: RopeParameters
+    """Of all layers, if ``rotaries`` is empty."""
     tie_word_embeddings: bool
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    output_norms: bool = False
+    """Norms of what attention and MLP add."""
+    activation: str = "silu"
+    scale: float = 0.0
+    """What scores are multiplied by; 0: 1 / sqrt(head_dim)."""
+    softcap: float = 0.0
+    windows: tuple[int, ...] = ()
+    """Of each layer, 0: none; empty: no layer has one."""
+    rotaries: tuple[Rotary | None, ...] = ()
+    """Of each layer."""
+    embedding_multiplier: float = 1.0
+    logit_softcap: float = 0.0
+
+    @property
+    def score_scale(self) -> float:
+        return self.scale or self.head_dim**-0.5
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all attends to everything, with scores as they are."""
+        return not any(self.windows) and not self.softcap
 
 
 class DenseLayer(msgspec.Struct):
@@ -59,6 +101,10 @@ class DenseLayer(msgspec.Struct):
     gate_up_bias: Tensor | None
     down: Tensor
     down_bias: Tensor | None
+    output_norm: Tensor | None = None
+    """Of what attention adds."""
+    down_norm: Tensor | None = None
+    """Of what the MLP adds."""
 
 
 class DenseWeights(msgspec.Struct):
@@ -69,101 +115,238 @@ class DenseWeights(msgspec.Struct):
     """[vocab, hidden]; the embedding itself when tied."""
 
 
+class DenseModel(NamedTuple):
+    config: DenseConfig
+    weights: DenseWeights
+
+
+def dense_model(model: ModelSpecification, weights: DecoderWeights) -> DenseModel | str:
+    """The model in this form, or why it has none. Weights that must change are replaced: these are
+    not those of ``model`` any more."""
+    config = dense_config(model)
+    if isinstance(config, str):
+        return config
+    with torch.inference_mode():
+        layers = [
+            _dense_layer(layer, part, config.head_dim)
+            for layer, part in zip(model.layers, weights.layers, strict=True)
+        ]
+        norm = _norm_weight(model.norm, weights.norm, model.logit_multiplier)
+    return DenseModel(config, DenseWeights(weights.embedding, layers, norm, weights.lm_head))
+
+
 def allocate_dense(config: DenseConfig, dtype: torch.dtype, device: torch.device) -> DenseWeights:
-    """Uninitialized weights."""
-    return dense_weights(allocate_weights(specification_of(config), dtype, device))
+    """Uninitialized weights, for a config without what goes into the weights."""
+    model = specification_of(config)
+    made = dense_model(model, allocate_weights(model, dtype, device))
+    if isinstance(made, str):
+        raise ValueError(f"the kernels lack {made}")
+    return made.weights
 
 
 def specification_of(config: DenseConfig) -> ModelSpecification:
-    """The model with these dimensions and options."""
+    """A model with these dimensions and options."""
     norm = Norm(config.rms_norm_eps)
-    attention = Attention(
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        config.head_dim**-0.5,
-        Rotary(config.rope, config.head_dim),
-        qk_norm=norm if config.qk_norm else None,
-        qkv_bias=config.qkv_bias,
-        output_bias=config.output_bias,
-    )
-    mlp = Mlp(config.intermediate_size, up_bias=config.mlp_bias, down_bias=config.mlp_bias)
-    layers = (Layer(attention, mlp, norm, norm),) * config.num_layers
+    behind = norm if config.output_norms else None
+    mlp = Mlp(config.intermediate_size, config.activation, True, config.mlp_bias, config.mlp_bias)
+    rotary = Rotary(config.rope, config.head_dim)
+    layers = []
+    for number in range(config.num_layers):
+        attention = Attention(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.score_scale,
+            config.rotaries[number] if config.rotaries else rotary,
+            config.windows[number] if config.windows else 0,
+            config.softcap,
+            qk_norm=norm if config.qk_norm else None,
+            qkv_bias=config.qkv_bias,
+            output_bias=config.output_bias,
+        )
+        layers.append(Layer(attention, mlp, norm, norm, behind, behind))
     return ModelSpecification(
-        config.vocab_size, config.hidden_size, layers, norm, config.tie_word_embeddings
-    )
+        config.vocab_size, config.hidden_size, tuple(layers), norm, config.tie_word_embeddings,
+        config.embedding_multiplier, 1.0, config.logit_softcap,
+    )  # fmt: skip
 
 
 def dense_config(model: ModelSpecification) -> DenseConfig | str:
-    """The model as a uniform decoder, or why it is none."""
+    """The model's form for the kernels, or what they lack for it."""
     layer = model.layers[0]
     attention, mlp = layer.attention, layer.mlp
-    if attention.rotary is None:
-        return "layers without rotary embedding"
-    config = DenseConfig(
+    lacking = _lacking(model)
+    if lacking:
+        return ", ".join(lacking)
+    windows = tuple(each.attention.window for each in model.layers)
+    rotaries = tuple(each.attention.rotary for each in model.layers)
+    one = rotaries[0]
+    width = max(LEAST_HEAD, 1 << (attention.head_dim - 1).bit_length())
+    whole = one is not None and one.dim == attention.head_dim == width and len(set(rotaries)) == 1
+    usual = attention.scale == width**-0.5
+    return DenseConfig(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         num_layers=len(model.layers),
         num_heads=attention.num_heads,
         num_kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
+        head_dim=width,
         intermediate_size=mlp.width,
         rms_norm_eps=model.norm.eps,
-        rope=attention.rotary.parameters,
+        rope=one.parameters if one is not None else RopeParameters(1.0),
         tie_word_embeddings=model.tie_word_embeddings,
         qkv_bias=attention.qkv_bias,
         output_bias=attention.output_bias,
         mlp_bias=mlp.down_bias,
         qk_norm=attention.qk_norm is not None,
+        output_norms=layer.attention_output_norm is not None,
+        activation=mlp.activation,
+        scale=0.0 if usual else attention.scale,
+        softcap=attention.softcap,
+        windows=windows if any(windows) else (),
+        rotaries=() if whole else rotaries,
+        embedding_multiplier=model.embedding_multiplier,
+        logit_softcap=model.logit_softcap,
     )
-    wanted = specification_of(config)
-    if model == wanted:
-        return config
-    return ", ".join(_differences(model, wanted))
 
 
-def _differences(model: ModelSpecification, wanted: ModelSpecification) -> list[str]:
-    """What the kernels lack for this model, in the words of the specifications."""
-    found = _changed(model, wanted, ("layers",))
-    if len(set(model.layers)) > 1:
-        found.append(f"{len(set(model.layers))} kinds of layers")
-    for layer in dict.fromkeys(model.layers):
-        plain = wanted.layers[0]
-        found += _changed(layer, plain, ("attention", "mlp"))
-        found += _changed(layer.attention, plain.attention, ())
-        found += _changed(layer.mlp, plain.mlp, ())
-    return list(dict.fromkeys(found))
+def _lacking(model: ModelSpecification) -> list[str]:
+    """What the kernels lack for a model, in words."""
+    layer = model.layers[0]
+    attention, mlp = layer.attention, layer.mlp
+    alike = {
+        replace(each, attention=replace(each.attention, window=0, rotary=None))
+        for each in model.layers
+    }
+    norms = (layer.input_norm, layer.mlp_norm)
+    behind = (layer.attention_output_norm, layer.mlp_output_norm)
+    width = attention.head_dim
+    found = {
+        f"{len(alike)} kinds of layers": len(alike) > 1,
+        "layers without norms ahead of both halves": None in norms,
+        "a norm behind one half alone": (behind[0] is None) != (behind[1] is None),
+        "norms that are no RMSNorm, or differ": len({model.norm, *norms, *behind} - {None}) > 1
+        or model.norm.kind != "rms",
+        "attention and MLP in parallel": layer.parallel,
+        "an MLP without a gate": not mlp.gated,
+        f"the activation {mlp.activation}": mlp.activation not in ACTIVATIONS,
+        "biases in a part of the MLP": mlp.up_bias != mlp.down_bias,
+        f"heads of {width}": width > MOST_HEAD,
+        "norms of queries and keys over all heads": attention.qk_norm is not None
+        and (attention.qk_norm != model.norm or attention.qk_norm_over != "head"),
+        f"norms of heads of {width}": attention.qk_norm is not None and width & (width - 1) != 0,
+    }
+    return [words for words, there in found.items() if there]
 
 
-def _changed(one: msgspec.Struct, other: msgspec.Struct, but: tuple[str, ...]) -> list[str]:
-    """The fields in which two specifications of one kind differ, as words."""
-    return [
-        name.replace("_", " ")
-        for name in one.__struct_fields__
-        if name not in but and getattr(one, name) != getattr(other, name)
-    ]
-
-
-def dense_weights(weights: DecoderWeights) -> DenseWeights:
-    """The same tensors; for a model that has a ``dense_config``."""
-    layers = [_dense_layer(layer) for layer in weights.layers]
-    return DenseWeights(weights.embedding, layers, weights.norm.weight, weights.lm_head)
-
-
-def _dense_layer(layer: LayerWeights) -> DenseLayer:
+def _dense_layer(layer: Layer, weights: LayerWeights, width: int) -> DenseLayer:
     if layer.input_norm is None or layer.mlp_norm is None:
-        raise ValueError("a layer of a uniform decoder has a norm ahead of each half")
-    return DenseLayer(
-        input_norm=layer.input_norm.weight,
-        qkv=layer.qkv.weight,
-        qkv_bias=layer.qkv.bias,
-        query_norm=layer.query_norm,
-        key_norm=layer.key_norm,
-        output=layer.output.weight,
-        output_bias=layer.output.bias,
-        post_norm=layer.mlp_norm.weight,
-        gate_up=layer.up.weight,
-        gate_up_bias=layer.up.bias,
-        down=layer.down.weight,
-        down_bias=layer.down.bias,
+        raise ValueError("a layer has no norm ahead of a half")
+    ahead = [
+        _norm_weight(norm, part)
+        for norm, part in (
+            (layer.input_norm, weights.input_norm),
+            (layer.mlp_norm, weights.mlp_norm),
+        )
+    ]
+    _place_heads(layer.attention, weights, width)
+    query, key = (
+        None if norm is None else _factor(layer.attention.qk_norm, norm)
+        for norm in (weights.query_norm, weights.key_norm)
     )
+    for linear in (weights.output, weights.down):
+        if layer.residual_multiplier != 1.0:
+            linear.weight.mul_(layer.residual_multiplier)
+            if linear.bias is not None:
+                linear.bias.mul_(layer.residual_multiplier)
+    return DenseLayer(
+        input_norm=ahead[0],
+        qkv=weights.qkv.weight,
+        qkv_bias=weights.qkv.bias,
+        query_norm=query,
+        key_norm=key,
+        output=weights.output.weight,
+        output_bias=weights.output.bias,
+        post_norm=ahead[1],
+        gate_up=weights.up.weight,
+        gate_up_bias=weights.up.bias,
+        down=weights.down.weight,
+        down_bias=weights.down.bias,
+        output_norm=_optional(layer.attention_output_norm, weights.attention_output_norm),
+        down_norm=_optional(layer.mlp_output_norm, weights.mlp_output_norm),
+    )
+
+
+def _optional(norm: Norm | None, weights: NormWeights | None) -> Tensor | None:
+    return None if norm is None else _norm_weight(norm, weights)
+
+
+def _norm_weight(norm: Norm, weights: NormWeights | None, multiplier: float = 1.0) -> Tensor:
+    """The factors of a norm: as stored, or in fp32 where they are not what is stored."""
+    if weights is None:
+        raise ValueError("a norm has no weights")
+    factor = _factor(norm, weights.weight)
+    return factor if multiplier == 1.0 else factor.float() * multiplier
+
+
+def _factor(norm: Norm | None, weight: Tensor) -> Tensor:
+    return weight.float() + 1.0 if norm is not None and norm.plus_one else weight
+
+
+def _place_heads(attention: Attention, weights: LayerWeights, width: int) -> None:
+    """Bring each head's elements to where the kernels have them, in ``width`` elements."""
+    dim, heads, kv_heads = attention.head_dim, attention.num_heads, attention.num_kv_heads
+    turned = dim if attention.rotary is None else attention.rotary.dim
+    if width == dim and turned == dim:
+        return
+    places = _places(dim, turned, width)
+    values = torch.arange(dim)
+
+    def spread(tensor: Tensor, where: Tensor) -> Tensor:
+        """[H * D, …] to [H * width, …]."""
+        rows = tensor.view(-1, dim, *tensor.shape[1:])
+        wide = rows.new_zeros(len(rows), width, *tensor.shape[1:])
+        wide[:, where.to(tensor.device)] = rows
+        return wide.flatten(0, 1)
+
+    def spread_all(fused: Tensor) -> Tensor:
+        both = (heads + kv_heads) * dim
+        return torch.cat((spread(fused[:both], places), spread(fused[both:], values)))
+
+    weights.qkv.weight = spread_all(weights.qkv.weight)
+    if weights.qkv.bias is not None:
+        weights.qkv.bias = spread_all(weights.qkv.bias)
+    if weights.query_norm is not None and weights.key_norm is not None:
+        weights.query_norm = spread(weights.query_norm, places)
+        weights.key_norm = spread(weights.key_norm, places)
+    if width != dim:
+        columns = weights.output.weight.t().contiguous()
+        weights.output.weight = spread(columns, values).t().contiguous()
+
+
+def _places(dim: int, turned: int, width: int) -> Tensor:
+    """Where each of a head's ``dim`` elements goes, so that the ``turned`` first ones are pairs
+    (i, i + width / 2) and the rest fills the places that are left."""
+    half = turned // 2
+    pairs = [*range(half), *range(width // 2, width // 2 + half)]
+    left = [place for place in range(width) if place not in set(pairs)]
+    return torch.tensor(pairs + left[: dim - turned])
+
+
+def tables_of(config: DenseConfig) -> list[Rotary | None]:
+    """The rotary embedding of each layer."""
+    return list(config.rotaries) or [Rotary(config.rope, config.head_dim)] * config.num_layers
+
+
+def half_tables(
+    rotary: Rotary | None, width: int, max_positions: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [max_positions, width / 2] fp32 of the pairs (i, i + width / 2): those that
+    are not rotated have cosine 1."""
+    cos = torch.ones(max_positions, width // 2, dtype=torch.float32, device=device)
+    sin = torch.zeros_like(cos)
+    if rotary is not None:
+        half = rotary.dim // 2
+        whole = cos_sin_table(rotary.dim, max_positions, rotary.parameters, device)
+        cos[:, :half], sin[:, :half] = whole[0][:, :half], whole[1][:, half:]
+    return cos, sin

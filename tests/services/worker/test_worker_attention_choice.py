@@ -78,7 +78,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     heads: list[int] = []
 
     class Compiled:
-        def __init__(self, keys: Tensor, values: Tensor, queries: Tensor) -> None:
+        def __init__(
+            self, keys: Tensor, values: Tensor, queries: Tensor, scale: float | None
+        ) -> None:
             heads.append(queries.shape[1])
 
     monkeypatch.setattr(module, "HopperPrefillAttention", Compiled)

@@ -24,7 +24,6 @@ from penstock.services.worker.gpu.compressed_layers import (
 )
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense import DenseWeights, allocate_dense
-from penstock.services.worker.plain_attention import REFERENCE
 
 CPU = torch.device("cpu")
 WIDE = msgspec.structs.replace(
@@ -129,10 +128,10 @@ def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Plan memory for a model whose compressed weights leave room for 10 blocks of 40."""
     info = read_model_info(Path(tiny_folder("qwen3")))
     model = model_weights.random_model(info, torch.float32, CPU, 0)
-    size = model_loading.block_bytes(model, 16)
+    size = model_loading.LoadedModel(model, "on a CPU").block_bytes(16)
 
-    def budget(*arguments: object) -> int:
-        compression = arguments[-1]
+    def budget(subject: model_loading.LoadedModel, *others: object) -> int:
+        compression = subject.compression
         assert isinstance(compression, Compression)
         return size * (10 if compression.layers else 40)
 
@@ -144,7 +143,8 @@ def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             model=msgspec.structs.replace(Config().model, max_model_len=length),
             cache=msgspec.structs.replace(Config().cache, **cache),
         )
-        planned = model_loading.plan_memory(model, config, info, REFERENCE, compression)
+        subject = model_loading.LoadedModel(model, "on a CPU", compression=compression)
+        planned = model_loading.plan_memory(subject, config, info)
         assert isinstance(model, Decoder)
         return planned.num_blocks
 

@@ -35,7 +35,7 @@ from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import load_model
-from penstock.services.worker.models.dense import DenseConfig, dense_config, dense_weights
+from penstock.services.worker.models.dense import DenseModel, dense_model
 from penstock.services.worker.slots import PlanError
 
 pytestmark = pytest.mark.usefixtures("few_programs")
@@ -52,9 +52,9 @@ def gpu_executor(folder: Path, block_size: int = 16) -> GpuExecutor:
     info = read_model_info(folder)
     model = load_model(info, torch.float32, DEVICE, silent)
     capacity = EngineSizes(80, block_size, 8, 48, 256, info.vocab_size)
-    config = dense_config(model.specification)
-    assert isinstance(config, DenseConfig), config
-    return GpuExecutor(config, dense_weights(model.weights), capacity)
+    made = dense_model(model.specification, model.weights)
+    assert isinstance(made, DenseModel), made
+    return GpuExecutor(*made, capacity)
 
 
 def plain_executor(folder: Path) -> ModelExecutor:
@@ -76,6 +76,28 @@ def test_the_gpu_executor_gives_the_tokens_of_transformers(
 ) -> None:
     prompts = some_prompts([1, 35, 70] if ON_GPU else [1, 35 if block_size < 64 else 20])
     executor = gpu_executor(tiny_folder(variant), block_size)
+    driver = PlanDriver(executor, 1)
+    assert driver.run(prompts, 4, preemptions=1) == generated(variant, prompts, 4)
+
+
+GPU_FAMILIES = (
+    "mistral", "gemma2", "gemma3", "phi3", "phi3-longrope", "granite", "smollm3", "glm4",
+)  # fmt: skip
+IN_SHORT = ("gemma2", "glm4", "phi3-longrope")
+"""Between them: windows, soft caps, norms on both sides, activations, heads that are filled up,
+partial rotary embedding, multipliers, layers with a rotary embedding of their own."""
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(name, marks=[] if ON_GPU or name in IN_SHORT else pytest.mark.slow)
+        for name in GPU_FAMILIES
+    ],
+)
+def test_families_give_the_tokens_of_transformers(variant: str, tiny_folder: Folder) -> None:
+    prompts = some_prompts([1, 35, 150] if ON_GPU else [1, 60])
+    executor = gpu_executor(tiny_folder(variant))
     driver = PlanDriver(executor, 1)
     assert driver.run(prompts, 4, preemptions=1) == generated(variant, prompts, 4)
 

@@ -19,7 +19,7 @@ _GELU_SLOPE = tl.constexpr(1.5957691216057308)
 
 
 @triton.jit
-def _gated_kernel(
+def _gated_product_kernel(
     gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -43,7 +43,7 @@ def gated_product(gate_up: Tensor, out: Tensor, activation: str = "silu") -> Non
     rows, width = out.shape
     if rows:
         grid = (rows, triton.cdiv(width, _BLOCK))
-        _gated_kernel[grid](
+        _gated_product_kernel[grid](
             gate_up, out, width, _BLOCK, activation == "gelu_tanh", EARLY, num_warps=4,
             launch_pdl=EARLY,
         )  # fmt: skip

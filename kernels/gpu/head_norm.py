@@ -59,7 +59,7 @@ def weighted(score, value, top, total, mixed, scale):
 def capped(score, scale, CAP: tl.constexpr):
     """Scores times ``scale``; with a soft cap CAP * tanh(score * scale / CAP). Both in units of the
     binary logarithm: scale and CAP are multiplied by log2(e) already."""
-    if CAP:
+    if CAP != 0.0:
         # tanh(x) = 1 - 2 / (1 + exp(2 x))
         return CAP - 2 * CAP / (1.0 + tl.exp(2.0 * score * (scale / CAP)))
     else:

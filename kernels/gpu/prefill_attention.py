@@ -58,7 +58,7 @@ def _tile_of_keys(
         key = tl.load(key_cache + at)
         value = tl.load(value_cache + at)
     score = dot(query, tl.trans(key))
-    if CAP:
+    if CAP != 0.0:
         score = capped(score, scale, CAP)
         scale = 1.0
     if MASKED:

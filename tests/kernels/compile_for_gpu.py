@@ -37,6 +37,7 @@ from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, 
 from penstock.services.worker.gpu import kernel_choice
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.models.dense import DenseConfig, allocate_dense
+from penstock.services.worker.models.specification import Rotary
 
 MODELS = [
     (4, 2, 128, 16, True, torch.bfloat16), (4, 4, 64, 32, False, torch.float32),
@@ -45,6 +46,14 @@ MODELS = [
     (4, 4, 32, 16, False, torch.bfloat16), (4, 1, 256, 16, False, torch.float32),
 ]  # fmt: skip
 """Query heads, KV heads, head size, block size, whether heads are normed, type."""
+VARIED: list[dict[str, Any]] = [
+    {
+        "windows": (64, 0), "softcap": 50.0, "logit_softcap": 30.0, "activation": "gelu_tanh",
+        "output_norms": True, "scale": 0.1, "embedding_multiplier": 32.0,
+    },
+    {"windows": (0, 64), "rotaries": (None, Rotary(RopeParameters(1e4), 64))},
+]  # fmt: skip
+"""What a model of two layers may have beside that; in bfloat16 with heads of 128 and of 64."""
 VOCABULARIES = [151_936, 32_000]
 """Vocabularies of the sampler: more groups, and fewer, than what a program reads at once."""
 ROWS = 256
@@ -154,7 +163,8 @@ def steps(config: DenseConfig, block_size: int, dtype: torch.dtype) -> None:
         for rows in (4, 16, 64) if config.head_dim == 128 else (4, 64):
             engine.decoder.body(rows, rows, None)
             engine.decoder.head(rows)
-        engine.decoder.body(64, 64, None, shared=True)
+        if engine.decoder.shares_prefixes:
+            engine.decoder.body(64, 64, None, shared=True)
         if dtype == torch.bfloat16 and not kernel_choice.not_hopper():
             compressed()
 
@@ -180,6 +190,11 @@ def main() -> None:
                 steps(config, block_size, dtype)
         for vocab in vocabularies:
             sample(vocab, dtype)
+    for number, options in enumerate(VARIED[: 1 + most // len(MODELS)]):
+        config = DenseConfig(
+            512, 1024, 2, 4, 2, 128 >> number, 512, 1e-6, RopeParameters(1e4), False, **options
+        )
+        steps(config, 16, torch.bfloat16)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,22 @@ SCRIPT = Path(__file__).with_name("compile_for_gpu.py")
     [
         ("90", 232_448, ["1"]),
         pytest.param("90", 232_448, [], marks=pytest.mark.slow),
-        pytest.param("89", 101_376, [], marks=pytest.mark.slow),
+        *(
+            pytest.param(capability, shared, [], marks=pytest.mark.slow)
+            for capability, shared in (
+                ("80", 166_912),
+                ("86", 101_376),
+                ("89", 101_376),
+                ("100", 232_448),
+                ("120", 101_376),
+            )
+        ),
     ],
 )
 def test_all_kernels_compile_and_fit_the_devices_shared_memory(
     capability: str, shared: int, models: list[str], tmp_path: Path
 ) -> None:
-    """What compute capabilities 9.0 and 8.9 have for a program (CUDA programming guide)."""
+    """What these compute capabilities have for a program (CUDA programming guide)."""
     pytest.importorskip("triton")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["CAPABILITY"] = capability
@@ -45,7 +54,8 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
     assert {
         "_decode_kernel", "_prefill_kernel", "_few_rows_kernel", "_best_kernel",
         "_ban_words_kernel", "_adjust_kernel", "_floor_kernel", "_add_tokens_kernel",
-        "_survey_kernel", "_likeliest_kernel", "_prefix_kernel",
+        "_survey_kernel", "_likeliest_kernel", "_prefix_kernel", "_add_normed_kernel",
+        "_softcap_kernel",
     } <= kernels  # fmt: skip
     assert models or "_row_kernel" in kernels
     for name in (

@@ -142,6 +142,7 @@ class SlotTable:
             self._add(new)
             self._check_history(new, plan.prompts)
         if plan.grown:
+            self._check_grown(plan.grown)
             self.blocks.grow(plan.grown)
         decoding = self.decoding()
         if len(decoding):
@@ -297,6 +298,11 @@ class SlotTable:
                 f"slot {slot}: it has adjustments, and its output before position {new.start} is "
                 "not there"
             )
+
+    def _check_grown(self, grown: list[int]) -> None:
+        for slot in grown[::2]:
+            if self._state_of(slot) == FREE:
+                raise PlanError(f"slot {slot} grows, but nothing is in it")
 
     def _check_decoding(self, slots: IntArray) -> None:
         position = self.position[slots]

@@ -262,7 +262,7 @@ def test_steps_of_decode_and_of_prefill_have_their_own_number(
 def test_looking_again_changes_no_token_and_touches_no_cached_block(tiny_folder: Folder) -> None:
     executor: ModelExecutor = loaded(tiny_folder("qwen3"), None)
     before = PlanDriver(executor).run([[1, 2, 3] * 20], 5)
-    keys = executor._keys.clone()
+    keys = [key.clone() for key, _ in executor._memory.layers]
     trial = ThreadTrial(ModelExecutor(executor._model, trial_capacity(executor.capacity)), [1, 2])
     trial.start()
     executor.review = ThreadReview(trial)
@@ -273,7 +273,8 @@ def test_looking_again_changes_no_token_and_touches_no_cached_block(tiny_folder:
         pieces += 1
     assert pieces > 10
     assert executor.threads == executor.review.choice.threads
-    assert torch.equal(executor._keys, keys)
+    for (key, _), cached in zip(executor._memory.layers, keys, strict=True):
+        assert torch.equal(key, cached)
     executor.reset()
     assert PlanDriver(executor).run([[1, 2, 3] * 20], 5) == before
 

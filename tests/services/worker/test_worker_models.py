@@ -126,9 +126,23 @@ def test_both_layouts_of_windows_mean_the_same(
 
 
 def test_why_a_model_is_not_computed_by_the_kernels_is_said_in_words(configured: Configure) -> None:
-    windows = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64}
-    assert dense_config(configured("qwen2", **windows)) == "2 kinds of layers, window"
-    assert dense_config(configured("llama", hidden_act="gelu")) == "activation"
+    assert dense_config(configured("llama", hidden_act="gelu")) == "the activation gelu"
+    assert dense_config(configured("llama", head_dim=320)) == "heads of 320"
+
+
+def test_why_a_family_is_not_computed_by_the_kernels_is_said_in_words(tiny_folder: Folder) -> None:
+    reasons = {}
+    for variant in ("olmo2", "starcoder2", "cohere"):
+        info = read_model_info(tiny_folder(variant))
+        reasons[variant] = dense_config(adapter_for(info).specification(info))
+    assert reasons == {
+        "olmo2": "layers without norms ahead of both halves, "
+        "norms of queries and keys over all heads",
+        "starcoder2": "norms that are no RMSNorm, or differ, an MLP without a gate",
+        "cohere": "layers without norms ahead of both halves, "
+        "norms that are no RMSNorm, or differ, attention and MLP in parallel, "
+        "norms of queries and keys over all heads",
+    }
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -92,6 +92,8 @@ class AttentionBatch(NamedTuple):
     num_groups: int
     num_queries: int
     exact: bool
+    windowed: bool
+    """Whether a query may see nothing of a tile ahead of what it sees."""
     softcap: float
     places: RowPlaces
     tiles: list[Tile]
@@ -221,7 +223,9 @@ def _plan_batch(
             _plan_tile(start, width, groups, positions, block_tables, shape, alone, device)
         )
     places = row_places(rows.reshape(-1), real.reshape(-1) if real is not None else None, device)
-    return AttentionBatch(len(rows), rows.shape[1], shape.exact, shape.softcap, places, tiles)
+    return AttentionBatch(
+        len(rows), rows.shape[1], shape.exact, shape.window > 0, shape.softcap, places, tiles
+    )
 
 
 def _plan_tile(
@@ -324,7 +328,9 @@ def _attend(
         if len(batch.tiles) == 1 and not batch.exact:
             mixed = torch.bmm(torch.softmax(scores, -1).to(dtype), value)
             break
-        highest = scores.amax(-1, keepdim=True).clamp_(min=LOWEST)
+        highest = scores.amax(-1, keepdim=True)
+        if batch.windowed:
+            highest.clamp_(min=LOWEST)
         if top is None or total is None or mixed is None:
             if tile.first == 0 and tile.end == groups:
                 weights = scores.sub_(highest).exp_()

@@ -16,8 +16,8 @@ Source: Su et al., "RoFormer" (2021), in the half-split pairing of Llama checkpo
   are multiplied by an attention factor (Peng et al., "YaRN", 2023).
 - ``longrope``: each frequency is divided by a factor of its own, of which the checkpoint has two
   sets: for sequences within the trained length, and for longer ones (Ding et al., "LongRoPE",
-  2024). A server takes one set for all its sequences, by the longest that it allows: keys that are
-  cached with one set are of no use with the other.
+  2024). A server takes one set for all its sequences (``for_length``): keys that are cached with
+  one set are of no use with the other.
 """
 
 from __future__ import annotations
@@ -52,14 +52,19 @@ class RopeParameters(msgspec.Struct, frozen=True):
     truncate: bool = True
     """``yarn``: whether both bounds are rounded to whole pairs."""
     short_factors: tuple[float, ...] = ()
-    """``longrope``: of each frequency, within the trained length …"""
+    """``longrope``: what each frequency is divided by, within the trained length …"""
     long_factors: tuple[float, ...] = ()
-    """… and beyond it."""
+    """… and for longer sequences."""
+
+    def for_length(self, longest: int) -> RopeParameters:
+        """With one set of factors, for sequences of up to so many positions."""
+        beyond = longest > self.original_max_position_embeddings
+        factors = self.long_factors if beyond else self.short_factors
+        return msgspec.structs.replace(self, short_factors=factors, long_factors=())
 
 
-def inverse_frequencies(head_dim: int, rope: RopeParameters, max_positions: int = 0) -> Tensor:
-    """[head_dim / 2] fp32, for sequences of up to ``max_positions``. Raises ``ValueError`` for a
-    type not in ``ROPE_TYPES``."""
+def inverse_frequencies(head_dim: int, rope: RopeParameters) -> Tensor:
+    """[head_dim / 2] fp32. Raises ``ValueError`` for a type not in ``ROPE_TYPES``."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     plain = 1.0 / (rope.theta**exponents)
     match rope.rope_type:
@@ -72,9 +77,8 @@ def inverse_frequencies(head_dim: int, rope: RopeParameters, max_positions: int 
         case "yarn":
             return _yarn_frequencies(head_dim, exponents, rope)
         case "longrope":
-            beyond = max_positions > rope.original_max_position_embeddings
-            factors = rope.long_factors if beyond else rope.short_factors
-            return 1.0 / (torch.tensor(factors, dtype=torch.float32) * rope.theta**exponents)
+            factors = torch.tensor(rope.short_factors, dtype=torch.float32)
+            return 1.0 / (factors * rope.theta**exponents)
     raise ValueError(f"rope type {rope.rope_type!r}: expected one of {', '.join(ROPE_TYPES)}")
 
 
@@ -115,7 +119,7 @@ def cos_sin_table(
     checkpoints' own modelling code does.
     """
     positions = torch.arange(max_positions, dtype=torch.float32)
-    angles = torch.outer(positions, inverse_frequencies(head_dim, rope, max_positions))
+    angles = torch.outer(positions, inverse_frequencies(head_dim, rope))
     cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
     return torch.cat((cos, cos), -1).to(device), torch.cat((-sin, sin), -1).to(device)
 

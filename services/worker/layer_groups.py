@@ -17,8 +17,9 @@ from penstock.services.worker.models.specification import CacheSpecification
 MOST_GROUPS = 8
 """As many as a scheduler plans for."""
 _FULL_WEIGHT = 4
-"""A place of a block that no full layer uses costs as much as so many that no window layer uses:
-it is taken for every position of a sequence."""
+"""An unused place in blocks of full layers counts as so many in blocks of layers with a window: the
+former are as many as a sequence has positions, the latter as many as its window. With sequences of
+four windows or more it is at least so."""
 
 
 class LayerGroups(NamedTuple):
@@ -42,6 +43,9 @@ def group_layers(caches: Sequence[CacheSpecification]) -> LayerGroups:
         for window in windows
     }
     size = _layers_of_a_block([len(layers) for layers in of_window.values()], 0 in windows)
+    full = len(of_window.get(0, []))
+    if -(-full // size) * size >= len(caches):  # unused places cost as much as windows save
+        return LayerGroups([], len(caches), [(0, number) for number in range(len(caches))])
     groups: list[LayerGroup] = []
     places: dict[int, tuple[int, int]] = {}
     for window, layers in of_window.items():

@@ -71,6 +71,12 @@ def plan_capacity(
         groups=list(groups),
     )
     tokens = capacity.kv_tokens
+    if tokens < 1 <= blocks:
+        raise ConfigError(
+            f"KV memory: {reason} holds {blocks} blocks, and a sequence needs one for each of the "
+            f"model's {len(groups)} groups of layers; give more with --kv-cache-memory-bytes or "
+            "--num-kv-blocks"
+        )
     if tokens < 1:
         raise ConfigError(
             f"KV memory: {reason} holds no block of {block_size} tokens ({block_bytes} bytes); "

@@ -15,7 +15,7 @@ from penstock.services.worker.models.adapter import may_be_zero, named_tensors
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.registry import adapter_for, is_native
-from penstock.services.worker.models.specification import ModelSpecification
+from penstock.services.worker.models.specification import ModelSpecification, for_length
 from penstock.services.worker.models.weights import allocate_weights, in_halves
 from penstock.services.worker.weight_reading import PinnedBuffers
 
@@ -45,9 +45,10 @@ def make_model(
 
         progress("loading by transformers")
         return load_transformers_model(info, dtype, device, random=random, seed=seed)
+    longest = config.model.max_model_len
     if random:
-        return random_model(info, dtype, device, seed)
-    return load_model(info, dtype, device, progress, loaded)
+        return random_model(info, dtype, device, seed, longest)
+    return load_model(info, dtype, device, progress, loaded, longest)
 
 
 def load_model(
@@ -56,10 +57,12 @@ def load_model(
     device: torch.device,
     progress: Progress,
     loaded: Loaded = lambda report: None,
+    longest: int | None = None,
 ) -> Decoder:
-    """Check the whole checkpoint, then allocate and read the weights."""
+    """Check the whole checkpoint, then allocate and read the weights. longest: positions that a
+    sequence may have, by default all that the model was trained for."""
     adapter = adapter_for(info)
-    model = adapter.specification(info)
+    model = for_length(adapter.specification(info), longest or info.max_model_len)
     progress("checking the checkpoint")
     checkpoint = Checkpoint(Path(info.folder))
     # Pinned while the device starts and memory is taken for the weights.
@@ -78,10 +81,17 @@ def load_model(
     return Decoder(model, weights)
 
 
-def random_model(info: ModelInfo, dtype: torch.dtype, device: torch.device, seed: int) -> Decoder:
-    """The model of ``config.json`` with random weights, drawn on the device; norms are 1."""
+def random_model(
+    info: ModelInfo,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    longest: int | None = None,
+) -> Decoder:
+    """The model of ``config.json`` with random weights, drawn on the device; norms are 1. longest:
+    see ``load_model``."""
     adapter = adapter_for(info)
-    model = adapter.specification(info)
+    model = for_length(adapter.specification(info), longest or info.max_model_len)
     weights = allocate_weights(model, dtype, device)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.inference_mode():

@@ -18,11 +18,12 @@ class CohereAdapter:
         reader = ConfigReader(info)
         norm = Norm(reader.positive("layer_norm_eps", 1e-5), "layer")
         bias, mlp = reader.flag("attention_bias", False), reader.mlp()
-        rotary = reader.rotary(interleaved=True)
+        base = 10_000.0 if info.architecture == "Cohere2ForCausalLM" else 500_000.0
+        rotary = reader.rotary(interleaved=True, theta=reader.positive("rope_theta", base))
         hybrid = info.architecture == "Cohere2ForCausalLM"
         every = reader.period("sliding_window_pattern", 4)
         kinds = reader.kinds(every) if hybrid else [FULL] * reader.num_layers
-        windows = reader.windows(every) if hybrid else [0] * reader.num_layers
+        windows = reader.windows(every, 4096) if hybrid else [0] * reader.num_layers
         layers = []
         for kind, window in zip(kinds, windows, strict=True):
             attention = reader.attention(

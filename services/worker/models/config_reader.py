@@ -67,6 +67,10 @@ class ConfigReader:
             raise self.error(f"{key} must be a positive integer, got {value!r}")
         return value
 
+    def count(self, key: str, default: int) -> int:
+        """An integer that may be 0."""
+        return 0 if self._config.get(key) == 0 else self.integer(key, default)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._config.get(key)
         if value is None:
@@ -145,11 +149,12 @@ class ConfigReader:
         return self._config.get(key) is not None
 
     def period(self, key: str, default: int) -> int | None:
-        """Every how many layers one is full: a number, or letters as in ``LLLG``; null: none."""
+        """Every how many layers one is full: a number, or letters as in ``LLLG``; null or 0: no
+        layer."""
         value = self._config.get(key, default)
-        if isinstance(value, str) and value.strip("L") == "G":
+        if isinstance(value, str) and value == "L" * (len(value) - 1) + "G":
             return len(value)
-        return None if value is None else self.integer(key, default)
+        return None if value is None or value == 0 else self.integer(key, default)
 
     def flags_of_layers(self, key: str, default: list[int]) -> list[bool]:
         """0 or 1 for each layer."""
@@ -175,16 +180,29 @@ class ConfigReader:
             raise self.error(f"layer_types: {unknown[0]!r}; supported are {FULL}, {SLIDING}")
         return kinds
 
-    def windows(self, full_every: int | None = None) -> list[int]:
-        """The window of each layer, 0 for full attention; full_every: see ``kinds``.
+    def window(self, default: int | None = None) -> int:
+        """The window of the layers that have one; 0 for null, 0 and a window that no sequence can
+        fill. ``default``: for an absent key."""
+        if "sliding_window" not in self._config and default is not None:
+            size = default
+        elif self._config.get("sliding_window") in (None, 0):
+            return 0
+        else:
+            size = self.integer("sliding_window")
+        return 0 if size >= self._max_positions else size
 
-        A window that no sequence can fill is none.
-        """
+    def has_window(self, default: int | None = None) -> bool:
+        """Whether some layers have a window, however long sequences are."""
+        absent = "sliding_window" not in self._config
+        return default is not None if absent else bool(self._config["sliding_window"])
+
+    def windows(self, full_every: int | None = None, default: int | None = None) -> list[int]:
+        """The window of each layer, 0 for full attention; full_every: see ``kinds``; default: see
+        ``window``."""
         kinds = self.kinds(full_every)
-        if SLIDING not in kinds or not self.has("sliding_window"):
+        if SLIDING not in kinds:
             return [0] * self.num_layers
-        window = self.integer("sliding_window")
-        window = 0 if window >= self._max_positions else window
+        window = self.window(default)
         return [window if kind == SLIDING else 0 for kind in kinds]
 
     def rotary(
@@ -192,17 +210,16 @@ class ConfigReader:
         kind: str = FULL,
         *,
         head_dim: int | None = None,
-        partial: float = 1.0,
+        partial: float | None = None,
         interleaved: bool = False,
         theta: float | None = None,
     ) -> Rotary:
         """Rotary embedding of layers of this kind, in either layout of the settings. head_dim: as
-        in ``attention``; partial, theta: the share of each head that is rotated, and the base, by
-        default."""
-        table = self._rope_table(kind)
-        share = self._positive(
-            table, "partial_rotary_factor", self.positive("partial_rotary_factor", partial)
-        )
+        in ``attention``; theta: the base by default; partial: the share of each head that is
+        rotated by default, ``None`` for families whose heads are rotated whole."""
+        table, share, key = self._rope_table(kind), 1.0, "partial_rotary_factor"
+        if partial is not None:
+            share = self._positive(table, key, self.positive(key, partial))
         dim = int(self.head_dim(head_dim) * share)
         if share > 1.0 or dim % 2 or not dim:
             raise self.error(
@@ -214,7 +231,8 @@ class ConfigReader:
 
     def _rope(self, table: dict[str, Any], dim: int, base: float) -> RopeParameters:
         """The settings of one embedding of ``dim`` elements."""
-        kind = table.get("rope_type", table.get("type", "default"))
+        given = [table[key] for key in ("rope_type", "type") if table.get(key) is not None]
+        kind = given[0] if given else "default"
         kind = "longrope" if kind == "su" else kind
         if kind not in ROPE_TYPES:
             raise self.error(

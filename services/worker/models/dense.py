@@ -181,7 +181,7 @@ def dense_config(model: ModelSpecification) -> DenseConfig | str:
     windows = tuple(each.attention.window for each in model.layers)
     rotaries = tuple(each.attention.rotary for each in model.layers)
     one = rotaries[0]
-    width = max(LEAST_HEAD, 1 << (attention.head_dim - 1).bit_length())
+    width = _filled_up(attention.head_dim)
     whole = one is not None and one.dim == attention.head_dim == width and len(set(rotaries)) == 1
     usual = attention.scale == width**-0.5
     return DenseConfig(
@@ -210,6 +210,11 @@ def dense_config(model: ModelSpecification) -> DenseConfig | str:
     )
 
 
+def _filled_up(head_dim: int) -> int:
+    """The width with which heads are computed."""
+    return max(LEAST_HEAD, 1 << (head_dim - 1).bit_length())
+
+
 def _lacking(model: ModelSpecification) -> list[str]:
     """What the kernels lack for a model, in words."""
     layer = model.layers[0]
@@ -234,7 +239,7 @@ def _lacking(model: ModelSpecification) -> list[str]:
         f"heads of {width}": width > MOST_HEAD,
         "norms of queries and keys over all heads": attention.qk_norm is not None
         and (attention.qk_norm != model.norm or attention.qk_norm_over != "head"),
-        f"norms of heads of {width}": attention.qk_norm is not None and width & (width - 1) != 0,
+        f"norms of heads of {width}": attention.qk_norm is not None and width != _filled_up(width),
     }
     return [words for words, there in found.items() if there]
 

@@ -17,9 +17,11 @@ class Exaone4Adapter:
         reader = ConfigReader(info)
         norm, rotary, mlp = reader.rms_norm(default_eps=1e-5), reader.rotary(), reader.mlp()
         every = reader.period("sliding_window_pattern", 4)
-        hybrid, layers = reader.has("sliding_window"), []
-        for kind, window in zip(reader.kinds(every), reader.windows(every), strict=True):
-            turned = rotary if kind == SLIDING or not hybrid else None
-            attention = reader.attention(turned, window=window, qk_norm=norm)
+        hybrid = reader.has_window(default=4096)
+        kinds, windows = reader.kinds(every), reader.windows(every, 4096)
+        layers = []
+        for kind, window in zip(kinds, windows, strict=True):
+            rotated = rotary if kind == SLIDING or not hybrid else None
+            attention = reader.attention(rotated, window=window, qk_norm=norm)
             layers.append(Layer(attention, mlp, None, None, norm, norm))
         return reader.model(layers, norm)

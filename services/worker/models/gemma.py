@@ -43,7 +43,7 @@ class Gemma2Adapter:
         norm, rotary = reader.rms_norm(plus_one=True), reader.rotary(head_dim=HEAD_DIM)
         softcap = reader.optional("attn_logit_softcapping", 50.0)
         layers = [
-            _layer(reader, norm, rotary, window, softcap) for window in reader.windows(full_every=2)
+            _layer(reader, norm, rotary, window, softcap) for window in reader.windows(2, 4096)
         ]
         return _model(reader, layers, norm, reader.optional("final_logit_softcapping", 30.0))
 
@@ -63,10 +63,11 @@ class Gemma3Adapter:
             SLIDING: reader.rotary(SLIDING, head_dim=HEAD_DIM, theta=local_theta),
         }
         pattern = reader.integer("sliding_window_pattern", 6)
+        kinds, windows = reader.kinds(pattern), reader.windows(pattern, 4096)
         softcap = reader.optional("attn_logit_softcapping", 0.0)
         layers = [
             _layer(reader, norm, rotaries[kind], window, softcap, norm)
-            for kind, window in zip(reader.kinds(pattern), reader.windows(pattern), strict=True)
+            for kind, window in zip(kinds, windows, strict=True)
         ]
         return _model(reader, layers, norm, reader.optional("final_logit_softcapping", 0.0))
 

@@ -17,6 +17,6 @@ class MistralAdapter:
         norm, rotary, mlp = reader.rms_norm(), reader.rotary(), reader.mlp()
         layers = [
             Layer(reader.attention(rotary, window=window), mlp, norm, norm)
-            for window in reader.windows()
+            for window in reader.windows(default=4096)
         ]
         return reader.model(layers, norm)

@@ -16,10 +16,10 @@ class OlmoAdapter:
     def specification(self, info: ModelInfo) -> ModelSpecification:
         reader = ConfigReader(info)
         norm, bias = reader.rms_norm(default_eps=1e-5), reader.flag("attention_bias", False)
-        kinds, windows = reader.kinds(full_every=4), reader.windows(full_every=4)
-        if info.architecture == "Olmo2ForCausalLM":
-            kinds, windows = [FULL] * reader.num_layers, [0] * reader.num_layers
-        theta = reader.positive("rope_theta", 500_000.0)
+        kinds, windows, base = [FULL] * reader.num_layers, [0] * reader.num_layers, 10_000.0
+        if info.architecture == "Olmo3ForCausalLM":
+            kinds, windows, base = reader.kinds(4), reader.windows(4, 4096), 500_000.0
+        theta = reader.positive("rope_theta", base)
         rotaries = {kind: reader.rotary(kind, theta=theta) for kind in set(kinds)}
         layers = []
         for kind, window in zip(kinds, windows, strict=True):

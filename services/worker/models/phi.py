@@ -14,7 +14,8 @@ class Phi3Adapter:
 
     def specification(self, info: ModelInfo) -> ModelSpecification:
         reader = ConfigReader(info)
-        norm, rotary, mlp = reader.rms_norm(default_eps=1e-5), reader.rotary(), reader.mlp()
+        norm, rotary = reader.rms_norm(default_eps=1e-5), reader.rotary(partial=1.0)
+        mlp = reader.mlp()
         layers = [
             Layer(reader.attention(rotary, window=window), mlp, norm, norm)
             for window in reader.windows()

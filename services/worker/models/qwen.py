@@ -40,11 +40,10 @@ class Qwen3Adapter:
 
 
 def windows(reader: ConfigReader) -> list[int]:
-    """Without ``layer_types``: of layers from ``max_window_layers`` on, if they use windows."""
-    found = reader.windows()
-    if reader.has("layer_types"):
-        return found
+    """Where windows are used: as ``layer_types`` says, else from ``max_window_layers`` on."""
     if not reader.flag("use_sliding_window", False):
         return [0] * reader.num_layers
-    first = reader.integer("max_window_layers", 28)
-    return [window if number >= first else 0 for number, window in enumerate(found)]
+    if reader.has("layer_types"):
+        return reader.windows(default=4096)
+    first, window = reader.count("max_window_layers", 28), reader.window(4096)
+    return [window if number >= first else 0 for number in range(reader.num_layers)]

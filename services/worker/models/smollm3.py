@@ -19,15 +19,16 @@ class SmolLM3Adapter:
         rotary = reader.rotary(theta=reader.positive("rope_theta", 2e6))
         interval = reader.integer("no_rope_layer_interval", 4)
         default = [int((number + 1) % interval != 0) for number in range(reader.num_layers)]
-        # 1 for each layer that has one, whatever the key is called.
+        # The key's name misleads: 1 stands for a layer that is rotated.
         rotated = reader.flags_of_layers("no_rope_layers", default)
-        windows = [0] * reader.num_layers
-        if reader.flag("use_sliding_window", False):
+        window = reader.window() if reader.flag("use_sliding_window", False) else 0
+        windows = [0 if each else window for each in rotated]
+        if window and reader.has("layer_types"):
             windows = reader.windows()
         layers = []
-        for turned, window in zip(rotated, windows, strict=True):
+        for each, size in zip(rotated, windows, strict=True):
             attention = reader.attention(
-                rotary if turned else None, window=window, qkv_bias=bias, output_bias=bias
+                rotary if each else None, window=size, qkv_bias=bias, output_bias=bias
             )
             layers.append(Layer(attention, mlp, norm, norm))
         return reader.model(layers, norm, tied=True)

@@ -103,6 +103,20 @@ class ModelSpecification(msgspec.Struct, frozen=True):
     """Logits become softcap * tanh(logit / softcap), behind the multiplier; 0: they stay."""
 
 
+def for_length(model: ModelSpecification, longest: int) -> ModelSpecification:
+    """The model for sequences of up to so many positions: with one set of LongRoPE's factors."""
+
+    def chosen(layer: Layer) -> Layer:
+        rotary = layer.attention.rotary
+        if rotary is None or rotary.parameters.rope_type != "longrope":
+            return layer
+        replace = msgspec.structs.replace
+        of_length = replace(rotary, parameters=rotary.parameters.for_length(longest))
+        return replace(layer, attention=replace(layer.attention, rotary=of_length))
+
+    return msgspec.structs.replace(model, layers=tuple(chosen(each) for each in model.layers))
+
+
 class CacheSpecification(msgspec.Struct, frozen=True):
     """What a layer keeps of each position: keys and values of ``num_kv_heads`` heads."""
 

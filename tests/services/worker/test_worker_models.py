@@ -82,14 +82,14 @@ def test_head_dim_is_derived_when_absent_or_null(configured: Configure) -> None:
 
 def test_families_differ_in_biases_and_norms(tiny_folder: Folder) -> None:
     flags = {}
-    for variant in ("qwen3", "qwen3-untied", "qwen2", "llama", "llama-tied-biases"):
+    for variant in ("qwen3", "qwen3-biased", "qwen2", "llama", "llama-tied-biases"):
         info = read_model_info(tiny_folder(variant))
         c = dense_config(adapter_for(info).specification(info))
         assert isinstance(c, DenseConfig)
         flags[variant] = (c.qkv_bias, c.output_bias, c.mlp_bias, c.qk_norm, c.tie_word_embeddings)
     assert flags == {
         "qwen3": (False, False, False, True, True),
-        "qwen3-untied": (True, True, False, True, False),
+        "qwen3-biased": (True, True, False, True, False),
         "qwen2": (True, False, False, False, False),
         "llama": (False, False, False, False, False),
         "llama-tied-biases": (True, True, True, False, True),
@@ -114,7 +114,8 @@ def test_a_sliding_window_that_no_layer_uses_is_accepted(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64},
+        {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
+        | {"sliding_window": 64},
         {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
         | {"layer_types": None},
     ],
@@ -125,9 +126,67 @@ def test_both_layouts_of_windows_mean_the_same(
     assert windows_of(configured("qwen2", **changes)) == [0, 64]
 
 
+def test_heads_are_rotated_in_part_only_where_the_family_knows_it(configured: Configure) -> None:
+    def rotated(variant: str, share: float) -> int:
+        model = configured(variant, ("rope_parameters",), partial_rotary_factor=share)
+        rotary = model.layers[0].attention.rotary
+        assert rotary is not None
+        return rotary.dim
+
+    assert rotated("llama", 0.5) == 16
+    assert rotated("phi3", 0.5) == 8
+    with pytest.raises(BadModelFolder, match=r"partial_rotary_factor 0\.7: 11 of 16"):
+        rotated("phi3", 0.7)
+
+
+ABSENT = ("sliding_window", "layer_types")
+
+
+@pytest.mark.parametrize(
+    ("variant", "remove", "changes", "windows"),
+    [
+        ("mistral", ABSENT, {}, [4096] * 4),
+        ("mistral", (), {"sliding_window": 0}, [0] * 4),
+        ("gemma2", ABSENT, {}, [4096, 0]),
+        ("exaone4", ABSENT, {"sliding_window_pattern": "LG"}, [4096, 0, 4096, 0]),
+        ("exaone4", ABSENT[1:], {"sliding_window": None, "sliding_window_pattern": 0}, [0] * 4),
+        (
+            "qwen2", ABSENT[1:],
+            {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8}, [8, 8],
+        ),
+        ("qwen2-windows", (), {"use_sliding_window": False}, [0] * 4),
+        ("smollm3", ABSENT[1:], {"use_sliding_window": True, "sliding_window": 8}, [0, 0, 0, 8]),
+    ],
+)  # fmt: skip
+def test_windows_are_those_that_the_families_own_code_would_use(
+    variant: str,
+    remove: tuple[str, ...],
+    changes: dict[str, Any],
+    windows: list[int],
+    configured: Configure,
+) -> None:
+    model = configured(variant, remove, **({"max_position_embeddings": 10_000} | changes))
+    assert windows_of(model) == windows
+
+
+@pytest.mark.parametrize(
+    ("variant", "base"), [("cohere", 5e5), ("cohere2", 1e4), ("olmo2", 1e4), ("olmo3", 5e5)]
+)
+def test_an_absent_base_of_rotary_embedding_is_the_familys_own(
+    variant: str, base: float, configured: Configure
+) -> None:
+    assert rope_of(configured(variant, ("rope_parameters",))).theta == base
+
+
+def test_a_rope_type_of_null_is_read_from_the_older_key(configured: Configure) -> None:
+    table = {"rope_type": None, "type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    assert rope_of(configured("llama", rope_parameters=table)) == RopeParameters(1e4, "linear", 2.0)
+
+
 def test_why_a_model_is_not_computed_by_the_kernels_is_said_in_words(configured: Configure) -> None:
     assert dense_config(configured("llama", hidden_act="gelu")) == "the activation gelu"
     assert dense_config(configured("llama", head_dim=320)) == "heads of 320"
+    assert dense_config(configured("qwen3", head_dim=16)) == "norms of heads of 16"
 
 
 def test_why_a_family_is_not_computed_by_the_kernels_is_said_in_words(tiny_folder: Folder) -> None:
@@ -137,11 +196,11 @@ def test_why_a_family_is_not_computed_by_the_kernels_is_said_in_words(tiny_folde
         reasons[variant] = dense_config(adapter_for(info).specification(info))
     assert reasons == {
         "olmo2": "layers without norms ahead of both halves, "
-        "norms of queries and keys over all heads",
+        "norms of queries and keys over all heads, norms of heads of 16",
         "starcoder2": "norms that are no RMSNorm, or differ, an MLP without a gate",
         "cohere": "layers without norms ahead of both halves, "
         "norms that are no RMSNorm, or differ, attention and MLP in parallel, "
-        "norms of queries and keys over all heads",
+        "norms of queries and keys over all heads, norms of heads of 16",
     }
 
 
@@ -171,14 +230,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"rope_type": "linear", "factor": 0}},
         "factor must be a positive number",
     ),
-    "partial rotary": ({"partial_rotary_factor": 0.7}, "partial_rotary_factor 0.7: 11 of 16"),
     "a kind of layers": (
-        {"layer_types": ["full_attention", "linear_attention"]},
+        {"use_sliding_window": True, "layer_types": ["full_attention", "linear_attention"]},
         "'linear_attention'; supported are full_attention, sliding_attention",
     ),
-    "too few kinds of layers": ({"layer_types": ["full_attention"]}, "each of 2 layers"),
+    "too few kinds of layers": (
+        {"use_sliding_window": True, "layer_types": ["full_attention"]},
+        "each of 2 layers",
+    ),
     "a window that is no number": (
-        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": -1},
+        {"use_sliding_window": True, "sliding_window": -1, "layer_types": None},
         "sliding_window must be a positive integer",
     ),
     "no hidden size": ({"hidden_size": None}, "hidden_size must be a positive integer"),

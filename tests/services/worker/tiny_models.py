@@ -123,6 +123,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen3-untied": ("Qwen3", {"head_dim": 16, "attention_bias": True, "num_key_value_heads": 4}),
+    "qwen3-biased": ("Qwen3", {"head_dim": 32, "attention_bias": True}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": False}),
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "llama": ("Llama", {"tie_word_embeddings": False}),

@@ -50,7 +50,7 @@ def silent(note: str) -> None:
 
 def gpu_executor(folder: Path, block_size: int = 16) -> GpuExecutor:
     info = read_model_info(folder)
-    model = load_model(info, torch.float32, DEVICE, silent)
+    model = load_model(info, torch.float32, DEVICE, silent, longest=256)
     capacity = EngineSizes(80, block_size, 8, 48, 256, info.vocab_size)
     made = dense_model(model.specification, model.weights)
     assert isinstance(made, DenseModel), made

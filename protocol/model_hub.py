@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.config import Config
+from penstock.protocol.conversion import model_command
 from penstock.protocol.model_info import BadModelFolder, no_gguf
 
 ASK_SECONDS = 5.0
@@ -153,7 +154,8 @@ def _check_formats(name: str, files: Iterable[str]) -> None:
             f"model's safetensors, {use}"
         )
     raise BadModelFolder(
-        f"{name}: holds no safetensors files, and other formats are not read: they can run code"
+        f"{name}: holds no safetensors files, and other formats are not read: they can run code; "
+        f"if you trust it, convert it, and serve the folder: {model_command(name)}"
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.protocol.conversion import weights_command
 from penstock.protocol.model_info import BadModelFolder, read_text
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.safetensors_file import (
@@ -31,6 +32,8 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 """Formats of other loaders: reading most of them can run code."""
+_CONVERTIBLE = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""What transformers reads as a model's weights."""
 
 
 class Checkpoint:
@@ -187,10 +190,12 @@ def _instead(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
     pickles = [shown(name) for name in names if name.endswith(_PICKLES)]
     if pickles:
-        return (
-            f"{listed(pickles)}: other formats are never opened, because reading them can run "
-            "code; convert the checkpoint to safetensors"
+        said = (
+            f"{listed(pickles)}: other formats are never opened, because reading them can run code"
         )
+        if any(name in names for name in _CONVERTIBLE):
+            return f"{said}; if you trust it, convert it: {weights_command(folder)}"
+        return f"{said}; convert the checkpoint to safetensors"
     others = [shown(name) for name in names if name.endswith(".safetensors")]
     if others:
         return f"{listed(others)} can be read only with that index beside them; fetch it"

@@ -164,6 +164,7 @@ def test_what_the_hub_refuses_is_told_with_what_to_do(hub: Hub, tmp_path: Path) 
     assert "GGUF files, which are not supported" in said[2]
     assert said[2].endswith("for instance org/little")
     assert "no safetensors" in said[3]
+    assert said[3].endswith("org/pickles pickles")
     assert not hub.served
 
 

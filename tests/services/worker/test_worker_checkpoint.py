@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a pickle in its place": (
         lambda f: (f / SINGLE).rename(f / "pytorch_model.bin"),
-        r"'pytorch_model.bin': other formats are never opened",
+        r"'pytorch_model.bin': other formats are never opened.* convert it: \S*python\S* -c ",
+    ),
+    "a pickle that transformers does not read either": (
+        lambda f: (f / SINGLE).rename(f / "consolidated.pth"),
+        "'consolidated.pth': other formats are never opened.*convert the checkpoint to safetensors",
     ),
     "shards without their index": (
         lambda f: (f / SINGLE).rename(f / "model-00001-of-00001.safetensors"),
@@ -361,6 +366,29 @@ def test_zeros_that_models_mean_are_loaded_and_reported(copy: Path) -> None:
     assert sorted(reports[0].zero_tensors) == sorted(mean)
     stored = sum(t.numel() * t.itemsize for t in load_file(copy / SINGLE).values())
     assert reports[0].done_bytes == stored
+
+
+def test_the_command_that_the_message_names_converts_a_folder_of_bin_files(
+    copy: Path, tmp_path: Path
+) -> None:
+    expected = load_file(copy / SINGLE)
+    folder = tmp_path / "it's $HOME"
+    shutil.move(copy, folder)
+    torch.save({n: t.bfloat16() for n, t in expected.items()}, folder / "pytorch_model.bin")
+    (folder / SINGLE).unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    with pytest.raises(BadModelFolder) as refused:
+        load(folder)
+    command = str(refused.value).partition("convert it: ")[2]
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert read_model_info(folder).dtype == "bfloat16"
+    model = load(folder, torch.bfloat16)
+    adapter = adapter_for(read_model_info(folder))
+    named = named_tensors(adapter.names, model.specification, model.weights)
+    assert named.keys() == expected.keys()
+    assert all(torch.equal(named[name], each.bfloat16()) for name, each in expected.items())
 
 
 def test_nothing_that_lies_in_the_folder_is_executed(copy: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _MAX_REASON = 300
 
 
-def _token_text(value: Any) -> str | None:
+def token_text(value: Any) -> str | None:
     """A special token as configurations write it: its text, or an object with ``content``."""
     if isinstance(value, dict):
         value = value.get("content")
@@ -58,19 +58,6 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise BadModelFolder(f"{path}: expected an object")
     return config
-
-
-def read_special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Text of each named special token (``bos_token``, …) that the folder declares."""
-    found: dict[str, str] = {}
-    legacy_path = folder / "special_tokens_map.json"
-    legacy = read_json(legacy_path) if legacy_path.exists() else {}
-    for source in (config, legacy if isinstance(legacy, dict) else {}):
-        for name in SPECIAL_TOKEN_NAMES:
-            text = _token_text(source.get(name))
-            if text is not None:
-                found.setdefault(name, text)
-    return found
 
 
 def _read_source(folder: Path, config: dict[str, Any]) -> tuple[Path, str] | None:

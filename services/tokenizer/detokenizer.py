@@ -7,10 +7,17 @@ costs the same, however long the text already is.
 
 from __future__ import annotations
 
+import re
 from codecs import utf_8_decode
 from typing import Protocol
 
-from penstock.services.tokenizer.token_table import ByteTable, PieceTable, TokenTable, WindowTable
+from penstock.services.tokenizer.token_table import (
+    ByteTable,
+    CleanedTable,
+    PieceTable,
+    TokenTable,
+    WindowTable,
+)
 
 _WINDOW_LIMIT = 16
 """Tokens after which a windowed decode gives out even an unfinished character."""
@@ -151,8 +158,53 @@ class WindowDetokenizer:
         return new
 
 
+_REMOVED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+"""The blank of each goes (both of the apostrophe's), one after the other in this order, as in
+transformers' ``clean_up_tokenization``."""
+_SAFE = re.compile(r"[^ '](?= )|[^ ]{4}\Z")
+_MOST_HELD = 256
+"""Characters. An endless row of blanks and apostrophes is cleaned in pieces of this length."""
+
+
+class CleanedDetokenizer:
+    """Another detokenizer's text without the blanks before punctuation.
+
+    Text is released up to a place that no replacement can span: each begins with a blank, and only
+    one, of an apostrophe, holds a blank further on. So a blank that follows anything but a blank or
+    an apostrophe begins anew, and so does what follows four characters without a blank.
+    """
+
+    __slots__ = ("_held", "_inner")
+
+    def __init__(self, inner: Detokenizer) -> None:
+        self._inner = inner
+        self._held = ""
+
+    def push(self, token: int) -> str:
+        text = self._held + self._inner.push(token)
+        end = 0
+        for found in _SAFE.finditer(text):
+            end = found.end()
+        if len(text) - end > _MOST_HELD:
+            end = len(text)
+        self._held = text[end:]
+        return _cleaned(text[:end])
+
+    def flush(self) -> str:
+        text, self._held = self._held + self._inner.flush(), ""
+        return _cleaned(text)
+
+
+def _cleaned(text: str) -> str:
+    for pattern in _REMOVED:
+        text = text.replace(pattern, pattern.strip(" "))
+    return text
+
+
 def new_detokenizer(table: TokenTable) -> Detokenizer:
     """A fresh detokenizer for one choice."""
+    if isinstance(table, CleanedTable):
+        return CleanedDetokenizer(new_detokenizer(table.table))
     if isinstance(table, ByteTable):
         return ByteDetokenizer(table)
     if isinstance(table, PieceTable):

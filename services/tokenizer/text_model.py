@@ -1,9 +1,4 @@
-"""The text side of a checkpoint: tokenizer, control tokens and chat template.
-
-Reads tokenizer.json with the ``tokenizers`` library alone; transformers is imported only for a
-folder without that file, because it costs seconds and hundreds of megabytes at start. Code in the
-folder is never run.
-"""
+"""The text side of a checkpoint: tokenizer, control tokens and chat template."""
 
 from __future__ import annotations
 
@@ -14,14 +9,13 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from penstock.protocol.model_info import BadModelFolder, read_text
+from penstock.protocol.model_info import BadModelFolder
 from penstock.protocol.wire.messages.requests import Chat, Prompt, PromptText, Tokens
 from penstock.services.tokenizer import final_message
 from penstock.services.tokenizer.chat_template import (
     ChatTemplate,
     read_chat_template,
     read_messages,
-    read_special_tokens,
     read_tokenizer_config,
     read_variables,
 )
@@ -29,50 +23,11 @@ from penstock.services.tokenizer.control_tokens import ControlTokens, Rendered
 from penstock.services.tokenizer.final_message import OpenMessage
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.token_table import TokenTable, build_token_table
-
-MAX_TOKENIZER_BYTES = 512 * 1024 * 1024
-_OTHER_TOKENIZER_FILES = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+from penstock.services.tokenizer.tokenizer_files import read_tokenizer
 
 
 def _to_bytes(ids: list[int]) -> bytes:
     return np.asarray(ids, dtype="<i4").tobytes()
-
-
-def _read_tokenizer_json(path: Path) -> Tokenizer:
-    text = read_text(path, MAX_TOKENIZER_BYTES)
-    try:
-        return Tokenizer.from_buffer(text)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's panics do not derive from Exception
-        raise BadModelFolder(f"{path}: not a valid tokenizer: {error}") from None
-
-
-def _convert_tokenizer(folder: Path) -> Tokenizer:
-    """Let transformers build the tokenizer from older files. Raises ``BadModelFolder``."""
-    if not any((folder / name).exists() for name in _OTHER_TOKENIZER_FILES):
-        raise BadModelFolder(
-            f"{folder / 'tokenizer.json'}: no such file, and none of "
-            f"{', '.join(_OTHER_TOKENIZER_FILES)} either; the folder has no tokenizer"
-        )
-    try:
-        from transformers import AutoTokenizer
-
-        loaded = AutoTokenizer.from_pretrained(
-            str(folder), trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:
-        raise BadModelFolder(
-            f"{folder / 'tokenizer.json'}: no such file, and transformers cannot make a tokenizer "
-            f"from the others: {type(error).__name__}: {error}"
-        ) from None
-    backend = getattr(loaded, "backend_tokenizer", None)
-    if not isinstance(backend, Tokenizer):
-        raise BadModelFolder(
-            f"{folder / 'tokenizer.json'}: no such file, and {type(loaded).__name__} cannot be "
-            "written as one; use a checkpoint that has tokenizer.json"
-        )
-    return backend
 
 
 def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int, path: Path) -> None:
@@ -169,13 +124,19 @@ class TextModel:
     """Encodes prompts for one model. Every method is safe to call from several threads."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, *, name: str = "this model"
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        name: str = "this model",
+        cleans_up: bool = False,
     ) -> None:
         # What a checkpoint says about padding and truncation is meant for training.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.tokenizer = tokenizer
-        self.token_table = build_token_table(tokenizer)
+        self._cleans_up = cleans_up
+        self.token_table = build_token_table(tokenizer, cleans_up=cleans_up)
         self._full_table: TokenTable | None = None
         self._template = template
         self._name = name
@@ -192,21 +153,22 @@ class TextModel:
     def load(cls, folder: Path, vocab_size: int | None = None) -> TextModel:
         """Read the tokenizer files of a checkpoint; ``vocab_size`` is the model's. Raises
         ``BadModelFolder``."""
-        path = folder / "tokenizer.json"
-        tokenizer = _read_tokenizer_json(path) if path.exists() else _convert_tokenizer(folder)
-        if vocab_size is not None:
-            _check_vocabulary(tokenizer, vocab_size, path)
         config = read_tokenizer_config(folder)
-        special_tokens = read_special_tokens(folder, config)
-        template = read_chat_template(folder, config, special_tokens)
-        return cls(tokenizer, template, name=folder.resolve().name)
+        read = read_tokenizer(folder, config)
+        if vocab_size is not None:
+            _check_vocabulary(read.tokenizer, vocab_size, folder / "tokenizer.json")
+        template = read_chat_template(folder, config, read.special_tokens)
+        name = folder.resolve().name
+        return cls(read.tokenizer, template, name=name, cleans_up=read.cleans_up)
 
     def table(self, skip_special: bool) -> TokenTable:
         """What each token stands for. The table with special tokens is made at first need."""
         if skip_special:
             return self.token_table
         if self._full_table is None:
-            self._full_table = build_token_table(self.tokenizer, skip_special=False)
+            self._full_table = build_token_table(
+                self.tokenizer, skip_special=False, cleans_up=self._cleans_up
+            )
         return self._full_table
 
     def token_id(self, text: str) -> int | None:
@@ -241,7 +203,7 @@ class TextModel:
         """
         rendered = self._render(messages, template_kwargs)
         self._check_length(rendered.text, max_tokens, "messages")
-        if rendered.own is None:
+        if rendered.own is None or self.tokenizer.encode_special_tokens:
             return self.encode(rendered.text, add_special_tokens=False)
         return _to_bytes(self._plain_encoder().encode(rendered.text, rendered.own))
 

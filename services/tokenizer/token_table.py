@@ -45,7 +45,13 @@ class WindowTable(NamedTuple):
     skip_special: bool
 
 
-TokenTable = ByteTable | PieceTable | WindowTable
+class CleanedTable(NamedTuple):
+    """A table whose text loses the blanks before punctuation (``clean_up_tokenization_spaces``)."""
+
+    table: ByteTable | PieceTable | WindowTable
+
+
+TokenTable = ByteTable | PieceTable | WindowTable | CleanedTable
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -67,9 +73,14 @@ def _tokens(tokenizer: Tokenizer, skip_special: bool) -> list[str | None]:
     tokens: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
     for token, number in vocabulary.items():
         tokens[number] = token
+    normalizer = tokenizer.normalizer
     for number, added in tokenizer.get_added_tokens_decoder().items():
-        if added.special and skip_special:
-            tokens[number] = None
+        text = added.content
+        if added.normalized and normalizer is not None:
+            text = normalizer.normalize_str(text)
+        # The library looks for this text among the special tokens, as they are written.
+        skipped = skip_special and added.special and text == added.content
+        tokens[number] = None if skipped else text
     return tokens
 
 
@@ -129,6 +140,8 @@ def _piece_table(
 
 def piece_bytes(table: TokenTable, token: int) -> bytes:
     """The bytes that a token alone stands for; none for ids without meaning."""
+    if isinstance(table, CleanedTable):
+        table = table.table
     if isinstance(table, WindowTable):
         skip = table.skip_special
         text: str = table.tokenizer.decode([token], skip_special_tokens=skip)
@@ -139,8 +152,20 @@ def piece_bytes(table: TokenTable, token: int) -> bytes:
     return piece if isinstance(piece, bytes) else piece.encode()
 
 
-def build_token_table(tokenizer: Tokenizer, skip_special: bool = True) -> TokenTable:
-    """The quickest exact table for this tokenizer's decoder."""
+def build_token_table(
+    tokenizer: Tokenizer, skip_special: bool = True, *, cleans_up: bool = False
+) -> TokenTable:
+    """The quickest exact table for this tokenizer's decoder.
+
+    cleans_up: decoded text loses the blanks before punctuation.
+    """
+    table = _decoder_table(tokenizer, skip_special)
+    return CleanedTable(table) if cleans_up else table
+
+
+def _decoder_table(
+    tokenizer: Tokenizer, skip_special: bool
+) -> ByteTable | PieceTable | WindowTable:
     decoder = tokenizer.decoder
     if decoder is None:
         return WindowTable(tokenizer, skip_special)

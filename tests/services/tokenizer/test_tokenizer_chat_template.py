@@ -14,7 +14,6 @@ from penstock.services.tokenizer.chat_template import (
     ChatTemplate,
     read_chat_template,
     read_messages,
-    read_special_tokens,
     read_variables,
 )
 from penstock.services.tokenizer.prompt_error import PromptError
@@ -278,11 +277,3 @@ def test_a_template_that_does_not_compile_is_a_bad_folder(source: str, tmp_path:
     (tmp_path / "chat_template.jinja").write_text("\n" + source)
     with pytest.raises(BadModelFolder, match=r"chat_template\.jinja"):
         read_chat_template(tmp_path, {}, {})
-
-
-def test_special_tokens_are_read_in_every_layout(tmp_path: Path) -> None:
-    (tmp_path / "special_tokens_map.json").write_text(
-        json.dumps({"bos_token": "<s>", "eos_token": "ignored"})
-    )
-    config = {"eos_token": {"content": "</s>", "lstrip": False}, "pad_token": None}
-    assert read_special_tokens(tmp_path, config) == {"bos_token": "<s>", "eos_token": "</s>"}

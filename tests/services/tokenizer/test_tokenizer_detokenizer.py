@@ -89,6 +89,8 @@ def test_each_decoder_has_the_quickest_exact_detokenizer() -> None:
         "llama_2 without strip": PieceDetokenizer,
         "metaspace first": PieceDetokenizer,
         "metaspace never": PieceDetokenizer,
+        "unigram": PieceDetokenizer,
+        "unigram with bytes": PieceDetokenizer,
         "word_piece": WindowDetokenizer,
         "no_decoder": WindowDetokenizer,
     }

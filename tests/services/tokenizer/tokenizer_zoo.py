@@ -54,6 +54,7 @@ def llama_2(*, strip: bool = True) -> Tokenizer:
         steps.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(steps)
     tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in ("<s>", "</s>")])
+    tokenizer.add_tokens([AddedToken("<tool>", normalized=True)])
     return tokenizer
 
 
@@ -64,6 +65,25 @@ def metaspace(prepend_scheme: str = "first") -> Tokenizer:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme, split=False)
     tokenizer.decoder = decoders.Metaspace(prepend_scheme=prepend_scheme)
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in ("<s>", "</s>")])
+    return tokenizer
+
+
+def unigram(*, byte_fallback: bool = False) -> Tokenizer:
+    """SentencePiece's other model, as T5 has it; with bytes, as some multilingual ones."""
+    letters = sorted({c for line in WORDS for c in line if c != " "} | {"▁"})
+    pieces = ["<unk>", "<s>", "</s>"]
+    pieces += [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
+    scores = {"▁the": -2.0, "▁hello": -2.5, "he": -3.0, "▁w": -3.0, "or": -3.5, "ld": -3.5}
+    vocabulary = [(piece, 0.0) for piece in pieces]
+    vocabulary += [(letter, -6.0 - n / 100) for n, letter in enumerate(letters)]
+    vocabulary += list(scores.items())
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=byte_fallback))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    if byte_fallback:
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in ("<s>", "</s>")])
     return tokenizer
 
@@ -93,6 +113,8 @@ def zoo() -> dict[str, Tokenizer]:
         "llama_2 without strip": llama_2(strip=False),
         "metaspace first": metaspace("first"),
         "metaspace never": metaspace("never"),
+        "unigram": unigram(),
+        "unigram with bytes": unigram(byte_fallback=True),
         "word_piece": word_piece(),
         "no_decoder": no_decoder(),
     }

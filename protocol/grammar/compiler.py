@@ -7,12 +7,14 @@ same limits, so that what the one has accepted does not fail in the other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.protocol.conversion import tokenizer_command
 from penstock.protocol.grammar.json_schema.check import OPTIONS, exact
 from penstock.protocol.grammar.request import BadGrammar, Grammar, read_schema
 from penstock.protocol.model_info import BadModelFolder, read_text
@@ -31,6 +33,7 @@ WHITESPACE = r" {1,2}|\n[ \t]{0,20}"
 """Allowed between the parts of JSON: a model can indent, and cannot emit blanks for ever."""
 _JSON_OPTIONS: dict[str, Any] = {**OPTIONS, "whitespace_pattern": WHITESPACE}
 """Every option by name: none is left to ``x-guidance`` in a client's schema."""
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _COMPACT_OPTIONS = {**_JSON_OPTIONS, "whitespace_flexible": False, "whitespace_pattern": None}
 
 
@@ -57,6 +60,11 @@ def parser_limits() -> LLParserLimits:
 def load_tokenizer(folder: Path, vocab_size: int, ends: Sequence[int]) -> LLTokenizer:
     """``make_tokenizer`` for the ``tokenizer.json`` of a checkpoint. Raises ``BadModelFolder``."""
     path = folder / "tokenizer.json"
+    if not path.exists():
+        raise BadModelFolder(
+            f"{path}: no such file, and grammars are made for no other; write it: "
+            f"{tokenizer_command(folder)}"
+        )
     try:
         text = read_text(path, MAX_TOKENIZER_BYTES).decode()
         return make_tokenizer(text, vocab_size, ends)
@@ -96,8 +104,12 @@ def make_tokenizer(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) ->
 
 
 def _fitted(tokenizer_json: str, vocab_size: int) -> str:
-    """The text without padding and truncation, without tokens past the model's vocabulary, and
-    without placeholders at its end, of which models with random weights have a hundred thousand."""
+    """The text as llguidance can read it.
+
+    Without padding and truncation, without tokens past the model's vocabulary, without placeholders
+    at its end, of which models with random weights have a hundred thousand; and with a decoder that
+    llguidance knows (``_with_known_decoder``).
+    """
     tokenizer = msgspec.json.decode(tokenizer_json)
     if not isinstance(tokenizer, dict):
         raise ValueError("tokenizer.json: expected an object")
@@ -105,10 +117,69 @@ def _fitted(tokenizer_json: str, vocab_size: int) -> str:
     kept = [one for one in added if one["id"] < vocab_size]
     if len(kept) > MAX_ADDED_TOKENS:
         kept = sorted(kept, key=lambda one: int(one["id"]))[:MAX_ADDED_TOKENS]
-    if len(kept) == len(added) and not tokenizer.get("truncation") and not tokenizer.get("padding"):
-        return tokenizer_json
-    tokenizer |= {"added_tokens": kept, "truncation": None, "padding": None}
-    return msgspec.json.encode(tokenizer).decode()
+    fitted = {"added_tokens": kept, "truncation": None, "padding": None}
+    if _with_known_decoder(tokenizer, kept) or any(
+        tokenizer.get(key) != value for key, value in fitted.items()
+    ):
+        return msgspec.json.encode(tokenizer | fitted).decode()
+    return tokenizer_json
+
+
+_PIECES = ("Metaspace", "Replace", "ByteFallback", "Fuse", "Strip")
+
+
+def _with_known_decoder(tokenizer: dict[str, Any], added: list[dict[str, Any]]) -> bool:
+    """Change ``tokenizer``, and tokens of ``added``, where llguidance would misread them. Returns
+    whether it did. Raises ``ValueError`` where a token's text depends on its neighbours.
+
+    Only bytes, and pieces with a mark for blanks and tokens for bytes, are read. A Metaspace
+    decoder has the mark but no bytes: its ``<0x41>`` is no ``A``, and is allowed nowhere.
+    """
+    decoder = tokenizer.get("decoder") or {}
+    steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
+        return False
+    if not kinds or not set(kinds) <= set(_PIECES):
+        named = ", ".join(str(kind) for kind in kinds if kind) or "none"
+        raise ValueError(
+            "grammars need a vocabulary of bytes or of SentencePiece's pieces, and the decoder "
+            f"of this model's tokenizer is another: {named}"
+        )
+    changed = False
+    if kinds == ["Metaspace"]:
+        _replace_metaspace(tokenizer, steps[0], added)
+        changed = True
+    if tokenizer.get("normalizer"):
+        # The text of such a token is what the normalizer makes of it: blanks become part of it.
+        for one in added:
+            if one.get("normalized") and not one.get("special"):
+                one["special"] = changed = True
+    return changed
+
+
+def _replace_metaspace(
+    tokenizer: dict[str, Any], decoder: dict[str, Any], added: list[dict[str, Any]]
+) -> None:
+    """Give the tokenizer a decoder that reads its pieces alike, and allow those nowhere that it
+    reads otherwise: tokens for bytes; and where the first token of a text loses its marks, those
+    with a mark behind a letter. (Rows of marks stay: they indent. An answer that must begin with a
+    blank may lose it there.)"""
+    mark = decoder["replacement"]
+    blanks = {"type": "Replace", "pattern": {"String": mark}, "content": " "}
+    steps = [blanks, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    tokenizer["decoder"] = {"type": "Sequence", "decoders": steps}
+    drops = decoder.get("prepend_scheme", "always") != "never"
+    known = {one["id"] for one in added}
+    vocabulary = tokenizer["model"]["vocab"]
+    if isinstance(vocabulary, list):  # of pieces and their scores
+        vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for token, number in vocabulary.items():
+        if number in known:
+            continue
+        if _BYTE_TOKEN.fullmatch(token) or (drops and mark in token.lstrip(mark)):
+            added.append({"id": number, "content": token, "special": True} | flags)
 
 
 def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
@@ -117,9 +188,28 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     Raises ``BadGrammar`` with llguidance's reason. May take long, and much memory, where nothing
     has vetted the grammar before.
     """
+    text = grammar_text(grammar)
+    matcher = _compiled(grammar, text, tokenizer)
+    if grammar.padded:
+        (blank, *_) = tokenizer.tokenize_bytes(b" ")
+        may_begin_blank = matcher.deep_copy().try_consume_tokens([blank]) == 1
+        matcher = _compiled(grammar, _padded(text, optional=not may_begin_blank), tokenizer)
+    return matcher
+
+
+def _padded(text: str, *, optional: bool) -> str:
+    """The grammar with the blank before it that decoding drops. It is a must where the answer may
+    begin with another one: else that would be dropped."""
+    whole = msgspec.json.decode(text) if text.startswith("{") else None
+    answer = whole["grammars"][0] if whole else {"lark_grammar": text}
+    start = {"name": "padded", "lark_grammar": f'start: " "{"?" if optional else ""} @answer'}
+    return msgspec.json.encode({"grammars": [start, answer | {"name": "answer"}]}).decode()
+
+
+def _compiled(grammar: Grammar, text: str, tokenizer: LLTokenizer) -> LLMatcher:
     from llguidance import LLMatcher
 
-    matcher = LLMatcher(tokenizer, grammar_text(grammar), log_level=0, limits=parser_limits())
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():

@@ -102,6 +102,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """int32 token ids, little endian: the answer is free until one of them has come."""
     may_open: Annotated[bytes, Meta(max_length=4)] = b""
     """An int32 token id: only an answer that begins with it is free until ``start_after``."""
+    padded: bool = False
+    """The model's decoder drops a blank at the beginning of an answer: its tokens may have one."""
 
     def starts_after(self) -> list[int]:
         """The ids of ``start_after``."""

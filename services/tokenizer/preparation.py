@@ -32,6 +32,7 @@ from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.slot_sampling import slot_sampling
 from penstock.services.tokenizer.text_model import TextModel
 from penstock.services.tokenizer.thinking import thinking
+from penstock.services.tokenizer.token_table import drops_first_blank
 
 MAX_SHOWN = 40
 """Characters of a text that an error repeats."""
@@ -250,7 +251,9 @@ def prepare(
     stop_ids, bad_words = _stop_ids(params, info), _bad_words(params, text_model)
     _check_any_allowed(params, stop_ids, bad_words)
     if (grammar := _grammar(work, grammars)) is not None:
-        grammar = msgspec.structs.replace(grammar, **thinking(text_model, prompt)._asdict())
+        thought = thinking(text_model, prompt)
+        padded = drops_first_blank(text_model.token_table) and not thought.start_after
+        grammar = msgspec.structs.replace(grammar, padded=padded, **thought._asdict())
         params = msgspec.structs.replace(params, structured_outputs=grammar)
     sampling = slot_sampling(params, stop_ids, bad_words)
     adjustments = sampling.adjustments

@@ -152,6 +152,15 @@ def piece_bytes(table: TokenTable, token: int) -> bytes:
     return piece if isinstance(piece, bytes) else piece.encode()
 
 
+def drops_first_blank(table: TokenTable) -> bool:
+    """Whether a text loses the blank that it begins with, as SentencePiece's do."""
+    if isinstance(table, CleanedTable):
+        table = table.table
+    if not isinstance(table, PieceTable):
+        return False
+    return " " in (table.first_drops, table.strip if table.strip_count else "")
+
+
 def build_token_table(
     tokenizer: Tokenizer, skip_special: bool = True, *, cleans_up: bool = False
 ) -> TokenTable:

@@ -20,11 +20,11 @@ MAX_PROTOTYPE_BYTES = 4 * 1024 * 1024
 MAX_COPIES = 1000
 """Copies of a prototype, at most: then it is compiled anew, and what it found out is forgotten."""
 
-_Key = tuple[str, bool, str, int]
+_Key = tuple[str, bool, str, bool, int]
 
 
 def _key(grammar: Grammar, family: int) -> _Key:
-    return grammar.kind, grammar.compact, grammar.source, family
+    return grammar.kind, grammar.compact, grammar.source, grammar.padded, family
 
 
 class Prototypes:
@@ -87,7 +87,7 @@ class Prototypes:
 
     def _in_another_family(self, key: _Key) -> LLMatcher | None:
         for other, future in self._made.items():
-            if other[:3] == key[:3] and future.done() and future.exception() is None:
+            if other[:-1] == key[:-1] and future.done() and future.exception() is None:
                 return future.result()
         return None
 

@@ -87,8 +87,8 @@ _PEER_ROW: list[Any] = [
 _REPORT = m.MetricsReport([m.MetricSample("steps_total", ["a"], [1.5, 2.0])])
 _REPORT_ROW: list[Any] = [[["steps_total", ["a"], [1.5, 2.0]]]]
 _ID = b"\x05\x00\x00\x00"
-_GRAMMAR = Grammar("regex", "a+", True, "response_format", _ID, _ID)
-_GRAMMAR_ROW: list[Any] = ["regex", "a+", True, "response_format", _ID, _ID]
+_GRAMMAR = Grammar("regex", "a+", True, "response_format", _ID, _ID, True)
+_GRAMMAR_ROW: list[Any] = ["regex", "a+", True, "response_format", _ID, _ID, True]
 _PARAMS = SamplingParams(
     temperature=0.5, top_p=0.25, top_k=40, seed=-1, n=2, max_tokens=100, stop=["\n"],
     stop_token_ids=[2], ignore_eos=True, min_p=0.125, presence_penalty=1.5,
@@ -286,8 +286,8 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "5b90bfe58cf58d34"
-"""The schema hash of protocol version 11."""
+SCHEMA_HASH = "33ae5f280c073fb5"
+"""The schema hash of protocol version 12."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (
@@ -365,15 +365,15 @@ GOLDEN: dict[str, str] = {
         "000000cb3fe0000000000000a930302d612d622d303191a26431c206c393a463686174c4025b5dc4027b7ddc"
         "0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000000000cb3ff80000"
         "00000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a364616dc3c2"
-        "c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405000000"
-        "919300c40801000000ff7f00009404010009"
+        "c2090200c397a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405000000"
+        "c3919300c40801000000ff7f00009404010009"
     ),
     "Work text": (
         "949fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a474657874a2"
         "6869dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000000000cb3f"
         "f8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a36461"
-        "6dc3c2c2090200c396a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405"
-        "000000919300c4009400000000"
+        "6dc3c2c2090200c397a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405"
+        "000000c3919300c4009400000000"
     ),
     "Work tokens": (
         "949fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a6746f6b656e"
@@ -388,8 +388,8 @@ GOLDEN: dict[str, str] = {
     "SlotSampling": (
         "97cb3fe000000000000028cb3fd0000000000000cfffffffffffffffffcb3fc00000000000009acb3ff40000"
         "00000000cbbff8000000000000cb3ff8000000000000c40801000000ff7f0000c40801000000ff7f0000c408"
-        "01000000ff7f000091c40801000000ff7f000003c40801000000ff7f000096a57265676578a2612bc3af7265"
-        "73706f6e73655f666f726d6174c40405000000c4040500000005"
+        "01000000ff7f000091c40801000000ff7f000003c40801000000ff7f000097a57265676578a2612bc3af7265"
+        "73706f6e73655f666f726d6174c40405000000c40405000000c305"
     ),
 }
 """The bytes of each sample, without the frame's prefix, in hex."""

@@ -1,7 +1,8 @@
 """``penstock eval``: held-out questions to a server, and the accuracy of each skill.
 
 Exit codes: 0 asked and good enough, 1 the server cannot be used or did not answer every question,
-2 wrong flags, 3 a skill is below ``--require``, 130 interrupted.
+2 wrong flags, 3 a skill is below ``--require`` or an answer is not the reference's,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.demo.grading import ALL_SKILLS, questions
+from penstock.loadtest import eval_cloze
 from penstock.loadtest.environment import environment
+from penstock.loadtest.eval_facts import facts
 from penstock.loadtest.eval_questions import ENDPOINT, Outcome, ask_all
+from penstock.loadtest.eval_reference import Reference, ReferenceFailed, reference
 from penstock.loadtest.own_server import own_server
 from penstock.loadtest.target import READY_HELP, Target, TargetError
 from penstock.services.library.server_process import ServerFailed
@@ -29,6 +33,8 @@ from penstock.services.library.server_process import ServerFailed
 FAILED, WRONG_FLAGS, BELOW, INTERRUPTED = 1, 2, 3, 130
 NUM_QUESTIONS = 20
 CONCURRENCY = 64
+PERPLEXITY_SHARE = 0.001
+"""How far the perplexity of a text may be from the reference's."""
 
 
 def _fraction(text: str) -> float:
@@ -56,10 +62,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--base-url", metavar="URL", help="a running server")
     parser.add_argument("--api-key", help="its key; default: OPENAI_API_KEY")
     parser.add_argument("--served-model", metavar="NAME", help="default: the first that it lists")
+    parser.add_argument("--set", choices=("skills", "facts"), default="skills", dest="question_set",
+                        help="facts: plain facts in English, for any language model: the likeliest "
+                        "of four ends of a sentence [%(default)s]")  # fmt: skip
+    parser.add_argument("--text", metavar="FILE", type=Path,
+                        help="with --set facts: the perplexity of this text too")  # fmt: skip
+    parser.add_argument("--reference", metavar="FOLDER",
+                        help="with --set facts: transformers answers the same in float32 from this "
+                        "folder; exit with 3 if an answer differs, or the perplexity by more than "
+                        f"{100 * PERPLEXITY_SHARE:g} %%")  # fmt: skip
     parser.add_argument("--skills", nargs="+", metavar="SKILL", default=list(ALL_SKILLS),
                         choices=ALL_SKILLS, help="default: all")  # fmt: skip
-    parser.add_argument("--num-questions", type=_count, default=NUM_QUESTIONS, metavar="N",
-                        help="of each skill [%(default)s]")  # fmt: skip
+    parser.add_argument("--num-questions", type=_count, metavar="N",
+                        help=f"of a skill [{NUM_QUESTIONS}], a table of facts [all]")  # fmt: skip
     parser.add_argument("--wording", choices=("known", "free"), default="known",
                         help="free: asked as visitors type [%(default)s]")  # fmt: skip
     parser.add_argument("--eval-seed", type=int, default=1, metavar="N",
@@ -85,20 +100,62 @@ def _progress(total: int, *, quiet: bool) -> Callable[[int], None]:
     )
 
 
-async def _ask(parsed: argparse.Namespace, url: str) -> tuple[str, list[Outcome], float]:
+class _Asked(NamedTuple):
+    model: str
+    outcomes: list[Outcome]
+    seconds: float
+    perplexity: float | None = None
+
+
+async def _ask(parsed: argparse.Namespace, url: str, text: str) -> _Asked:
     key = parsed.api_key or os.environ.get("OPENAI_API_KEY")
-    target = Target(url, ENDPOINT, {"Authorization": f"Bearer {key}"} if key else {})
+    is_facts = parsed.question_set == "facts"
+    endpoint = eval_cloze.COMPLETIONS if is_facts else ENDPOINT
+    target = Target(url, endpoint, {"Authorization": f"Bearer {key}"} if key else {})
     try:
         models = await target.wait_ready(parsed.ready_timeout)
         model = parsed.served_model or (models[0].id if models else "")
+        if is_facts:
+            return await _ask_facts(parsed, target, model, text)
         free = parsed.wording == "free"
-        asked = list(questions(parsed.skills, parsed.num_questions, parsed.eval_seed, free=free))
+        count = parsed.num_questions or NUM_QUESTIONS
+        asked = list(questions(parsed.skills, count, parsed.eval_seed, free=free))
         progress = _progress(len(asked), quiet=parsed.quiet)
         began = time.monotonic()
         outcomes = await ask_all(target, model, asked, parsed.max_concurrency, progress)
-        return model, outcomes, time.monotonic() - began
+        return _Asked(model, outcomes, time.monotonic() - began)
     finally:
         target.pool.close()
+
+
+async def _ask_facts(parsed: argparse.Namespace, target: Target, model: str, text: str) -> _Asked:
+    asked = list(facts(parsed.num_questions))
+    progress = _progress(len(asked), quiet=parsed.quiet)
+    began = time.monotonic()
+    outcomes = await eval_cloze.ask_all(target, model, asked, parsed.max_concurrency, progress)
+    perplexity = None
+    if text:
+        perplexity = (await eval_cloze.score(target, model, text)).perplexity
+    return _Asked(model, outcomes, time.monotonic() - began, perplexity)
+
+
+def differences(
+    asked: Sequence[Outcome], perplexity: float | None, expected: Reference
+) -> list[str]:
+    """What is not as transformers has it, in words."""
+    found = [
+        f"{outcome.question!r}: {outcome.said!r}, and transformers says {answer!r}"
+        for outcome, answer in zip(asked, expected.answers, strict=True)
+        if outcome.said != answer
+    ]
+    if perplexity is not None and expected.perplexity is not None:
+        share = abs(perplexity / expected.perplexity - 1)
+        if not share <= PERPLEXITY_SHARE:
+            found.append(
+                f"perplexity {perplexity:.4f}, and transformers says {expected.perplexity:.4f}: "
+                f"{100 * share:.2f} % apart; {100 * PERPLEXITY_SHARE:g} % is allowed"
+            )
+    return found
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -130,6 +187,8 @@ def table(result: dict[str, Any]) -> str:
         f"{name:18}{row['asked']:7}{row['right']:7}{100 * row['accuracy']:9.1f}%"
         for name, row in rows
     ]
+    if result.get("perplexity") is not None:
+        lines.append(f"perplexity of the text: {result['perplexity']:.4f}")
     lines.append(f"{result['output_tokens']} tokens in {result['seconds']:.1f} s")
     return "\n".join(lines)
 
@@ -150,6 +209,10 @@ def _verdict(result: dict[str, Any], outcomes: Sequence[Outcome], require: float
         error = next(outcome.error for outcome in outcomes if outcome.error)
         print(f"penstock: {result['failed']} questions got no answer: {error}", file=sys.stderr)
         return FAILED
+    if result["differences"]:
+        for line in result["differences"]:
+            print(f"penstock: {line}", file=sys.stderr)
+        return BELOW
     low = [name for name, row in result["skills"].items() if row["accuracy"] < (require or 0.0)]
     if low:
         print(f"penstock: below --require {require}: {', '.join(low)}", file=sys.stderr)
@@ -163,24 +226,41 @@ def main(arguments: Sequence[str]) -> int:
     parsed, rest = parser.parse_known_args(arguments)
     if parsed.base_url and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)} (a running server is asked)")
+    if parsed.question_set == "skills" and (parsed.text or parsed.reference):
+        parser.error("--text and --reference go with --set facts")
     path = Path(parsed.output_json) if parsed.output_json else None
     try:
+        text = parsed.text.read_text(encoding="utf-8") if parsed.text else ""
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("ab").close()
         with contextlib.ExitStack() as stack:
             url = parsed.base_url or stack.enter_context(own_server(rest))
-            model, outcomes, seconds = asyncio.run(_ask(parsed, url))
+            asked = asyncio.run(_ask(parsed, url, text))
+        expected = None
+        if parsed.reference:
+            expected = reference(parsed.reference, text, parsed.num_questions)
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
         print(f"penstock: {error.filename}: {error.strerror}", file=sys.stderr)
         return WRONG_FLAGS
-    except (TargetError, ServerFailed) as error:
+    except UnicodeDecodeError as error:
+        print(f"penstock: {parsed.text}: not text in UTF-8: {error}", file=sys.stderr)
+        return WRONG_FLAGS
+    except (TargetError, ServerFailed, eval_cloze.NoScore, ReferenceFailed) as error:
         print(f"penstock: {error}", file=sys.stderr)
         return FAILED
-    settings = {"model": model, "seed": parsed.eval_seed, "wording": parsed.wording}
-    result = {**settings, "seconds": seconds, **summary(outcomes)}
+    outcomes = asked.outcomes
+    settings = {"model": asked.model, "seed": parsed.eval_seed, "wording": parsed.wording}
+    result = {
+        **settings,
+        "set": parsed.question_set,
+        "seconds": asked.seconds,
+        **summary(outcomes),
+        "perplexity": asked.perplexity,
+        "differences": differences(outcomes, asked.perplexity, expected) if expected else [],
+    }
     print(table(result))
     _show_wrong(outcomes, parsed.show)
     if path is not None:

@@ -49,7 +49,7 @@ class _Completion(msgspec.Struct):
     usage: _Usage | None = None
 
 
-class _Answer:
+class WholeAnswer:
     """Receives one response whole."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class _Answer:
         self.data += data
 
 
-def _outcome(skill: str, made: Conversation, answer: _Answer) -> Outcome:
+def _outcome(skill: str, made: Conversation, answer: WholeAnswer) -> Outcome:
     last = made.exchanges[-1]
     expected = last.answer.replace("\x1f", "")
     if answer.status != 200:
@@ -98,7 +98,7 @@ async def ask_all(
             "temperature": 0,
             "max_tokens": MAX_TOKENS,
         }
-        answer = _Answer()
+        answer = WholeAnswer()
         async with gate:
             try:
                 await target.pool.request(target.post(msgspec.json.encode(body)), answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,8 @@ from penstock.demo.chat import messages
 from penstock.demo.exchange import plain
 from penstock.demo.grading import questions
 from penstock.loadtest import eval as evaluation
+from penstock.loadtest.eval_facts import facts
+from penstock.loadtest.eval_reference import Reference
 
 SKILLS = ("addition", "tool_call", "recall")
 KNOWN = {
@@ -22,6 +25,23 @@ KNOWN = {
     for free in (False, True)
     for skill, made in questions(SKILLS, 4, seed=1, free=free)
 }
+
+
+RIGHT = {each.stem + each.options[each.right] for each in facts()}
+
+
+def scored(body: dict[str, Any]) -> dict[str, Any]:
+    """Every word is a token of logprob -1, but for the last one of a fact that is true."""
+    assert (body["max_tokens"], body["echo"], body["logprobs"]) == (0, True, 0)
+    prompt = body["prompt"]
+    offsets = [found.start() for found in re.finditer(r" ?\S+", prompt)]
+    values: list[float | None] = [None, *[-1.0] * (len(offsets) - 1)]
+    if prompt in RIGHT and not prompt.startswith("The plural"):
+        values[-1] = -0.5
+    if prompt.startswith("The plural"):
+        values[-1] = -0.25 if prompt.endswith("children") else -2.0
+    logprobs = {"token_logprobs": values, "text_offset": offsets}
+    return {"choices": [{"text": prompt, "logprobs": logprobs}]}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -45,6 +65,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/v1/completions":
+            self._send(200, scored(body))
+            return
         assert body["temperature"] == 0
         skill, answer = KNOWN[json.dumps(body["messages"])]
         if self.mode == "broken" and skill == "recall":
@@ -115,3 +138,51 @@ def test_eval_refuses_flags_of_a_server_that_is_running_already(url: str) -> Non
     with pytest.raises(SystemExit) as ended:
         run(url, "--dtype", "float32")
     assert ended.value.code == 2
+
+
+def test_the_facts_are_many_and_have_one_true_end_each() -> None:
+    asked = list(facts())
+    assert len(asked) >= 100
+    assert asked == list(facts())
+    for each in asked:
+        assert len(set(each.options)) == 4
+    assert len({each.stem for each in asked}) == len(asked)
+    places = [sum(each.right == place for each in asked) for place in range(4)]
+    assert min(places) > len(asked) / 8
+
+
+def test_the_likeliest_end_of_a_sentence_is_the_answer(url: str, tmp_path: Path) -> None:
+    path, text = tmp_path / "eval.json", tmp_path / "text"
+    text.write_text("nine words of which the first has no logprob")
+    flags = ["--set", "facts", "--text", str(text), "--output-json", str(path), "--quiet"]
+    flags += ["--num-questions", "4"]
+    assert evaluation.main(["--base-url", url, *flags]) == 0
+    result = json.loads(path.read_text())
+    skills = result["skills"]
+    assert all(row["accuracy"] == 1 for name, row in skills.items() if name != "plurals")
+    assert skills["plurals"]["accuracy"] < 0.7
+    assert result["perplexity"] == pytest.approx(2.718281828)
+
+
+def test_an_answer_that_is_not_the_references_ends_with_three(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, text = tmp_path / "eval.json", tmp_path / "text"
+    text.write_text("some words")
+    flags = ["--set", "facts", "--output-json", str(path), "--quiet", "--base-url", url]
+    flags += ["--num-questions", "1"]
+    assert evaluation.main(flags) == 0
+    wrong = {each["question"]: each["said"] for each in json.loads(path.read_text())["wrong"]}
+    same = [wrong.get(each.stem, each.options[each.right].strip()) for each in facts(1)]
+    flags += ["--reference", "folder", "--text", str(text)]
+    for answers, perplexity, code in (
+        (same, 2.7180, 0),
+        (same, 2.7220, 3),
+        (["Nowhere", *same[1:]], 2.7183, 3),
+    ):
+        made = Reference(answers, perplexity)
+        monkeypatch.setattr(evaluation, "reference", lambda *asked, made=made: made)
+        assert evaluation.main(flags) == code
+    said = capsys.readouterr().err
+    assert "2.7183, and transformers says 2.7220: 0.14 % apart" in said
+    assert "'The capital city of France is': 'Paris', and transformers says 'Nowhere'" in said

@@ -7,6 +7,7 @@ short-lived process asks transformers (``library_tokenizer``). Code in the folde
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,10 +82,12 @@ def _asked(folder: Path, path: Path) -> LibraryTokenizer:
         raise BadModelFolder(
             f"{path}: transformers makes no tokenizer of it with tokenizer_config.json: {reason}"
         )
+    if any(name in found for name in _SENTENCE_PIECE) and not find_spec("sentencepiece"):
+        reason = "the package sentencepiece is not installed here"
     remedy = "use a checkpoint that has tokenizer.json"
     if any(name in found for name in _SENTENCE_PIECE):
         remedy = (
-            "write that file where the packages sentencepiece and protobuf are installed: "
+            "write tokenizer.json where sentencepiece and protobuf are: "
             f"{tokenizer_command(folder)}"
         )
     raise BadModelFolder(

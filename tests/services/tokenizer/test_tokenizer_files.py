@@ -282,13 +282,12 @@ def test_what_transformers_cannot_read_is_refused_with_its_reason(tmp_path: Path
 def test_a_sentencepiece_model_alone_is_refused_with_the_command_that_converts_it(
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip("transformers")
     folder = tmp_path / "old folder"
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(b"\x0a\x0e\x0a\x05<unk>\x15\0\0\0\0\x18\x02")
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-    with pytest.raises(BadModelFolder, match="sentencepiece and protobuf") as refused:
+    with pytest.raises(BadModelFolder, match="sentencepiece and protobuf are") as refused:
         TextModel.load(folder)
     assert str(refused.value).endswith(f"'{folder}'")
 

@@ -95,12 +95,33 @@ def _number(config: dict[str, Any], key: str, path: Path) -> int:
     return value
 
 
-def _longest(config: dict[str, Any], path: Path) -> int:
+def _longest(config: dict[str, Any], architecture: str, path: Path) -> int:
     """Positions that the model was trained for; older families have names of their own for it."""
+    if config.get("max_position_embeddings") is not None:
+        return _number(config, "max_position_embeddings", path)
     for key in ("n_positions", "max_seq_len", "seq_length", "n_ctx"):
-        if "max_position_embeddings" not in config and config.get(key) is not None:
+        if config.get(key) is not None:
             return _number(config, key, path)
-    return _number(config, "max_position_embeddings", path)
+    raise BadModelFolder(
+        f"{path}: max_position_embeddings must be a positive integer, got None: architecture "
+        f"{architecture!r} states no length that it was trained for. Models without one are not "
+        "supported: those that keep another state than keys and values (Mamba), and those with "
+        "attention of another form (BLOOM, Falcon 1)"
+    )
+
+
+def _no_multimodal_model(config: dict[str, Any], architecture: str, path: Path) -> None:
+    """Raises ``BadModelFolder`` for a config that wraps that of a text model."""
+    text = config.get("text_config")
+    if not isinstance(text, dict) or config.get("vocab_size") is not None:
+        return
+    classes = text.get("architectures")
+    name = classes[0] if isinstance(classes, list) and classes else text.get("model_type")
+    part = f" ({name!r} in text_config)" if isinstance(name, str) else ""
+    raise BadModelFolder(
+        f"{path}: architecture {architecture!r} is a multimodal model, which is not supported; a "
+        f"folder with its text model alone{part} may be"
+    )
 
 
 def _end_tokens(source: dict[str, Any], vocab_size: int, path: Path) -> list[int]:
@@ -183,13 +204,14 @@ def read_model_info(folder: str | Path) -> ModelInfo:
         if not isinstance(read, dict):
             raise BadModelFolder(f"{generation_path}: expected an object")
         generation = read
+    _no_multimodal_model(config, architecture, path)
     vocab_size = _number(config, "vocab_size", path)
     eos = _end_tokens(generation, vocab_size, generation_path)
     return ModelInfo(
         folder=root,
         architecture=architecture,
         vocab_size=vocab_size,
-        max_model_len=_longest(config, path),
+        max_model_len=_longest(config, architecture, path),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
         eos_token_ids=eos or _end_tokens(config, vocab_size, path),
         defaults=_sampling_defaults(generation, generation_path),

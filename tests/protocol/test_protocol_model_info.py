@@ -143,6 +143,38 @@ def test_a_size_that_is_none_is_refused_with_its_name_and_value(
     assert repr(value) in text
 
 
+@pytest.mark.parametrize(
+    ("text_config", "named"),
+    [
+        ({"architectures": ["Gemma3ForCausalLM"], "vocab_size": 9}, "'Gemma3ForCausalLM' in text"),
+        ({"model_type": "gemma3_text"}, "'gemma3_text' in text_config"),
+        ({"architectures": [], "model_type": 5}, "text model alone may be"),
+    ],
+)
+def test_a_multimodal_model_is_refused_as_one(
+    tmp_path: Path, text_config: dict[str, Any], named: str
+) -> None:
+    text = fault(
+        tmp_path,
+        architectures=["Gemma3ForConditionalGeneration"],
+        vocab_size=None,
+        text_config=text_config,
+    )
+    assert "'Gemma3ForConditionalGeneration' is a multimodal model, which is not supported" in text
+    assert named in text
+
+
+def test_a_model_without_a_trained_length_is_refused_with_the_reason(tmp_path: Path) -> None:
+    text = fault(tmp_path, architectures=["MambaForCausalLM"], max_position_embeddings=None)
+    assert "'MambaForCausalLM' states no length that it was trained for" in text
+    assert "another state than keys and values" in text
+
+
+@pytest.mark.parametrize("key", ["n_positions", "max_seq_len", "seq_length", "n_ctx"])
+def test_older_families_name_their_length_otherwise(tmp_path: Path, key: str) -> None:
+    assert read(tmp_path, max_position_embeddings=None, **{key: 77}).max_model_len == 77
+
+
 @pytest.mark.parametrize("value", [None, [], "Qwen3ForCausalLM", {}, 5, [5], [None]])
 def test_a_config_without_a_model_class_is_refused(tmp_path: Path, value: Any) -> None:
     assert "config.json: architectures" in fault(tmp_path, architectures=value)

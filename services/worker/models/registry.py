@@ -6,7 +6,7 @@ architecture, the object an adapter. One of ours cannot be replaced.
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.models.adapter import ModelAdapter
@@ -52,7 +52,8 @@ def is_native(info: ModelInfo) -> bool:
 
 
 def adapter_for(info: ModelInfo) -> ModelAdapter:
-    """Raises ``BadModelFolder`` that names the supported architectures."""
+    """Raises ``BadModelFolder`` that names the supported architectures, or the package whose
+    adapter cannot be loaded."""
     adapter = ADAPTERS.get(info.architecture) or _of_others(info.architecture)
     if adapter is None:
         raise BadModelFolder(
@@ -64,10 +65,27 @@ def adapter_for(info: ModelInfo) -> ModelAdapter:
 
 
 def _of_others(architecture: str) -> ModelAdapter | None:
-    for entry in _entries(architecture):
-        loaded: ModelAdapter = entry.load()
-        return loaded
-    return None
+    entries = tuple(_entries(architecture))
+    if not entries:
+        return None
+    packages = ", ".join(sorted(_package(entry) for entry in entries))
+    if len(entries) > 1:
+        raise BadModelFolder(
+            f"architecture {architecture!r} has {len(entries)} adapters, of the packages "
+            f"{packages}; uninstall all but one"
+        )
+    try:
+        adapter: ModelAdapter = entries[0].load()
+    except Exception as failure:  # whatever the package's code raises
+        raise BadModelFolder(
+            f"architecture {architecture!r}: the adapter {entries[0].value!r} of the package "
+            f"{packages} cannot be loaded: {type(failure).__name__}: {failure}"
+        ) from failure
+    return adapter
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else entry.value
 
 
 def _entries(architecture: str) -> EntryPoints:

@@ -5,9 +5,10 @@ the library's attention interface, by one that writes K and V into the cache and
 row's own sequence. So continuous batching, prefix cache, preemption and the sampler are those of
 every other model. What the library would do with a mask or a cache of its own never happens.
 
-The model is asked with a few tokens once it is loaded: how many layers attend, over which heads,
-with which window, and how logits follow from what the LM head is given. A model that keeps another
-state than keys and values, or attends in a way that is not known here, is refused by name.
+Once it is loaded the model runs on a few tokens, which shows how many layers attend, over which
+heads, with which window, whether positions are taken as they are given, and how logits follow from
+the LM head's input. A model that keeps another state than keys and values, or attends in a way that
+is not known here, is refused by name.
 """
 
 from __future__ import annotations
@@ -26,18 +27,24 @@ from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.models.causal_model import KVCache, StepInputs
 from penstock.services.worker.models.specification import CacheSpecification
+from penstock.services.worker.safetensors_file import listed, shown
 
 PROBE_TOKENS = 5
+_PACKED_POSITIONS = (3, 4, 0, 1, 2, 0, 1)
+_PACKED_SEQUENCES = (0, 0, 0, 0, 0, 1, 1)
+"""The rows of the second probe: one sequence out of order, and one beside it."""
 _TOLERANCE = 1e-2
+_HALF_TOLERANCE = 0.1
+"""Of a hidden state in bfloat16 or float16, where rounding may send a token to another expert."""
 _MEANINGLESS = frozenset(
     {"dropout", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions"}
 )
-"""What attention is told and need not know: rows carry their positions, and all is causal."""
+"""Arguments of attention that change nothing: rows carry their positions, and all is causal."""
 _numbers = itertools.count()
 
 
 class _Captured(Exception):
-    """What the LM head was given; raised to leave the rest of a forward pass out."""
+    """The LM head's input; raised to leave the rest of a forward pass out."""
 
     def __init__(self, hidden: Tensor) -> None:
         super().__init__()
@@ -60,6 +67,9 @@ class TransformersModel:
         self._cache: KVCache = []
         self._layers: list[tuple[CacheSpecification, float]] = []
         """What each layer keeps, and its scale."""
+        self._recording = False
+        self._visible = torch.empty(0)
+        """bool [N, N]: which rows of a probe each of its rows attends to."""
         self._head = model.get_output_embeddings()
         if self._head is None:
             raise self._refused("it has no LM head")
@@ -69,9 +79,15 @@ class TransformersModel:
             raise self._refused("its layers keep another state than keys and values")
         name = f"penstock_{next(_numbers)}"
         _interface().register(name, self._attend)
-        model.set_attn_implementation(name)
-        with torch.inference_mode():
-            self._probe()
+        try:
+            model.set_attn_implementation(name)
+            with torch.inference_mode():
+                self._probe()
+        except BadModelFolder:
+            raise
+        except Exception as failure:  # whatever the modelling code raises
+            reason = " ".join(str(failure).split())[:200]
+            raise self._refused(f"its code raises {type(failure).__name__}: {reason}") from failure
         self.caches: Sequence[CacheSpecification] = [cache for cache, _ in self._layers]
 
     def prepare(self, max_positions: int) -> None:
@@ -85,7 +101,7 @@ class TransformersModel:
             )
 
     def hidden(self, step: StepInputs, cache: KVCache, rows: Tensor | None) -> Tensor:
-        """See ``CausalModel``: what the LM head is given, behind the last norm."""
+        """See ``CausalModel``: the LM head's input, behind the last norm."""
         self._step, self._cache = step, cache
         hidden = self._run(step.tokens, step.positions)
         return hidden if rows is None else hidden.index_select(0, rows)
@@ -104,8 +120,6 @@ class TransformersModel:
             self._model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         except _Captured as captured:
             return captured.hidden.reshape(len(tokens), -1)
-        except TypeError as failure:  # the code takes no positions, say
-            raise self._refused(str(failure)) from failure
         raise self._refused("its LM head is not used")
 
     def _project(self, hidden: Tensor) -> Tensor:
@@ -132,17 +146,19 @@ class TransformersModel:
         rows, heads, dim = query.shape[2], query.shape[1], query.shape[3]
         scale = dim**-0.5 if scaling is None else scaling
         if self._step is None:
-            self._look(module, query, key, value, scale, sliding_window, softcap, others)
+            if self._recording:
+                others["attention_mask"] = attention_mask
+                self._record(module, query, key, value, scale, sliding_window, softcap, others)
             return self._plain(query, key, value, scale, softcap), None
         keys, values = self._cache[module.layer_idx]
         inputs = self._step.layers[module.layer_idx]
         write_kv(
             key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, inputs.slot_mapping
         )
-        mixed = paged_attention(query[0].transpose(0, 1), keys, values, inputs.attention, scale)
-        return mixed.view(1, rows, heads, dim), None
+        output = paged_attention(query[0].transpose(0, 1), keys, values, inputs.attention, scale)
+        return output.view(1, rows, heads, dim), None
 
-    def _look(
+    def _record(
         self,
         module: Any,
         query: Tensor,
@@ -153,14 +169,14 @@ class TransformersModel:
         softcap: float | None,
         others: dict[str, Any],
     ) -> None:
-        """Note what a layer keeps while the model is asked for the first time."""
-        asked = [
+        """Record what a layer keeps, in the first probe."""
+        unknown = [
             name
-            for name, given in others.items()
-            if given is not None and given is not False and name not in _MEANINGLESS
+            for name, argument in others.items()
+            if argument is not None and argument is not False and name not in _MEANINGLESS
         ]
-        if asked:
-            raise self._refused(f"its attention has {', '.join(asked)}")
+        if unknown:
+            raise self._refused(f"its attention has {', '.join(unknown)}")
         if not getattr(module, "is_causal", True):
             raise self._refused("its attention is not causal")
         if getattr(module, "layer_idx", None) != len(self._layers):
@@ -175,48 +191,71 @@ class TransformersModel:
     def _plain(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float | None
     ) -> Tensor:
-        """Attention of the few tokens of the first question, without a cache."""
+        """Attention among the few tokens of a probe, without a cache."""
         shared = query.shape[1] // key.shape[1]
         keys, values = (each.repeat_interleave(shared, 1) for each in (key, value))
         scores = query.float() @ keys.float().transpose(2, 3) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        weights = scores.masked_fill_(later, -torch.inf).softmax(-1)
-        return (weights @ values.float()).to(query.dtype).transpose(1, 2)
+        weights = scores.masked_fill_(~self._visible, -torch.inf).softmax(-1)
+        return (weights @ values.float()).to(query.dtype).transpose(1, 2).contiguous()
 
     def _probe(self) -> None:
-        """Ask the model once. Raises ``BadModelFolder``."""
-        config = self._model.config
+        """Run the model on a few tokens. Raises ``BadModelFolder``."""
         tokens = torch.arange(1, PROBE_TOKENS + 1, device=self.device) % self.vocab_size
         positions = torch.arange(PROBE_TOKENS, device=self.device)
+        self._visible = positions[:, None] >= positions
+        self._recording = True
         hidden = self._run(tokens, positions)
+        self._recording = False
+        self._check_layers()
+        self._find_finish(tokens, positions, hidden)
+        self._check_positions(tokens, hidden)
+
+    def _check_layers(self) -> None:
+        """Every layer was recorded, and with the window that it has."""
+        config = self._model.config
         if len(self._layers) != config.num_hidden_layers:
             raise self._refused(
                 f"{len(self._layers)} of {config.num_hidden_layers} layers attend through the "
                 "library's interface"
             )
+        if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+            raise self._refused("its chunked attention is not supported")
         windows = any(cache.window for cache, _ in self._layers)
-        kinds = set(getattr(config, "layer_types", None) or ())
         window = getattr(config, "sliding_window", None) or self._info.max_model_len
-        if "chunked_attention" in kinds or (
-            "sliding_attention" in kinds and not windows and window < self._info.max_model_len
-        ):
-            raise self._refused(f"its attention to {', '.join(sorted(kinds))} is not known")
-        self._look_at_logits(tokens, positions, hidden)
+        used = getattr(config, "use_sliding_window", None) is not False
+        if used and not windows and window < self._info.max_model_len:
+            raise self._refused(
+                f"it does not tell its attention which layers have the window of {window} positions"
+            )
 
-    def _look_at_logits(self, tokens: Tensor, positions: Tensor, hidden: Tensor) -> None:
-        """Find out what the modelling code does with what its LM head returns."""
-        layers = list(self._layers)
+    def _check_positions(self, tokens: Tensor, hidden: Tensor) -> None:
+        """Rows of two sequences, out of order, give what each sequence gives alone.
+
+        A step has the rows of many sequences; modelling code that counts positions itself would
+        number them through. The second sequence is a prefix of the first.
+        """
+        positions = torch.tensor(_PACKED_POSITIONS, device=self.device)
+        sequences = torch.tensor(_PACKED_SEQUENCES, device=self.device)
+        same = sequences[:, None] == sequences
+        self._visible = same & (positions[:, None] >= positions)
+        alone = hidden[positions].float()
+        difference = self._run(tokens[positions], positions).float() - alone
+        worst = float((difference.norm(dim=-1) / alone.norm(dim=-1)).max())
+        tolerance = _TOLERANCE if self.dtype.itemsize > 2 else _HALF_TOLERANCE
+        if not worst <= tolerance:
+            raise self._refused("its code does not use the positions that it is given")
+
+    def _find_finish(self, tokens: Tensor, positions: Tensor, hidden: Tensor) -> None:
+        """Find out how logits follow from the LM head's output."""
         hook, self._head._forward_pre_hooks = self._head._forward_pre_hooks, {}
         try:
-            self._layers = []
             wanted = self._model(
                 input_ids=tokens[None], position_ids=positions[None], use_cache=False
             ).logits[0, :, : self.vocab_size]
         finally:
             self._head._forward_pre_hooks = hook
-            self._layers = layers
         plain = self._project(hidden)
         cap = float(getattr(self._model.config, "final_logit_softcapping", None) or 0.0)
         factor = float((wanted.float() / plain.float()).median())
@@ -260,6 +299,7 @@ def load_transformers_model(
 
     if not random:
         Checkpoint(Path(info.folder))  # names what is wrong with the files
+    loading: dict[str, Any] = {}
     options = {"trust_remote_code": False, "local_files_only": True}
     try:
         config = transformers.AutoConfig.from_pretrained(info.folder, **options)
@@ -268,8 +308,15 @@ def load_transformers_model(
             make: Callable[..., Any] = transformers.AutoModelForCausalLM.from_config
             model = make(config, dtype=dtype)
         else:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                info.folder, config=config, dtype=dtype, use_safetensors=True, **options
+            read: Callable[..., Any] = transformers.AutoModelForCausalLM.from_pretrained
+            model, loading = read(
+                info.folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # else its error names none of them
+                **options,
             )
     except Exception as failure:  # whatever the library's code raises for a folder
         reason = " ".join(str(failure).split())[:500]
@@ -278,4 +325,37 @@ def load_transformers_model(
             f"transformers {transformers.__version__} refuses it: "
             f"{type(failure).__name__}: {reason}"
         ) from failure
+    _check_class(info, type(model).__name__)
+    _check_loading(info, loading)
     return TransformersModel(info, dtype, device, model.to(device))
+
+
+def _check_class(info: ModelInfo, computed: str) -> None:
+    """The library chooses the class by ``model_type``; the folder may be of another, whose weights
+    it would then make up. Raises ``BadModelFolder``."""
+    if computed != info.architecture:
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: architecture {info.architecture!r} is not supported; "
+            f"what transformers computes for its model_type is {computed!r}"
+        )
+
+
+def _check_loading(info: ModelInfo, loading: dict[str, Any]) -> None:
+    """What the library reports of a checkpoint; tied tensors are not missing for it.
+
+    Raises ``BadModelFolder`` for tensors that it would fill with random numbers.
+    """
+    missing = [shown(name) for name in sorted(loading.get("missing_keys") or ())]
+    mismatched = [
+        f"{shown(name)}: {list(found)} instead of {list(expected)}"
+        for name, found, expected in sorted(loading.get("mismatched_keys") or ())
+    ]
+    errors = loading.get("error_msgs") or ()
+    kinds = {
+        "missing": missing,
+        "of a wrong shape": mismatched,
+        "that cannot be loaded": [shown(error) for error in errors],
+    }
+    wrong = [f"{kind}: {listed(names)}" for kind, names in kinds.items() if names]
+    if wrong:
+        raise BadModelFolder(f"{info.folder}: tensors {'; '.join(wrong)}")

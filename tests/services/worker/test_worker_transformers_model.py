@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from plan_driver import PlanDriver
-from tiny_models import FAMILIES, OTHERS, generated, some_prompts
+from safetensors.torch import load_file, save_file
+from tiny_models import FAMILIES, OTHERS, generated, make_model, some_prompts
 
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
@@ -48,18 +51,25 @@ def test_greedy_tokens_equal_those_of_transformers(variant: str, tiny_folder: Fo
 @pytest.mark.parametrize(
     ("variant", "reason"),
     [
-        ("bloom", "0 of 2 layers attend"),
+        ("bloom", "states no length.*attention of another form"),
         ("falcon", "0 of 2 layers attend"),
-        ("mamba", "another state than keys and values"),
+        ("gptj", "0 of 2 layers attend"),
+        ("mamba", "states no length.*another state than keys and values"),
         ("jamba", "another state than keys and values"),
         ("gpt-oss", "s_aux"),
         ("deepseek-v3", "keys of 192 and values of 128"),
+        ("doge", "its attention has .*attention_mask"),
+        ("phimoe-window", "the window of 40 positions"),
+        ("bart", "does not use the positions"),
+        ("mbart", "does not use the positions"),
+        ("pegasus", "does not use the positions"),
+        ("blenderbot", "does not use the positions"),
     ],
 )
 def test_a_model_that_cannot_be_served_is_refused_with_the_reason(
     variant: str, reason: str, tiny_folder: Folder
 ) -> None:
-    with pytest.raises(BadModelFolder, match=rf"config\.json: architecture.*{reason}"):
+    with pytest.raises(BadModelFolder, match=rf"config\.json: .*architecture.*{reason}"):
         load(tiny_folder(variant))
 
 
@@ -71,6 +81,56 @@ def test_an_architecture_that_the_library_does_not_know_is_refused(tmp_path: Pat
     info = read_model_info(tmp_path)
     with pytest.raises(BadModelFolder, match=r"NoSuchForCausalLM.*transformers \d.*no_such"):
         load_transformers_model(info, torch.float32, CPU, random=True, seed=0)
+
+
+@pytest.mark.parametrize(
+    "kind", ["StableLmForSequenceClassification", "StableLmModel"], ids=["classifier", "no-head"]
+)
+def test_a_folder_of_another_class_than_the_one_computed_is_refused(
+    kind: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    configured = make_model("stablelm").config
+    getattr(transformers, kind)(configured).save_pretrained(tmp_path)
+    with pytest.raises(BadModelFolder, match=rf"'{kind}' is not.*'StableLmForCausalLM'"):
+        load(tmp_path)
+
+
+def test_tensors_that_the_checkpoint_lacks_or_has_in_another_shape_are_named(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_folder("stablelm"), tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    for part in ("gate", "down"):
+        del weights[f"model.layers.1.mlp.{part}_proj.weight"]
+    weights["model.norm.bias"] = torch.zeros(3)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(BadModelFolder) as caught:
+        load(folder)
+    assert str(caught.value) == (
+        f"{folder}: tensors missing: 'model.layers.1.mlp.down_proj.weight', "
+        "'model.layers.1.mlp.gate_proj.weight'; of a wrong shape: "
+        "'model.norm.bias': [3] instead of [64]"
+    )
+
+
+def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
+    config = make_model("stablelm").config
+    config.tie_word_embeddings = True
+    transformers.StableLmForCausalLM(config).save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    load(tmp_path)
+
+
+def test_an_exception_of_the_modelling_code_is_a_refusal(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise LookupError("no\nsuch expert" + "!" * 1000)
+
+    monkeypatch.setattr(transformers.StableLmModel, "forward", fail)
+    with pytest.raises(BadModelFolder, match=r"raises LookupError: no such expert!+$") as caught:
+        load(tiny_folder("stablelm"))
+    assert str(caught.value).count("!") == 200 - len("no such expert")
 
 
 def test_longrope_beyond_the_trained_length_is_refused(tiny_folder: Folder) -> None:

@@ -110,13 +110,30 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("Arcee", {}),
     "helium": ("Helium", {"head_dim": 16, "pad_token_id": 0}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "jetmoe": ("JetMoe", {"kv_channels": 16, "num_local_experts": 4, "pad_token_id": 0}),
 }
 """Models that transformers' own code computes."""
+DECODER: dict[str, Any] = {
+    "d_model": 64,
+    "decoder_layers": 2,
+    "encoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 112,
+    "pad_token_id": 0,
+    "is_decoder": True,
+}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}),
-    "falcon": ("Falcon", {}),
-    "mamba": ("Mamba", {}),
+    "bloom": ("Bloom", {"n_layer": 2, "n_head": 4, "max_position_embeddings": None}),
+    "falcon": ("Falcon", {"max_position_embeddings": None}),
+    "mamba": ("Mamba", {"max_position_embeddings": None}),
     "jamba": ("Jamba", {}),
+    "gptj": ("GPTJ", {"n_positions": 1024, "rotary_dim": 8}),
+    "doge": ("Doge", {"pad_token_id": 0}),
+    "phimoe-window": ("Phimoe", {"num_local_experts": 4, "sliding_window": 40, "pad_token_id": 0}),
+    "bart": ("Bart", DECODER),
+    "mbart": ("MBart", DECODER),
+    "pegasus": ("Pegasus", DECODER),
+    "blenderbot": ("Blenderbot", DECODER),
     "gpt-oss": ("GptOss", {"head_dim": 16, "num_local_experts": 4}),
     "deepseek-v3": ("DeepseekV3", {}),
 }
@@ -156,7 +173,8 @@ def make_model(variant: str) -> Any:
     """The transformers model in fp32, with every weight random: also norms and biases."""
     family, changes = (VARIANTS | FAMILIES | OTHERS | REFUSED)[variant]
     kind = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
-    config = getattr(transformers, kind)(**(SHARED | changes))
+    settings = {k: v for k, v in (SHARED | changes).items() if v is not None or k not in SHARED}
+    config = getattr(transformers, kind)(**settings)
     torch.manual_seed(len(variant) * 7919 + ord(variant[-1]))
     head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
     model = getattr(transformers, f"{family}{head}")(config)

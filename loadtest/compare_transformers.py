@@ -37,7 +37,7 @@ from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, 
 from penstock.services.worker.model_loading import load_model_executor
 
 if TYPE_CHECKING:
-    from penstock.services.worker.model_loading import AnyExecutor
+    from penstock.services.worker.step_profile import AnyExecutor
 
 VOCABULARY = 8192
 LENGTH = 512

@@ -39,7 +39,7 @@ from penstock.services.worker.gpu.layer_products import (
     choose_products,
 )
 from penstock.services.worker.gpu.workspace import make_workspace
-from penstock.services.worker.models.dense import allocate_dense
+from penstock.services.worker.models.dense_form import allocate_dense
 
 Call = Callable[[], object]
 _CHANGES = 1024

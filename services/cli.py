@@ -23,7 +23,7 @@ import penstock
 from penstock.protocol.config import Config, ConfigError, build_parser, resolve
 from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.derive import derive
-from penstock.protocol.config.machine import read_machine
+from penstock.protocol.config.machine import Machine, read_machine
 from penstock.protocol.config.models import check_names, of_each, together
 from penstock.protocol.config.shown import show
 from penstock.protocol.config.sources import Provenance, Source
@@ -83,6 +83,7 @@ COMMANDS = {
 }  # fmt: skip
 TOOLS = {
     "version": "print the version",
+    "plan": "how a model fits into a device's memory, before anything is loaded",
     "bench": "measure a server or the library",
     "eval": "ask a server held-out questions: the accuracy of each skill",
     "trace": "what each process of a running server does, on one timeline",
@@ -204,6 +205,8 @@ def _no_service(arguments: Sequence[str]) -> int:
         from penstock.loadtest import eval as evaluation
 
         return evaluation.main(arguments[1:])
+    if arguments[:1] == ["plan"]:
+        return _plan(arguments[1:])
     if arguments[:1] == ["trace"]:
         from penstock.loadtest import trace
 
@@ -231,6 +234,45 @@ def _no_service(arguments: Sequence[str]) -> int:
         parser.error(f"a command comes before {unread[0]}, as in `penstock serve {unread[0]}`")
     parser.print_help(sys.stderr)
     return BAD_SETTINGS
+
+
+def _plan(arguments: Sequence[str]) -> int:
+    """``penstock plan``: it takes the flags of ``penstock serve``, and ``--gpu``."""
+    command = COMMANDS["serve"]
+    parser = build_parser(
+        "penstock plan",
+        "How a model would fit into a device's memory. Takes the flags of `penstock serve`. "
+        "Exit code 1: it does not fit.",
+        command.groups,
+        positional_model=True,
+    )
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="a GPU that need not be here: h100, a100, l40s, 4090, …"
+    )
+    parsed = parser.parse_args(arguments)
+    config, sources = resolve(command.groups, parsed, os.environ)
+    with _naming_what_is_missing("plan"):
+        from penstock.services.worker import plan
+        from penstock.services.worker.gpus import gpu_named
+
+        gpu = None if parsed.gpu is None else gpu_named(parsed.gpu)
+        if config.device.device == "null":
+            raise ConfigError("--device null loads no model: there is nothing to plan")
+        if gpu is not None and config.device.device == "cpu":
+            raise ConfigError(
+                f"--gpu {parsed.gpu} and --device {config.device.device} name two devices"
+            )
+        config, sources = _with_named_model(config, sources, only_look=False)
+        machine = read_machine(environment=os.environ)
+        if gpu is not None:
+            machine = msgspec.structs.replace(machine, gpus=max(1, machine.gpus))
+        config, sources = _complete(config, sources, machine, may_lack_model=False)
+        if parsed.show_config:
+            print(show(config, sources, command.groups))
+            return 0
+        text, code = plan.report(config, gpu)
+        print(text)
+        return code
 
 
 def _meant(word: str) -> str:
@@ -264,15 +306,16 @@ def _internal(arguments: Sequence[str]) -> tuple[Internal, list[str]]:
 
 
 def _complete(
-    config: Config, sources: Provenance, *, may_lack_model: bool
+    config: Config, sources: Provenance, machine: Machine | None = None, *, may_lack_model: bool
 ) -> tuple[Config, Provenance]:
-    """Derive what was left out from the model and the machine; check the whole once more.
+    """Derive what was left out from the model and the machine (this one, unless another is given);
+    check the whole once more.
 
     Raises ``ConfigError`` and ``BadModelFolder``.
     """
     from penstock.protocol.model_info import read_model_info
 
-    machine = read_machine(environment=os.environ)
+    machine = machine or read_machine(environment=os.environ)
     folder = config.model.model
     known = folder and not (may_lack_model and not os.path.isdir(folder))
     info = read_model_info(folder) if known else None

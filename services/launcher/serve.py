@@ -124,7 +124,7 @@ def _announced(config: Config, engines: Iterable[Peer]) -> AnnouncedModel:
         folder=str(folder),
         dtype=config.model.dtype,
         max_model_len=min((one.max_model_len for one in capacities), default=0),
-        kv_tokens=sum(one.num_blocks * one.block_size for one in capacities),
+        kv_tokens=sum(one.all_kv_tokens for one in capacities),
         chat=has_chat_template(folder),
     )
 

@@ -58,6 +58,10 @@ class Checkpoint:
         entries = [file.entries[name] for name, file in self._files.items()]
         return sum(entry.end - entry.begin for entry in entries)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every tensor, by its name."""
+        return {name: file.entries[name].shape for name, file in self._files.items()}
+
     def _open_shards(self, index: Path) -> None:
         """Read the index and the header of each shard that it names. Links may lead out of the
         folder (the hub's cache is made of them), names may not."""

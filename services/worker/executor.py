@@ -12,6 +12,7 @@ from penstock.protocol.process.trace import DEVICE, STEP, TRACE
 from penstock.protocol.tasks import Task
 from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
+from penstock.services.worker.memory_account import MemoryAccount
 
 PLAIN_KERNELS = "plain torch kernels"
 """How the summary of an executor begins that could not have the kernels of its device."""
@@ -29,6 +30,8 @@ class Executor(Protocol):
     """Type of the weights and of KV memory: ``bfloat16``, …; empty where there is no model."""
     summary: str
     """What was decided for it and why, for the log; may be empty."""
+    account: MemoryAccount | None
+    """What its memory is used for; ``None`` where there is no model."""
     max_in_flight: int
     """Steps that may be launched and not yet collected."""
     tasks: Mapping[str, Task]
@@ -71,6 +74,7 @@ class DirectExecutor(ABC):
     capacity: EngineSizes
     shape = StepShape()
     max_in_flight = 1
+    account: MemoryAccount | None = None
 
     def __init__(self) -> None:
         self.tasks: Mapping[str, Task] = {}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks
-from penstock.services.worker.layer_groups import LayerGroups
+from penstock.services.worker.layer_groups import LayerGroups, block_shapes
 from penstock.services.worker.models.causal_model import KVCache
 from penstock.services.worker.models.specification import CacheSpecification
 
@@ -52,12 +52,3 @@ class KVMemory:
         fresh = torch.tensor(blocks, device=self._values[0].device)
         for cache in [*self._values, *self._keys] if keys else self._values:
             clear_blocks(cache, fresh)
-
-
-def block_shapes(
-    caches: Sequence[CacheSpecification], grouped: LayerGroups
-) -> list[tuple[int, int]]:
-    """KV heads and head size of each layer that a block holds."""
-    if grouped.groups:  # their layers are of one shape
-        return [(caches[0].num_kv_heads, caches[0].head_dim)] * grouped.layers
-    return [(cache.num_kv_heads, cache.head_dim) for cache in caches]

@@ -71,3 +71,12 @@ def _layers_of_a_block(counts: list[int], full: bool) -> int:
         if sum(-(-count // size) for count in counts) <= MOST_GROUPS
     ]
     return min(sizes, key=lambda size: (waste(size), -size))
+
+
+def block_shapes(
+    caches: Sequence[CacheSpecification], grouped: LayerGroups
+) -> list[tuple[int, int]]:
+    """KV heads and head size of each layer that a block holds."""
+    if grouped.groups:  # their layers are of one shape
+        return [(caches[0].num_kv_heads, caches[0].head_dim)] * grouped.layers
+    return [(cache.num_kv_heads, cache.head_dim) for cache in caches]

@@ -24,6 +24,7 @@ from penstock.protocol.wire.messages.steps import Attach, Attached, StepFailed, 
 from penstock.services.worker.executor import PLAIN_KERNELS, Executor
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor
+from penstock.services.worker.memory_account import table
 from penstock.services.worker.step_limit import StepLimits
 
 LOAD_LIMIT_SECONDS = 1800.0
@@ -119,6 +120,7 @@ class WorkerService(LoopService):
         self._loader = None
         if self.executor.summary:
             self._say_summary(self.executor)
+        self._say_account(self.executor)
         self.status.capacity = Capacity(
             **msgspec.structs.asdict(self.executor.capacity), tasks=list(self.executor.tasks)
         )
@@ -134,6 +136,21 @@ class WorkerService(LoopService):
         slow = executor.summary.startswith(PLAIN_KERNELS)
         say = self.log.warning if slow else self.log.debug
         say("executor", summary=executor.summary)
+
+    def _say_account(self, executor: Executor) -> None:
+        """What its memory is used for: a line for each part, so that they stay aligned."""
+        account = executor.account
+        if account is None:
+            return
+        for line in table(account):
+            self.log.info(f"memory  {line}")
+        if account.overdrawn:
+            self.log.warning(
+                "more memory is in use than was counted: steps may fail for want of it; lower "
+                "--gpu-memory-utilization",
+                counted=account.counted,
+                in_use=account.in_use,
+            )
 
     def on_message(self, sender: int, message: Message, now: float) -> None:
         match message:

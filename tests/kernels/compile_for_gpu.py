@@ -36,7 +36,8 @@ from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.gpu import kernel_choice
 from penstock.services.worker.gpu.executor import GpuExecutor
-from penstock.services.worker.models.dense import DenseConfig, allocate_dense
+from penstock.services.worker.models.dense import DenseConfig
+from penstock.services.worker.models.dense_form import allocate_dense
 from penstock.services.worker.models.specification import Rotary
 
 MODELS = [

@@ -128,4 +128,5 @@ def test_the_corpus_is_made_from_a_folder_that_is_served_without_running_its_cod
     folder = write_sound(tmp_path / "model", 2, marker)
     with served(str(folder), "--device", "cpu") as server:
         assert "of weights in" in server.output
+        assert "memory  KV memory" in server.output
     assert not marker.exists()

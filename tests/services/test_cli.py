@@ -37,7 +37,7 @@ def penstock_command(
     )
 
 
-@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS, "plan"])
 def test_cli_help_is_quick_and_imports_nothing_heavy(command: str) -> None:
     began = time.monotonic()
     done = subprocess.run(
@@ -55,7 +55,7 @@ def test_cli_help_is_quick_and_imports_nothing_heavy(command: str) -> None:
 
 def test_cli_help_lists_every_command() -> None:
     text = penstock_command("--help").stdout
-    assert all(f"\n  {name} " in text for name in [*cli.COMMANDS, "version"])
+    assert all(f"\n  {name} " in text for name in [*cli.COMMANDS, *cli.TOOLS])
 
 
 @pytest.mark.parametrize("arguments", [["version"], ["--version"]])

@@ -241,6 +241,7 @@ class SimulatedExecutor:
     device = "simulated"
     dtype = ""
     summary = ""
+    account = None
     tasks: ClassVar[dict[str, Task]] = {}
 
     def __init__(self, node: WorkerNode) -> None:

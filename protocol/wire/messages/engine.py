@@ -62,6 +62,15 @@ class EngineSizes(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return sum(group.needed(length, self.block_size, most_step) for group in groups)
 
     @property
+    def all_kv_tokens(self) -> int:
+        """Positions that KV memory holds in all sequences together; with several groups of layers,
+        in sequences of ``max_model_len``."""
+        if not self.groups:
+            return self.num_blocks * self.block_size
+        most = self.sequence_blocks(self.max_model_len)
+        return self.num_blocks * self.max_model_len // most if most else 0
+
+    @property
     def kv_tokens(self) -> int:
         """Positions of the longest sequence, up to ``max_model_len``, that KV memory holds, in
         whole blocks."""

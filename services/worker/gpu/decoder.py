@@ -43,7 +43,8 @@ from penstock.services.worker.gpu.layer_products import (
 )
 from penstock.services.worker.gpu.side_stream import SideStream
 from penstock.services.worker.gpu.workspace import make_workspace
-from penstock.services.worker.models.dense import DenseConfig, DenseWeights, half_tables, tables_of
+from penstock.services.worker.models.dense import DenseConfig, DenseWeights, tables_of
+from penstock.services.worker.models.dense_form import half_tables
 
 
 class GpuDecoder:

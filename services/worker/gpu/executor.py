@@ -33,6 +33,7 @@ from penstock.services.worker.gpu.sampler import GpuSampler
 from penstock.services.worker.gpu.step_times import StepTimes
 from penstock.services.worker.grammar_rows import GrammarRows
 from penstock.services.worker.memory import EXTRA_BLOCKS
+from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.models.dense import DenseConfig, DenseWeights
 from penstock.services.worker.placement import placement
 from penstock.services.worker.slots import PlannedStep, SlotTable
@@ -88,6 +89,7 @@ class GpuExecutor:
 
     max_in_flight = RING - 1
     shape = STEP_SHAPE
+    account: MemoryAccount | None = None
 
     def __init__(
         self,

@@ -21,36 +21,22 @@ from penstock.kernels.gpu.few_rows_linear import MOST_ROWS
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.decoder import GpuDecoder
-from penstock.services.worker.gpu.shared_rows import LEAST_ROWS
+from penstock.services.worker.gpu.graph_sizes import (
+    decode_bounds,
+    ladder,
+    mixed_sizes,
+    shared_sizes,
+)
 
-MIXED_ROWS = [
-    16, 32, 64, *range(128, 2049, 128), *range(2304, 4097, 256), *range(4608, 8193, 512),
-]  # fmt: skip
-"""Rows of mixed steps that graphs are made for. Launched one by one, the kernels of a step take the
-host 15 to 20 ms: longer than a small model's step of 4,096 rows takes the device. In larger ones
-than these the device is busy for longer, and in less large ones of large models: see ..."""
-MOST_LAYER_OPERATIONS = 800e9
-"""... as many in the products of a layer take an H200 a millisecond, at 800 TFLOP/s, and others
-longer: twice what the host takes to launch its kernels."""
 UNGRAPHED_UNIT = 128
 """Steps without a graph are padded to a multiple of so many rows, a tile of the products: of less
 than that nothing is saved."""
 ROW_UNITS = [4096, 512, 1024, 256, 256, 128]
 """What the scheduler is told of it, see ``StepShape.row_units``; not finer than ``MIXED_ROWS``. 556
 tokens of prefill beside 14 decode rows take 16.2 ms, 498 take 13.8 (Qwen3-8B, H200)."""
-MIXED_DECODE = 64
-"""Mixed steps with up to so many decode rows have graphs of their own, that split contexts."""
-SHARED_SIZES = [LEAST_ROWS, 16, 32, 64, 128, 192, 256, 384, 512, *range(768, 1 << 16, 256)]
-"""Batch sizes that graphs with a shared prefix are made for."""
 SPARE_TILES = 16
 """Tiles of prefill attention beyond those of the rows, and one for 64 rows: each chunk may begin
 another one."""
-
-
-def ladder(most: int) -> list[int]:
-    """Batch sizes that graphs are made for; the last is ``most``."""
-    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(544, 1 << 16, 32)]
-    return [*(size for size in sizes if size < most), most]
 
 
 def _padded(sizes: list[int], rows: int) -> int:
@@ -105,20 +91,12 @@ class StepGraphs:
         self._decoder.commit(1, 1)
         self._chunks.clear()
         self._chunks.num_tiles = 1
-        for bound in self._bounds(most):
+        for bound in decode_bounds(most):
             self._decoder.body(self._chunks.max_rows, bound, self._chunks)
         self._decoder.head_of_all(self._chunks.max_rows, 1)
 
     def _shared_sizes(self, most: int) -> list[int]:
-        """Sizes of decode steps whose rows share a prefix, up to one for ``most`` rows."""
-        if most < LEAST_ROWS or not self._decoder.shares_prefixes:
-            return []
-        return [*(size for size in SHARED_SIZES if size < most), most]
-
-    @staticmethod
-    def _bounds(most: int) -> list[int]:
-        """Decode rows that graphs of mixed steps have room for."""
-        return sorted({min(MIXED_DECODE, most), most})
+        return shared_sizes(most) if self._decoder.shares_prefixes else []
 
     def capture(self, most: int) -> None:
         """Record every graph, for up to ``most`` decode rows; all kernels must have run once.
@@ -150,10 +128,9 @@ class StepGraphs:
 
     def make(self, record: Record, most: int) -> None:
         """Record the steps of every size, with up to ``most`` sequences."""
-        sizes, bounds = ladder(most), self._bounds(most)
+        sizes, bounds = ladder(most), decode_bounds(most)
         shared = self._shared_sizes(most)
-        most_rows = min(self._chunks.max_rows, MOST_LAYER_OPERATIONS / self._layer_operations())
-        mixed = [rows for rows in MIXED_ROWS if rows <= most_rows]
+        mixed = mixed_sizes(self._chunks.max_rows, self._layer_operations())
         for size in reversed(sizes):
             self._bodies[size] = record(partial(self._decoder.body, size, size, None))
             self._heads[size] = record(partial(self._decoder.head, size))

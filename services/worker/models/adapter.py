@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-import torch
-from torch import Tensor
 
 from penstock.protocol.model_info import ModelInfo
-from penstock.services.worker.models.specification import Layer, ModelSpecification
-from penstock.services.worker.models.weights import (
-    DecoderWeights,
-    LayerWeights,
-    LinearWeights,
-    NormWeights,
+from penstock.services.worker.models.specification import (
+    Layer,
+    ModelSpecification,
     attention_widths,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.services.worker.models.weights import (
+        DecoderWeights,
+        LayerWeights,
+        LinearWeights,
+        NormWeights,
+    )
 
 
 class TensorNames(msgspec.Struct, frozen=True):
@@ -105,10 +110,12 @@ def _layer(names: TensorNames, layer: Layer, weights: LayerWeights) -> dict[str,
 
 def _linear(names: tuple[str, ...], linear: LinearWeights, sizes: list[int]) -> dict[str, Tensor]:
     """sizes: rows of each part; stored as one where there is one name."""
+    from torch import split
+
     named = {}
     for kind, tensor in (("weight", linear.weight), ("bias", linear.bias)):
         if tensor is not None:
-            parts = [tensor] if len(names) == 1 else torch.split(tensor, sizes)
+            parts = [tensor] if len(names) == 1 else split(tensor, sizes)
             for name, part in zip(names, parts, strict=True):
                 named[f"{name}.{kind}"] = part
     return named

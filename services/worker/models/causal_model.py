@@ -49,6 +49,9 @@ class CausalModel(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def num_parameters(self) -> int: ...
+
+    @property
     def caches(self) -> Sequence[CacheSpecification]:
         """What each layer keeps."""
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from penstock.kernels.rotary import ROPE_TYPES, RopeParameters
+from penstock.kernels.rope_parameters import ROPE_TYPES, RopeParameters
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.models.specification import (
     Attention,

@@ -18,6 +18,7 @@ from penstock.kernels.linear import Linear
 from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import apply_rotary, cos_sin_table
 from penstock.services.worker.models.causal_model import KVCache, LayerInputs, StepInputs
+from penstock.services.worker.models.sizes import num_parameters
 from penstock.services.worker.models.specification import (
     Attention,
     CacheSpecification,
@@ -142,6 +143,7 @@ class Decoder:
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self.vocab_size = specification.vocab_size
+        self.num_parameters = num_parameters(specification)
         self.caches: list[CacheSpecification] = [cache_of(each) for each in specification.layers]
         self._layers: list[_Layer] = []
         self._norm: _Norm | None = None

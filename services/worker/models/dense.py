@@ -13,28 +13,24 @@ kernels have them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
-from penstock.kernels.rotary import RopeParameters, cos_sin_table
+from penstock.kernels.rope_parameters import RopeParameters
 from penstock.services.worker.models.specification import (
     Attention,
+    CacheSpecification,
     Layer,
     Mlp,
     ModelSpecification,
     Norm,
     Rotary,
 )
-from penstock.services.worker.models.weights import (
-    DecoderWeights,
-    LayerWeights,
-    NormWeights,
-    allocate_weights,
-)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEAST_HEAD, MOST_HEAD = 32, 256
 """Heads of the kernels: powers of two from here to there."""
@@ -78,11 +74,6 @@ class DenseConfig(msgspec.Struct, frozen=True):
     def score_scale(self) -> float:
         return self.scale or self.head_dim**-0.5
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether all attends to everything, with scores as they are."""
-        return not any(self.windows) and not self.softcap
-
 
 class DenseLayer(msgspec.Struct):
     """One layer. Linear weights are [out, in]; an option that is off is ``None``."""
@@ -113,35 +104,6 @@ class DenseWeights(msgspec.Struct):
     norm: Tensor
     lm_head: Tensor
     """[vocab, hidden]; the embedding itself when tied."""
-
-
-class DenseModel(NamedTuple):
-    config: DenseConfig
-    weights: DenseWeights
-
-
-def dense_model(model: ModelSpecification, weights: DecoderWeights) -> DenseModel | str:
-    """The model in this form, or why it has none. Weights that must change are replaced: these are
-    not those of ``model`` any more."""
-    config = dense_config(model)
-    if isinstance(config, str):
-        return config
-    with torch.inference_mode():
-        layers = [
-            _dense_layer(layer, part, config.head_dim)
-            for layer, part in zip(model.layers, weights.layers, strict=True)
-        ]
-        norm = _norm_weight(model.norm, weights.norm, model.logit_multiplier)
-    return DenseModel(config, DenseWeights(weights.embedding, layers, norm, weights.lm_head))
-
-
-def allocate_dense(config: DenseConfig, dtype: torch.dtype, device: torch.device) -> DenseWeights:
-    """Uninitialized weights, for a config without what goes into the weights."""
-    model = specification_of(config)
-    made = dense_model(model, allocate_weights(model, dtype, device))
-    if isinstance(made, str):
-        raise ValueError(f"the kernels lack {made}")
-    return made.weights
 
 
 def specification_of(config: DenseConfig) -> ModelSpecification:
@@ -244,114 +206,14 @@ def _lacking(model: ModelSpecification) -> list[str]:
     return [words for words, there in found.items() if there]
 
 
-def _dense_layer(layer: Layer, weights: LayerWeights, width: int) -> DenseLayer:
-    if layer.input_norm is None or layer.mlp_norm is None:
-        raise ValueError("a layer has no norm ahead of a half")
-    ahead = [
-        _norm_weight(norm, part)
-        for norm, part in (
-            (layer.input_norm, weights.input_norm),
-            (layer.mlp_norm, weights.mlp_norm),
-        )
-    ]
-    _place_heads(layer.attention, weights, width)
-    query, key = (
-        None if norm is None else _factor(layer.attention.qk_norm, norm)
-        for norm in (weights.query_norm, weights.key_norm)
-    )
-    for linear in (weights.output, weights.down):
-        if layer.residual_multiplier != 1.0:
-            linear.weight.mul_(layer.residual_multiplier)
-            if linear.bias is not None:
-                linear.bias.mul_(layer.residual_multiplier)
-    return DenseLayer(
-        input_norm=ahead[0],
-        qkv=weights.qkv.weight,
-        qkv_bias=weights.qkv.bias,
-        query_norm=query,
-        key_norm=key,
-        output=weights.output.weight,
-        output_bias=weights.output.bias,
-        post_norm=ahead[1],
-        gate_up=weights.up.weight,
-        gate_up_bias=weights.up.bias,
-        down=weights.down.weight,
-        down_bias=weights.down.bias,
-        output_norm=_optional(layer.attention_output_norm, weights.attention_output_norm),
-        down_norm=_optional(layer.mlp_output_norm, weights.mlp_output_norm),
-    )
-
-
-def _optional(norm: Norm | None, weights: NormWeights | None) -> Tensor | None:
-    return None if norm is None else _norm_weight(norm, weights)
-
-
-def _norm_weight(norm: Norm, weights: NormWeights | None, multiplier: float = 1.0) -> Tensor:
-    """The factors of a norm: as stored, or in fp32 where they are not what is stored."""
-    if weights is None:
-        raise ValueError("a norm has no weights")
-    factor = _factor(norm, weights.weight)
-    return factor if multiplier == 1.0 else factor.float() * multiplier
-
-
-def _factor(norm: Norm | None, weight: Tensor) -> Tensor:
-    return weight.float() + 1.0 if norm is not None and norm.plus_one else weight
-
-
-def _place_heads(attention: Attention, weights: LayerWeights, width: int) -> None:
-    """Bring each head's elements to where the kernels have them, in ``width`` elements."""
-    dim, heads, kv_heads = attention.head_dim, attention.num_heads, attention.num_kv_heads
-    turned = dim if attention.rotary is None else attention.rotary.dim
-    if width == dim and turned == dim:
-        return
-    places = _places(dim, turned, width)
-    values = torch.arange(dim)
-
-    def spread(tensor: Tensor, where: Tensor) -> Tensor:
-        """[H * D, …] to [H * width, …]."""
-        rows = tensor.view(-1, dim, *tensor.shape[1:])
-        wide = rows.new_zeros(len(rows), width, *tensor.shape[1:])
-        wide[:, where.to(tensor.device)] = rows
-        return wide.flatten(0, 1)
-
-    def spread_all(fused: Tensor) -> Tensor:
-        both = (heads + kv_heads) * dim
-        return torch.cat((spread(fused[:both], places), spread(fused[both:], values)))
-
-    weights.qkv.weight = spread_all(weights.qkv.weight)
-    if weights.qkv.bias is not None:
-        weights.qkv.bias = spread_all(weights.qkv.bias)
-    if weights.query_norm is not None and weights.key_norm is not None:
-        weights.query_norm = spread(weights.query_norm, places)
-        weights.key_norm = spread(weights.key_norm, places)
-    if width != dim:
-        columns = weights.output.weight.t().contiguous()
-        weights.output.weight = spread(columns, values).t().contiguous()
-
-
-def _places(dim: int, turned: int, width: int) -> Tensor:
-    """Where each of a head's ``dim`` elements goes, so that the ``turned`` first ones are pairs
-    (i, i + width / 2) and the rest fills the places that are left."""
-    half = turned // 2
-    pairs = [*range(half), *range(width // 2, width // 2 + half)]
-    left = [place for place in range(width) if place not in set(pairs)]
-    return torch.tensor(pairs + left[: dim - turned])
-
-
 def tables_of(config: DenseConfig) -> list[Rotary | None]:
     """The rotary embedding of each layer."""
     return list(config.rotaries) or [Rotary(config.rope, config.head_dim)] * config.num_layers
 
 
-def half_tables(
-    rotary: Rotary | None, width: int, max_positions: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [max_positions, width / 2] fp32 of the pairs (i, i + width / 2): those that
-    are not rotated have cosine 1."""
-    cos = torch.ones(max_positions, width // 2, dtype=torch.float32, device=device)
-    sin = torch.zeros_like(cos)
-    if rotary is not None:
-        half = rotary.dim // 2
-        whole = cos_sin_table(rotary.dim, max_positions, rotary.parameters, device)
-        cos[:, :half], sin[:, :half] = whole[0][:, :half], whole[1][:, half:]
-    return cos, sin
+def caches_of(config: DenseConfig) -> list[CacheSpecification]:
+    """What each layer keeps: every position, even where it has a window."""
+    one = CacheSpecification(
+        config.num_kv_heads, config.head_dim, config.num_heads, 0, config.softcap
+    )
+    return [one] * config.num_layers

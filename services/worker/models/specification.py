@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.kernels.rotary import RopeParameters
+from penstock.kernels.rope_parameters import RopeParameters
 
 
 class Norm(msgspec.Struct, frozen=True):
@@ -134,3 +134,14 @@ def cache_of(layer: Layer) -> CacheSpecification:
     return CacheSpecification(
         part.num_kv_heads, part.head_dim, part.num_heads, part.window, part.softcap
     )
+
+
+def attention_widths(attention: Attention) -> tuple[int, int]:
+    """Elements of a row's queries, and of its keys."""
+    dim = attention.head_dim
+    return attention.num_heads * dim, attention.num_kv_heads * dim
+
+
+def up_width(mlp: Mlp) -> int:
+    """Rows of the product ahead of the activation."""
+    return 2 * mlp.width if mlp.gated else mlp.width

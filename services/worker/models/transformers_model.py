@@ -63,6 +63,7 @@ class TransformersModel:
         self._info, self.dtype, self.device = info, dtype, device
         self.vocab_size = info.vocab_size
         self._model = model.eval().requires_grad_(False)
+        self.num_parameters = sum(each.numel() for each in self._model.parameters())
         self._step: StepInputs | None = None
         self._cache: KVCache = []
         self._layers: list[tuple[CacheSpecification, float]] = []

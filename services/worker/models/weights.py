@@ -10,9 +10,10 @@ from torch import Tensor
 from penstock.services.worker.models.specification import (
     Attention,
     Layer,
-    Mlp,
     ModelSpecification,
     Norm,
+    attention_widths,
+    up_width,
 )
 
 
@@ -147,14 +148,3 @@ def _reorder(attention: Attention, rotated: int, weights: LayerWeights) -> None:
     for norm in (weights.query_norm, weights.key_norm):
         if norm is not None:
             norm.copy_(norm.view(-1, dim)[:, within].view(norm.shape))
-
-
-def attention_widths(attention: Attention) -> tuple[int, int]:
-    """Elements of a row's queries, and of its keys."""
-    dim = attention.head_dim
-    return attention.num_heads * dim, attention.num_kv_heads * dim
-
-
-def up_width(mlp: Mlp) -> int:
-    """Rows of the product ahead of the activation."""
-    return 2 * mlp.width if mlp.gated else mlp.width

@@ -16,8 +16,14 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from penstock.protocol.wire.messages.engine import NO_BLOCK, WINDOW_ATTENTION, LayerGroup
+from penstock.protocol.wire.messages.engine import (
+    NO_BLOCK,
+    WINDOW_ATTENTION,
+    EngineSizes,
+    LayerGroup,
+)
 from penstock.services.scheduler.block_hash import BLOCK_HASH_BYTES
 from penstock.services.scheduler.kv_cache import KVCache, Prefix
 from penstock.services.scheduler.kv_groups import check_groups
@@ -509,3 +515,12 @@ def test_the_longest_sequence_is_the_one_whose_blocks_fit_in_all_groups() -> Non
     # The window and a step's positions, 3 + 4, lie in 3 blocks at most.
     assert Limits(**sizes, groups=[FULL, window(4)]).kv_tokens == 28
     assert Limits(**sizes, groups=[window(4)]).max_sequence_len == 1000
+
+
+def test_tokens_that_all_sequences_have_together_are_counted_over_all_groups() -> None:
+    sizes = EngineSizes(90, 4, 1, 4, 100, 9)
+    assert sizes.all_kv_tokens == 360
+    assert replace(sizes, groups=[FULL, FULL]).all_kv_tokens == 180
+    # A sequence of 100 has 25 blocks, and 3 for its window: 90 blocks hold 3.2 of them.
+    assert replace(sizes, groups=[FULL, window(4)]).all_kv_tokens == 321
+    assert EngineSizes().all_kv_tokens == 0

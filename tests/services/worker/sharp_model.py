@@ -11,8 +11,8 @@ from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.models.dense import (
     DenseConfig,
     DenseWeights,
-    allocate_dense,
 )
+from penstock.services.worker.models.dense_form import allocate_dense
 
 CONFIG = DenseConfig(
     512, 512, 2, 8, 2, 128, 512, 1e-6, RopeParameters(1e4), False, qk_norm=True,

@@ -22,8 +22,12 @@ from penstock.services.worker.gpu.compressed_layers import (
     compress_layers,
     no_compression,
 )
+from penstock.services.worker.loaded_model import LoadedModel
+from penstock.services.worker.memory import EXTRA_BLOCKS
+from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.models.decoder import Decoder
-from penstock.services.worker.models.dense import DenseWeights, allocate_dense
+from penstock.services.worker.models.dense import DenseWeights
+from penstock.services.worker.models.dense_form import allocate_dense
 
 CPU = torch.device("cpu")
 WIDE = msgspec.structs.replace(
@@ -128,14 +132,15 @@ def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Plan memory for a model whose compressed weights leave room for 10 blocks of 40."""
     info = read_model_info(Path(tiny_folder("qwen3")))
     model = model_weights.random_model(info, torch.float32, CPU, 0)
-    size = model_loading.LoadedModel(model, "on a CPU").block_bytes(16)
+    size = LoadedModel(model, "on a CPU").block_bytes(16)
 
-    def budget(subject: model_loading.LoadedModel, *others: object) -> int:
+    def beside(subject: LoadedModel, *others: object) -> MemoryAccount:
         compression = subject.compression
         assert isinstance(compression, Compression)
-        return size * (10 if compression.layers else 40)
+        blocks = EXTRA_BLOCKS + (10 if compression.layers else 40)
+        return MemoryAccount("a GPU", blocks * size, blocks * size, "all of it", [], size)
 
-    monkeypatch.setattr(model_loading, "kv_budget", budget)
+    monkeypatch.setattr(model_loading, "beside_kv", beside)
 
     def plan(compression: Compression, blocks: int | None, **cache: int) -> int:
         length = None if blocks is None else blocks * 16
@@ -143,10 +148,10 @@ def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             model=msgspec.structs.replace(Config().model, max_model_len=length),
             cache=msgspec.structs.replace(Config().cache, **cache),
         )
-        subject = model_loading.LoadedModel(model, "on a CPU", compression=compression)
+        subject = LoadedModel(model, "on a CPU", compression=compression)
         planned = model_loading.plan_memory(subject, config, info)
         assert isinstance(model, Decoder)
-        return planned.num_blocks
+        return planned.sizes.num_blocks
 
     return plan
 

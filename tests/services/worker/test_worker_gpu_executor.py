@@ -35,7 +35,8 @@ from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import load_model
-from penstock.services.worker.models.dense import DenseModel, dense_model
+from penstock.services.worker.models.dense import DenseConfig, dense_config
+from penstock.services.worker.models.dense_form import dense_model
 from penstock.services.worker.slots import PlanError
 
 pytestmark = pytest.mark.usefixtures("few_programs")
@@ -52,9 +53,9 @@ def gpu_executor(folder: Path, block_size: int = 16) -> GpuExecutor:
     info = read_model_info(folder)
     model = load_model(info, torch.float32, DEVICE, silent, longest=256)
     capacity = EngineSizes(80, block_size, 8, 48, 256, info.vocab_size)
-    made = dense_model(model.specification, model.weights)
-    assert isinstance(made, DenseModel), made
-    return GpuExecutor(*made, capacity)
+    config = dense_config(model.specification)
+    assert isinstance(config, DenseConfig), config
+    return GpuExecutor(*dense_model(config, model.specification, model.weights), capacity)
 
 
 def plain_executor(folder: Path) -> ModelExecutor:

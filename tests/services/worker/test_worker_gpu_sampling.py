@@ -18,7 +18,7 @@ from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.gpu.executor import GpuExecutor
-from penstock.services.worker.models.dense import allocate_dense
+from penstock.services.worker.models.dense_form import allocate_dense
 
 pytestmark = [
     pytest.mark.gpu,

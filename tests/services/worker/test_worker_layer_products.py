@@ -23,7 +23,8 @@ from penstock.services.worker.gpu.layer_products import (
     most_fused_rows,
 )
 from penstock.services.worker.gpu.workspace import make_workspace
-from penstock.services.worker.models.dense import DenseWeights, allocate_dense
+from penstock.services.worker.models.dense import DenseWeights
+from penstock.services.worker.models.dense_form import allocate_dense
 
 CPU = torch.device("cpu")
 HOPPER = "penstock.kernels.gpu.rows_linear_hopper"

@@ -1,0 +1,58 @@
+"""Which sizes of steps graphs are made for, and what memory graphs take; needs no torch."""
+
+from __future__ import annotations
+
+from penstock.services.worker.gpu.shared_rows import LEAST_ROWS
+
+MIXED_ROWS = [
+    16, 32, 64, *range(128, 2049, 128), *range(2304, 4097, 256), *range(4608, 8193, 512),
+]  # fmt: skip
+"""Rows of mixed steps that graphs are made for. Launched one by one, the kernels of a step take the
+host 15 to 20 ms: longer than a small model's step of 4,096 rows takes the device. In larger ones
+than these the device is busy for longer, and in less large ones of large models: see ..."""
+MOST_LAYER_OPERATIONS = 800e9
+"""... as many in the products of a layer take an H200 a millisecond, at 800 TFLOP/s, and others
+longer: twice what the host takes to launch its kernels."""
+MIXED_DECODE = 64
+"""Mixed steps with up to so many decode rows have graphs of their own, that split contexts."""
+SHARED_SIZES = [LEAST_ROWS, 16, 32, 64, 128, 192, 256, 384, 512, *range(768, 1 << 16, 256)]
+"""Batch sizes that graphs with a shared prefix are made for."""
+GRAPH_BYTES = 256 * 1024
+"""What a graph is counted with, beside its kernels. The driver tells nobody what it takes: the
+figures are meant to be too high, and a worker compares them with what its graphs have taken."""
+NODE_BYTES = 4 * 1024
+"""What a kernel in a graph is counted with."""
+LAYER_NODES, OTHER_NODES = 10, 6
+"""Kernels of a layer, and of a step beside its layers, at most."""
+
+
+def ladder(most: int) -> list[int]:
+    """Batch sizes that graphs are made for; the last is ``most``."""
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(544, 1 << 16, 32)]
+    return [*(size for size in sizes if size < most), most]
+
+
+def shared_sizes(most: int) -> list[int]:
+    """Sizes of decode steps whose rows share a prefix, up to one for ``most`` rows."""
+    return [*(size for size in SHARED_SIZES if size < most), most] if most >= LEAST_ROWS else []
+
+
+def decode_bounds(most: int) -> list[int]:
+    """Decode rows that graphs of mixed steps have room for."""
+    return sorted({min(MIXED_DECODE, most), most})
+
+
+def mixed_sizes(max_rows: int, layer_operations: int) -> list[int]:
+    """layer_operations: of a layer's products, for one row."""
+    most = min(max_rows, MOST_LAYER_OPERATIONS / layer_operations)
+    return [rows for rows in MIXED_ROWS if rows <= most]
+
+
+def graph_memory(most: int, max_rows: int, layers: int, layer_operations: int) -> tuple[int, int]:
+    """How many graphs are made for up to ``most`` sequences, and the bytes that they are counted
+    with."""
+    decode, shared = len(ladder(most)), len(shared_sizes(most))
+    mixed = len(decode_bounds(most)) * len(mixed_sizes(max_rows, layer_operations))
+    bodies, heads = decode + shared + mixed, 2 * decode
+    nodes = bodies * (LAYER_NODES * layers + OTHER_NODES) + heads * (LAYER_NODES + OTHER_NODES)
+    return bodies + heads, (bodies + heads) * GRAPH_BYTES + nodes * NODE_BYTES

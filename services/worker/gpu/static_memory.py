@@ -1,0 +1,162 @@
+"""The memory that the kernels' executor takes beside weights and KV, by its sizes alone.
+
+It takes all of it when it is made: a step allocates next to nothing. The formulas follow the
+allocations, each named here; a test compares them with what an executor really holds. Needs no
+torch.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.protocol.sampling import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS
+from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.services.worker.gpu.graph_sizes import graph_memory
+from penstock.services.worker.memory_account import MemoryPart
+from penstock.services.worker.models.dense import DenseConfig, tables_of
+
+_WORD = 4
+"""Bytes of an int32 or fp32."""
+_STRETCH, _GROUP, _CANDIDATES = 4096, 64, 4096
+"""As in ``penstock.kernels.gpu.sampler_memory``."""
+_WORDS, _WORD_TOKENS, _RING = 128, 2048, 64
+"""As in ``penstock.kernels.sampling.bad_words``."""
+_QUERY_TILE = 128
+"""As in ``penstock.kernels.gpu.prefill_attention``."""
+_DECODE_PROGRAMS, _MOST_SPLITS = 1056, 32
+_PREFIX_PROGRAMS, _PREFIX_QUERIES, _MOST_PARTS = 264, 64, 16
+"""As in ``penstock.kernels.gpu.decode_attention`` and ``shared_prefix``."""
+_FIRST_CHANGES, _COLUMNS = 16_384, 21
+"""As in ``batch_state``."""
+LIBRARY_BYTES = 64 << 20
+"""cuBLAS keeps 32 MiB for each stream that it is used on, on Hopper, and less elsewhere."""
+
+
+class ExecutorSizes(msgspec.Struct, frozen=True):
+    """What the memory of the kernels' executor depends on."""
+
+    config: DenseConfig
+    capacity: EngineSizes
+    """Its number of blocks does not matter."""
+    item_bytes: int
+    """Of a weight or activation."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the largest step."""
+        return max(self.capacity.max_num_batched_tokens, self.capacity.max_num_seqs)
+
+    @property
+    def table_entries(self) -> int:
+        """Entries of all block tables."""
+        width = -(-self.capacity.max_model_len // self.capacity.block_size)
+        return self.capacity.max_num_seqs * (-(-width // 4) * 4)
+
+
+def static_parts(sizes: ExecutorSizes) -> list[MemoryPart]:
+    """All but weights, KV memory and what is not torch's."""
+    slots, rows = sizes.capacity.max_num_seqs, sizes.rows
+    return [
+        MemoryPart("step", _workspace(sizes), f"activations of {rows:,} rows"),
+        MemoryPart("step", _rotary(sizes)),
+        MemoryPart("step", _batch(sizes) + _attention(sizes)),
+        MemoryPart("sampler", _logits(sizes), f"logits of {slots:,} rows"),
+        MemoryPart("sampler", _sampler(sizes)),
+        MemoryPart("grammars", _masks(sizes), "masks"),
+    ]
+
+
+def later_parts(sizes: ExecutorSizes) -> list[MemoryPart]:
+    """What is taken after the profile of a step: by the driver for graphs, and for a moment in
+    steps that begin many sequences or follow grammars."""
+    config, capacity = sizes.config, sizes.capacity
+    count, graphs = graph_memory(
+        capacity.max_num_seqs, sizes.rows, config.num_layers, layer_operations(config)
+    )
+    changes = 4 * _WORD * (sizes.table_entries + 32 * capacity.max_num_seqs)
+    return [
+        MemoryPart("graphs", graphs + LIBRARY_BYTES // 2, f"{count} graphs"),
+        MemoryPart("grammars", 2 * _masks(sizes)),
+        MemoryPart("step", max(0, changes - _WORD * _FIRST_CHANGES)),
+    ]
+
+
+def layer_operations(config: DenseConfig) -> int:
+    """Floating point operations of a layer's products, for one row."""
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    attention = (2 * heads + 2 * kv_heads) * dim
+    return 2 * config.hidden_size * (attention + 3 * config.intermediate_size)
+
+
+def _workspace(sizes: ExecutorSizes) -> int:
+    """``make_workspace``, but for the logits."""
+    config, dim = sizes.config, sizes.config.head_dim
+    heads = 3 * config.num_heads + 2 * config.num_kv_heads
+    width = 3 * config.hidden_size + heads * dim + 3 * config.intermediate_size
+    return sizes.rows * width * sizes.item_bytes
+
+
+def _rotary(sizes: ExecutorSizes) -> int:
+    """Cosines and sines, half a head each, of every distinct embedding."""
+    tables = len(set(tables_of(sizes.config)))
+    return tables * sizes.capacity.max_model_len * sizes.config.head_dim * _WORD
+
+
+def _batch(sizes: ExecutorSizes) -> int:
+    """``BatchState`` and ``ChunkRows``."""
+    slots, rows = sizes.capacity.max_num_seqs, sizes.rows
+    tiles = rows // _QUERY_TILE + slots + 1
+    state = sizes.table_entries + _COLUMNS * _padded(slots) + _FIRST_CHANGES
+    return _WORD * (state + 3 * rows + 8 * tiles)
+
+
+def _attention(sizes: ExecutorSizes) -> int:
+    """What is known of stretches of contexts and of a shared prefix: ``decode_workspace`` and
+    ``shared_prefix``."""
+    config, slots = sizes.config, sizes.capacity.max_num_seqs
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    shared = 1 << (heads // kv_heads - 1).bit_length()
+
+    def cut(pieces: int, programs: int, most: int) -> int:
+        return min(most, 1 << (max(1, programs // pieces).bit_length() - 1))
+
+    rows = range(1, slots + 1)
+    splits = max(row * cut(row * kv_heads, _DECODE_PROGRAMS, _MOST_SPLITS) for row in rows)
+    prefixes = max(
+        row * cut(-(-row * shared // _PREFIX_QUERIES) * kv_heads, _PREFIX_PROGRAMS, _MOST_PARTS)
+        for row in rows
+    )
+    return _WORD * ((splits + prefixes) * heads * (dim + 2) + slots * kv_heads)
+
+
+def _logits(sizes: ExecutorSizes) -> int:
+    vocab, slots = sizes.config.vocab_size, sizes.capacity.max_num_seqs
+    return slots * (vocab * sizes.item_bytes + 2 * _WORD * (_stretches(vocab) + 1))
+
+
+def _sampler(sizes: ExecutorSizes) -> int:
+    """``sampler_slots`` but for the masks, ``sampler_space``, ``WordTable`` and logprobs."""
+    vocab, slots = sizes.config.vocab_size, sizes.capacity.max_num_seqs
+    groups = -(-vocab // _GROUP)
+    entries = 3 * (MAX_BIASES + 2 * MAX_STOP_TOKENS)
+    words = 2 * _WORDS + 1 + _WORD_TOKENS + _RING
+    space = vocab + groups + 4 * _stretches(vocab) + _power_of_two(groups) + 2 * _CANDIDATES + 3
+    logprobs = 3 + 2 * MAX_LOGPROBS
+    return slots * (2 * vocab + _WORD * (entries + words + space + logprobs))
+
+
+def _masks(sizes: ExecutorSizes) -> int:
+    """A bit for each token of the vocabulary and each slot."""
+    return sizes.capacity.max_num_seqs * -(-sizes.config.vocab_size // 32) * _WORD
+
+
+def _padded(count: int) -> int:
+    return -(-count // 32) * 32
+
+
+def _stretches(vocab: int) -> int:
+    return -(-vocab // _STRETCH)
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()

@@ -1,0 +1,73 @@
+"""From what a model takes to the KV memory that it gets: the same for a worker and for a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.wire.messages.engine import LayerGroup
+from penstock.services.worker.layer_groups import block_shapes, group_layers
+from penstock.services.worker.memory import EXTRA_BLOCKS, check_fits, plan_capacity
+from penstock.services.worker.memory_account import MemoryAccount, MemoryPart, merged, shown_bytes
+from penstock.services.worker.models.specification import CacheSpecification
+
+CPU_KV_SHARE = 0.25
+
+
+def block_bytes(caches: Sequence[CacheSpecification], block_size: int, item_bytes: int) -> int:
+    """K and V of one block, which holds the layers of a group."""
+    shapes = block_shapes(caches, group_layers(caches))
+    return sum(2 * kv_heads * dim for kv_heads, dim in shapes) * block_size * item_bytes
+
+
+def cpu_account(
+    config: Config, free: int, weights: MemoryPart, step: list[MemoryPart], block: int
+) -> MemoryAccount:
+    """Before KV memory is planned. free: bytes that the machine has left beside the weights; step:
+    what the largest step takes; block: bytes of a block."""
+    cache = config.cache
+    left = free - sum(part.num_bytes for part in step)
+    limit = "a quarter of what is free for KV memory"
+    if cache.num_kv_blocks is not None or cache.kv_cache_memory_bytes is not None:
+        limit = "KV memory as given"
+    else:
+        left = min(left, int(CPU_KV_SHARE * cache.share() * left))
+        limit += "" if cache.share() == 1.0 else f", and of that --memory-share {cache.share():g}"
+    parts = merged([weights, *step])
+    usable = left + sum(part.num_bytes for part in parts)
+    return MemoryAccount("cpu", free + weights.num_bytes, usable, limit, parts, block)
+
+
+def cuda_account(
+    config: Config, device: str, total: int, parts: list[MemoryPart], outside: int, block: int
+) -> MemoryAccount:
+    """Before KV memory is planned. outside: bytes of ``total`` that are not the worker's to use:
+    the driver's context, loaded kernels, other processes; parts: all that the worker takes beside
+    them; block: bytes of a block."""
+    cache, share = config.cache, config.cache.share()
+    usable = int(cache.gpu_memory_utilization * total)
+    # Other models' memory is within their shares, and is not taken from this one's.
+    own = min(usable - outside, int(share * usable))
+    limit = f"--gpu-memory-utilization {cache.gpu_memory_utilization:g}"
+    limit += "" if share == 1.0 else f", --memory-share {share:g}"
+    others = MemoryPart("outside", outside, "driver, kernels, other processes")
+    return MemoryAccount(device, total, own + outside, limit, merged([*parts, others]), block)
+
+
+def with_kv(
+    account: MemoryAccount, config: Config, info: ModelInfo, groups: Sequence[LayerGroup]
+) -> MemoryAccount:
+    """The account with KV memory in what is left. Raises ``ConfigError`` where it does not fit."""
+    if account.left <= 0:
+        raise ConfigError(
+            f"without KV memory the model takes {shown_bytes(account.beside)}, and "
+            f"{shown_bytes(account.usable)} of {shown_bytes(account.total)} may be used "
+            f"({account.limit}); `penstock plan` says of what, and what would fit"
+        )
+    budget = max(0, account.left - EXTRA_BLOCKS * account.block_bytes)
+    capacity = plan_capacity(config, info, account.block_bytes, budget, groups)
+    check_fits(capacity, account.block_bytes, account.left)
+    return msgspec.structs.replace(account, capacity=capacity)

@@ -1,0 +1,130 @@
+"""What a loaded model's largest step takes of its device: measured on a GPU, counted on a CPU."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from penstock.protocol.config import Config
+from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.services.worker.device_memory import DeviceMemory, measure_step
+from penstock.services.worker.gpu.static_memory import ExecutorSizes, later_parts, static_parts
+from penstock.services.worker.loaded_model import LoadedModel
+from penstock.services.worker.memory import EXTRA_BLOCKS, blocks_for, free_host_bytes
+from penstock.services.worker.memory_account import (
+    MemoryAccount,
+    MemoryPart,
+    dtype_name,
+    weights_part,
+)
+from penstock.services.worker.memory_plan import cpu_account, cuda_account
+from penstock.services.worker.model_shape import shape_of, shape_of_others
+from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.dense import DenseConfig
+from penstock.services.worker.placement import placement
+from penstock.services.worker.plain_memory import later_plain_parts, plain_parts
+from penstock.services.worker.step_profile import run_all_rows, run_once
+
+CPU_PROFILE_TOKENS = 512
+"""On the CPU a step is run for what it leaves behind in the process: a short one does."""
+
+
+class ModelMemory:
+    """The memory of one model, under one configuration, beside KV memory."""
+
+    def __init__(
+        self,
+        subject: LoadedModel,
+        config: Config,
+        info: ModelInfo,
+    ) -> None:
+        model = subject.model
+        self._subject, self._model, self._config = subject, model, config
+        self._item = model.dtype.itemsize
+        self.block_bytes = subject.block_bytes(config.cache.block_size)
+        if isinstance(model, Decoder):
+            self._shape = shape_of(model.specification)
+        else:
+            self._shape = shape_of_others(info, model.num_parameters, model.caches)
+        self._full = EngineSizes(
+            num_blocks=0,
+            block_size=config.cache.block_size,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_model_len=min(config.model.max_model_len or info.max_model_len, info.max_model_len),
+            vocab_size=info.vocab_size,
+            groups=subject.groups,
+        )
+
+    def counted(self) -> MemoryAccount:
+        """On a CPU, after a step."""
+        tokens = min(self._tokens(), CPU_PROFILE_TOKENS)
+        run_once(self._subject.executor(self._profiled(tokens, 1)), tokens)
+        shape, model = self._shape, self._model
+        packed = shape.parameters + (shape.head_parameters if model.packed else 0)
+        weights = self._weights(packed * self._item)
+        step = plain_parts(shape, self._full, self._item, "cpu")
+        return cpu_account(self._config, free_host_bytes(), weights, step, self.block_bytes)
+
+    def measured(self, memory: DeviceMemory) -> MemoryAccount:
+        """On a device with a memory of its own, by a step of the largest size."""
+        tokens, kernels = self._tokens(), self._subject.kernels
+        capacity = self._profiled(tokens, self._full.max_num_seqs)
+
+        def run() -> int:
+            executor = self._subject.executor(capacity)
+            run_once(executor, tokens)
+            if isinstance(kernels, str):  # the kernels' executor has taken all when it is made
+                run_all_rows(executor, tokens)
+            return (capacity.num_blocks + EXTRA_BLOCKS) * self.block_bytes
+
+        found = measure_step(memory, run)
+        weights = self._weights(found.weights)
+        if self._subject.compressed:
+            weights = replace(weights, note=f"{weights.note}, and compressed")
+        if isinstance(kernels, str):
+            rest = self._full.max_model_len - tokens
+            step = [MemoryPart("step", found.step, f"measured with {tokens:,} rows")]
+            step += later_plain_parts(self._shape, self._full, rest, self._item, "cuda")
+        else:
+            step = self._of_kernels(kernels.config, capacity, found.step)
+        device, _ = placement(self._model.device, self._model.dtype)
+        parts = [weights, *step]
+        return cuda_account(
+            self._config, device, found.total, parts, found.outside, self.block_bytes
+        )
+
+    def _of_kernels(
+        self, dense: DenseConfig, profiled: EngineSizes, measured: int
+    ) -> list[MemoryPart]:
+        """The parts of what the kernels' executor takes, of which a profile with fewer positions
+        has measured a total."""
+        sizes = ExecutorSizes(dense, self._full, self._item)
+        static = static_parts(sizes)
+        of_profile = sum(
+            part.num_bytes for part in static_parts(ExecutorSizes(dense, profiled, self._item))
+        )
+        others = MemoryPart("step", max(0, measured - of_profile))
+        return [*static, others, *later_parts(sizes)]
+
+    def _tokens(self) -> int:
+        return min(self._full.max_num_batched_tokens, self._full.max_model_len)
+
+    def _weights(self, num_bytes: int) -> MemoryPart:
+        return weights_part(self._shape.parameters, num_bytes, dtype_name(self._model.dtype))
+
+    def _profiled(self, tokens: int, seqs: int) -> EngineSizes:
+        groups = max(1, len(self._full.groups))
+        return replace(
+            self._full,
+            num_blocks=groups * blocks_for(tokens, self._full.block_size),
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            max_model_len=tokens,
+        )
+
+
+def in_use(account: MemoryAccount, memory: DeviceMemory) -> MemoryAccount:
+    """With what the device has in use once all is taken."""
+    total, free, _, _ = memory.read()
+    return replace(account, in_use=total - free)

@@ -1,0 +1,133 @@
+"""What the memory of a model depends on, read from its folder without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.model_info import BadModelFolder, ModelInfo
+from penstock.services.worker.checkpoint import Checkpoint
+from penstock.services.worker.models.dense import DenseConfig, dense_config, specification_of
+from penstock.services.worker.models.registry import adapter_for, is_native
+from penstock.services.worker.models.sizes import fp32_norms, num_parameters
+from penstock.services.worker.models.specification import (
+    CacheSpecification,
+    ModelSpecification,
+    cache_of,
+)
+
+BY_TRANSFORMERS = "computed by transformers' modelling code"
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class ModelShape(msgspec.Struct, frozen=True):
+    """A model as its memory sees it."""
+
+    parameters: int
+    head_parameters: int
+    """Of the LM head, if it is the embedding too; else 0."""
+    hidden: int
+    mlp_width: int
+    """Of the widest MLP, gate and up together."""
+    vocab: int
+    caches: list[CacheSpecification]
+    rotary_width: int
+    """Numbers of all distinct tables of cosines and sines, for one position."""
+    dense: DenseConfig | str
+    """What the kernels of GPUs compute, or what they lack for it."""
+    dense_parameters: int = 0
+    """Numbers of the weights in that form, with heads filled up ..."""
+    fp32_norms: int = 0
+    """... and of those of them that are fp32 whatever the model's type."""
+
+    @property
+    def heads_width(self) -> int:
+        """Queries, keys and values of a row in the widest layer."""
+        return max((c.num_heads + 2 * c.num_kv_heads) * c.head_dim for c in self.caches)
+
+    @property
+    def kv_width(self) -> int:
+        """Keys of a position in the widest layer."""
+        return max(c.num_kv_heads * c.head_dim for c in self.caches)
+
+
+def read_shape(info: ModelInfo, config: Config) -> ModelShape:
+    """Raises ``BadModelFolder`` and ``ConfigError``."""
+    impl = config.model.model_impl
+    others = impl == "transformers" or (impl == "auto" and not is_native(info))
+    if is_native(info) or not others:
+        shape = shape_of(adapter_for(info).specification(info))
+        return msgspec.structs.replace(shape, dense=BY_TRANSFORMERS) if others else shape
+    if config.loading.load_format == "dummy":
+        raise ConfigError(
+            f"--load-format dummy: the memory of a {info.architecture} is told by its files alone; "
+            "give a folder with weights"
+        )
+    shapes = Checkpoint(info.folder).shapes().values()
+    return shape_of_others(info, sum(math.prod(shape) for shape in shapes))
+
+
+def shape_of(model: ModelSpecification) -> ModelShape:
+    layers, dense = set(model.layers), dense_config(model)
+    padded = num_parameters(specification_of(dense)) if isinstance(dense, DenseConfig) else 0
+    rotaries = {layer.attention.rotary for layer in layers} - {None}
+    return ModelShape(
+        parameters=num_parameters(model),
+        head_parameters=model.vocab_size * model.hidden_size * model.tie_word_embeddings,
+        hidden=model.hidden_size,
+        mlp_width=max(layer.mlp.width * (1 + layer.mlp.gated) for layer in layers),
+        vocab=model.vocab_size,
+        caches=[cache_of(layer) for layer in model.layers],
+        rotary_width=sum(2 * rotary.dim for rotary in rotaries if rotary is not None),
+        dense=dense,
+        dense_parameters=padded,
+        fp32_norms=fp32_norms(model) if padded else 0,
+    )
+
+
+def shape_of_others(
+    info: ModelInfo, parameters: int, caches: Sequence[CacheSpecification] = ()
+) -> ModelShape:
+    """From the names that ``config.json`` has for these sizes in most families.
+
+    caches: of the loaded model. Raises ``BadModelFolder`` where there are none and the names are
+    not there.
+    """
+    guess = max((cache.num_heads * cache.head_dim for cache in caches), default=None)
+    hidden = _number(info, "hidden_size", "n_embd", "d_model", default=guess)
+    return ModelShape(
+        parameters=parameters,
+        head_parameters=0,
+        hidden=hidden,
+        mlp_width=2 * _number(info, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+        vocab=info.vocab_size,
+        caches=list(caches) or _caches_of_others(info, hidden),
+        rotary_width=0,
+        dense=BY_TRANSFORMERS,
+    )
+
+
+def _caches_of_others(info: ModelInfo, hidden: int) -> list[CacheSpecification]:
+    layers = _number(info, "num_hidden_layers", "n_layer", "num_layers")
+    heads = _number(info, "num_attention_heads", "n_head", "num_heads")
+    one = 1 if info.config.get("multi_query") else heads
+    kv_heads = _number(info, "num_key_value_heads", "num_kv_heads", default=one)
+    dim = _number(info, "head_dim", default=max(1, hidden // heads))
+    return [CacheSpecification(kv_heads, dim, heads)] * layers
+
+
+def _number(info: ModelInfo, *keys: str, default: int | None = None) -> int:
+    for key in keys:
+        value: Any = info.config.get(key)
+        if value is not None and type(value) is int and 0 < value < 2**31:
+            return value
+    if default is None:
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: none of {', '.join(keys)} is a positive integer; the "
+            f"memory of a {info.architecture} cannot be told"
+        )
+    return default

@@ -1,0 +1,74 @@
+"""How many numbers a model's weights are, by its specification alone: nothing is allocated.
+
+Models in the form of the kernels of GPUs are counted by ``dense.specification_of`` it.
+"""
+
+from __future__ import annotations
+
+from penstock.services.worker.models.specification import (
+    Attention,
+    Layer,
+    ModelSpecification,
+    Norm,
+    attention_widths,
+    up_width,
+)
+
+
+def num_parameters(model: ModelSpecification) -> int:
+    """What ``allocate_weights`` allocates."""
+    tables = 1 if model.tie_word_embeddings else 2
+    layers = sum(_layer(layer, model.hidden_size) for layer in model.layers)
+    table = model.vocab_size * model.hidden_size
+    return tables * table + layers + _norm(model.norm, model.hidden_size)
+
+
+def fp32_norms(model: ModelSpecification) -> int:
+    """Numbers of the norms that the kernels of GPUs have in fp32, as ``dense_form`` makes them."""
+    last = model.norm.plus_one or model.logit_multiplier != 1.0
+    found = _norm(model.norm, model.hidden_size) if last else 0
+    for layer in model.layers:
+        norms = (
+            layer.input_norm,
+            layer.mlp_norm,
+            layer.attention_output_norm,
+            layer.mlp_output_norm,
+        )
+        changed = [norm for norm in norms if norm is not None and norm.plus_one]
+        found += sum(_norm(norm, model.hidden_size) for norm in changed)
+        of_heads = layer.attention.qk_norm
+        if of_heads is not None and of_heads.plus_one:
+            found += _query_key_norms(layer.attention)
+    return found
+
+
+def _layer(layer: Layer, hidden: int) -> int:
+    attention, mlp = layer.attention, layer.mlp
+    queries, keys = attention_widths(attention)
+    up = up_width(mlp)
+    linears = (
+        (queries + 2 * keys, hidden, attention.qkv_bias),
+        (hidden, queries, attention.output_bias),
+        (up, hidden, mlp.up_bias),
+        (hidden, mlp.width, mlp.down_bias),
+    )
+    norms = (
+        layer.input_norm,
+        layer.mlp_norm,
+        layer.attention_output_norm,
+        layer.mlp_output_norm,
+    )
+    products = sum(outs * (width + bias) for outs, width, bias in linears)
+    return products + sum(_norm(norm, hidden) for norm in norms) + _query_key_norms(attention)
+
+
+def _norm(norm: Norm | None, hidden: int) -> int:
+    return 0 if norm is None else hidden * (1 + norm.bias)
+
+
+def _query_key_norms(attention: Attention) -> int:
+    if attention.qk_norm is None:
+        return 0
+    if attention.qk_norm_over == "head":
+        return 2 * attention.head_dim
+    return (attention.num_heads + attention.num_kv_heads) * attention.head_dim

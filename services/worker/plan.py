@@ -1,0 +1,306 @@
+"""``penstock plan``: what a worker would take of a device's memory, told before anything is loaded.
+
+It makes the account that a worker makes at its start (``memory_plan``), with sizes from the model's
+``config.json`` and the headers of its files instead of what is measured. torch is imported only to
+ask a GPU of this machine for its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
+from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.services.worker.checkpoint import Checkpoint
+from penstock.services.worker.gpu.static_memory import (
+    LIBRARY_BYTES,
+    ExecutorSizes,
+    later_parts,
+    static_parts,
+)
+from penstock.services.worker.gpus import GPUS, Gpu
+from penstock.services.worker.layer_groups import group_layers
+from penstock.services.worker.memory import EXTRA_BLOCKS, free_host_bytes
+from penstock.services.worker.memory_account import (
+    GIB,
+    MemoryAccount,
+    MemoryPart,
+    shown_bytes,
+    table,
+    weights_part,
+)
+from penstock.services.worker.memory_plan import block_bytes, cpu_account, cuda_account, with_kv
+from penstock.services.worker.model_shape import ITEM_BYTES, ModelShape, read_shape
+from penstock.services.worker.models.dense import DenseConfig, caches_of
+from penstock.services.worker.models.specification import CacheSpecification
+from penstock.services.worker.plain_memory import plain_parts
+
+CANNOT_FIT = 1
+"""Exit code."""
+PROCESS_BYTES = GIB // 2
+"""What the processes of a server take on a CPU beside weights and steps."""
+OUTSIDE_BYTES = 3 * GIB // 4
+"""What CUDA's context and the loaded kernels take of a GPU."""
+_NARROW, _COMPRESSED_SHARE, _MOST_MEMORY, _MOST_LEFT = 2048, 0.76, 0.1, 0.25
+"""As in ``penstock.services.worker.gpu.compressed_layers``."""
+_LARGEST_HEADS, _LARGE_SHARED = (256, 4), ((9, 0), (10, 0))
+"""Heads of such a size and bytes of a number take more shared memory than programs have on other
+compute capabilities than these, as in ``penstock.kernels.gpu.prefill_attention``."""
+_GPUS_NAMED = 3
+_WORTH_SAYING = 1.01
+_TRIED_TOKENS, _TRIED_SEQS, _TRIED_SHARE = (4096, 2048, 1024, 512), (128, 64, 16, 4), 0.95
+
+
+class PlannedDevice(msgspec.Struct, frozen=True):
+    """What is planned for."""
+
+    name: str
+    total: int
+    """Bytes; on a CPU those that are free."""
+    outside: int = 0
+    """Bytes of a GPU that are not the worker's."""
+    capability: tuple[int, int] = (0, 0)
+    """Compute capability of a GPU."""
+
+    @property
+    def hopper(self) -> bool:
+        return self.capability == (9, 0)
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == "cpu"
+
+
+def planned_device(config: Config, gpu: Gpu | None) -> PlannedDevice:
+    """The GPU that was named, or what this machine has."""
+    if gpu is not None:
+        return device_of(gpu)
+    if config.device.device != "cuda":
+        return PlannedDevice("cpu", free_host_bytes())
+    import torch
+
+    index = config.device.device_index
+    free, total = torch.cuda.mem_get_info(index)
+    capability = torch.cuda.get_device_capability(index)
+    outside = total - free + OUTSIDE_BYTES // 2  # the context of this process is there already
+    return PlannedDevice(torch.cuda.get_device_name(index), total, outside, capability)
+
+
+def device_of(gpu: Gpu) -> PlannedDevice:
+    return PlannedDevice(gpu.title, gpu.usable_bytes, OUTSIDE_BYTES, gpu.capability)
+
+
+class Planner:
+    """Accounts of one model on one device, for several configurations."""
+
+    def __init__(self, info: ModelInfo, device: PlannedDevice) -> None:
+        self.info, self.device = info, device
+
+    def account(self, config: Config) -> MemoryAccount:
+        """With KV memory. Raises ``ConfigError`` where none fits, or less than is asked for."""
+        compressed = self._with_kv(config, compressed=True)
+        if isinstance(compressed, MemoryAccount):
+            longest = config.model.max_model_len or self.info.max_model_len
+            given = config.cache.num_kv_blocks or config.cache.kv_cache_memory_bytes
+            if given or compressed.sizes.max_model_len >= longest:
+                return compressed
+        plain = self._with_kv(config, compressed=False)
+        if isinstance(plain, ConfigError):
+            raise plain
+        return plain
+
+    def _with_kv(self, config: Config, *, compressed: bool) -> MemoryAccount | ConfigError:
+        try:
+            account = self.beside_kv(config, compressed=compressed)
+            caches = self._caches(config, read_shape(self.info, config))
+            return with_kv(account, config, self.info, group_layers(caches).groups)
+        except ConfigError as failure:
+            return failure
+
+    def beside_kv(self, config: Config, *, compressed: bool = False) -> MemoryAccount:
+        """All but KV memory. compressed: with compressed weights where a worker would have them."""
+        shape, item = read_shape(self.info, config), item_bytes(config, self.info)
+        block = block_bytes(self._caches(config, shape), config.cache.block_size, item)
+        sizes = EngineSizes(
+            num_blocks=0,
+            block_size=config.cache.block_size,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_model_len=config.model.max_model_len or self.info.max_model_len,
+            vocab_size=self.info.vocab_size,
+        )
+        dtype = _type(config, self.info)
+        weights = weights_part(shape.parameters, shape.parameters * item, dtype)
+        if self.device.is_cpu:
+            # Weights are packed for products; the embedding stays beside the LM head.
+            held = replace(weights, num_bytes=weights.num_bytes + shape.head_parameters * item)
+            free = self.device.total - held.num_bytes - PROCESS_BYTES
+            return cpu_account(config, free, held, plain_parts(shape, sizes, item, "cpu"), block)
+        kernels = self._kernels(config, shape)
+        if kernels is not None:
+            weights = replace(weights, num_bytes=_dense_bytes(shape, item))
+        parts = [weights, MemoryPart("step", LIBRARY_BYTES // 2)]
+        if kernels is not None:
+            executor = ExecutorSizes(kernels, sizes, item)
+            parts += [*static_parts(executor), *later_parts(executor)]
+            parts += self._compressed(config, shape, item) if compressed else []
+        else:
+            parts += plain_parts(shape, sizes, item, "cuda")
+        device = self.device
+        return cuda_account(config, device.name, device.total, parts, device.outside, block)
+
+    def _kernels(self, config: Config, shape: ModelShape) -> DenseConfig | None:
+        """What the kernels of GPUs compute; ``None``: the model is computed without them."""
+        dense = shape.dense
+        if self.device.is_cpu or not isinstance(dense, DenseConfig):
+            return None
+        large = (dense.head_dim, item_bytes(config, self.info)) == _LARGEST_HEADS
+        return None if large and self.device.capability not in _LARGE_SHARED else dense
+
+    def _caches(self, config: Config, shape: ModelShape) -> list[CacheSpecification]:
+        """What each layer keeps."""
+        kernels = self._kernels(config, shape)
+        return shape.caches if kernels is None else caches_of(kernels)
+
+    def _compressed(self, config: Config, shape: ModelShape, item: int) -> list[MemoryPart]:
+        never = config.loading.compress_weights == "never" or not self.device.hopper
+        if never or shape.hidden < _NARROW or _type(config, self.info) != "bfloat16":
+            return []
+        embedding = 0 if shape.head_parameters else shape.vocab * shape.hidden
+        wanted = int(_COMPRESSED_SHARE * (shape.dense_parameters - embedding) * item)
+        usable = config.cache.gpu_memory_utilization * config.cache.share() * self.device.total
+        left = usable - self.device.outside - _dense_bytes(shape, item)
+        if wanted > min(_MOST_MEMORY * usable, _MOST_LEFT * left):
+            return []
+        return [MemoryPart("weights", wanted, "compressed ones for few rows")]
+
+
+def _type(config: Config, info: ModelInfo) -> str:
+    name = config.model.dtype
+    return info.dtype.removeprefix("torch.") if name == "auto" else name
+
+
+def item_bytes(config: Config, info: ModelInfo) -> int:
+    """Bytes of a weight as the worker has it. Raises ``BadModelFolder`` for an unknown type."""
+    dtype = _type(config, info)
+    if dtype not in ITEM_BYTES:
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: dtype {dtype!r}; supported are {', '.join(ITEM_BYTES)}"
+        )
+    return ITEM_BYTES[dtype]
+
+
+def _dense_bytes(shape: ModelShape, item: int) -> int:
+    """Of the weights in the form of the kernels of GPUs."""
+    return shape.dense_parameters * item + shape.fp32_norms * (ITEM_BYTES["float32"] - item)
+
+
+def report(config: Config, gpu: Gpu | None) -> tuple[str, int]:
+    """The plan in lines, and the exit code: ``CANNOT_FIT`` where there is no room.
+
+    Raises ``BadModelFolder`` and ``ConfigError`` for what is wrong whatever the memory.
+    """
+    info = read_model_info(config.model.model)
+    if config.loading.load_format != "dummy":
+        Checkpoint(info.folder)
+    planner = Planner(info, planned_device(config, gpu))
+    beside = planner.beside_kv(config)
+    try:
+        account = planner.account(config)
+    except ConfigError as failure:
+        lines = [*table(beside), "", f"It does not fit: {failure}"]
+        return "\n".join(lines + _section("What would fit:", fitting(planner, config))), CANNOT_FIT
+    advice = _section("What would change it:", changes(planner, config, account))
+    return "\n".join(table(account) + advice), 0
+
+
+def _section(title: str, lines: Iterator[str]) -> list[str]:
+    found = [f"  {line}" for line in lines]
+    return ["", title, *found] if found else []
+
+
+def changes(planner: Planner, config: Config, account: MemoryAccount) -> Iterator[str]:
+    """What other settings would give."""
+    sizes = account.sizes
+    longest = config.model.max_model_len or planner.info.max_model_len
+    if sizes.max_model_len < longest:
+        missing = sizes.sequence_blocks(longest) + EXTRA_BLOCKS
+        more = missing * account.block_bytes - account.kv_bytes
+        yield f"{longest:,} tokens in one sequence need {shown_bytes(more)} more of KV memory"
+        if planner.device.is_cpu:
+            yield f"--kv-cache-memory-bytes {missing * account.block_bytes} holds them"
+    if account.sequences < sizes.max_num_seqs and not sizes.groups:
+        each = account.kv_tokens // sizes.max_num_seqs
+        yield f"{sizes.max_num_seqs} sequences at once: each may have {each:,} tokens"
+    for flag, changed in alternatives(planner, config):
+        try:
+            other = planner.account(changed)
+        except ConfigError:
+            continue
+        if other.kv_tokens > _WORTH_SAYING * account.kv_tokens:
+            yield (
+                f"{flag}: {other.kv_tokens:,} tokens of KV memory, the longest context "
+                f"{other.sizes.max_model_len:,}"
+            )
+
+
+def fitting(planner: Planner, config: Config) -> Iterator[str]:
+    """What is in the way, and which settings would fit."""
+    beside = planner.beside_kv(config)
+    if beside.left < (EXTRA_BLOCKS + 1) * beside.block_bytes:
+        missing = (EXTRA_BLOCKS + 1) * beside.block_bytes - beside.left
+        yield f"{shown_bytes(missing)} more memory, for the smallest KV memory alone"
+    elif config.model.max_model_len:
+        freed = replace(config, model=replace(config.model, max_model_len=None))
+        try:
+            most = planner.account(freed).sizes.max_model_len
+        except ConfigError:
+            most = 0
+        if 0 < most < config.model.max_model_len:
+            yield f"--max-model-len {most}"
+    for flag, changed in alternatives(planner, config):
+        try:
+            other = planner.account(changed)
+        except ConfigError:
+            continue
+        yield f"{flag}: {other.kv_tokens:,} tokens of KV memory"
+    if not planner.device.is_cpu:
+        yield from larger(planner, config)
+
+
+def larger(planner: Planner, config: Config) -> Iterator[str]:
+    """The smallest GPUs that would do."""
+    found = 0
+    for name, gpu in sorted(GPUS.items(), key=lambda item: item[1].memory):
+        if gpu.usable_bytes > planner.device.total and found < _GPUS_NAMED:
+            try:
+                account = Planner(planner.info, device_of(gpu)).account(config)
+            except ConfigError:
+                continue
+            found += 1
+            yield f"--gpu {name}: {account.kv_tokens:,} tokens of KV memory"
+
+
+def alternatives(planner: Planner, config: Config) -> Iterator[tuple[str, Config]]:
+    """Settings that need less memory or may use more, one flag changed at a time."""
+    model, cache, scheduler = config.model, config.cache, config.scheduler
+    if _type(config, planner.info) == "float32":
+        yield "--dtype bfloat16", replace(config, model=replace(model, dtype="bfloat16"))
+    if not planner.device.is_cpu and cache.gpu_memory_utilization < _TRIED_SHARE:
+        changed = replace(cache, gpu_memory_utilization=_TRIED_SHARE)
+        yield f"--gpu-memory-utilization {_TRIED_SHARE:g}", replace(config, cache=changed)
+    tokens, seqs = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+    for fewer in _TRIED_TOKENS:
+        if max(seqs, fewer) < tokens and fewer <= tokens // 2:
+            changed_steps = replace(scheduler, max_num_batched_tokens=fewer)
+            yield f"--max-num-batched-tokens {fewer}", replace(config, scheduler=changed_steps)
+            break
+    for fewer in _TRIED_SEQS:
+        if fewer <= seqs // 2:
+            changed_steps = replace(scheduler, max_num_seqs=fewer)
+            yield f"--max-num-seqs {fewer}", replace(config, scheduler=changed_steps)
+            break

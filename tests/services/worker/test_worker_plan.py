@@ -1,0 +1,180 @@
+"""``penstock plan``: what it says is what a worker then has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from penstock.protocol.config import (
+    CacheConfig,
+    Config,
+    ConfigError,
+    DeviceConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from penstock.protocol.model_info import read_model_info
+from penstock.services import cli
+from penstock.services.worker import model_memory, plan
+from penstock.services.worker.gpus import GPUS, gpu_named
+from penstock.services.worker.loading import load_executor
+from penstock.services.worker.memory_account import GIB, TOLERANCE
+
+Folder = Callable[[str], Path]
+LLAMA_70B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "dtype": "bfloat16",
+}
+LLAMA_8B = LLAMA_70B | {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+
+
+def config_for(folder: Path, **groups: dict[str, Any]) -> Config:
+    return Config(
+        model=ModelConfig(model=str(folder), **groups.get("model", {})),
+        cache=CacheConfig(**groups.get("cache", {})),
+        scheduler=SchedulerConfig(**groups.get("scheduler", {})),
+        device=DeviceConfig(device="cpu", threads=1),
+    )
+
+
+FLAGS: dict[str, dict[str, dict[str, Any]]] = {
+    "default": {},
+    "bytes": {"cache": {"kv_cache_memory_bytes": 1 << 20}},
+    "blocks": {"cache": {"num_kv_blocks": 77, "block_size": 32}},
+    "lengths": {
+        "model": {"max_model_len": 200, "dtype": "bfloat16"},
+        "scheduler": {"max_num_seqs": 3, "max_num_batched_tokens": 64},
+    },
+    "memory": {"scheduler": {"max_num_seqs": 8192}, "cache": {"memory_share": [0.5]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("variant", "flags"),
+    [*(("qwen3", name) for name in FLAGS), ("mistral", "bytes"), ("ministral", "memory"),
+     ("arcee", "bytes")],
+)  # fmt: skip
+def test_a_start_has_the_kv_memory_that_was_planned(
+    variant: str, flags: str, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_folder(variant)
+    config = config_for(folder, **FLAGS[flags])
+    free = 3 * GIB
+    planned = plan.Planner(read_model_info(folder), plan.PlannedDevice("cpu", free))
+    account = planned.account(config)
+    weights = account.parts[0].num_bytes
+    # As the machine has it once a worker is there.
+    there = free - plan.PROCESS_BYTES - weights
+    monkeypatch.setattr(model_memory, "free_host_bytes", lambda: there)
+    executor = load_executor(config, lambda note: None)
+    assert executor.account is not None
+    assert executor.account.block_bytes == account.block_bytes
+    sizes, wanted = executor.capacity, account.sizes
+    assert abs(sizes.num_blocks - wanted.num_blocks) <= TOLERANCE * wanted.num_blocks
+    assert replace(sizes, num_blocks=0) == replace(wanted, num_blocks=0)
+    if flags != "memory":
+        assert sizes == wanted
+    else:
+        assert sizes.num_blocks < 8192 * 1024 // 16  # the memory has decided
+
+
+def test_kernels_of_a_gpu_keep_wide_heads_and_every_position_of_layers_with_windows(
+    tiny_folder: Folder,
+) -> None:
+    """Four layers, two of them with windows, of two KV heads of 16, filled up to 32."""
+    folder = tiny_folder("ministral")
+    device = plan.PlannedDevice("a GPU", 8 * GIB)
+    planner = plan.Planner(read_model_info(folder), device)
+    ours, others = (
+        planner.account(config_for(folder, model={"model_impl": impl}))
+        for impl in ("native", "transformers")
+    )
+    assert ours.block_bytes == 2 * 4 * 2 * 32 * 16 * 4
+    assert ours.sizes.groups == []
+    # Without the kernels a block holds two layers as they are.
+    assert others.block_bytes == 2 * 2 * 2 * 16 * 16 * 4
+    assert len(others.sizes.groups) == 2
+
+
+def planned(tmp_path: Path, model: dict[str, Any], *flags: str) -> tuple[str, int]:
+    """What is printed, and the exit code."""
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    command = "import sys; from penstock.services.cli import main; code = main(sys.argv[1:]); "
+    command += "bad = {'torch', 'transformers', 'triton'} & sys.modules.keys(); "
+    command += "sys.exit(f'imported {bad}' if bad else code)"
+    arguments = ["plan", str(tmp_path), "--load-format", "dummy", *flags]
+    done = subprocess.run(
+        [sys.executable, "-c", command, *arguments], capture_output=True, text=True, timeout=60
+    )
+    return done.stdout + done.stderr, done.returncode
+
+
+def test_a_plan_shows_what_a_gpu_holds_and_imports_no_torch(tmp_path: Path) -> None:
+    text, code = planned(tmp_path, LLAMA_8B, "--gpu", "h100", "--max-num-seqs", "8")
+    assert code == 0, text
+    # 2 bytes of (32 layers of 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336, two tables, 65 norms)
+    assert "14.96 GiB  8.03 B parameters in bfloat16" in text
+    # 2 * 32 layers * 8 heads * 128 * 2 bytes
+    assert "128.0 KiB a token" in text
+    assert "longest context 131,072 tokens; 3." in text
+    assert "8 sequences at once: each may have 5" in text
+
+
+def test_a_model_that_cannot_fit_ends_with_the_numbers_and_what_would(tmp_path: Path) -> None:
+    text, code = planned(tmp_path, LLAMA_70B, "--gpu", "h200")
+    assert code == plan.CANNOT_FIT == 1
+    assert "takes 13" in text and "125.0 GiB of 138.9 GiB may be used" in text
+    assert "--gpu b200: " in text
+    text, code = planned(
+        tmp_path, LLAMA_8B | {"dtype": "float32"}, "--gpu", "4090", "--max-model-len", "8192"
+    )
+    assert code == 1
+    assert "--dtype bfloat16: " in text
+
+
+def test_a_length_that_does_not_fit_names_the_one_that_does(tmp_path: Path) -> None:
+    flags = ["--gpu", "4090", "--max-num-batched-tokens", "2048", "--max-num-seqs", "16"]
+    text, code = planned(tmp_path, LLAMA_8B, *flags, "--max-model-len", "100000")
+    assert code == 1
+    (line,) = (line for line in text.splitlines() if line.startswith("  --max-model-len "))
+    fits = line.split()[1]
+    text, code = planned(tmp_path, LLAMA_8B, *flags, "--max-model-len", fits)
+    assert code == 0
+    assert f"longest context {int(fits):,} tokens; 1.0" in text
+
+
+def test_gpus_are_found_however_they_are_spelled() -> None:
+    assert gpu_named("NVIDIA H100") == gpu_named("h100") == GPUS["h100"]
+    assert gpu_named("RTX 4090") == gpu_named("GeForce RTX 4090") == GPUS["4090"]
+    assert gpu_named("rtx-6000-ada") == GPUS["rtx-6000-ada"]
+    with pytest.raises(ConfigError, match=r"--gpu h1000: did you mean h100\? known are t4"):
+        gpu_named("h1000")
+
+
+def test_a_gpu_beside_another_device_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--gpu", "h100", "--device", "cpu"]) == cli.BAD_SETTINGS
+    assert "--gpu h100 and --device cpu name two devices" in capsys.readouterr().err
+
+
+def test_the_null_device_has_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--device", "null"]) == cli.BAD_SETTINGS
+    assert "--device null loads no model" in capsys.readouterr().err

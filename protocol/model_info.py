@@ -98,7 +98,7 @@ def _number(config: dict[str, Any], key: str, path: Path) -> int:
 def _longest(config: dict[str, Any], architecture: str, path: Path) -> int:
     """Positions that the model was trained for; older families have names of their own for it."""
     if config.get("max_position_embeddings") is not None:
-        return _number(config, "max_position_embeddings", path)
+        return max(_number(config, "max_position_embeddings", path), _extended(config))
     for key in ("n_positions", "max_seq_len", "seq_length", "n_ctx"):
         if config.get(key) is not None:
             return _number(config, key, path)
@@ -108,6 +108,19 @@ def _longest(config: dict[str, Any], architecture: str, path: Path) -> int:
         "supported: those that keep another state than keys and values (Mamba), and those with "
         "attention of another form (BLOOM, Falcon 1)"
     )
+
+
+def _extended(config: dict[str, Any]) -> int:
+    """Positions to which YaRN extends the model, 0 without: some folders are extended by these
+    settings alone (Qwen2.5). Malformed ones are refused where all of them are read."""
+    table = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(table, dict) or "yarn" not in (table.get("rope_type"), table.get("type")):
+        return 0
+    trained, factor = table.get("original_max_position_embeddings"), table.get("factor")
+    if not isinstance(trained, int) or not isinstance(factor, int | float):
+        return 0
+    length = trained * factor
+    return int(length) if 0 < length < 2**31 else 0
 
 
 def _no_multimodal_model(config: dict[str, Any], architecture: str, path: Path) -> None:

@@ -104,9 +104,12 @@ def plain_attention(model: CausalModel, block_size: int) -> PlainAttention:
 def choose_compression(kernels: DenseModel, config: Config, progress: Progress) -> Compression:
     """Compressed weights for a model that our kernels compute."""
     from penstock.services.worker.gpu.compressed_layers import compress_layers, no_compression
+    from penstock.services.worker.gpu.layer_products import why_not_fused
 
     if config.loading.compress_weights == "never":
         return no_compression("--compress-weights never")
+    if unfit := why_not_fused(kernels.weights.layers[0], kernels.config.activation):
+        return no_compression(f"the kernel that would read them {unfit}")
     progress("compressing weights")
     with torch.inference_mode():
         share = config.cache.gpu_memory_utilization * config.cache.share()

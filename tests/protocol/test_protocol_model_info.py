@@ -278,3 +278,11 @@ def test_the_fingerprint_tells_models_apart_by_their_shapes_and_vocabulary(tmp_p
         (tmp_path / "chat_template.jinja").write_text(config + tokenizer)
         assert fingerprint(tmp_path) in found
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_yarn_extends_a_model_beyond_its_trained_length(tmp_path: Path, key: str) -> None:
+    table = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    assert read(tmp_path, **{key: table}).max_model_len == 16_384
+    assert read(tmp_path, **{key: table | {"type": "linear"}}).max_model_len == 4096
+    assert read(tmp_path, **{key: table | {"factor": "4"}}).max_model_len == 4096

@@ -37,7 +37,7 @@ class ModelState:
         slots = others.slots or sum(engine.capacity.max_num_seqs for engine in engines)
         load = PipelineLoad(
             slots=slots * requests / choices if choices else float(slots),
-            kv_tokens=sum(e.capacity.num_blocks * e.capacity.block_size for e in engines),
+            kv_tokens=sum(engine.capacity.all_kv_tokens for engine in engines),
             frontends=1 + len(participant.of("frontend")),
             others=others,
         )

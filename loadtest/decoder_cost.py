@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
-from penstock.services.worker.models.dense import DenseConfig, dense_config
+from penstock.services.worker.models.dense import DenseConfig, dimensions
 from penstock.services.worker.models.registry import adapter_for
 
 
 def decoder_config(info: ModelInfo) -> DenseConfig:
     """Raises ``BadModelFolder`` for a model whose cost is not known here."""
-    config = dense_config(adapter_for(info).specification(info))
+    config = dimensions(adapter_for(info).specification(info))
     if isinstance(config, str):
         raise BadModelFolder(
             f"{info.folder / 'config.json'}: only the cost of models whose layers are alike, as in "

@@ -105,7 +105,6 @@ _EXPLAINED = {
     "max_lora_rank": _NO_LORA,
     "max_loras": _NO_LORA,
     "max_total_tokens": "use --num-kv-blocks, which counts blocks of --block-size tokens",
-    "model_impl": _CHOSEN,
     "n_gpu_layers": "leave it out: a GPU holds the whole model; --device says where it runs",
     "ngl": "leave it out: a GPU holds the whole model; --device says where it runs",
     "nnodes": _BY_HAND,

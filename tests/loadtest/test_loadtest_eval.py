@@ -47,6 +47,7 @@ def scored(body: dict[str, Any]) -> dict[str, Any]:
 class Handler(BaseHTTPRequestHandler):
     """Answers right, but for additions on port state ``wrong`` and errors on ``broken``."""
 
+    wbufsize = -1  # an answer in one piece: each waits for no acknowledgement
     protocol_version = "HTTP/1.1"
     mode = "right"
 
@@ -164,6 +165,7 @@ def test_the_likeliest_end_of_a_sentence_is_the_answer(url: str, tmp_path: Path)
     assert result["perplexity"] == pytest.approx(2.718281828)
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_not_the_references_ends_with_three(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -135,15 +135,24 @@ def specification_of(config: DenseConfig) -> ModelSpecification:
 
 def dense_config(model: ModelSpecification) -> DenseConfig | str:
     """The model's form for the kernels, or what they lack for it."""
-    layer = model.layers[0]
-    attention, mlp = layer.attention, layer.mlp
-    lacking = _lacking(model)
+    lacking = [*_lacking(model), *_lacking_heads(model.layers[0].attention)]
     if lacking:
         return ", ".join(lacking)
+    return _config(model, _filled_up(model.layers[0].attention.head_dim))
+
+
+def dimensions(model: ModelSpecification) -> DenseConfig | str:
+    """As ``dense_config``, with heads as they are and of any size: to count what a model takes."""
+    lacking = _lacking(model)
+    return ", ".join(lacking) or _config(model, model.layers[0].attention.head_dim)
+
+
+def _config(model: ModelSpecification, width: int) -> DenseConfig:
+    layer = model.layers[0]
+    attention, mlp = layer.attention, layer.mlp
     windows = tuple(each.attention.window for each in model.layers)
     rotaries = tuple(each.attention.rotary for each in model.layers)
     one = rotaries[0]
-    width = _filled_up(attention.head_dim)
     whole = one is not None and one.dim == attention.head_dim == width and len(set(rotaries)) == 1
     usual = attention.scale == width**-0.5
     return DenseConfig(
@@ -187,7 +196,6 @@ def _lacking(model: ModelSpecification) -> list[str]:
     }
     norms = (layer.input_norm, layer.mlp_norm)
     behind = (layer.attention_output_norm, layer.mlp_output_norm)
-    width = attention.head_dim
     found = {
         f"{len(alike)} kinds of layers": len(alike) > 1,
         "layers without norms ahead of both halves": None in norms,
@@ -198,12 +206,18 @@ def _lacking(model: ModelSpecification) -> list[str]:
         "an MLP without a gate": not mlp.gated,
         f"the activation {mlp.activation}": mlp.activation not in ACTIVATIONS,
         "biases in a part of the MLP": mlp.up_bias != mlp.down_bias,
-        f"heads of {width}": width > MOST_HEAD,
         "norms of queries and keys over all heads": attention.qk_norm is not None
         and (attention.qk_norm != model.norm or attention.qk_norm_over != "head"),
-        f"norms of heads of {width}": attention.qk_norm is not None and width != _filled_up(width),
     }
     return [words for words, there in found.items() if there]
+
+
+def _lacking_heads(attention: Attention) -> list[str]:
+    width = attention.head_dim
+    if width > MOST_HEAD:
+        return [f"heads of {width}"]
+    normed = attention.qk_norm is not None
+    return [f"norms of heads of {width}"] if normed and width != _filled_up(width) else []
 
 
 def tables_of(config: DenseConfig) -> list[Rotary | None]:

@@ -152,6 +152,7 @@ def test_the_facts_are_many_and_have_one_true_end_each() -> None:
     assert min(places) > len(asked) / 8
 
 
+@pytest.mark.slow
 def test_the_likeliest_end_of_a_sentence_is_the_answer(url: str, tmp_path: Path) -> None:
     path, text = tmp_path / "eval.json", tmp_path / "text"
     text.write_text("nine words of which the first has no logprob")

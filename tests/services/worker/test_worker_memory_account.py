@@ -157,7 +157,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.kernels.linear.can_pack", lambda weight: False)
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("variant", ["qwen3", pytest.param("gemma3", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("few_programs")
 def test_memory_counted_used_and_planned_of_the_kernels_executor_differ_by_under_two_percent(
     variant: str, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch

@@ -251,7 +251,7 @@ def test_the_model_keeps_its_name_while_its_scheduler_is_away(llm: LLM) -> None:
     names, was_away, deadline = {name}, False, time.monotonic() + 60
     while not [p for p in client._participant.of("scheduler", True) if p != before]:
         assert time.monotonic() < deadline
-        was_away |= not client._participant.of("scheduler")
+        was_away |= not client._participant.of("scheduler", True)
         names.add(client.model)
         time.sleep(0.001)
     assert was_away

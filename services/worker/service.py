@@ -52,6 +52,8 @@ class WorkerService(LoopService):
         self.executor: Executor | None = None
         self.epoch = 0
         self.scheduler = ""
+        self._launched = 0
+        """The latest plan of this epoch that was put on the device."""
         self._expected = 0
         """Number of the next plan; 0 while only a full plan is accepted."""
         self._tidied_at = 0
@@ -176,6 +178,7 @@ class WorkerService(LoopService):
             self._reset(self.executor)
             self.epoch = message.epoch
             self.scheduler = message.reply_to
+            self._launched = 0
             self._expected = 0
             self._answers.clear()
             self._failed = None
@@ -193,7 +196,8 @@ class WorkerService(LoopService):
         if plan.step < self._expected:
             self._answer_again(plan.step)
             return
-        if not plan.full and plan.step != self._expected:
+        old = plan.step <= self._launched  # it came twice, and late: its blocks are others' by now
+        if (not plan.full or old) and plan.step != self._expected:
             if self._expected:
                 reason = f"plan {plan.step} came, plan {self._expected} was due"
                 self._fail(plan, reason, missed=True)
@@ -208,6 +212,7 @@ class WorkerService(LoopService):
             if not plan.full and not self._expected:
                 return  # what it builds on has failed
         began = time.monotonic_ns() if TRACE.on else 0
+        self._launched = plan.step
         try:
             if self.faults:
                 self._play_faults(plan)

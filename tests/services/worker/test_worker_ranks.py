@@ -80,3 +80,10 @@ def test_a_rank_whose_full_plan_is_lost_says_so_at_the_next(rank: Rank) -> None:
     assert rank.plan(1, full=True) == []
     assert rank.plan(3) == [3]
     assert rank.plan(5) == [5], "plan 4 was a full one: a failure of an older step says nothing"
+
+
+def test_a_full_plan_that_comes_again_after_a_failure_is_not_executed_again(rank: Rank) -> None:
+    assert rank.plan(1, full=True) == rank.plan(2) == []
+    assert rank.plan(4) == [4], "plan 3 was due"
+    assert rank.plan(1, full=True) == [1], "its blocks belong to others by now"
+    assert rank.plan(5, full=True) == rank.plan(6) == []

@@ -258,10 +258,15 @@ class ConfigReader:
     def _trained_positions(self, table: dict[str, Any]) -> int:
         key = "original_max_position_embeddings"
         beside = self.positive(key, float(self._max_positions))
-        return int(beside if key in self._config else self._positive(table, key, beside))
+        trained = int(beside if key in self._config else self._positive(table, key, beside))
+        if trained < 2:
+            raise self.error(f"{key} must be 2 or more, got {trained}")
+        return trained
 
     def _yarn(self, table: dict[str, Any], theta: float) -> RopeParameters:
         trained = self._trained_positions(table)
+        if theta <= 1.0:
+            raise self.error(f"rope_theta must be above 1 with yarn, got {theta:g}")
         factor = self._positive(table, "factor", self._max_positions / trained)
 
         def magnitude(weight: float) -> float:

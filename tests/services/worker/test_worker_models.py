@@ -220,6 +220,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"sliding_attention": {}}},
         "settings for sliding_attention, none for full_attention",
     ),
+    "yarn of base 1": (
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0, "factor": 2.0}},
+        "rope_theta must be above 1 with yarn, got 1",
+    ),
+    "a trained length of one position": (
+        {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 1}},
+        "original_max_position_embeddings must be 2 or more, got 1",
+    ),
     "longrope without its factors": (
         {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}},
         "short_factor must be 8 positive numbers",

@@ -102,7 +102,7 @@ def test_long_and_short_prompts_of_every_family_give_the_tokens_of_transformers(
 ) -> None:
     prompts = some_prompts([1 + 11 * number for number in range(64)], seed=3)
     expected = generated(variant, prompts, 24)
-    executor = executor_for(tiny_folder(variant), blocks=1200, longest=1000)
+    executor = executor_for(tiny_folder(variant), blocks=3000, longest=1000)
     for seed, settings in enumerate(({"chunk": 10_000}, {"chunk": 48, "preemptions": 20})):
         executor.reset()
         assert PlanDriver(executor, seed).run(prompts, 24, **settings) == expected

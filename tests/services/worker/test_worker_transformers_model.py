@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -34,18 +35,20 @@ def load(folder: Path) -> TransformersModel:
     return load_transformers_model(info, torch.float32, CPU, random=False, seed=0)
 
 
-@pytest.mark.parametrize("variant", [*OTHERS, *NATIVE_TOO])
-def test_greedy_tokens_equal_those_of_transformers(variant: str, tiny_folder: Folder) -> None:
+def assert_exact(variant: str, model: TransformersModel) -> None:
     prompts = some_prompts([1, 5, 33, 150])
-    folder = tiny_folder(variant)
-    info = read_model_info(folder)
-    assert is_native(info) == (variant in FAMILIES)
-    model = load(folder)
     groups = group_layers(model.caches).groups
-    capacity = EngineSizes(300, 8, 4, 64, 512, info.vocab_size, groups=groups)
+    capacity = EngineSizes(300, 8, 4, 64, 512, model.vocab_size, groups=groups)
     executor = ModelExecutor(model, capacity)
     got = PlanDriver(executor, 1).run(prompts, 12, chunk=24, preemptions=3)
     assert got == generated(variant, prompts, 12)
+
+
+@pytest.mark.parametrize("variant", [*OTHERS, *NATIVE_TOO])
+def test_greedy_tokens_equal_those_of_transformers(variant: str, tiny_folder: Folder) -> None:
+    folder = tiny_folder(variant)
+    assert is_native(read_model_info(folder)) == (variant in FAMILIES)
+    assert_exact(variant, load(folder))
 
 
 @pytest.mark.parametrize(
@@ -69,8 +72,16 @@ def test_greedy_tokens_equal_those_of_transformers(variant: str, tiny_folder: Fo
 def test_a_model_that_cannot_be_served_is_refused_with_the_reason(
     variant: str, reason: str, tiny_folder: Folder
 ) -> None:
-    with pytest.raises(BadModelFolder, match=rf"config\.json: .*architecture.*{reason}"):
-        load(tiny_folder(variant))
+    """A release of the library may compute it another way: it is then exact (GPT-J since 5.24)."""
+    refusal = ""
+    try:
+        model = load(tiny_folder(variant))
+    except BadModelFolder as refused:
+        refusal = str(refused)
+    if refusal:
+        assert re.search(rf"config\.json: .*architecture.*{reason}", refusal)
+    else:
+        assert_exact(variant, model)
 
 
 def test_an_architecture_that_the_library_does_not_know_is_refused(tmp_path: Path) -> None:

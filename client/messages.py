@@ -11,13 +11,15 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.protocol.declared import NO_ITEMS, Declared
+from penstock.protocol.declared import Declared
 from penstock.protocol.shown_values import show
 from penstock.protocol.validation import InvalidValue, check_text, read
 
 MAX_MESSAGES = 8192
 MAX_PARTS = 1024
 MAX_NAME_LENGTH = 128
+MAX_CALLS = 128
+"""Tool calls of one message."""
 
 Name = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
 
@@ -37,11 +39,25 @@ class TextPart(Declared, kw_only=True):
 Parts = Annotated[list[TextPart], Meta(min_length=1, max_length=MAX_PARTS)]
 
 
+class CalledFunction(Declared, kw_only=True):
+    name: Name
+    arguments: Annotated[str, Meta(description="JSON.")]
+
+
+class ToolCall(Declared, kw_only=True):
+    """A call that an assistant's message has made."""
+
+    NEUTRAL: ClassVar[Mapping[str, Any]] = {"index": tuple(range(MAX_CALLS))}
+
+    id: Name
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(Declared, kw_only=True):
     """A message of a chat."""
 
     NEUTRAL: ClassVar[Mapping[str, Any]] = {
-        "tool_calls": NO_ITEMS,
         "function_call": (),
         "audio": (),
         "refusal": ("",),
@@ -68,6 +84,13 @@ class Message(Declared, kw_only=True):
         Annotated[str, Meta(description="What an assistant thought before the content.")] | None
     ) = None
     reasoning: Annotated[str, Meta(description="The same as reasoning_content.")] | None = None
+    tool_calls: (
+        Annotated[
+            list[ToolCall],
+            Meta(max_length=MAX_CALLS, description="Calls that an assistant's message has made."),
+        ]
+        | None
+    ) = None
 
 
 Messages = Annotated[
@@ -86,9 +109,16 @@ def encode_messages(messages: list[Message], where: str = "messages") -> bytes:
     """The JSON that a chat template is rendered with; changes ``messages``.
 
     Content parts become one string with a line break between parts, and ``developer`` becomes
-    ``system``: chat templates of most models know neither. Raises ``InvalidValue``.
+    ``system``: chat templates of most models know neither. The result of a call gets its name,
+    which some templates print. Raises ``InvalidValue``.
     """
+    called: dict[str, str] = {}
     for index, message in enumerate(messages):
+        if message.tool_calls:
+            _check_calls(message, f"{where}[{index}]")
+            called.update((call.id, call.function.name) for call in message.tool_calls)
+        elif message.role == "tool" and message.name is None:
+            message.name = called.get(message.tool_call_id or "")
         if type(message.content) is not str or message.role in ("developer", "tool"):
             _normalize(message, f"{where}[{index}]")
         if message.reasoning is not None:
@@ -99,6 +129,15 @@ def encode_messages(messages: list[Message], where: str = "messages") -> bytes:
     except UnicodeEncodeError:
         check_text([msgspec.structs.asdict(message) for message in messages], where)
         raise
+
+
+def _check_calls(message: Message, where: str) -> None:
+    if message.role != "assistant":
+        raise InvalidValue(
+            f"{where}.tool_calls are allowed only in a message of the role assistant, not of "
+            f"{message.role}",
+            where.partition("[")[0],
+        )
 
 
 def _normalize(message: Message, where: str) -> None:

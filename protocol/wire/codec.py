@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from penstock.protocol.wire.messages import membership, requests, steps, tokens
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 Message = (
     membership.Hello

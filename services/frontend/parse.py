@@ -12,6 +12,7 @@ from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import closest
 from penstock.protocol.wire.messages.requests import (
     ChoiceState,
+    OutputFormat,
     Prompt,
     RequestHead,
     Work,
@@ -53,6 +54,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     deadline_s: float | None = None
     """Seconds in which the client wants the whole answer; ``None``: the server's own limit."""
     task: str = "generate"
+    output: OutputFormat | None = None
+    """How the answer is read; ``None``: as text alone."""
 
     def work(self, prompt: int, caller: Caller, *, time_left: float, age: float) -> Work:
         """The gateway request for one of the prompts."""
@@ -71,7 +74,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             siblings=len(self.prompts) * self.params.n,
         )
         choices = [ChoiceState(choice) for choice in range(self.params.n)]
-        return Work(head, self.prompts[prompt], self.params, choices)
+        return Work(head, self.prompts[prompt], self.params, choices, self.output)
 
 
 def _salt(key: str, given: str) -> str:
@@ -122,6 +125,7 @@ def generate_request(
     name: str,
     params: SamplingParams,
     prompts: list[Prompt],
+    output: OutputFormat | None = None,
 ) -> GenerateRequest:
     """What a checked body asks for, under the name that the client used for the model.
 
@@ -145,4 +149,5 @@ def generate_request(
         cache_salt=body.cache_salt or "",
         lists_prompt=params.prompt_logprobs is not None,
         deadline_s=body.deadline_s,
+        output=output,
     )

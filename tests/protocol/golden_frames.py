@@ -194,13 +194,13 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "Unknown": (r.Unknown([1], [256], [2]), [27, [1], [256], [2]]),
     "TokenBatch": (
         t.TokenBatch(
-            [1], [0], [256], [7], [2], _IDS, [t.End(0, t.EndReason.STOP, 2, "", 0)],
+            [1], [0], [256], [7], [2], _IDS, [t.End(0, t.EndReason.STOP, 2, "", 0, 7)],
             [t.RowStart(0, 16, 0.25)],
             [t.RowLogprobs(0, _PACKED, _PACKED)],
             [t.RowPooled(0, _IDS)],
         ),
         [
-            30, [1], [0], [256], [7], [2], _IDS, [[0, 1, 2, "", 0]], [[0, 16, 0.25]],
+            30, [1], [0], [256], [7], [2], _IDS, [[0, 1, 2, "", 0, 7]], [[0, 16, 0.25]],
             [[0, [2, _IDS], [2, _IDS]]],
             [[0, _IDS]],
         ],
@@ -208,12 +208,12 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "TextBatch": (
         t.TextBatch(
             [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3],
-            [t.End(0, t.EndReason.ERROR, "</s>", "gone", 500)], [t.RowStart(0, 16, 0.25)],
+            [t.End(0, t.EndReason.ERROR, "</s>", "gone", 500, 300)], [t.RowStart(0, 16, 0.25)],
             [t.RowDetails(0, NamedLogprobs(2, _IDS, [b"a"], [4]), None, "echo")],
             [t.RowEvents(0, _EVENTS, t.Released(3, 1, 1, 2))],
         ),
         [
-            31, [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3], [[0, 4, "</s>", "gone", 500]],
+            31, [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3], [[0, 4, "</s>", "gone", 500, 300]],
             [[0, 16, 0.25]],
             [[0, [2, _IDS, [b"a"], [4]], None, "echo"]],
             [[0, _EVENT_ROWS, [3, 1, 1, 2]]],
@@ -262,16 +262,20 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
         r.Work(
             _HEAD, r.Chat(b"[]", b"{}"), _PARAMS,
             [r.ChoiceState(0, _IDS, t.Released(4, 1, 0, 9))],
+            r.OutputFormat(b"[{}]", "required", ["f"], ["g"], False, False, 900),
         ),
-        [_HEAD_ROW, ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9]]]],
+        [
+            _HEAD_ROW, ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9]]],
+            [b"[{}]", "required", ["f"], ["g"], False, False, 900],
+        ],
     ),
     "Work text": (
         r.Work(r.RequestHead(), r.PromptText("hi"), _PARAMS, [r.ChoiceState(0)]),
-        [_PLAIN_HEAD_ROW, ["text", "hi"], _PARAMS_ROW, [[0, b"", [0, 0, 0, 0]]]],
+        [_PLAIN_HEAD_ROW, ["text", "hi"], _PARAMS_ROW, [[0, b"", [0, 0, 0, 0]]], None],
     ),
     "Work tokens": (
         r.Work(r.RequestHead(), r.Tokens(_IDS), SamplingParams(), []),
-        [_PLAIN_HEAD_ROW, ["tokens", _IDS], _NO_PARAMS_ROW, []],
+        [_PLAIN_HEAD_ROW, ["tokens", _IDS], _NO_PARAMS_ROW, [], None],
     ),
     "TokenWork": (
         r.TokenWork(
@@ -286,8 +290,8 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "33ae5f280c073fb5"
-"""The schema hash of protocol version 12."""
+SCHEMA_HASH = "6b8e24a2e4f7cd11"
+"""The schema hash of protocol version 13."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (
@@ -330,15 +334,15 @@ GOLDEN: dict[str, str] = {
     "Holding": "941aa86970633a2f2f2f74910191cd0100",
     "Unknown": "941b910191cd01009102",
     "TokenBatch": (
-        "9b1e9101910091cd010091079102c40801000000ff7f00009195000102a00091930010cb3fd0000000000000"
-        "9193009202c40801000000ff7f00009202c40801000000ff7f0000919200c40801000000ff7f0000"
+        "9b1e9101910091cd010091079102c40801000000ff7f00009196000102a0000791930010cb3fd00000000000"
+        "009193009202c40801000000ff7f00009202c40801000000ff7f0000919200c40801000000ff7f0000"
     ),
     "TextBatch": (
-        "9d1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391950004a43c2f"
-        "733ea4676f6e65cd01f491930010cb3fd00000000000009194009402c40801000000ff7f000091c401619104"
-        "c0a46563686f9193009693a474657874a1619402c40801000000ff7f000091c40161910493a9726561736f6e"
-        "696e67a162c095a463616c6c00a663616c6c2d31a166c094a9617267756d656e747300a27b7dc092a6766563"
-        "746f72c40801000000ff7f000092a673636f726573c40801000000ff7f00009403010102"
+        "9d1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391960004a43c2f"
+        "733ea4676f6e65cd01f4cd012c91930010cb3fd00000000000009194009402c40801000000ff7f000091c401"
+        "619104c0a46563686f9193009693a474657874a1619402c40801000000ff7f000091c40161910493a9726561"
+        "736f6e696e67a162c095a463616c6c00a663616c6c2d31a166c094a9617267756d656e747300a27b7dc092a6"
+        "766563746f72c40801000000ff7f000092a673636f726573c40801000000ff7f00009403010102"
     ),
     "Attach": "942801a86970633a2f2f2f739207cd012c",
     "Attached": (
@@ -361,24 +365,25 @@ GOLDEN: dict[str, str] = {
     ),
     "MetricsReport": "919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000",
     "Work chat": (
-        "949fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
+        "959fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
         "000000cb3fe0000000000000a930302d612d622d303191a26431c206c393a463686174c4025b5dc4027b7ddc"
         "0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000000000cb3ff80000"
         "00000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a364616dc3c2"
         "c2090200c397a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405000000"
-        "c3919300c40801000000ff7f00009404010009"
+        "c3919300c40801000000ff7f0000940401000997c4045b7b7d5da8726571756972656491a16691a167c2c2cd"
+        "0384"
     ),
     "Work text": (
-        "949fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a474657874a2"
+        "959fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a474657874a2"
         "6869dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000000000cb3f"
         "f8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a36461"
         "6dc3c2c2090200c397a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405"
-        "000000c3919300c4009400000000"
+        "000000c3919300c4009400000000c0"
     ),
     "Work tokens": (
-        "949fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a6746f6b656e"
+        "959fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a6746f6b656e"
         "73c40801000000ff7f0000dc0019c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c000"
-        "80c090c2c3c3c0c0c0c2c090"
+        "80c090c2c3c3c0c0c0c2c090c0"
     ),
     "TokenWork": (
         "9b9fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"

@@ -115,6 +115,29 @@ class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An engine had taken it before: nothing is refused any more that was not then."""
 
 
+ToolMode = Literal["none", "auto", "required"]
+
+
+class OutputFormat(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How the tokens of an answer become events. Without one they become text alone."""
+
+    tools: bytes = b""
+    """JSON array of the tools that are offered, as chat templates take them: objects of the type
+    ``function``. Empty: none are."""
+    mode: ToolMode = "auto"
+    """Whether the model may call them, or must."""
+    allowed: list[str] = []
+    """Names of the tools that may be called; empty: all of them."""
+    strict: list[str] = []
+    """Names of the tools whose arguments must be what their schema says."""
+    parallel: bool = True
+    """Several calls may stand in one answer."""
+    reasoning: bool = True
+    """What the model thinks becomes ``Reasoning``; else it is a part of the text."""
+    thinking_budget: int | None = None
+    """Tokens of thinking, after which it is closed."""
+
+
 class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the client asked for, as the frontend sends it. The router never decodes it."""
 
@@ -123,6 +146,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     params: SamplingParams
     choices: list[ChoiceState]
     """The choices still open; at first all ``n``."""
+    output: OutputFormat | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):

@@ -37,6 +37,8 @@ class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
     message: str = ""
     status: int = 0
     """HTTP status that an error stands for."""
+    reasoning_tokens: int = 0
+    """How many of the choice's tokens were thinking."""
 
 
 class RowStart(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -164,6 +164,7 @@ class RequestProgress:
     def on_end(self, end: End) -> None:
         """A choice ended without an error."""
         reason = FINISH_REASONS[end.reason]
+        self.usage.reasoning += end.reasoning_tokens
         self.open_choices -= 1
         self.reasons[reason] = None
         self.meters.finished(reason)

@@ -117,7 +117,9 @@ def encode_messages(messages: list[Message], where: str = "messages") -> bytes:
         if message.tool_calls:
             _check_calls(message, f"{where}[{index}]")
             called.update((call.id, call.function.name) for call in message.tool_calls)
-        elif message.role == "tool" and message.name is None:
+        else:
+            message.tool_calls = None
+        if message.role == "tool" and message.name is None:
             message.name = called.get(message.tool_call_id or "")
         if type(message.content) is not str or message.role in ("developer", "tool"):
             _normalize(message, f"{where}[{index}]")

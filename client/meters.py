@@ -8,12 +8,14 @@ from penstock.protocol.process.metrics import Registry
 class Usage:
     """Tokens of a client's whole request, counted as its rows arrive."""
 
-    __slots__ = ("cached", "completion", "prompt")
+    __slots__ = ("cached", "completion", "prompt", "reasoning")
 
     def __init__(self) -> None:
         self.prompt = 0
         self.completion = 0
         self.cached = 0
+        self.reasoning = 0
+        """Of the completion: thinking. Known of choices that have ended."""
 
 
 class Meters:

@@ -16,7 +16,7 @@ from penstock.protocol.declared import Declared
 from penstock.protocol.grammar.request import MAX_SOURCE_BYTES
 from penstock.protocol.shown_values import show
 from penstock.protocol.validation import InvalidValue
-from penstock.protocol.wire.messages.requests import OutputFormat, ToolMode
+from penstock.protocol.wire.messages.requests import OutputFormat, ReasoningMode, ToolMode
 
 MAX_TOOLS = 1024
 MAX_TOOL_NAME = 128
@@ -62,7 +62,7 @@ def output_format(
     choice: Choice = AUTO,
     *,
     parallel: bool = True,
-    reasoning: bool = True,
+    reasoning: ReasoningMode = "apart",
     thinking_budget: int | None = None,
     param: str = "tools",
 ) -> OutputFormat:

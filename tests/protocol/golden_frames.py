@@ -262,11 +262,11 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
         r.Work(
             _HEAD, r.Chat(b"[]", b"{}"), _PARAMS,
             [r.ChoiceState(0, _IDS, t.Released(4, 1, 0, 9))],
-            r.OutputFormat(b"[{}]", "required", ["f"], ["g"], False, False, 900),
+            r.OutputFormat(b"[{}]", "required", ["f"], ["g"], False, "hidden", 900),
         ),
         [
             _HEAD_ROW, ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9]]],
-            [b"[{}]", "required", ["f"], ["g"], False, False, 900],
+            [b"[{}]", "required", ["f"], ["g"], False, "hidden", 900],
         ],
     ),
     "Work text": (
@@ -290,7 +290,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "6b8e24a2e4f7cd11"
+SCHEMA_HASH = "26d21e75fa0411c0"
 """The schema hash of protocol version 13."""
 
 GOLDEN: dict[str, str] = {
@@ -370,8 +370,8 @@ GOLDEN: dict[str, str] = {
         "0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000000000cb3ff80000"
         "00000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a364616dc3c2"
         "c2090200c397a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405000000"
-        "c3919300c40801000000ff7f0000940401000997c4045b7b7d5da8726571756972656491a16691a167c2c2cd"
-        "0384"
+        "c3919300c40801000000ff7f0000940401000997c4045b7b7d5da8726571756972656491a16691a167c2a668"
+        "696464656ecd0384"
     ),
     "Work text": (
         "959fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a474657874a2"

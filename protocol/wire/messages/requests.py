@@ -116,6 +116,7 @@ class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 ToolMode = Literal["none", "auto", "required"]
+ReasoningMode = Literal["apart", "hidden", "text"]
 
 
 class OutputFormat(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -132,8 +133,8 @@ class OutputFormat(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Names of the tools whose arguments must be what their schema says."""
     parallel: bool = True
     """Several calls may stand in one answer."""
-    reasoning: bool = True
-    """What the model thinks becomes ``Reasoning``; else it is a part of the text."""
+    reasoning: ReasoningMode = "apart"
+    """What the model thinks becomes ``Reasoning``, nothing, or a part of the text."""
     thinking_budget: int | None = None
     """Tokens of thinking, after which it is closed."""
 

@@ -53,8 +53,9 @@ _NEUTRAL: dict[str, tuple[Any, ...] | SameAs] = {
     "store": (False,),
 }
 
+_OF_CHATS = ("tools", "tool_choice", "reasoning_effort", "include_reasoning")
 CHAT_NEUTRAL: dict[str, tuple[Any, ...] | SameAs] = {
-    **_NEUTRAL,
+    **{name: values for name, values in _NEUTRAL.items() if name not in _OF_CHATS},
     "add_special_tokens": (False,),
     "echo": (False,),
     "chat_template": (),

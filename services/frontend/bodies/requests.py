@@ -7,12 +7,13 @@ declarations; the sampling parameters in them from ``SamplingParams``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from penstock.client.messages import Messages
+from penstock.client.tools import MAX_TOOLS, ToolChoice, ToolDeclaration
 from penstock.protocol.declared import Declared, SameAs
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
 from penstock.protocol.grammar.request import ResponseFormat, StructuredOutputs
@@ -124,7 +125,6 @@ class GenerationBody(_SamplingFields, kw_only=True):
     service_tier: Annotated[Label, _said("Has no effect.")] | None = None
     safety_identifier: Annotated[Label, _said("Has no effect.")] | None = None
     prompt_cache_key: Annotated[Label, _said("Has no effect.")] | None = None
-    parallel_tool_calls: Annotated[Flag, _said("Has no effect.")] = None
 
     def __post_init__(self) -> None:
         """Raise ``InvalidValue`` for what a type cannot say."""
@@ -167,6 +167,36 @@ class ChatBody(GenerationBody, kw_only=True):
         ]
         | None
     ) = None
+    tools: (
+        Annotated[
+            list[ToolDeclaration],
+            Meta(max_length=MAX_TOOLS, description="Functions that the model may call."),
+        ]
+        | None
+    ) = None
+    tool_choice: (
+        Annotated[
+            Literal["none", "auto", "required"] | ToolChoice,
+            _said("Whether a tool may or must be called, and which ones."),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: (
+        Annotated[bool, _said("Whether an answer may hold several calls (default).")] | None
+    ) = None
+    reasoning_effort: (
+        Annotated[
+            Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"],
+            _said("How much to think, for chat templates that know it; none: not at all."),
+        ]
+        | None
+    ) = None
+    include_reasoning: (
+        Annotated[bool, _said("Whether what the model thinks is sent (default).")] | None
+    ) = None
+    thinking_token_budget: (
+        Annotated[int, Meta(ge=0, le=2**31 - 1, description="Tokens of thinking, at most.")] | None
+    ) = None
 
 
 class CompletionBody(GenerationBody, kw_only=True):
@@ -179,3 +209,4 @@ class CompletionBody(GenerationBody, kw_only=True):
     ]
     logprobs: Logprobs | None = None
     echo: Echo | None = None
+    parallel_tool_calls: Annotated[Flag, _said("Has no effect.")] = None

@@ -49,6 +49,10 @@ class CachedTokens(Given, kw_only=True):
     cached_tokens: Annotated[Count, Meta(description="Of the prompt, found in the prefix cache.")]
 
 
+class ReasoningTokens(Given, kw_only=True):
+    reasoning_tokens: Annotated[Count, Meta(description="Of the answer: thinking.")]
+
+
 class UsageBody(Given, kw_only=True):
     """Tokens of all prompts and choices of a request."""
 
@@ -56,6 +60,7 @@ class UsageBody(Given, kw_only=True):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
 
 
 class AnswerHead(Given, kw_only=True):
@@ -110,17 +115,21 @@ class ToolCall(Given, kw_only=True):
 
 class AnswerMessage(Given, kw_only=True):
     role: Literal["assistant"]
-    content: str
+    content: Annotated[str | None, Meta(description="null where tools are called and no more.")]
     refusal: None
-    reasoning_content: str | UnsetType = UNSET
+    reasoning: Annotated[str, Meta(description="What was thought before.")] | UnsetType = UNSET
+    reasoning_content: Annotated[str, Meta(description="The same.")] | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class ChatChoice(Given, kw_only=True):
     index: Index
     message: AnswerMessage
     logprobs: ChatLogprobsBody | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: StopReason
 
 
@@ -148,6 +157,7 @@ class ToolCallDelta(Given, kw_only=True):
 class MessageDelta(Given, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
@@ -156,7 +166,7 @@ class ChatChunkChoice(Given, kw_only=True):
     index: Index
     delta: MessageDelta
     logprobs: ChatLogprobsBody | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: StopReason | UnsetType = UNSET
 
 

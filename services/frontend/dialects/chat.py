@@ -11,8 +11,9 @@ from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.messages import encode_messages
 from penstock.client.meters import Usage
+from penstock.client.tools import Choice, ToolChoice, output_format
 from penstock.protocol.validation import InvalidValue
-from penstock.protocol.wire.messages.requests import Chat
+from penstock.protocol.wire.messages.requests import Chat, OutputFormat
 from penstock.protocol.wire.messages.tokens import (
     Event,
     Reasoning,
@@ -20,7 +21,7 @@ from penstock.protocol.wire.messages.tokens import (
     ToolArguments,
     ToolCallOpened,
 )
-from penstock.services.frontend.bodies.requests import ChatBody
+from penstock.services.frontend.bodies.requests import ChatBody, TemplateVariables
 from penstock.services.frontend.bodies.responses import (
     AnswerMessage,
     CalledFunction,
@@ -33,7 +34,12 @@ from penstock.services.frontend.bodies.responses import (
 )
 from penstock.services.frontend.body import Pause, decode_body, no_pause
 from penstock.services.frontend.dialects.logprobs import ChatLogprobs, prompt_logprobs
-from penstock.services.frontend.dialects.openai import OpenAIRenderer, usage_body
+from penstock.services.frontend.dialects.openai import (
+    OpenAIRenderer,
+    calls_tools,
+    finish_reason,
+    usage_body,
+)
 from penstock.services.frontend.errors import ApiError, bad_request, from_invalid
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parameters import sampling_of, wrong
@@ -52,7 +58,7 @@ class ChatDialect:
         body = decode_body(raw, ChatBody, pause or no_pause)
         model, name = find_model(body.model, models)
         params = sampling_of(body, model, logprobs=_logprobs(body))
-        return generate_request(body, model, name, params, [_chat(body)])
+        return generate_request(body, model, name, params, [_chat(body)], _output(body))
 
     def renderer(self, request: GenerateRequest, answer_id: str, created: int) -> ChatRenderer:
         return ChatRenderer(request, answer_id, created)
@@ -77,7 +83,7 @@ def _chat(body: ChatBody) -> Chat:
         messages = encode_messages(body.messages)
     except InvalidValue as invalid:
         raise from_invalid(invalid) from None
-    variables = body.chat_template_kwargs
+    variables = _variables(body)
     encoded = _NO_VARIABLES if variables is None else msgspec.json.encode(variables)
     adds, continues = body.add_generation_prompt, body.continue_final_message
     if adds and continues:
@@ -92,6 +98,40 @@ def _chat(body: ChatBody) -> Chat:
             end["continue_final_message"] = True
         encoded = msgspec.json.encode({**msgspec.json.decode(encoded), **end})
     return Chat(messages, encoded)
+
+
+def _variables(body: ChatBody) -> TemplateVariables | None:
+    """The template's variables. Raises ``ApiError`` 400 where two say how much to think."""
+    given, effort = body.chat_template_kwargs, body.reasoning_effort
+    if effort is None:
+        return given
+    variables = given or TemplateVariables()
+    if variables.reasoning_effort not in (None, effort):
+        raise wrong(
+            "reasoning_effort", effort, "chat_template_kwargs.reasoning_effort says otherwise"
+        )
+    if effort != "none":
+        return msgspec.structs.replace(variables, reasoning_effort=effort)
+    if variables.enable_thinking or variables.thinking:
+        raise wrong("reasoning_effort", effort, "chat_template_kwargs ask for thinking")
+    return msgspec.structs.replace(variables, enable_thinking=False, thinking=False)
+
+
+def _output(body: ChatBody) -> OutputFormat:
+    """How the answer is read. Raises ``ApiError`` 400."""
+    tools = [tool.function for tool in body.tools or ()]
+    asked = body.tool_choice
+    choice = asked.choice() if isinstance(asked, ToolChoice) else Choice(asked or "auto")
+    try:
+        return output_format(
+            tools,
+            choice,
+            parallel=body.parallel_tool_calls is not False,
+            reasoning="hidden" if body.include_reasoning is False else "apart",
+            thinking_budget=body.thinking_token_budget,
+        )
+    except InvalidValue as invalid:
+        raise from_invalid(invalid) from None
 
 
 class ChatRenderer(OpenAIRenderer):
@@ -127,11 +167,12 @@ class ChatRenderer(OpenAIRenderer):
 
     def _choice(self, index: int, answer: Answer) -> ChatChoice:
         reason, stop = answer.finish
+        events = answer.events()
         return ChatChoice(
             index=index,
-            message=_message(answer.events()),
+            message=_message(events),
             logprobs=self.logprobs().member(answer.details),
-            finish_reason=reason,
+            finish_reason=finish_reason(reason, called=calls_tools(events)),
             stop_reason=stop,
         )
 
@@ -141,14 +182,14 @@ class ChatRenderer(OpenAIRenderer):
 
 def _message(events: list[Event]) -> AnswerMessage:
     """The whole message that events make."""
-    message = AnswerMessage(role="assistant", content="", refusal=None)
+    content = thought = ""
     calls: dict[int, ToolCall] = {}
     for event in events:
         match event:
             case Text(text):
-                message.content += text
+                content += text
             case Reasoning(text):
-                message.reasoning_content = (message.reasoning_content or "") + text
+                thought += text
             case ToolCallOpened(index, number, name):
                 function = CalledFunction(name=name, arguments="")
                 calls[index] = ToolCall(id=number, type="function", function=function)
@@ -156,9 +197,14 @@ def _message(events: list[Event]) -> AnswerMessage:
                 calls[index].function.arguments += text
             case _:
                 raise _unexpected(event)
-    if calls:
-        message.tool_calls = list(calls.values())
-    return message
+    return AnswerMessage(
+        role="assistant",
+        content=content if content or not calls else None,
+        refusal=None,
+        reasoning=thought or UNSET,
+        reasoning_content=thought or UNSET,
+        tool_calls=list(calls.values()) or UNSET,
+    )
 
 
 def _delta(event: Event) -> MessageDelta:
@@ -167,7 +213,7 @@ def _delta(event: Event) -> MessageDelta:
         case Text(text):
             return MessageDelta(content=text)
         case Reasoning(text):
-            return MessageDelta(reasoning_content=text)
+            return MessageDelta(reasoning=text, reasoning_content=text)
         case ToolCallOpened(index, number, name):
             function = FunctionDelta(name=name, arguments="")
             call = ToolCallDelta(index=index, id=number, type="function", function=function)

@@ -11,10 +11,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
-from penstock.client.answers import FINISH_REASONS, Answer
+from msgspec import UNSET
+
+from penstock.client.answers import FINISH_REASONS, Answer, FinishReason
 from penstock.client.meters import Usage
-from penstock.protocol.wire.messages.tokens import End, Event, RowDetails, Text
-from penstock.services.frontend.bodies.responses import AnswerHead, CachedTokens, Given, UsageBody
+from penstock.protocol.wire.messages.tokens import (
+    End,
+    Event,
+    RowDetails,
+    Text,
+    ToolCallOpened,
+)
+from penstock.services.frontend.bodies.responses import (
+    AnswerHead,
+    CachedTokens,
+    ChatFinishReason,
+    Given,
+    ReasoningTokens,
+    UsageBody,
+)
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest
@@ -71,11 +86,21 @@ class OpenAIRenderer(ABC):
         """The beginning of a frame of this choice."""
         return b'%s{"index":%d,' % (self._head, index)
 
-    def ending(self, usage: Usage, end: End | None = None, logprobs: bytes = b"null") -> bytes:
-        """The rest of a frame, behind the content of its choice."""
+    def ending(
+        self,
+        usage: Usage,
+        end: End | None = None,
+        logprobs: bytes = b"null",
+        *,
+        called: bool = False,
+    ) -> bytes:
+        """The rest of a frame, behind the content of its choice. called: tools were, in it."""
         reasons = b'"finish_reason":null'
         if end is not None:
-            reason, stop = encode(FINISH_REASONS[end.reason]), encode(end.stop)
+            reason, stop = (
+                encode(finish_reason(FINISH_REASONS[end.reason], called=called)),
+                encode(end.stop),
+            )
             reasons = b'"finish_reason":%s,"stop_reason":%s' % (reason, stop)
         return b',"logprobs":%s,%s}]%s}\n\n' % (logprobs, reasons, self._usage_member(usage))
 
@@ -99,12 +124,22 @@ class OpenAIRenderer(ABC):
 class OpenAIFrames:
     """The frames of one choice."""
 
-    __slots__ = ("_logprobs", "_opening", "_renderer", "_usage", "later", "prefix", "suffix")
+    __slots__ = (
+        "_called",
+        "_logprobs",
+        "_opening",
+        "_renderer",
+        "_usage",
+        "later",
+        "prefix",
+        "suffix",
+    )
 
     def __init__(self, renderer: OpenAIRenderer, index: int, usage: Usage) -> None:
         self._renderer = renderer
         self._usage = usage
         self._logprobs = renderer.logprobs()
+        self._called = False
         self._opening = renderer.opening(index)
         self.prefix = self._opening + renderer.first_text
         self.later = self._opening + renderer.later_text
@@ -119,14 +154,26 @@ class OpenAIFrames:
         self.prefix = self.later
         ending = renderer.ending(self._usage)
         frames = [self._opening + member + ending for member in earlier]
-        ending = renderer.ending(self._usage, end, encode(logprobs))
+        self._called = self._called or calls_tools(events)
+        ending = renderer.ending(self._usage, end, encode(logprobs), called=self._called)
         return b"".join((*frames, self._opening, last, ending))
 
 
+def calls_tools(events: Iterable[Event]) -> bool:
+    return any(isinstance(event, ToolCallOpened) for event in events)
+
+
+def finish_reason(reason: FinishReason, *, called: bool) -> ChatFinishReason:
+    """Why a choice ended; one that has called tools and was not cut waits for their results."""
+    return "tool_calls" if called and reason == "stop" else reason
+
+
 def usage_body(usage: Usage) -> UsageBody:
+    thought = usage.reasoning
     return UsageBody(
         prompt_tokens=usage.prompt,
         completion_tokens=usage.completion,
         total_tokens=usage.prompt + usage.completion,
         prompt_tokens_details=CachedTokens(cached_tokens=usage.cached),
+        completion_tokens_details=ReasoningTokens(reasoning_tokens=thought) if thought else UNSET,
     )

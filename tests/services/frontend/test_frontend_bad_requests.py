@@ -203,7 +203,11 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (user("x", colour="red"), "unknown messages[0]: colour known role,"),
     (user("x", name=5), "messages[0].name 5"),
-    (user("x", tool_calls=[{"id": "1"}]), "tool_calls supported"),
+    (user("x", tool_calls=[{"id": "1"}]), "messages[0].tool_calls[0].function missing"),
+    (
+        user("x", tool_calls=[{"id": "1", "function": {"name": "f", "arguments": "{}"}}]),
+        "messages[0].tool_calls assistant user",
+    ),
     ({"messages": [{"role": "user", "content": "x"}] * 8193}, "8192 8193"),
     ({**HI, "chat_template_kwargs": {"tokenize": True}}, "tokenize known enable_thinking"),
     ({**HI, "chat_template_kwargs": {"enable_thinking": "yes"}}, "enable_thinking"),

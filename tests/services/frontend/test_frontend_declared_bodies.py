@@ -152,6 +152,7 @@ def test_a_schema_follows_from_the_declarations() -> None:
     temperature = SCHEMAS["ChatBody"]["properties"]["temperature"]["anyOf"][0]
     assert (temperature["minimum"], temperature["maximum"]) == (0, 100)
     assert SCHEMAS["CompletionBody"]["required"] == ["prompt"]
-    assert set(SCHEMAS["ChatChoice"]["properties"]["finish_reason"]["enum"]) == set(
-        FINISH_REASONS.values()
-    )
+    reasons = set(SCHEMAS["CompletionChoice"]["properties"]["finish_reason"]["enum"])
+    assert reasons == set(FINISH_REASONS.values())
+    of_chats = set(SCHEMAS["ChatChoice"]["properties"]["finish_reason"]["enum"])
+    assert of_chats == {*reasons, "tool_calls"}

@@ -117,7 +117,7 @@ def folded(events: list[Any], wanted: dict[str, Any]) -> dict[str, Any]:
         (chunk,) = event["choices"]
         choice = choices.setdefault(chunk["index"], {"index": chunk["index"], "logprobs": None})
         delta = chunk.get("delta") or {"content": chunk["text"]}
-        for name in ("content", "reasoning_content"):
+        for name in ("content", "reasoning", "reasoning_content"):
             if name in delta:
                 choice[name] = choice.get(name, "") + delta[name]
         for call in delta.get("tool_calls", ()):
@@ -133,7 +133,7 @@ def folded(events: list[Any], wanted: dict[str, Any]) -> dict[str, Any]:
         choice["stop_reason"] = chunk.get("stop_reason")
     for choice in choices.values():
         if "message" in wanted["choices"][0]:
-            names = ("content", "reasoning_content", "tool_calls")
+            names = ("content", "reasoning", "reasoning_content", "tool_calls")
             said = {name: choice.pop(name) for name in names if name in choice}
             choice["message"] = {"role": "assistant", "content": "", "refusal": None, **said}
         else:
@@ -190,7 +190,7 @@ def test_a_chat_renders_reasoning_text_and_tool_calls_whole_and_in_frames(rest_s
         for row in rows:
             sink.on_row(0, "", 1, RowExtras(events=row))
             await asyncio.sleep(rest_s)
-        sink.on_row(0, "!", 1, RowExtras(end=STOP))
+        sink.on_row(0, "!", 1, RowExtras(end=End(0, EndReason.STOP, reasoning_tokens=2)))
 
     async def use(client: Client) -> None:
         body = {**BODIES[CHAT], "logprobs": True}
@@ -201,6 +201,7 @@ def test_a_chat_renders_reasoning_text_and_tool_calls_whole_and_in_frames(rest_s
             "role": "assistant",
             "content": "It!",
             "refusal": None,
+            "reasoning": "Hm, so",
             "reasoning_content": "Hm, so",
             "tool_calls": [
                 {
@@ -216,6 +217,8 @@ def test_a_chat_renders_reasoning_text_and_tool_calls_whole_and_in_frames(rest_s
             ],
         }
         assert [one["token"] for one in choice["logprobs"]["content"]] == ["Hm", "It"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
 
     run(use, script)
 

@@ -27,7 +27,7 @@ _RENAMED = {
     "truncate": "truncate_prompt_tokens",
 }
 
-_NO_TOOLS = "not supported yet: tool calls"
+_TOOLS = "tools are for chats: use tools and tool_choice of /v1/chat/completions"
 _NO_MULTIMODAL = "not supported yet: models take text alone"
 _NO_LORA = "not supported yet: LoRA adapters"
 _NO_BEAMS = "not supported yet: beam search; n draws several answers"
@@ -47,8 +47,8 @@ _EXPLAINED = {
     "ebnf": 'use structured_outputs: {"grammar": …}',
     "enable_thinking": f'{_THINKING}: {{"enable_thinking": …}}',
     "format": 'use structured_outputs: {"json": schema}',
-    "function_call": _NO_TOOLS,
-    "functions": _NO_TOOLS,
+    "function_call": _TOOLS,
+    "functions": _TOOLS,
     "grammar": 'use structured_outputs: {"grammar": …}',
     "guided_choice": 'use structured_outputs: {"choice": […]}',
     "guided_decoding": 'use structured_outputs: {"json": schema}, or regex, choice, grammar',
@@ -85,8 +85,8 @@ _EXPLAINED = {
     "suffix": "not supported yet: text that comes after the answer",
     "system": 'use a message with "role": "system"',
     "thinking": f'{_THINKING}: {{"thinking": …}}',
-    "tool_choice": _NO_TOOLS,
-    "tools": _NO_TOOLS,
+    "tool_choice": _TOOLS,
+    "tools": _TOOLS,
     "top_a": _NO_SAMPLER,
     "typical_p": _NO_SAMPLER,
     "use_beam_search": _NO_BEAMS,

@@ -122,7 +122,7 @@ class AnswerMessage(Given, kw_only=True):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-ChatFinishReason = FinishReason | Literal["tool_calls"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ChatChoice(Given, kw_only=True):

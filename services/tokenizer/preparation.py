@@ -70,11 +70,13 @@ def _check_vocabulary(ids: np.ndarray[Any, np.dtype[Any]], vocab_size: int, para
 
 def _truncated(text_model: TextModel, work: Work, max_model_len: int) -> bytes:
     """The prompt's ids, without its beginning where the client wants so."""
-    keep = work.params.truncate_prompt_tokens
+    keep, output = work.params.truncate_prompt_tokens, work.output
+    # Tools that may not be called only lead into temptation.
+    tools = output.tools if output is not None and output.mode != "none" else b""
     if keep is None:
-        return text_model.encode_prompt(work.prompt, max_model_len)
+        return text_model.encode_prompt(work.prompt, max_model_len, tools)
     longest = TRUNCATED_LENGTHS * max_model_len
-    return text_model.encode_prompt(work.prompt, longest)[-TOKEN_BYTES * keep :]
+    return text_model.encode_prompt(work.prompt, longest, tools)[-TOKEN_BYTES * keep :]
 
 
 def _nothing_to_compute(prompt: Prompt) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 import threading
+from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
@@ -22,6 +24,7 @@ from penstock.services.tokenizer.chat_template import (
 from penstock.services.tokenizer.control_tokens import ControlTokens, Rendered
 from penstock.services.tokenizer.final_message import OpenMessage
 from penstock.services.tokenizer.prompt_error import PromptError
+from penstock.services.tokenizer.template_tools import ToolStyle, find_style, has_calls, shaped
 from penstock.services.tokenizer.token_table import TokenTable, build_token_table
 from penstock.services.tokenizer.tokenizer_files import read_tokenizer
 
@@ -189,30 +192,38 @@ class TextModel:
         """int32 ids, little endian. Control tokens written in the text become control tokens."""
         return _to_bytes(_encode(self.tokenizer, text, add_special_tokens))
 
-    def render_chat(self, messages: bytes, template_kwargs: bytes) -> str:
+    def render_chat(self, messages: bytes, template_kwargs: bytes, tools: bytes = b"") -> str:
         """The prompt's text. Raises ``PromptError``."""
-        return self._render(messages, template_kwargs).text
+        return self._render(messages, template_kwargs, tools).text
 
     def encode_chat(
-        self, messages: bytes, template_kwargs: bytes, max_tokens: int | None = None
+        self,
+        messages: bytes,
+        template_kwargs: bytes,
+        max_tokens: int | None = None,
+        tools: bytes = b"",
     ) -> bytes:
         """int32 ids of a rendered chat. Raises ``PromptError``.
+
+        tools: JSON array of those that are offered; empty: none.
 
         The template writes the control tokens, so none is added; those that a user wrote are
         encoded as plain text.
         """
-        rendered = self._render(messages, template_kwargs)
+        rendered = self._render(messages, template_kwargs, tools)
         self._check_length(rendered.text, max_tokens, "messages")
         if rendered.own is None or self.tokenizer.encode_special_tokens:
             return self.encode(rendered.text, add_special_tokens=False)
         return _to_bytes(self._plain_encoder().encode(rendered.text, rendered.own))
 
-    def encode_prompt(self, prompt: Prompt, max_tokens: int | None = None) -> bytes:
+    def encode_prompt(
+        self, prompt: Prompt, max_tokens: int | None = None, tools: bytes = b""
+    ) -> bytes:
         """int32 ids of whatever the client sent. Raises ``PromptError``, soon where a text has far
-        more than ``max_tokens``."""
+        more than ``max_tokens``. tools: JSON array of those offered in a chat; empty: none."""
         match prompt:
             case Chat(messages, template_kwargs):
-                return self.encode_chat(messages, template_kwargs, max_tokens)
+                return self.encode_chat(messages, template_kwargs, max_tokens, tools)
             case PromptText(text):
                 self._check_length(text, max_tokens, "prompt")
                 return self.encode(text, add_special_tokens=True)
@@ -239,13 +250,25 @@ class TextModel:
                 )
             size *= 2
 
-    def _render(self, messages: bytes, template_kwargs: bytes) -> Rendered:
+    @cached_property
+    def tool_style(self) -> ToolStyle:
+        """How the chat template takes tools. Found out at first need, in some milliseconds."""
+        template = self._template
+        if template is None:
+            return ToolStyle()
+        return find_style(lambda messages, tools: template.render(messages, {"tools": tools}))
+
+    def _render(self, messages: bytes, template_kwargs: bytes, tools: bytes) -> Rendered:
         if self._template is None:
             raise PromptError(
                 f"{self._name} has no chat template; send a prompt to /v1/completions instead",
                 "messages",
             )
-        chat, variables = read_messages(messages), read_variables(template_kwargs)
+        variables = read_variables(template_kwargs)
+        chat, offered = read_messages(messages), msgspec.json.decode(tools) if tools else None
+        if offered or has_calls(chat):
+            chat, offered = shaped(chat, offered, self.tool_style)
+        variables["tools"] = offered
         if not variables.pop(final_message.VARIABLE, False):
             return self._control.read(*self._template.render_traced(chat, variables))
         opened = OpenMessage(chat)

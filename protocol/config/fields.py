@@ -47,6 +47,25 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "that library's; auto takes native where there is one."
         ),
     ] = "auto"
+    tool_parser: Annotated[
+        str,
+        Meta(
+            description="How tool calls are written: auto finds it out from the chat template and "
+            "the vocabulary; else a name, or none."
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Meta(description="How thinking is written: auto, a name, or none. As --tool-parser."),
+    ] = "auto"
+    tool_strictness: Annotated[
+        Literal["auto", "function", "parameter"],
+        Meta(
+            description="What tool calls are held to where the model may call tools or not: auto "
+            "only those of strict tools; function their form and the tools' names; parameter the "
+            "schemas of their arguments as well."
+        ),
+    ] = "function"
     seed: Annotated[
         int,
         Meta(ge=0, le=2**63 - 1, description="Seed of the seeds that requests without one get."),

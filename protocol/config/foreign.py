@@ -32,6 +32,8 @@ _RENAMED = {
     "random_seed": "seed",
     "schedule_policy": "scheduling_policy",
     "tokenizer_worker_num": "tokenizers",
+    "tool_call_parser": "tool_parser",
+    "tool_strict_level": "tool_strictness",
     "uvicorn_log_level": "log_level",
 }
 
@@ -44,8 +46,6 @@ _NO_QUANTIZATION = (
 )
 _NO_LORA = "not supported yet: LoRA adapters; merge the adapter into the checkpoint"
 _NO_SPECULATION = "not supported yet: speculative decoding"
-_NO_TOOLS = "not supported yet: tool calls"
-_NO_REASONING = "not supported yet: reasoning is a part of the text"
 _NO_KV_DTYPE = "not supported yet: KV memory has the model's dtype"
 _NO_OFFLOAD = "not supported yet: weights and KV memory stay on the device"
 _NO_TLS = "there is no TLS in the server: put a proxy in front of it"
@@ -81,12 +81,12 @@ _EXPLAINED = {
     "dist_init_addr": _BY_HAND,
     "distributed_executor_backend": _NO_PARALLEL,
     "download_dir": "set the environment variable HF_HUB_CACHE",
-    "enable_auto_tool_choice": _NO_TOOLS,
+    "enable_auto_tool_choice": _ALWAYS,
     "enable_chunked_prefill": _ALWAYS,
     "enable_expert_parallel": _NO_PARALLEL,
     "enable_lora": _NO_LORA,
     "enable_metrics": "leave it out: /metrics is always there",
-    "enable_reasoning": _NO_REASONING,
+    "enable_reasoning": _ALWAYS,
     "enforce_eager": _GRAPHS,
     "ep_size": _NO_PARALLEL,
     "generation_config": _FOLDER,
@@ -119,7 +119,6 @@ _EXPLAINED = {
     "q": _NO_QUANTIZATION,
     "quantization": _NO_QUANTIZATION,
     "quantize": _NO_QUANTIZATION,
-    "reasoning_parser": _NO_REASONING,
     "revision": _REVISION,
     "root_path": "not supported yet: a proxy in front must take its prefix off the path",
     "runner": "leave it out: models generate text, and there is no other task yet",
@@ -138,7 +137,6 @@ _EXPLAINED = {
     "tokenizer_mode": _FOLDER,
     "tokenizer_path": _FOLDER,
     "tokenizer_revision": _REVISION,
-    "tool_call_parser": _NO_TOOLS,
     "torchao_config": _NO_QUANTIZATION,
     "tp": _NO_PARALLEL,
     "tp_size": _NO_PARALLEL,

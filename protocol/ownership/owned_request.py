@@ -21,8 +21,8 @@ from penstock.protocol.wire.messages.requests import (
 )
 from penstock.protocol.wire.messages.tokens import Content
 
-MakeStream = Callable[[TokenWork, SamplingParams], Stream]
-"""Makes the stream of one choice; the parameters are resolved."""
+MakeStream = Callable[[int], Stream]
+"""Makes the stream of the choice with this number."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -73,7 +73,7 @@ class OwnedRequest:
         detailed = params.echo or params.logprobs is not None or params.prompt_logprobs is not None
         for state in work.choices:
             choice = self.choices[state.choice] = Choice(
-                make_stream(work, params), detailed, params.stop_token_ids
+                make_stream(state.choice), detailed, params.stop_token_ids
             )
             if state.output:
                 tokens = memoryview(state.output).cast("i")

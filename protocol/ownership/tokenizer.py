@@ -53,8 +53,7 @@ _log = logging.getLogger("penstock.ownership")
 class TokenizerLedger:
     """All submissions that this tokenizer owns.
 
-    ``begin(id, attempt, work)`` must lead to one call of ``encoded`` or ``refuse``;
-    ``make_stream(work, params)`` makes the stream of one choice.
+    ``begin(id, attempt, work)`` must lead to one call of ``encoded`` or ``refuse``.
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class TokenizerLedger:
         members: Peers,
         send: Send,
         begin: Callable[[int, int, Work], None],
-        make_stream: MakeStream,
     ) -> None:
         self.open: dict[int, OwnedRequest] = {}
         self.stale_rows = 0
@@ -73,7 +71,6 @@ class TokenizerLedger:
         self._members = members
         self._send = send
         self._begin = begin
-        self._make_stream = make_stream
         self._tombstones = Tombstones()
         self._reconcile_at = 0.0
 
@@ -130,14 +127,23 @@ class TokenizerLedger:
         self._begin(submit.id, submit.attempt, work)
 
     def encoded(
-        self, request_id: int, attempt: int, work: TokenWork, params: SamplingParams, now: float
+        self,
+        request_id: int,
+        attempt: int,
+        work: TokenWork,
+        params: SamplingParams,
+        make_stream: MakeStream,
+        now: float,
     ) -> None:
-        """The service turned the request into tokens; send it to an engine."""
+        """The service turned the request into tokens; send it to an engine.
+
+        params: resolved. make_stream: makes the stream of each choice.
+        """
         request = self.open.get(request_id)
         if request is None or request.attempt != attempt or request.work is not None:
             return
         try:
-            request.encoded(work, params, self._make_stream)
+            request.encoded(work, params, make_stream)
         except Exception:
             self._give_up(request)
             return

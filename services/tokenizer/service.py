@@ -11,15 +11,14 @@ from concurrent.futures import CancelledError, Future
 
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import ModelInfo, fingerprint, read_model_info
-from penstock.protocol.ownership.text_rows import Stream
+from penstock.protocol.ownership.owned_request import MakeStream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
-from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.tasks import GENERATE, load_tasks
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
-from penstock.protocol.wire.messages.requests import Rejected, TokenWork, Work
+from penstock.protocol.wire.messages.requests import Rejected, Work
 from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.encode_room import EncodeRoom, work_bytes
 from penstock.services.tokenizer.encode_threads import EncodeThreads
@@ -79,7 +78,6 @@ class TokenizerService(AsyncService):
             self.participant,
             self.mailbox.send,
             self._begin,
-            self._make_stream,
         )
 
     def identity(self) -> Identity:
@@ -169,7 +167,7 @@ class TokenizerService(AsyncService):
         if timer is not None:
             timer.cancel()
         try:
-            work, params = done.result()
+            prepared = done.result()
         except CancelledError:
             return
         except PromptError as error:
@@ -183,8 +181,18 @@ class TokenizerService(AsyncService):
             self.log.exception("encoding failed", id=name)
             self._refuse(request_id, attempt, 500, "the prompt could not be encoded")
             return
-        self.ledger.encoded(request_id, attempt, work, params, time.monotonic())
+        work, params = prepared.work, prepared.params
+        self.ledger.encoded(
+            request_id, attempt, work, params, self._streams(prepared), time.monotonic()
+        )
         self.flush()
+
+    def _streams(self, prepared: Prepared) -> MakeStream:
+        """What makes the streams of the request's choices."""
+        text, task = self.text, self.tasks.get(prepared.work.head.task)
+        if text is None:
+            raise RuntimeError("a request was prepared before the tokenizer was read")
+        return lambda choice: ChoiceStream(text, prepared.params, prepared.work.prompt, task)
 
     def _refuse(
         self, request_id: int, attempt: int, status: int, message: str, param: str | None = None
@@ -195,11 +203,6 @@ class TokenizerService(AsyncService):
             request_id, attempt, Rejected(request_id, attempt, status, kind, message, param, retry)
         )
         self.flush()
-
-    def _make_stream(self, work: TokenWork, params: SamplingParams) -> Stream:
-        if self.text is None:
-            raise RuntimeError("a request was taken before the tokenizer was read")
-        return ChoiceStream(self.text, params, work.prompt, self.tasks.get(work.head.task))
 
     # --- messages
 

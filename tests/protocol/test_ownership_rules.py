@@ -463,9 +463,9 @@ def tokenizer() -> tuple[TokenizerLedger, Sent]:
 
     def begin(number: int, attempt: int, work: Work) -> None:
         tokens = TokenWork(work.head, PROMPT, b"", work.choices, [], 16)
-        ledger.encoded(number, attempt, tokens, work.params, 0.0)
+        ledger.encoded(number, attempt, tokens, work.params, lambda choice: Letters(), 0.0)
 
-    ledger = TokenizerLedger(address(TOKENIZER), Members(), sent, begin, lambda *given: Letters())
+    ledger = TokenizerLedger(address(TOKENIZER), Members(), sent, begin)
     return ledger, sent
 
 
@@ -613,9 +613,9 @@ def test_a_new_tokenizer_sends_exactly_the_events_behind_what_went_out(
 
     def begin(number: int, attempt: int, work: Work) -> None:
         tokens = TokenWork(work.head, PROMPT, b"", work.choices, [], 16)
-        ledger.encoded(number, attempt, tokens, work.params, 0.0)
+        ledger.encoded(number, attempt, tokens, work.params, lambda choice: Parsed(), 0.0)
 
-    ledger = TokenizerLedger(address(TOKENIZER), Members(), sent, begin, lambda *given: Parsed())
+    ledger = TokenizerLedger(address(TOKENIZER), Members(), sent, begin)
     work = msgspec.structs.replace(WORK, choices=[ChoiceState(0, output, counts)])
     submit = Submit(7, ONE, address(FRONTEND), msgspec.msgpack.encode(work))
     ledger.handle(FRONTEND, submit, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from functools import partial
 
 from simulated_clients import (
     END_OF_TEXT,
@@ -176,7 +177,6 @@ class TokenizerNode(Node):
             self.participant,
             self.send,
             self._begin,
-            make_stream,
         )
 
     def load(self) -> int:
@@ -191,7 +191,9 @@ class TokenizerNode(Node):
     def _encoded(self, request_id: int, attempt: int, work: Work) -> None:
         if self.alive:
             tokens = token_work(work)
-            self.ledger.encoded(request_id, attempt, tokens, work.params, self.world.now)
+            stream = partial(make_stream, tokens, work.params)
+            now = self.world.now
+            self.ledger.encoded(request_id, attempt, tokens, work.params, stream, now)
 
     def on_message(self, sender: int, message: codec.Message) -> None:
         self.ledger.handle(sender, message, self.world.now)
@@ -209,7 +211,7 @@ class TokenizerNode(Node):
         return len(self.ledger._tombstones)
 
 
-def make_stream(work: TokenWork, params: SamplingParams) -> SimulatedStream:
+def make_stream(work: TokenWork, params: SamplingParams, choice: int) -> SimulatedStream:
     return SimulatedStream(params.stop, is_parsed(list(array("i", work.prompt))))
 
 

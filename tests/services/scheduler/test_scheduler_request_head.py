@@ -29,6 +29,7 @@ from penstock.protocol.wire.messages.requests import (
     Work,
 )
 from penstock.services.launcher.builtin_model import builtin_model
+from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.preparation import prepare
 from penstock.services.tokenizer.text_model import TextModel
 
@@ -95,9 +96,13 @@ def test_every_field_of_the_head_reaches_the_scheduler_s_request(
     assert submit.model == head.model
 
     def begin(request_id: int, attempt: int, work: Work) -> None:
-        tokenizer.encoded(request_id, attempt, *prepare(work, text, info, 100, 0), 0.0)
+        prepared = prepare(work, text, info, 100, 0)
+        stream = ChoiceStream(text, prepared.params)
+        tokenizer.encoded(
+            request_id, attempt, prepared.work, prepared.params, lambda choice: stream, 0.0
+        )
 
-    tokenizer = TokenizerLedger("tokenizer", Nobody(), sent, begin, lambda *given: None)  # type: ignore[arg-type,return-value]
+    tokenizer = TokenizerLedger("tokenizer", Nobody(), sent, begin)  # type: ignore[arg-type]
     tokenizer.handle(1, submit, 0.0)
     enqueue = sent.only(Enqueue)
     assert enqueue.model == head.model

@@ -28,6 +28,7 @@ from penstock.protocol.wire.messages.tokens import (
     Scores,
     Text,
     ToolArguments,
+    ToolCallOpened,
     Vector,
 )
 
@@ -82,6 +83,22 @@ class Answer:
         """All plain text."""
         found = (part if isinstance(part, str) else _text_of(part) for part in self.content)
         return "".join(found)
+
+    @property
+    def reasoning(self) -> str:
+        """All that was thought."""
+        return "".join(part.text for part in self.content if isinstance(part, Reasoning))
+
+    def calls(self) -> list[tuple[str, str, str]]:
+        """(id, name, arguments as JSON) of each tool that is called."""
+        found: dict[int, tuple[str, str, str]] = {}
+        for part in self.content:
+            if isinstance(part, ToolCallOpened):
+                found[part.index] = (part.id, part.name, "")
+            elif isinstance(part, ToolArguments):
+                identity, name, arguments = found[part.index]
+                found[part.index] = (identity, name, arguments + part.text)
+        return list(found.values())
 
     def events(self) -> list[Event]:
         """The content, parts of one channel that follow each other joined; without logprobs."""

@@ -161,3 +161,18 @@ class ToolChoice(Declared, kw_only=True):
             names = [one.function.name for one in self.allowed_tools.tools]
             return Choice(self.allowed_tools.mode, names)
         return Choice("required", [self.function.name] if self.function else ())
+
+
+ToolDeclarations = Annotated[
+    list[ToolDeclaration],
+    Meta(max_length=MAX_TOOLS, description="Functions that the model may call."),
+]
+ToolChoiceField = Annotated[
+    Literal["none", "auto", "required"] | ToolChoice,
+    Meta(description="Whether a tool may or must be called, and which ones."),
+]
+
+
+def chosen(asked: ToolMode | ToolChoice | None) -> Choice:
+    """What a ``tool_choice`` of OpenAI's chat completions means; ``None``: not given."""
+    return asked.choice() if isinstance(asked, ToolChoice) else Choice(asked or "auto")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import sys
 import time
 from array import array
@@ -22,6 +23,7 @@ from penstock.protocol.validation import InvalidValue, check_text, read
 from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
     ChoiceState,
+    OutputFormat,
     Prompt,
     RequestHead,
     Work,
@@ -34,6 +36,7 @@ from penstock.services.library.outputs import (
     Logprob,
     RequestError,
     RequestOutput,
+    ToolCall,
 )
 from penstock.services.library.progress import ProgressLine
 from penstock.services.library.prompts import (
@@ -42,6 +45,7 @@ from penstock.services.library.prompts import (
     chats_of,
     list_of_prompts,
     messages_of,
+    tools_of,
 )
 from penstock.services.library.server_process import ServerFailed, ServerProcess
 
@@ -99,16 +103,20 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        tool_choice: str | dict[str, Any] | None = None,
         progress: bool | None = None,
         max_concurrency: int = MAX_OPEN,
     ) -> list[RequestOutput]:
         """Answer conversations (one, or a list of them) through the model's chat template.
 
-        Messages are those of the HTTP API, read by the same rules. The rest is as in ``generate``.
+        Messages, ``tools`` and ``tool_choice`` are those of the HTTP API, read by the same rules;
+        what is called and thought stands beside the text. The rest is as in ``generate``.
         """
+        output = tools_of(tools, tool_choice)
         prompts = chats_of(messages)
         given = [None] * len(prompts)
-        return self._run(given, prompts, sampling_params, progress, max_concurrency)
+        return self._run(given, prompts, sampling_params, progress, max_concurrency, output)
 
     def _run(
         self,
@@ -117,13 +125,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool | None,
         max_open: int,
+        output: OutputFormat | None = None,
     ) -> list[RequestOutput]:
         if self._closed:
             raise RuntimeError("this LLM is closed")
         if max_open < 1:
             raise ValueError(f"max_concurrency is {max_open}; at least one request must be open")
         params = _spread(sampling_params, len(given))
-        works = map(_work, prompts, params)
+        works = map(_work, prompts, params, itertools.repeat(output))
         shown = sys.stderr.isatty() if progress is None else progress
         with self._client.lock, ProgressLine(len(given), shown) as line:
             submissions = self._collect(works, len(given), line, max_open)
@@ -207,7 +216,7 @@ def _spread(
     return list(given)
 
 
-def _work(prompt: Prompt, params: SamplingParams) -> Work:
+def _work(prompt: Prompt, params: SamplingParams, output: OutputFormat | None) -> Work:
     """Checks the parameters' ranges. Raises ``ValueError``.
 
     ``structured_outputs`` may be the object that a client of the API would send.
@@ -227,7 +236,7 @@ def _work(prompt: Prompt, params: SamplingParams) -> Work:
         raise
     choices = [ChoiceState(number) for number in range(checked.n)]
     head = RequestHead(prompt_kind=kind_of(prompt), streamed=False)
-    return Work(head, prompt, checked, choices)
+    return Work(head, prompt, checked, choices, output)
 
 
 def _first_fault(params: SamplingParams) -> str:
@@ -269,6 +278,8 @@ def _output(given: PromptLike | None, submission: Submission) -> RequestOutput:
                 reason,
                 stop,
                 _logprobs(answer.details),
+                answer.reasoning,
+                [ToolCall(*call) for call in answer.calls()],
             )
         )
     return RequestOutput(

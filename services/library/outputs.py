@@ -14,6 +14,15 @@ class Logprob(msgspec.Struct, frozen=True):
     decoded_token: str
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool that the model asks for."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON."""
+
+
 class CompletionOutput(msgspec.Struct, frozen=True):
     """One choice."""
 
@@ -27,6 +36,9 @@ class CompletionOutput(msgspec.Struct, frozen=True):
     """What was found of ``stop`` and ``stop_token_ids``; ``None`` for the model's end token."""
     logprobs: list[dict[int, Logprob]] | None = None
     """By token id, for each token: itself and the likeliest ones; with ``logprobs`` alone."""
+    reasoning: str = ""
+    """What was thought before the text; of a chat, where the model's way to write it is known."""
+    tool_calls: list[ToolCall] = []
 
 
 class RequestOutput(msgspec.Struct, frozen=True):

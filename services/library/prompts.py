@@ -8,8 +8,23 @@ from numbers import Integral
 from typing import Any
 
 from penstock.client.messages import encode_messages, read_messages
-from penstock.protocol.validation import check_text
-from penstock.protocol.wire.messages.requests import Chat, Prompt, PromptText, Tokens
+from penstock.client.tools import (
+    ToolChoice,
+    ToolChoiceField,
+    ToolDeclaration,
+    ToolDeclarations,
+    chosen,
+    output_format,
+)
+from penstock.protocol.validation import check_text, read
+from penstock.protocol.wire.messages.requests import (
+    Chat,
+    OutputFormat,
+    Prompt,
+    PromptText,
+    Tokens,
+    ToolMode,
+)
 
 PromptLike = str | Sequence[int]
 Message = dict[str, Any]
@@ -65,6 +80,15 @@ def chats_of(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[
     if several:
         return [_chat(one, f"messages[{index}]") for index, one in enumerate(messages)]
     return [_chat(messages, "messages")]
+
+
+def tools_of(
+    tools: Sequence[dict[str, Any]] | None, tool_choice: str | dict[str, Any] | None
+) -> OutputFormat:
+    """How the answers to chats are read. Raises ``ValueError``."""
+    declared: list[ToolDeclaration] = read(list(tools or ()), ToolDeclarations, "tools")
+    asked: ToolMode | ToolChoice = read(tool_choice or "auto", ToolChoiceField, "tool_choice")
+    return output_format([tool.function for tool in declared], chosen(asked))
 
 
 def _chat(messages: Any, where: str) -> Chat:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.client.messages import Messages
-from penstock.client.tools import MAX_TOOLS, ToolChoice, ToolDeclaration
+from penstock.client.tools import ToolChoiceField, ToolDeclarations
 from penstock.protocol.declared import Declared, SameAs
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
 from penstock.protocol.grammar.request import ResponseFormat, StructuredOutputs
@@ -167,20 +167,8 @@ class ChatBody(GenerationBody, kw_only=True):
         ]
         | None
     ) = None
-    tools: (
-        Annotated[
-            list[ToolDeclaration],
-            Meta(max_length=MAX_TOOLS, description="Functions that the model may call."),
-        ]
-        | None
-    ) = None
-    tool_choice: (
-        Annotated[
-            Literal["none", "auto", "required"] | ToolChoice,
-            _said("Whether a tool may or must be called, and which ones."),
-        ]
-        | None
-    ) = None
+    tools: ToolDeclarations | None = None
+    tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: (
         Annotated[bool, _said("Whether an answer may hold several calls (default).")] | None
     ) = None

@@ -11,7 +11,7 @@ from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.messages import encode_messages
 from penstock.client.meters import Usage
-from penstock.client.tools import Choice, ToolChoice, output_format
+from penstock.client.tools import chosen, output_format
 from penstock.protocol.validation import InvalidValue
 from penstock.protocol.wire.messages.requests import Chat, OutputFormat
 from penstock.protocol.wire.messages.tokens import (
@@ -120,12 +120,10 @@ def _variables(body: ChatBody) -> TemplateVariables | None:
 def _output(body: ChatBody) -> OutputFormat:
     """How the answer is read. Raises ``ApiError`` 400."""
     tools = [tool.function for tool in body.tools or ()]
-    asked = body.tool_choice
-    choice = asked.choice() if isinstance(asked, ToolChoice) else Choice(asked or "auto")
     try:
         return output_format(
             tools,
-            choice,
+            chosen(body.tool_choice),
             parallel=body.parallel_tool_calls is not False,
             reasoning="hidden" if body.include_reasoning is False else "apart",
             thinking_budget=body.thinking_token_budget,

@@ -46,6 +46,10 @@ class Stream(Protocol):
     def stop(self) -> str | None:
         """The stop string that was found."""
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many tokens were thinking."""
+
     def push(self, tokens: memoryview, last_is_stop: bool) -> Delta:
         """Take int32 tokens; with ``last_is_stop`` the last one ends the choice unseen."""
 
@@ -174,15 +178,19 @@ class Choice:
             end is not None and end.reason == EndReason.STOP and isinstance(end.stop, int)
         )
         delta = stream.push(tokens, last_is_stop)
+        content = delta.content
         if delta.stop is not None:
-            return delta.content, tokens[: delta.used], End(0, EndReason.STOP, delta.stop)
-        if end is None:
-            return delta.content, tokens, None
-        content = joined(delta.content, stream.finish())
-        if stream.stop is not None:  # what was held back completed a stop string
-            end = End(0, EndReason.STOP, stream.stop)
-        elif last_is_stop and end.stop not in self.named:
-            end = msgspec.structs.replace(end, stop=None)
+            tokens, end = tokens[: delta.used], End(0, EndReason.STOP, delta.stop)
+        elif end is None:
+            return content, tokens, None
+        else:
+            content = joined(content, stream.finish())
+            if stream.stop is not None:  # what was held back completed a stop string
+                end = End(0, EndReason.STOP, stream.stop)
+            elif last_is_stop and end.stop not in self.named:
+                end = msgspec.structs.replace(end, stop=None)
+        if thought := stream.reasoning_tokens:
+            end = msgspec.structs.replace(end, reasoning_tokens=thought)
         return content, tokens, end
 
 

@@ -36,6 +36,7 @@ class ChoiceStream:
         "_stops",
         "_task",
         "_untouched",
+        "reasoning_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -44,11 +45,17 @@ class ChoiceStream:
         params: SamplingParams,
         prompt: bytes = b"",
         task: Task | None = None,
+        *,
+        skip_special: bool | None = None,
     ) -> None:
         """prompt: its int32 ids, which ``details`` may be asked about. task: of a request that
-        does not generate."""
+        does not generate. skip_special: special tokens stand for nothing; by default as the
+        parameters say."""
         self._task = task
-        detokenizer = new_detokenizer(text_model.table(params.skip_special_tokens))
+        self.reasoning_tokens = 0
+        """Tokens that were thinking."""
+        skips = params.skip_special_tokens if skip_special is None else skip_special
+        detokenizer = new_detokenizer(text_model.table(skips))
         self._push_token = detokenizer.push
         self._details = TokenDetails(text_model, params, prompt, detokenizer.push)
         if params.logprobs is not None:

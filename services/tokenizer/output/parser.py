@@ -1,0 +1,247 @@
+"""Reads the output of one choice: tokens and their texts in, events out.
+
+The events depend on what came and never on how it was cut: a place is decided only when no more
+text can change the decision. What may still become a mark is held back; it is never longer than the
+longest pattern of the table. What fits no pattern is content, as it stands; nothing is lost, and
+nothing raises.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from penstock.protocol.wire.messages.tokens import Content
+from penstock.services.tokenizer.output.arguments import CallArguments
+from penstock.services.tokenizer.output.collected import Collected
+from penstock.services.tokenizer.output.family import Action, Channel, Scanner
+from penstock.services.tokenizer.output.machine import (
+    Machine,
+    ReadyEdge,
+    ReadyExpect,
+    ReadyFree,
+    ReadyScan,
+)
+from penstock.services.tokenizer.output.pattern import MAX_SPACE, SPACE_CHARACTERS
+from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
+
+MakeId = Callable[[int, str], str]
+"""The id of a call from its index and the tool's name."""
+
+
+class OutputParser:
+    """The parser of one choice.
+
+    The caller pushes each token with the text that its detokenizer (one that skips no special
+    tokens) gave for it, and at the end the detokenizer's rest with the token -1.
+    """
+
+    __slots__ = (
+        "_arguments", "_calls", "_held", "_machine", "_make_id", "_out", "_quiet", "_scanner",
+        "_state", "_states", "_tokens", "_tools",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        machine: Machine,
+        tools: ToolSchemas,
+        make_id: MakeId,
+        *,
+        in_reasoning: bool = False,
+    ) -> None:
+        """tools: the tools that the request declares. in_reasoning: the prompt has opened the
+        reasoning."""
+        self._machine = machine
+        self._tokens = machine.tokens
+        self._states = machine.states
+        self._tools = tools
+        self._make_id = make_id
+        self._out = Collected()
+        self._arguments: CallArguments | None = None
+        self._scanner: Scanner | None = None
+        self._calls = 0
+        self._held = ""
+        self._quiet: Callable[[str], re.Match[str] | None] | None = None
+        """Set where a text in which it finds nothing is content at once."""
+        self._state = machine.states["thinking" if in_reasoning and machine.thinks else "begin"]
+
+    def push(self, token: int, text: str) -> Content:
+        """Take the next token and the text that it brought. Returns what is released."""
+        quiet = self._quiet
+        if (
+            quiet is not None
+            and token not in self._tokens
+            and quiet(text) is None
+            and text.rstrip(SPACE_CHARACTERS) == text
+        ):
+            return text
+        mark = self._tokens.get(token)
+        if mark is not None:
+            text = _replaced(text, *mark)
+        if self._held:
+            text, self._held = self._held + text, ""
+        return self._read(text, final=False)
+
+    def finish(self) -> Content:
+        """The output has ended: release what was held back."""
+        text, self._held = self._held, ""
+        return self._read(text, final=True)
+
+    def _read(self, text: str, final: bool) -> Content:
+        place, end = 0, len(text)
+        while place < end:
+            state = self._state
+            if state.__class__ is ReadyFree:
+                place = self._free(state, text, place, final)  # type: ignore[arg-type]
+            elif state.__class__ is ReadyExpect:
+                place = self._expect(state, text, place, final)  # type: ignore[arg-type]
+            else:
+                place = self._scan(state, text, place, final)  # type: ignore[arg-type]
+        if final and self._arguments is not None:
+            if self._scanner is not None:
+                self._scanner.cut()
+            self._arguments.cut()
+        state = self._state
+        free = state.__class__ is ReadyFree and not self._held
+        self._quiet = None
+        if free and state.channel is Channel.TEXT:  # type: ignore[union-attr]
+            self._quiet = state.first  # type: ignore[union-attr, assignment]
+        return self._out.take()
+
+    def _free(self, state: ReadyFree, text: str, place: int, final: bool) -> int:
+        """Read free text from ``place``. Returns where to go on; the end, if the rest is held."""
+        end = len(text)
+        possible = state.first(text, place)
+        found = None
+        if possible is not None:
+            found = (state.find_last if final else state.find)(text, possible.start())
+        if found is None:
+            self._hold(state, text, place, end, final)
+            return end
+        start = found.start()
+        for edge in state.edges:
+            match = (edge.last if final else edge.whole)(text, start)
+            if match is not None and self._allowed(edge, match):
+                stop = _without_space(text, place, start) if state.strips else start
+                self._put(state.channel, text[place:stop])
+                self._follow(edge, match)
+                return match.end()
+            if match is None and not final and edge.beginning(text, start) is not None:
+                self._hold(state, text, place, start, final)
+                return end
+        self._put(state.channel, text[place : start + 1])
+        return start + 1
+
+    def _hold(self, state: ReadyFree, text: str, place: int, stop: int, final: bool) -> None:
+        """Release free text up to ``stop``, but for white space that an edge would strip."""
+        if state.strips and not final:
+            stop = _without_space(text, place, stop)
+        self._put(state.channel, text[place:stop])
+        self._held = text[stop:]
+
+    def _expect(self, state: ReadyExpect, text: str, place: int, final: bool) -> int:
+        for edge in state.edges:
+            match = (edge.last if final else edge.whole)(text, place)
+            if match is not None:
+                if self._allowed(edge, match):
+                    self._follow(edge, match)
+                    return match.end()
+            elif not final and edge.beginning(text, place) is not None:
+                self._held = text[place:]
+                return len(text)
+        for action in state.actions:
+            self._act(action, None)
+        self._enter(state.otherwise)
+        return place
+
+    def _scan(self, state: ReadyScan, text: str, place: int, final: bool) -> int:
+        scanner = self._scanner
+        if scanner is None:  # the table never leads here without a call
+            self._enter("content")
+            return place
+        place = scanner.feed(text, place, final)
+        if scanner.done:
+            self._scanner = None
+            self._enter(state.to)
+            return place
+        if place == len(text):
+            return place
+        for edge in state.edges:
+            match = (edge.last if final else edge.whole)(text, place)
+            if match is not None:
+                scanner.cut()
+                self._scanner = None
+                self._follow(edge, match)
+                return match.end()
+            if not final and edge.beginning(text, place) is not None:
+                self._held = text[place:]
+                return len(text)
+        scanner.skip(text[place])
+        return place + 1
+
+    def _put(self, channel: Channel, text: str) -> None:
+        if not text or channel is Channel.NOTHING:
+            return
+        text = self._machine.restore(text)
+        if channel is Channel.TEXT:
+            self._out.text(text)
+        elif channel is Channel.REASONING:
+            self._out.reasoning(text)
+        elif self._arguments is not None:
+            self._arguments.value(text)
+
+    def _allowed(self, edge: ReadyEdge, match: re.Match[str]) -> bool:
+        """Whether a call of this name may open."""
+        if not self._machine.family.declared_only or Action.CALL not in edge.actions:
+            return True
+        return match["name"] in self._tools
+
+    def _follow(self, edge: ReadyEdge, match: re.Match[str]) -> None:
+        for action in edge.actions:
+            self._act(action, match)
+        self._enter(edge.to)
+
+    def _enter(self, name: str) -> None:
+        state = self._state = self._states[name]
+        if state.__class__ is ReadyScan and self._arguments is not None:
+            target = self._arguments.discarded() if state.discards else self._arguments  # type: ignore[union-attr]
+            self._scanner = state.scanner(target, state.stops)  # type: ignore[union-attr]
+
+    def _act(self, action: Action, match: re.Match[str] | None) -> None:
+        arguments = self._arguments
+        if action is Action.CALL and match is not None:
+            if arguments is not None:
+                arguments.close()
+            self._open(match)
+        elif arguments is None:
+            return
+        elif action is Action.VALUE_END:
+            arguments.end_value()
+        elif action is Action.END:
+            arguments.close()
+            self._arguments = None
+        elif match is not None:
+            arguments.key(match["key"], action)
+
+    def _open(self, match: re.Match[str]) -> None:
+        name = match["name"]
+        groups = match.groupdict()
+        call_id = groups.get("id") or self._make_id(self._calls, name)
+        self._out.opened(self._calls, call_id, name)
+        self._arguments = CallArguments(self._out, self._calls, self._tools.of(name), self._machine)
+        self._calls += 1
+
+
+def _replaced(text: str, literal: str, stand_in: str) -> str:
+    """The text of a mark's token with what the engine reads in its place. It ends with the mark;
+    before it may stand what the detokenizer had held back."""
+    place = text.rfind(literal)
+    if place < 0:
+        return text
+    return text[:place] + stand_in + text[place + len(literal) :]
+
+
+def _without_space(text: str, place: int, end: int) -> int:
+    """Where the white space before ``end`` begins, ``MAX_SPACE`` characters of it at most."""
+    least = max(place, end - MAX_SPACE)
+    return least + len(text[least:end].rstrip(SPACE_CHARACTERS))

@@ -104,7 +104,7 @@ class ChoiceStream:
         text = released[0] if len(released) == 1 else "".join(released)
         return Delta(text, count, stops.found)
 
-    def finish(self) -> str:
+    def finish(self) -> Content:
         """The choice ended by length or end token: release what was held back.
 
         Bytes of an unfinished character become U+FFFD. The held text may itself complete a stop

@@ -29,6 +29,7 @@ from penstock.protocol.wire.messages.requests import (
 )
 from penstock.services.tokenizer.grammar_check import GrammarCheck
 from penstock.services.tokenizer.prompt_error import PromptError
+from penstock.services.tokenizer.reading import Reading, reading_of
 from penstock.services.tokenizer.slot_sampling import slot_sampling
 from penstock.services.tokenizer.text_model import TextModel
 from penstock.services.tokenizer.thinking import thinking
@@ -56,6 +57,8 @@ class Prepared(NamedTuple):
     """What the engine gets."""
     params: SamplingParams
     """Resolved; what the answer's text depends on stays in the tokenizer."""
+    reading: Reading | None = None
+    """How answers become events; ``None``: they are text."""
 
 
 def _check_vocabulary(ids: np.ndarray[Any, np.dtype[Any]], vocab_size: int, param: str) -> None:
@@ -271,4 +274,7 @@ def prepare(
         reads_prompt=adjustments is not None and adjustments.reads_prompt,
         prefix=extended(b"", chain_root(work.head), prompt),
     )
-    return Prepared(prepared, params)
+    skips = params.skip_special_tokens
+    return Prepared(
+        prepared, params, reading_of(text_model, work.output, prompt, skips_special=skips)
+    )

@@ -23,7 +23,9 @@ from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.encode_room import EncodeRoom, work_bytes
 from penstock.services.tokenizer.encode_threads import EncodeThreads
 from penstock.services.tokenizer.grammar_check import GrammarCheck, GrammarsBusy
+from penstock.services.tokenizer.parsed_stream import ParsedStream
 from penstock.services.tokenizer.preparation import Prepared, PromptError, prepare
+from penstock.services.tokenizer.reading import call_ids
 from penstock.services.tokenizer.text_model import TextModel
 
 ENCODE_THREADS = 3
@@ -183,16 +185,21 @@ class TokenizerService(AsyncService):
             return
         work, params = prepared.work, prepared.params
         self.ledger.encoded(
-            request_id, attempt, work, params, self._streams(prepared), time.monotonic()
+            request_id, attempt, work, params, self._streams(request_id, prepared), time.monotonic()
         )
         self.flush()
 
-    def _streams(self, prepared: Prepared) -> MakeStream:
+    def _streams(self, request_id: int, prepared: Prepared) -> MakeStream:
         """What makes the streams of the request's choices."""
-        text, task = self.text, self.tasks.get(prepared.work.head.task)
+        work, params, reading = prepared
+        text, task = self.text, self.tasks.get(work.head.task)
         if text is None:
             raise RuntimeError("a request was prepared before the tokenizer was read")
-        return lambda choice: ChoiceStream(text, prepared.params, prepared.work.prompt, task)
+        if reading is None:
+            return lambda choice: ChoiceStream(text, params, work.prompt, task)
+        return lambda choice: ParsedStream(
+            text, params, work.prompt, reading, call_ids(request_id, choice)
+        )
 
     def _refuse(
         self, request_id: int, attempt: int, status: int, message: str, param: str | None = None

@@ -23,6 +23,8 @@ from penstock.services.tokenizer.chat_template import (
 )
 from penstock.services.tokenizer.control_tokens import ControlTokens, Rendered
 from penstock.services.tokenizer.final_message import OpenMessage
+from penstock.services.tokenizer.output.families import FAMILIES
+from penstock.services.tokenizer.output.machine import Vocabulary
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.template_tools import ToolStyle, find_style, has_calls, shaped
 from penstock.services.tokenizer.token_table import TokenTable, build_token_table
@@ -148,6 +150,12 @@ class TextModel:
         self._plain_lock = threading.Lock()
         self.special_ids = frozenset(_special(tokenizer))
         """Ids of control tokens."""
+        added = tokenizer.get_added_tokens_decoder()
+        self.vocabulary = Vocabulary(
+            {token.content: number for number, token in added.items()}, self.special_ids
+        )
+        """Marks that outputs are read by."""
+        self.family = FAMILIES["json_tags"]
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         """Highest token id of the tokenizer plus one; the model may have room for more."""
@@ -183,6 +191,10 @@ class TextModel:
     def template_source(self) -> str | None:
         """The chat template as it is written, or ``None`` without one."""
         return None if self._template is None else self._template.source
+
+    @property
+    def thinks(self) -> bool:
+        return self.template_source is not None and "</think>" in self.template_source
 
     @property
     def has_chat_template(self) -> bool:

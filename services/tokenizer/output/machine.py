@@ -34,6 +34,8 @@ from penstock.services.tokenizer.output.pattern import (
 
 _FIRST_STAND_IN = 0xD800
 _THINK_OPEN, _THINK_CLOSE = "think_open", "think_close"
+THINKING = frozenset({"thinking", "reasoning"})
+"""The states in which text is reasoning."""
 
 Match: TypeAlias = Callable[[str, int], "re.Match[str] | None"]
 

@@ -16,6 +16,7 @@ from penstock.services.tokenizer.output.arguments import CallArguments
 from penstock.services.tokenizer.output.collected import Collected
 from penstock.services.tokenizer.output.family import Action, Channel, Scanner
 from penstock.services.tokenizer.output.machine import (
+    THINKING,
     Machine,
     ReadyEdge,
     ReadyExpect,
@@ -38,7 +39,7 @@ class OutputParser:
 
     __slots__ = (
         "_arguments", "_calls", "_held", "_machine", "_make_id", "_out", "_quiet", "_scanner",
-        "_state", "_states", "_tokens", "_tools",
+        "_state", "_states", "_tokens", "_tools", "in_reasoning",
     )  # fmt: skip
 
     def __init__(
@@ -63,7 +64,9 @@ class OutputParser:
         self._held = ""
         self._quiet: Callable[[str], re.Match[str] | None] | None = None
         """Set where a text in which it finds nothing is content at once."""
-        self._state = machine.states["thinking" if in_reasoning and machine.thinks else "begin"]
+        self.in_reasoning = in_reasoning and machine.thinks
+        """What comes next is reasoning, as far as is known."""
+        self._state = machine.states["thinking" if self.in_reasoning else "begin"]
 
     def push(self, token: int, text: str) -> Content:
         """Take the next token and the text that it brought. Returns what is released."""
@@ -203,6 +206,7 @@ class OutputParser:
 
     def _enter(self, name: str) -> None:
         state = self._state = self._states[name]
+        self.in_reasoning = name in THINKING
         if state.__class__ is ReadyScan and self._arguments is not None:
             target = self._arguments.discarded() if state.discards else self._arguments  # type: ignore[union-attr]
             self._scanner = state.scanner(target, state.stops)  # type: ignore[union-attr]

@@ -142,8 +142,10 @@ class ChatRenderer(OpenAIRenderer):
     close = b"}"
 
     def members(self, events: list[Event], *, first: bool) -> list[bytes]:
+        if not events and not first:
+            return [b'"delta":{}']
         found: list[bytes] = []
-        for event in events:
+        for event in events or [Text("")]:
             delta = _delta(event)
             if first and not found:
                 delta.role = "assistant"

@@ -69,7 +69,7 @@ class CompletionsRenderer(OpenAIRenderer):
     close = b""
 
     def members(self, events: list[Event], *, first: bool) -> list[bytes]:
-        return [b'"text":' + encode(_text(event)) for event in events]
+        return [b'"text":' + encode(_text(event)) for event in events or [Text("")]]
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         return encode(

@@ -19,7 +19,6 @@ from penstock.protocol.wire.messages.tokens import (
     End,
     Event,
     RowDetails,
-    Text,
     ToolCallOpened,
 )
 from penstock.services.frontend.bodies.responses import (
@@ -67,7 +66,8 @@ class OpenAIRenderer(ABC):
 
     @abstractmethod
     def members(self, events: list[Event], *, first: bool) -> list[bytes]:
-        """One rendered member of a choice for each event. first: of the choice."""
+        """One rendered member of a choice for each event, or one that says nothing. first: of the
+        choice."""
 
     @abstractmethod
     def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
@@ -150,7 +150,7 @@ class OpenAIFrames:
         logprobs = self._logprobs.member(answer.details) if answer.details else None
         if not events and end is None and logprobs is None:
             return b""
-        *earlier, last = renderer.members(events or [Text("")], first=self.prefix is not self.later)
+        *earlier, last = renderer.members(events, first=self.prefix is not self.later)
         self.prefix = self.later
         ending = renderer.ending(self._usage)
         frames = [self._opening + member + ending for member in earlier]

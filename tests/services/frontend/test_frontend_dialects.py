@@ -116,7 +116,7 @@ def folded(events: list[Any], wanted: dict[str, Any]) -> dict[str, Any]:
     for event in events:
         (chunk,) = event["choices"]
         choice = choices.setdefault(chunk["index"], {"index": chunk["index"], "logprobs": None})
-        delta = chunk.get("delta") or {"content": chunk["text"]}
+        delta = chunk["delta"] if "delta" in chunk else {"content": chunk["text"]}
         for name in ("content", "reasoning", "reasoning_content"):
             if name in delta:
                 choice[name] = choice.get(name, "") + delta[name]

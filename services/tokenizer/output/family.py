@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
-from penstock.services.tokenizer.output.pattern import Pattern
+from penstock.services.tokenizer.output.pattern import SPACE, Pattern, sequence
 
 
 class Action(enum.Enum):
@@ -50,6 +50,11 @@ class Edge(NamedTuple):
     pattern: Pattern
     to: str
     actions: tuple[Action, ...] = ()
+
+
+def behind_space(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
+    """The edges with any white space before them, as ``Expect`` needs them."""
+    return tuple(edge._replace(pattern=sequence(SPACE, edge.pattern)) for edge in edges)
 
 
 class Channel(enum.Enum):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.services.tokenizer.output.family import Action, Edge, Expect, Scan, State
+from penstock.services.tokenizer.output.family import (
+    Action,
+    Edge,
+    Expect,
+    Scan,
+    State,
+    behind_space,
+)
 from penstock.services.tokenizer.output.json_scanner import JsonScanner
 from penstock.services.tokenizer.output.pattern import (
     SPACE,
@@ -50,9 +57,8 @@ def object_states(then: str, ends: tuple[Edge, ...]) -> dict[str, State]:
     """
     ended = Edge(sequence(SPACE, "}"), then, (Action.END,))
     member = Edge(spaced(sequence(SPACE, ","), sequence('"', _CHARACTERS, '"'), ":"), "member")
-    early = tuple(edge._replace(pattern=sequence(SPACE, edge.pattern)) for edge in ends)
     return {
         "arguments": Scan(JsonScanner, "member_end", ends),
-        "member_end": Expect((ended, member, *early), actions=(Action.END,)),
+        "member_end": Expect((ended, member, *behind_space(ends)), actions=(Action.END,)),
         "member": Scan(JsonScanner, "member_end", ends, discards=True),
     }

@@ -148,7 +148,8 @@ class JsonScanner:
             pieces.append('"')
             self._string = True
             start = place = place + 1
-        if self._string:
+        within = self._string
+        if within:
             place = self._rest_of_string(text, place)
             pieces.append(text[start:place])
             if not self._string:

@@ -95,9 +95,9 @@ class OutputParser:
         while place < end:
             state = self._state
             if state.__class__ is ReadyFree:
-                place = self._free(state, text, place, final)  # type: ignore[arg-type]
+                place = self._free(state, text, place, final)
             elif state.__class__ is ReadyExpect:
-                place = self._expect(state, text, place, final)  # type: ignore[arg-type]
+                place = self._expect(state, text, place, final)
             else:
                 place = self._scan(state, text, place, final)  # type: ignore[arg-type]
         if final and self._arguments is not None:
@@ -208,8 +208,8 @@ class OutputParser:
         state = self._state = self._states[name]
         self.in_reasoning = name in THINKING
         if state.__class__ is ReadyScan and self._arguments is not None:
-            target = self._arguments.discarded() if state.discards else self._arguments  # type: ignore[union-attr]
-            self._scanner = state.scanner(target, state.stops)  # type: ignore[union-attr]
+            target = self._arguments.discarded() if state.discards else self._arguments
+            self._scanner = state.scanner(target, state.stops)
 
     def _act(self, action: Action, match: re.Match[str] | None) -> None:
         arguments = self._arguments

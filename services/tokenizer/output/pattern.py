@@ -122,6 +122,18 @@ class Sequence(NamedTuple):
         )
 
 
+class Group(NamedTuple):
+    """A part that an action finds by its name."""
+
+    group: str
+    part: Pattern
+
+    def regexes(self, reader: Reader) -> Regexes:
+        part = self.part.regexes(reader)
+        whole, last = f"(?P<{self.group}>{part.whole})", f"(?P<{self.group}>{part.last})"
+        return part._replace(whole=whole, last=last)
+
+
 class Either(NamedTuple):
     """The first of these that fits."""
 
@@ -151,7 +163,7 @@ class Optional(NamedTuple):
         return Regexes(whole, part.beginning, last, part.first, part.start, False, True)
 
 
-Pattern: TypeAlias = Literal | Mark | Characters | Ahead | Sequence | Either | Optional
+Pattern: TypeAlias = Literal | Mark | Characters | Ahead | Sequence | Group | Either | Optional
 
 SPACE = Characters(re.escape(SPACE_CHARACTERS), 0, MAX_SPACE)
 

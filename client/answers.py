@@ -102,6 +102,10 @@ class Answer:
 
     def events(self) -> list[Event]:
         """The content, parts of one channel that follow each other joined; without logprobs."""
+        if len(self.content) == 1:  # as nearly every row of a stream
+            (part,) = self.content
+            if isinstance(part, Reasoning) and part.logprobs is None:
+                return [part]
         found: list[Event] = []
         parts = (Text(part) if isinstance(part, str) else part for part in self.content)
         for _, group in itertools.groupby(parts, _channel):

@@ -146,6 +146,10 @@ class ChatRenderer(OpenAIRenderer):
             return [b'"delta":{}']
         found: list[bytes] = []
         for event in events or [Text("")]:
+            if isinstance(event, Reasoning) and (found or not first):  # most rows while it thinks
+                text = encode(event.text)
+                found.append(b'"delta":{"reasoning":%s,"reasoning_content":%s}' % (text, text))
+                continue
             delta = _delta(event)
             if first and not found:
                 delta.role = "assistant"

@@ -8,7 +8,7 @@ The engine adds the states that all families share:
 - ``begin``: the output begins, or goes on after reasoning or calls. Reasoning may open here.
 - ``content``: free text, in which the family's ``openers`` are looked for.
 - ``reasoning``: the same, up to the mark that closes it. A call that opens ends it.
-- ``after``: white space is dropped, then ``begin``.
+- ``after``: a call has ended. White space is dropped, then ``begin``.
 
 What every table must keep to, so that no cut of the text changes the events:
 
@@ -122,12 +122,20 @@ class Scanner(Protocol):
         """The text has ended, or an edge fitted: what is held back goes out."""
 
 
+class Stops(str):
+    """The characters that a state's edges begin with, escaped as in a character class."""
+
+    __slots__ = ("edges",)
+
+    edges: str
+    """Source of a regular expression that matches where an edge fits or may come to fit."""
+
+
 class MakeScanner(Protocol):
     """Makes the scanner of a state when the state is entered."""
 
-    def __call__(self, arguments: Arguments, stops: str) -> Scanner:
-        """stops: the first characters of the state's edges; ``feed`` ends before them, outside of
-        strings."""
+    def __call__(self, arguments: Arguments, stops: Stops) -> Scanner:
+        """stops: where ``feed`` must end, outside of strings, for an edge to be looked for."""
         ...
 
 

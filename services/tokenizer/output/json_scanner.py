@@ -7,32 +7,42 @@ character is looked at once, most of them within one regular expression.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from penstock.services.tokenizer.output.family import Arguments
+from penstock.services.tokenizer.output.family import Arguments, Stops
 from penstock.services.tokenizer.output.pattern import STAND_INS
 
 _STRING = re.compile(r'(?:[^"\\\ud800-\udfff]++|\\[^\ud800-\udfff])*+').match
 """The inside of a string, as far as it goes."""
 _SPACE = re.compile(r"[ \t\r\n]*+").match
 _OPENS = re.compile(r"[\[{]++").match
-_CLOSES = re.compile(r"[\]}]++").match
+Match: TypeAlias = Callable[[str, int], "re.Match[str] | None"]
+
+
+class _Expressions(NamedTuple):
+    step: Match
+    """Goes on to behind the next brackets that open (group 1) or close (2) and have no fellow a few
+    levels on, behind the quote of a string that does not end (3), or to where an edge may begin."""
+    word_end: Match
+    """Finds what cannot be part of a bare word."""
 
 
 @lru_cache(maxsize=64)
-def _between(stops: str) -> re.Pattern[str]:
-    """Whatever lies before the next bracket, or the next of ``stops``."""
-    plain = rf'[^"\[\]{{}}{stops}]++|"(?:[^"\\\ud800-\udfff]++|\\[^\ud800-\udfff])*+"'
-    flat = rf"\{{(?:{plain})*+\}}|\[(?:{plain})*+\]"
-    return re.compile(rf"(?:{plain}|{flat})*+")
-
-
-@lru_cache(maxsize=64)
-def _word_end(stops: str) -> re.Pattern[str]:
-    """What cannot be part of a bare word."""
-    return re.compile(rf"[,\]}} \t\r\n{stops}]")
+def _expressions(characters: str, edges: str) -> _Expressions:
+    string = r'"(?:[^"\\\ud800-\udfff]++|\\[^\ud800-\udfff])*+"'
+    inside = rf'[^"\[\]{{}}{characters}]++|{string}'
+    word_end = r"[,\]} \t\r\n]"
+    if characters:
+        inside += f"|(?!{edges})[{characters}]"
+        word_end += f"|{edges}"
+    flat = rf"[\[{{](?:{inside})*+[\]}}]"
+    flat = rf"[\[{{](?:{inside}|{flat})*+[\]}}]"
+    step = rf'(?:{inside}|{flat})*+(?:([\[{{]++)|([\]}}]++)|("))?'
+    return _Expressions(re.compile(step).match, re.compile(word_end).search)
 
 
 class JsonScanner:
@@ -44,14 +54,13 @@ class JsonScanner:
     """
 
     __slots__ = (
-        "_arguments", "_between", "_depth", "_escaped", "_pieces", "_string",
-        "_word_end", "done",
+        "_arguments", "_depth", "_escaped", "_pieces", "_step", "_string", "_word_end",
+        "done",
     )  # fmt: skip
 
-    def __init__(self, arguments: Arguments, stops: str) -> None:
+    def __init__(self, arguments: Arguments, stops: Stops) -> None:
         self._arguments = arguments
-        self._between = _between(stops).match
-        self._word_end = _word_end(stops).search
+        self._step, self._word_end = _expressions(str(stops), stops.edges)
         self._depth = 0
         self._string = False
         """Within a string."""
@@ -90,33 +99,29 @@ class JsonScanner:
             self._pieces = None
 
     def _structure(self, text: str, place: int) -> int:
-        end = len(text)
+        begin, end = place, len(text)
         if self._string:
             place = self._rest_of_string(text, place)
-        while place < end and not self._string:
-            if self._depth:
-                match = self._between(text, place)
-                place = match.end() if match is not None else place
-                if place == end:
-                    break
+        if not self._depth and place < end:
             run = _OPENS(text, place)
-            if run is not None:
-                self._depth += run.end() - place
-                place = run.end()
-                continue
-            run = _CLOSES(text, place)
-            if run is not None:
-                count = run.end() - place
-                if count >= self._depth:
+            place = run.end() if run is not None else place
+            self._depth = place - begin
+        while place < end and not self._string:
+            found = self._step(text, place)
+            if found is None or found.lastindex is None:
+                return found.end() if found is not None else place
+            place = found.end()
+            if found.lastindex == 1:
+                self._depth += place - found.start(1)
+            elif found.lastindex == 2:
+                first = found.start(2)
+                if place - first >= self._depth:
                     self.done = True
-                    return place + self._depth
-                self._depth -= count
-                place = run.end()
-            elif text[place] == '"':
+                    return first + self._depth
+                self._depth -= place - first
+            else:
                 self._string = True
-                place = self._rest_of_string(text, place + 1)
-            else:  # one of the stops
-                break
+                place = self._rest_of_string(text, place)
         return place
 
     def _rest_of_string(self, text: str, place: int) -> int:

@@ -21,6 +21,7 @@ from penstock.services.tokenizer.output.family import (
     MakeScanner,
     Scan,
     State,
+    Stops,
 )
 from penstock.services.tokenizer.output.pattern import (
     SPACE,
@@ -76,7 +77,7 @@ class ReadyExpect(NamedTuple):
 
 class ReadyScan(NamedTuple):
     scanner: MakeScanner
-    stops: str
+    stops: Stops
     to: str
     edges: tuple[ReadyEdge, ...]
     discards: bool
@@ -167,22 +168,26 @@ def _all_states(
     openers = family.openers if tools else ()
     thinks = reasoning and family.reasoning is not None
     think = Edge(sequence(SPACE, Mark(_THINK_OPEN)), "thinking")
-    end = Edge(Mark(_THINK_CLOSE), "after")
+    end = Edge(Mark(_THINK_CLOSE), "thought")
     begin, content, after = list[Edge](), list(openers), list[Edge]()
+    answer = family.begin if tools else ()
     if thinks and family.reasoning is not None:
         begin.append(think)
         # An answer may speak of the mark; only a token of its own is meant as one.
         if family.reasoning.open in vocabulary.added:
             content.append(Edge(Mark(_THINK_OPEN), "thinking"))
-        after.append(Edge(sequence(SPACE, Mark(_THINK_CLOSE)), "after"))
-    begin += family.begin if tools else ()
+        after.append(Edge(sequence(SPACE, Mark(_THINK_CLOSE)), "thought"))
     after.append(Edge(sequence(SPACE, Ahead()), "begin"))
     states: dict[str, State] = {
-        "begin": Expect(tuple(begin)),
+        "begin": Expect((*begin, *answer)),
         "content": Free(Channel.TEXT, tuple(content), strips=bool(openers)),
         "after": Expect(tuple(after), "begin"),
+        "rest": Free(Channel.TEXT, ()),
     }
     if thinks:
+        then = "answer" if answer else "content"
+        states["answer"] = Expect(answer)
+        states["thought"] = Expect((Edge(sequence(SPACE, Ahead()), then),), then)
         states["thinking"] = Expect((Edge(sequence(SPACE, Ahead()), "reasoning"),), "reasoning")
         states["reasoning"] = Free(Channel.REASONING, (end, *openers), strips=True)
     return states | (dict(family.states) if tools else {})
@@ -192,20 +197,23 @@ def _ready(state: State, used: _Used) -> ReadyState:
     sources = [edge.pattern.regexes(used) for edge in state.edges]
     edges = tuple(map(_ready_edge, state.edges, sources))
     start = "".join(one.start for one in sources)
+    possible = "|".join(f"{unnamed(one.whole)}|{one.first}" for one in sources)
     match state:
         case Free():
             return ReadyFree(
                 state.channel,
                 state.strips,
                 re.compile(f"[{start}]" if start else "(?!)").search,
-                _search("|".join(f"{unnamed(one.whole)}|{one.first}" for one in sources)),
+                _search(possible),
                 _search("|".join(unnamed(one.last) for one in sources)),
                 edges,
             )
         case Expect():
             return ReadyExpect(edges, state.otherwise, state.actions)
         case Scan():
-            return ReadyScan(state.scanner, start, state.to, edges, state.discards)
+            stops = Stops(start)
+            stops.edges = possible or "(?!)"
+            return ReadyScan(state.scanner, stops, state.to, edges, state.discards)
 
 
 def _search(source: str) -> Match:

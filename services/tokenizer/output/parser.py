@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import TypeAlias
 
-from penstock.protocol.wire.messages.tokens import Content
+from penstock.protocol.wire.messages.tokens import Content, Reasoning
 from penstock.services.tokenizer.output.arguments import CallArguments
 from penstock.services.tokenizer.output.collected import Collected
 from penstock.services.tokenizer.output.family import Action, Channel, Scanner
@@ -26,7 +27,10 @@ from penstock.services.tokenizer.output.machine import (
 from penstock.services.tokenizer.output.pattern import MAX_SPACE, SPACE_CHARACTERS
 from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
 
-MakeId = Callable[[int, str], str]
+MAX_CALLS = 1024
+"""Calls in one output. What follows them is content."""
+
+MakeId: TypeAlias = Callable[[int, str], str]
 """The id of a call from its index and the tool's name."""
 
 
@@ -38,8 +42,8 @@ class OutputParser:
     """
 
     __slots__ = (
-        "_arguments", "_calls", "_held", "_machine", "_make_id", "_out", "_quiet", "_scanner",
-        "_state", "_states", "_tokens", "_tools", "in_reasoning",
+        "_arguments", "_calls", "_held", "_machine", "_make_id", "_out", "_quiet", "_reasons",
+        "_scanner", "_state", "_states", "_tokens", "_tools", "in_reasoning",
     )  # fmt: skip
 
     def __init__(
@@ -62,8 +66,10 @@ class OutputParser:
         self._scanner: Scanner | None = None
         self._calls = 0
         self._held = ""
-        self._quiet: Callable[[str], re.Match[str] | None] | None = None
-        """Set where a text in which it finds nothing is content at once."""
+        self._quiet: Callable[[str], object] | None = None
+        """Set where a text in which it finds nothing goes out at once …"""
+        self._reasons = False
+        """… as reasoning, or else as content."""
         self.in_reasoning = in_reasoning and machine.thinks
         """What comes next is reasoning, as far as is known."""
         self._state = machine.states["thinking" if self.in_reasoning else "begin"]
@@ -77,7 +83,7 @@ class OutputParser:
             and quiet(text) is None
             and text.rstrip(SPACE_CHARACTERS) == text
         ):
-            return text
+            return [Reasoning(text)] if self._reasons and text else text
         mark = self._tokens.get(token)
         if mark is not None:
             text = _replaced(text, *mark)
@@ -105,10 +111,11 @@ class OutputParser:
                 self._scanner.cut()
             self._arguments.cut()
         state = self._state
-        free = state.__class__ is ReadyFree and not self._held
         self._quiet = None
-        if free and state.channel is Channel.TEXT:  # type: ignore[union-attr]
-            self._quiet = state.first  # type: ignore[union-attr, assignment]
+        if isinstance(state, ReadyFree) and not self._held:
+            self._reasons = state.channel is Channel.REASONING
+            if self._reasons or state.channel is Channel.TEXT:
+                self._quiet = state.first
         return self._out.take()
 
     def _free(self, state: ReadyFree, text: str, place: int, final: bool) -> int:
@@ -194,10 +201,12 @@ class OutputParser:
             self._arguments.value(text)
 
     def _allowed(self, edge: ReadyEdge, match: re.Match[str]) -> bool:
-        """Whether a call of this name may open."""
-        if not self._machine.family.declared_only or Action.CALL not in edge.actions:
+        """Whether a call may open, if the edge opens one."""
+        if Action.CALL not in edge.actions:
             return True
-        return match["name"] in self._tools
+        if self._calls == MAX_CALLS:
+            return False
+        return not self._machine.family.declared_only or match["name"] in self._tools
 
     def _follow(self, edge: ReadyEdge, match: re.Match[str]) -> None:
         for action in edge.actions:
@@ -205,6 +214,8 @@ class OutputParser:
         self._enter(edge.to)
 
     def _enter(self, name: str) -> None:
+        if self._calls == MAX_CALLS and name in ("begin", "content"):
+            name = "rest"
         state = self._state = self._states[name]
         self.in_reasoning = name in THINKING
         if state.__class__ is ReadyScan and self._arguments is not None:

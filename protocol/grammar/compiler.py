@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.protocol.conversion import tokenizer_command
 from penstock.protocol.grammar.json_schema.check import OPTIONS, exact
-from penstock.protocol.grammar.request import BadGrammar, Grammar, read_schema
+from penstock.protocol.grammar.request import BadGrammar, Grammar, ToolGrammar, read_schema
 from penstock.protocol.model_info import BadModelFolder, read_text
 
 if TYPE_CHECKING:
@@ -200,10 +200,10 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 def _padded(text: str, *, optional: bool) -> str:
     """The grammar with the blank before it that decoding drops. It is a must where the answer may
     begin with another one: else that would be dropped."""
-    whole = msgspec.json.decode(text) if text.startswith("{") else None
-    answer = whole["grammars"][0] if whole else {"lark_grammar": text}
+    rest = msgspec.json.decode(text)["grammars"][1:] if text.startswith("{") else []
     start = {"name": "padded", "lark_grammar": f'start: " "{"?" if optional else ""} @answer'}
-    return msgspec.json.encode({"grammars": [start, answer | {"name": "answer"}]}).decode()
+    answer = _first(text) | {"name": "answer"}
+    return msgspec.json.encode({"grammars": [start, answer, *rest]}).decode()
 
 
 def _compiled(grammar: Grammar, text: str, tokenizer: LLTokenizer) -> LLMatcher:
@@ -227,10 +227,18 @@ def grammar_text(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(_choice_rule(grammar))
     if grammar.kind == "grammar":
         return LLMatcher.grammar_from_lark(_lark(grammar))
-    options = _COMPACT_OPTIONS if grammar.compact else _JSON_OPTIONS
+    if grammar.kind == "tools":
+        return _calls(grammar)
     schema = {"type": "object"}
     if grammar.kind == "json_schema":
         schema = read_schema(grammar.source, grammar.param)
+    return _json(grammar, schema)
+
+
+def _json(grammar: Grammar, schema: Any) -> str:
+    from llguidance import LLMatcher
+
+    options = _COMPACT_OPTIONS if grammar.compact else _JSON_OPTIONS
     try:
         return LLMatcher.grammar_from_json_schema(
             msgspec.json.encode(exact(schema)).decode(),
@@ -238,6 +246,27 @@ def grammar_text(grammar: Grammar) -> str:
         )
     except ValueError as error:
         raise _refused(grammar, str(error)) from None
+
+
+def _calls(grammar: Grammar) -> str:
+    """Calls of tools, or else what the answer's content must look like."""
+    source = msgspec.json.decode(grammar.source, type=ToolGrammar)
+    lark, parts = source.lark, list[dict[str, Any]]()
+    for name, schema in source.schemas.items():
+        parts.append(_first(_json(grammar, schema)) | {"name": name})
+    if source.content is not None:
+        lark = lark.replace("start: ", "start: calls | @content\ncalls: ", 1)
+        parts.append(_first(grammar_text(source.content)) | {"name": "content"})
+    start = {"name": "calls", "lark_grammar": lark}
+    return msgspec.json.encode({"grammars": [start, *parts]}).decode()
+
+
+def _first(text: str) -> dict[str, Any]:
+    """The grammar of a text as llguidance reads it, which has but one."""
+    if not text.startswith("{"):
+        return {"lark_grammar": text}
+    found: dict[str, Any] = msgspec.json.decode(text)["grammars"][0]
+    return found
 
 
 def _choice_rule(grammar: Grammar) -> str:
@@ -298,4 +327,5 @@ _NAMES = {
     "regex": "regex",
     "choice": "choices",
     "grammar": "grammar",
+    "tools": "calls of them",
 }

@@ -28,8 +28,8 @@ MAX_DEPTH = 100
 """Levels of arrays and objects in a schema; the library's JSON reader ends at 128."""
 MAX_START_BYTES = 64
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
-GrammarParam = Literal["response_format", "structured_outputs"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tools"]
+GrammarParam = Literal["response_format", "structured_outputs", "tools"]
 """The request field that a grammar came from."""
 
 _SOURCES = {
@@ -93,7 +93,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     kind: GrammarKind
     source: Annotated[str, Meta(max_length=MAX_SOURCE_BYTES)] = ""
-    """JSON text of the schema or of the list of choices; the regex; the Lark or GBNF text."""
+    """JSON text of the schema, of the list of choices or of a ``ToolGrammar``; the regex; the Lark
+    or GBNF text."""
     compact: bool = False
     """JSON without any white space between its parts."""
     param: GrammarParam = "structured_outputs"
@@ -104,6 +105,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An int32 token id: only an answer that begins with it is free until ``start_after``."""
     padded: bool = False
     """The model's decoder drops a blank at the beginning of an answer: its tokens may have one."""
+    may_end: bool = False
+    """An answer may end before a token of ``start_after`` has come."""
 
     def starts_after(self) -> list[int]:
         """The ids of ``start_after``."""
@@ -113,6 +116,16 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def fits(self) -> bool:
         """Whether the source is within ``MAX_SOURCE_BYTES``."""
         return len(self.source.encode()) <= MAX_SOURCE_BYTES
+
+
+class ToolGrammar(msgspec.Struct, frozen=True):
+    """The source of a grammar of tool calls. No client writes one."""
+
+    lark: str
+    """Rules in llguidance's Lark syntax; ``@name`` stands for the JSON of a schema."""
+    schemas: dict[str, dict[str, Any]] = {}
+    content: Grammar | None = None
+    """What may stand instead of calls."""
 
 
 def from_response_format(value: Any) -> Grammar | None:

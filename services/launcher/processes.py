@@ -49,6 +49,8 @@ class Child:
         """Whether it has joined since its start."""
         self.killed = False
         """Whether it has been sent SIGKILL since its start."""
+        self.lost = False
+        """Whether the router has declared it lost since its start."""
         self.started_at = 0.0
         self._environment = dict(environment)
         self._render = render
@@ -71,7 +73,7 @@ class Child:
         """Start the process. Call it from the main thread: the child ends with that thread."""
         self.started_at = now
         self.restart_at = None
-        self.was_member = self.killed = False
+        self.was_member = self.killed = self.lost = False
         read, write = os.pipe()
         try:
             self._process = subprocess.Popen(

@@ -27,6 +27,8 @@ STOP_SECONDS = 5.0
 """A process may take this much longer than its drain before it is killed."""
 KILLED_SECONDS = 5.0
 """A killed process that is still there (in the kernel, on a sick device) is left behind."""
+_FENCED = "fenced"
+"""In the last words of a process that the router had declared lost, when it finds out."""
 UNJOINED_SECONDS = 30.0
 """A process joins within a second or two of its start; one that does not within so long is stopped
 or stuck."""
@@ -194,7 +196,9 @@ class Supervisor:
             if self._ready and (words := child.farewell()):
                 self._log.warning(f"{child.label} {describe(status)}: {words}", ended_pid=pid)
             return
-        if not self._ready:
+        words = child.farewell()
+        # One that a busy machine kept from its beats is not at fault. (The start has its limit.)
+        if not self._ready and not child.lost and _FENCED not in words:
             child.restart_at = None
             words = child.last_words()
             raise StartFailed(
@@ -202,7 +206,6 @@ class Supervisor:
                 + (f": {words}" if words else ""),
                 exit_code(status),
             )
-        words = child.farewell()
         cause = f": {words}" if words else ""
         self._log.error(
             f"{child.label} {describe(status)}; starting it again{cause}", ended_pid=pid
@@ -214,6 +217,7 @@ class Supervisor:
         for child in self.children:
             if child.alive and child.pid == peer.identity.pid:
                 self._log.error(f"{child.label} was declared lost; killing it", lost_pid=child.pid)
+                child.lost = True
                 child.kill()
 
     def _end_router(self, now: float) -> None:

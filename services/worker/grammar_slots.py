@@ -65,6 +65,7 @@ class _Slot:
         """The answer is free until one of these has come; empty: it has."""
         self.opening = int.from_bytes(grammar.may_open, "little") if grammar.may_open else -1
         """The token that an answer may begin with, to be free for a while; -1: none."""
+        self.may_end = grammar.may_end
         self.family = 0
         self.count = 0
         self.least, self.ends = least, ends
@@ -277,8 +278,10 @@ class GrammarSlots:
             matcher = None if slot is None or slot.free else slot.ready(until)
             if slot is not None and matcher is not None:
                 held.append((row, slot, matcher))
+            elif slot is None or (slot.may_end and slot.failure is None):
+                out[row] = self._all
             else:
-                out[row] = self._all if slot is None else self._endless(slot, until)
+                out[row] = self._endless(slot, until)
         if held and self._watched:
             self._watched -= 1
             for one in held:

@@ -436,6 +436,22 @@ def test_launcher_kills_a_process_that_hangs_and_replaces_it(start: Start) -> No
 
 
 @pytest.mark.slow
+def test_launcher_replaces_a_process_that_hangs_while_the_server_starts(start: Start) -> None:
+    """As on a machine that is too busy to let it beat."""
+    server = start(*NULL)
+    worker = server.child("worker 0")
+    worker.suspend()  # so that the server is not ready meanwhile
+    wait_for(lambda: "joined" in server.text or server.text.count('"ready"') >= 2)
+    server.child("scheduler 0").suspend()
+    wait_for(lambda: "scheduler 0 was declared lost; killing it" in server.text)
+    worker.resume()
+    server.ready()
+    assert server.complete()["usage"]["completion_tokens"] == 4
+    assert server.stop() == 0, server.text
+    server.nothing_is_left()
+
+
+@pytest.mark.slow
 def test_launcher_replaces_a_process_that_no_router_ever_heard_of(start: Start) -> None:
     server = start(*NULL).ready()
     hung = server.child("worker 0")

@@ -1,0 +1,259 @@
+"""The grammar of tool calls: what a model writes where it must call tools, or begins to.
+
+A call's envelope (marks, the tool's name, where arguments stand) follows from the family's table.
+Where tools may be called or not, and calls begin with a token of their own, the answer is free
+until that token comes, and costs nothing until then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from penstock.protocol.grammar.json_schema.check import refuse
+from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, Grammar, ToolGrammar
+from penstock.protocol.wire.messages.requests import TOKEN_BYTES, OutputFormat
+from penstock.services.tokenizer.output.family import ArgumentForm, Envelope, Family
+from penstock.services.tokenizer.output.machine import Vocabulary
+from penstock.services.tokenizer.output.tool_schemas import STRING, ToolSchemas
+from penstock.services.tokenizer.prompt_error import PromptError
+
+Strictness = Literal["auto", "function", "parameter"]
+"""What calls are held to where they are no must; see ``--tool-strictness``."""
+_ANY_OBJECT = {"type": "object"}
+_PLACE = re.compile(r"\{(name|index|key)\}")
+_INDEX = "/[0-9]{1,4}/"
+_TEXT = r"/(?s:.*)/"
+_NOTHING = '""'
+
+
+class _Tool(NamedTuple):
+    name: str
+    schema: dict[str, Any] | None
+    """To be kept to; ``None``: any arguments do."""
+
+
+def tool_grammar(
+    family: Family, vocabulary: Vocabulary, output: OutputFormat, strictness: Strictness
+) -> Grammar | None:
+    """The grammar of an answer with these tools; ``None``: it is free.
+
+    Raises ``PromptError`` where a strict tool's schema cannot be enforced, or a call is a must and
+    the family has no grammar.
+    """
+    envelope, required = family.envelope, output.mode == "required"
+    if not output.tools or output.mode == "none":
+        return None
+    if envelope is None:
+        if required or output.strict:
+            raise PromptError(
+                f"tool_choice and strict tools need a grammar, and there is none for calls as this "
+                f"model writes them ({family.name}); send tool_choice: 'auto' without strict",
+                "tool_choice",
+            )
+        return None
+    if not required and not output.strict and strictness == "auto":
+        return None
+    tools = list(_tools(output, required or strictness == "parameter"))
+    writer = _Writer(envelope, vocabulary)
+    opening = None if required else writer.opening
+    if opening is None and not required and not output.strict:
+        return None  # all of the answer would have to be watched
+    source = writer.write(tools, parallel=output.parallel, opened=opening is not None)
+    if opening is None and not required:
+        source = writer.or_text(source)
+    encoded = msgspec.json.encode(source).decode()
+    if len(encoded.encode()) > MAX_SOURCE_BYTES:
+        raise PromptError(
+            f"tools: the grammar of their calls has {len(encoded)} bytes; at most "
+            f"{MAX_SOURCE_BYTES} are allowed: send fewer or smaller ones",
+            "tools",
+        )
+    grammar = Grammar("tools", encoded, param="tools")
+    if opening is None:
+        return grammar
+    start = opening.to_bytes(TOKEN_BYTES, "little")
+    return msgspec.structs.replace(grammar, start_after=start, may_end=True)
+
+
+def _tools(output: OutputFormat, with_schemas: bool) -> Iterable[_Tool]:
+    """Those that may be called, each with its schema where that is to be kept to."""
+    for one in msgspec.json.decode(output.tools):
+        name, schema = one["function"]["name"], one["function"].get("parameters")
+        if output.allowed and name not in output.allowed:
+            continue
+        is_strict = name in output.strict
+        if not isinstance(schema, dict) or not (is_strict or with_schemas):
+            yield _Tool(name, None)
+            continue
+        schema = {"type": "object", **schema}
+        reason = refuse(schema)
+        if reason is not None and is_strict:
+            raise PromptError(f"tools: the schema of {name!r}, which is strict: {reason}", "tools")
+        yield _Tool(name, schema if reason is None else None)
+
+
+class _Writer:
+    """Writes a grammar for llguidance: rules in Lark's syntax, and the schemas that they name."""
+
+    def __init__(self, envelope: Envelope, vocabulary: Vocabulary) -> None:
+        self._envelope = envelope
+        self._added = vocabulary.added
+        marks = sorted(filter(None, self._added), key=len, reverse=True)
+        self._marks = re.compile("|".join(map(re.escape, marks)) or "(?!)")
+        self._rules: list[str] = []
+        self._schemas: dict[str, dict[str, Any]] = {}
+
+    @property
+    def opening(self) -> int | None:
+        """The token that every row of calls begins with, if one does."""
+        found = self._marks.match(self._beginning)
+        return self._added[found[0]] if found else None
+
+    @property
+    def _beginning(self) -> str:
+        return self._envelope.open or self._envelope.before_name
+
+    def write(self, tools: list[_Tool], *, parallel: bool, opened: bool) -> ToolGrammar:
+        """opened: the token that begins the calls has come."""
+        envelope = self._envelope
+        numbered = list(enumerate(tools))
+        later = " | ".join(f"call_{number}" for number, _ in numbered)
+        first = later
+        opening = self._marks.match(self._beginning) if opened else None
+        skipped = len(opening[0]) if opening else 0
+        for number, tool in numbered:
+            self._rule(f"arguments_{number}", self._arguments(number, tool))
+            self._rule(f"call_{number}", self._call(number, tool, 0))
+        if skipped and not envelope.open:
+            first = " | ".join(f"first_{number}" for number, _ in numbered)
+            for number, tool in numbered:
+                self._rule(f"first_{number}", self._call(number, tool, skipped))
+        open_text = envelope.open[skipped:] if envelope.open else ""
+        parts = [self._literal(open_text), f"({first})"]
+        if parallel and envelope.separator is not None:
+            parts.append(f"({self._literal(envelope.separator)} ({later}))*")
+        parts.append(self._literal(envelope.close))
+        start = " ".join(filter(None, parts))
+        return ToolGrammar("\n".join([f"start: {start}", *self._rules]), self._schemas)
+
+    def or_text(self, source: ToolGrammar) -> ToolGrammar:
+        """The same, or any text that does not begin as calls do."""
+        beginning = _regex(self._beginning.lstrip()[:1])
+        text = rf"TEXT: {_TEXT} & ~/\s*{beginning}(?s:.*)/"
+        lark = source.lark.replace("start: ", "start: calls | TEXT\ncalls: ", 1)
+        return ToolGrammar(f"{lark}\n{text}", source.schemas)
+
+    def _call(self, number: int, tool: _Tool, skipped: int) -> str:
+        envelope = self._envelope
+        before = self._text(envelope.before_name, skipped, name=tool.name)
+        after = self._text(envelope.after_name, 0, name=tool.name)
+        written = "" if "{name}" in envelope.before_name + envelope.after_name else tool.name
+        end = self._text(envelope.end, 0, name=tool.name)
+        parts = (before, self._literal(written), after, f"arguments_{number}", end)
+        return " ".join(filter(None, parts))
+
+    def _rule(self, name: str, body: str) -> None:
+        self._rules.append(f"{name}: {body or _NOTHING}")
+
+    def _arguments(self, number: int, tool: _Tool) -> str:
+        if self._envelope.form is ArgumentForm.JSON:
+            schema = _ANY_OBJECT if tool.schema is None else tool.schema
+            return self._schema(f"object_{number}", schema)
+        return self._parameters(number, tool)
+
+    def _parameters(self, number: int, tool: _Tool) -> str:
+        """Each parameter of the schema at most once and in its order, or any text without one."""
+        schema = tool.schema or {}
+        properties = schema.get("properties")
+        if not isinstance(properties, dict) or not properties:
+            return "" if tool.schema and tool.schema.get("properties") == {} else self._any(number)
+        required = schema.get("required") or ()
+        found = ToolSchemas({tool.name: schema}).of(tool.name)
+        parts = []
+        for position, (key, of_key) in enumerate(properties.items()):
+            kinds = found.kinds(key)
+            name = f"parameter_{number}_{position}"
+            if kinds and not kinds & STRING:
+                whole = self._as_json(name, key, of_key, schema)
+            else:
+                whole = self._as_text(name, key, of_key)
+            parts.append(f"({whole})" if key in required else f"({whole})?")
+        return " ".join(parts)
+
+    def _any(self, number: int) -> str:
+        """Parameters of any name."""
+        self._rule(f"any_{number}", self._as_text(f"any_{number}", "", {}))
+        return f"any_{number}*"
+
+    def _as_json(self, name: str, key: str, of_key: Any, schema: Mapping[str, Any]) -> str:
+        envelope = self._envelope
+        definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+        value = {**of_key, **definitions} if isinstance(of_key, dict) else {}
+        if refuse(value) is not None:
+            value = {}
+        before = self._text(envelope.before_json or envelope.before_value, 0, key=key)
+        after = self._text(envelope.after_value, 0, key=key)
+        return " ".join(filter(None, (before, self._schema(name, value), after)))
+
+    def _as_text(self, name: str, key: str, of_key: Any) -> str:
+        """key: empty: any."""
+        envelope = self._envelope
+        before = self._text(envelope.before_value, 0, key=key)
+        values = of_key.get("enum") if isinstance(of_key, dict) else None
+        after = self._text(envelope.after_value, 0, key=key)
+        if isinstance(values, list) and values and all(isinstance(one, str) for one in values):
+            choices = " | ".join(map(_quoted, values))
+            return " ".join(filter(None, (before, f"({choices})", after)))
+        excluded = envelope.value_excludes
+        if not excluded or self._marks.search(excluded):
+            return " ".join(filter(None, (before, _TEXT, after)))
+        # One terminal for the value and what ends it: a text alone would swallow the end.
+        ending, terminal = _regex(envelope.after_value), name.upper()
+        twice = "(?s:.*)".join(("", *itertools.repeat(_regex(excluded), 2), ""))
+        self._rule(terminal, f"/(?s:.*){ending}/ & ~/{twice}/")
+        return f"{before} {terminal}" if before else terminal
+
+    def _schema(self, name: str, schema: dict[str, Any]) -> str:
+        self._schemas[name] = schema
+        return f"@{name}"
+
+    def _text(self, text: str, skipped: int, *, name: str = "", key: str = "") -> str:
+        """A text of the envelope from ``skipped`` on, with its places filled."""
+        parts = []
+        for piece in re.split(r"(\{(?:name|index|key)\})", text[skipped:]):
+            found = _PLACE.fullmatch(piece)
+            if found is None:
+                parts.append(self._literal(piece))
+            elif found[1] == "index":
+                parts.append(_INDEX)
+            elif found[1] == "key" and not key:
+                parts.append(r"/[^<>\"\n]{1,64}/")
+            else:
+                parts.append(_quoted(name if found[1] == "name" else key))
+        return " ".join(filter(None, parts))
+
+    def _literal(self, text: str) -> str:
+        """A text whose marks are tokens where the vocabulary has them so."""
+        parts, place = [], 0
+        for found in self._marks.finditer(text):
+            parts += [_quoted(text[place : found.start()]), f"<[{self._added[found[0]]}]>"]
+            place = found.end()
+        parts.append(_quoted(text[place:]))
+        return " ".join(part for part in parts if part != '""')
+
+
+def _quoted(text: str) -> str:
+    """Lark's strings have the escapes of JSON's."""
+    return msgspec.json.encode(text).decode()
+
+
+def _regex(text: str) -> str:
+    """A regular expression between slashes that matches a text."""
+    return "".join(
+        character if character.isalnum() else f"\\x{{{ord(character):x}}}" for character in text
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -25,10 +25,11 @@ from penstock.services.tokenizer.prompt_error import PromptError
 Strictness = Literal["auto", "function", "parameter"]
 """What calls are held to where they are no must; see ``--tool-strictness``."""
 _ANY_OBJECT = {"type": "object"}
-_PLACE = re.compile(r"\{(name|index|key)\}")
+_PLACE = re.compile(r"\{(index|key)\}")
 _INDEX = "/[0-9]{1,4}/"
 _TEXT = r"/(?s:.*)/"
 _NOTHING = '""'
+_ANY_KEY = r"/[^<>\"\n]{1,64}/"
 
 
 class _Tool(NamedTuple):
@@ -121,24 +122,17 @@ class _Writer:
     def write(self, tools: list[_Tool], *, parallel: bool, opened: bool) -> ToolGrammar:
         """opened: the token that begins the calls has come."""
         envelope = self._envelope
-        numbered = list(enumerate(tools))
-        later = " | ".join(f"call_{number}" for number, _ in numbered)
-        first = later
         opening = self._marks.match(self._beginning) if opened else None
         skipped = len(opening[0]) if opening else 0
-        for number, tool in numbered:
+        for number, tool in enumerate(tools):
             self._rule(f"arguments_{number}", self._arguments(number, tool))
-            self._rule(f"call_{number}", self._call(number, tool, 0))
-        if skipped and not envelope.open:
-            first = " | ".join(f"first_{number}" for number, _ in numbered)
-            for number, tool in numbered:
-                self._rule(f"first_{number}", self._call(number, tool, skipped))
-        open_text = envelope.open[skipped:] if envelope.open else ""
-        parts = [self._literal(open_text), f"({first})"]
+            self._rule(f"first_{number}", self._call(number, tool, envelope.open, skipped))
+        start = _any_of("first", tools)
         if parallel and envelope.separator is not None:
-            parts.append(f"({self._literal(envelope.separator)} ({later}))*")
-        parts.append(self._literal(envelope.close))
-        start = " ".join(filter(None, parts))
+            for number, tool in enumerate(tools):
+                self._rule(f"next_{number}", self._call(number, tool, envelope.separator, 0))
+            start += f" {_any_of('next', tools)}*"
+        start += f" {self._text(envelope.close)}"
         return ToolGrammar("\n".join([f"start: {start}", *self._rules]), self._schemas)
 
     def or_text(self, source: ToolGrammar) -> ToolGrammar:
@@ -148,14 +142,15 @@ class _Writer:
         lark = source.lark.replace("start: ", "start: calls | TEXT\ncalls: ", 1)
         return ToolGrammar(f"{lark}\n{text}", source.schemas)
 
-    def _call(self, number: int, tool: _Tool, skipped: int) -> str:
+    def _call(self, number: int, tool: _Tool, before: str, skipped: int) -> str:
+        """before: what stands before the call. Adjacent texts are one terminal: of two terminals
+        of which one begins as the other, the compiler's lexer would take the longer one."""
         envelope = self._envelope
-        before = self._text(envelope.before_name, skipped, name=tool.name)
-        after = self._text(envelope.after_name, 0, name=tool.name)
-        written = "" if "{name}" in envelope.before_name + envelope.after_name else tool.name
-        end = self._text(envelope.end, 0, name=tool.name)
-        parts = (before, self._literal(written), after, f"arguments_{number}", end)
-        return " ".join(filter(None, parts))
+        head = f"{before}{envelope.before_name}"[skipped:]
+        if "{name}" not in envelope.before_name + envelope.after_name:
+            head += "{name}"
+        head = self._text(head + envelope.after_name, name=tool.name)
+        return f"{head} arguments_{number} {self._text(envelope.end, name=tool.name)}"
 
     def _rule(self, name: str, body: str) -> None:
         self._rules.append(f"{name}: {body or _NOTHING}")
@@ -174,7 +169,7 @@ class _Writer:
             return "" if tool.schema and tool.schema.get("properties") == {} else self._any(number)
         required = schema.get("required") or ()
         found = ToolSchemas({tool.name: schema}).of(tool.name)
-        parts = []
+        parts: list[str] = []
         for position, (key, of_key) in enumerate(properties.items()):
             kinds = found.kinds(key)
             name = f"parameter_{number}_{position}"
@@ -187,8 +182,12 @@ class _Writer:
 
     def _any(self, number: int) -> str:
         """Parameters of any name."""
-        self._rule(f"any_{number}", self._as_text(f"any_{number}", "", {}))
-        return f"any_{number}*"
+        name = f"any_{number}"
+        parts = [self._as_text(name, "", {})]
+        if self._envelope.before_json:
+            parts.append(self._as_json(f"{name}_json", "", {}, {}))
+        self._rule(name, " | ".join(parts))
+        return f"{name}*"
 
     def _as_json(self, name: str, key: str, of_key: Any, schema: Mapping[str, Any]) -> str:
         envelope = self._envelope
@@ -196,55 +195,57 @@ class _Writer:
         value = {**of_key, **definitions} if isinstance(of_key, dict) else {}
         if refuse(value) is not None:
             value = {}
-        before = self._text(envelope.before_json or envelope.before_value, 0, key=key)
-        after = self._text(envelope.after_value, 0, key=key)
-        return " ".join(filter(None, (before, self._schema(name, value), after)))
+        before = self._text(envelope.before_json or envelope.before_value, key=key)
+        return f"{before} {self._schema(name, value)} {self._text(envelope.after_value, key=key)}"
 
     def _as_text(self, name: str, key: str, of_key: Any) -> str:
         """key: empty: any."""
         envelope = self._envelope
-        before = self._text(envelope.before_value, 0, key=key)
+        before = self._text(envelope.before_value, key=key)
         values = of_key.get("enum") if isinstance(of_key, dict) else None
-        after = self._text(envelope.after_value, 0, key=key)
+        after = self._text(envelope.after_value, key=key)
         if isinstance(values, list) and values and all(isinstance(one, str) for one in values):
-            choices = " | ".join(map(_quoted, values))
-            return " ".join(filter(None, (before, f"({choices})", after)))
+            return f"{before} ({' | '.join(map(_quoted, values))}) {after}"
         excluded = envelope.value_excludes
         if not excluded or self._marks.search(excluded):
-            return " ".join(filter(None, (before, _TEXT, after)))
+            return f"{before} {_TEXT} {after}"
         # One terminal for the value and what ends it: a text alone would swallow the end.
         ending, terminal = _regex(envelope.after_value), name.upper()
         twice = "(?s:.*)".join(("", *itertools.repeat(_regex(excluded), 2), ""))
         self._rule(terminal, f"/(?s:.*){ending}/ & ~/{twice}/")
-        return f"{before} {terminal}" if before else terminal
+        return f"{before} {terminal}"
 
     def _schema(self, name: str, schema: dict[str, Any]) -> str:
         self._schemas[name] = schema
         return f"@{name}"
 
-    def _text(self, text: str, skipped: int, *, name: str = "", key: str = "") -> str:
-        """A text of the envelope from ``skipped`` on, with its places filled."""
-        parts = []
-        for piece in re.split(r"(\{(?:name|index|key)\})", text[skipped:]):
+    def _text(self, text: str, *, name: str = "", key: str = "") -> str:
+        """A text of the envelope with its places filled. Its marks are tokens where the vocabulary
+        has them so. key: empty: any."""
+        parts: list[str] = []
+        for piece in re.split(r"(\{(?:index|key)\})", text.replace("{name}", name)):
             found = _PLACE.fullmatch(piece)
             if found is None:
-                parts.append(self._literal(piece))
+                parts += self._literals(piece)
             elif found[1] == "index":
                 parts.append(_INDEX)
-            elif found[1] == "key" and not key:
-                parts.append(r"/[^<>\"\n]{1,64}/")
             else:
-                parts.append(_quoted(name if found[1] == "name" else key))
-        return " ".join(filter(None, parts))
+                parts.append(_quoted(key) if key else _ANY_KEY)
+        return " ".join(parts) or _NOTHING
 
-    def _literal(self, text: str) -> str:
-        """A text whose marks are tokens where the vocabulary has them so."""
-        parts, place = [], 0
+    def _literals(self, text: str) -> Iterator[str]:
+        place = 0
         for found in self._marks.finditer(text):
-            parts += [_quoted(text[place : found.start()]), f"<[{self._added[found[0]]}]>"]
+            if found.start() > place:
+                yield _quoted(text[place : found.start()])
+            yield f"<[{self._added[found[0]]}]>"
             place = found.end()
-        parts.append(_quoted(text[place:]))
-        return " ".join(part for part in parts if part != '""')
+        if place < len(text):
+            yield _quoted(text[place:])
+
+
+def _any_of(rule: str, tools: list[_Tool]) -> str:
+    return f"({' | '.join(f'{rule}_{number}' for number, _ in enumerate(tools))})"
 
 
 def _quoted(text: str) -> str:

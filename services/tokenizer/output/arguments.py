@@ -53,6 +53,7 @@ class CallArguments:
         self.end_value()
         if self._written < 0:
             return
+        name = self._machine.restore(name)
         self._out.arguments(self._index, ("{" if not self._written else ", ") + quoted(name) + ": ")
         self._written += 1
         self._key = True
@@ -67,6 +68,7 @@ class CallArguments:
         """A part of the value of the open parameter."""
         if not self._key or not text:
             return
+        text = self._machine.restore(text)
         if self._machine.family.newlines:
             if not self._started and text[0] == "\n":
                 text = text[1:]

@@ -42,6 +42,8 @@ class Action(enum.Enum):
     """The parameter's value ends."""
     END = enum.auto()
     """The call ends. What is still open of its arguments is closed."""
+    DECLARED = enum.auto()
+    """Beside ``CALL``: the edge fits only where ``name`` is that of a declared tool."""
 
 
 class Edge(NamedTuple):
@@ -131,6 +133,18 @@ class Stops(str):
     """Source of a regular expression that matches where an edge fits or may come to fit."""
 
 
+class QuotedScanner(Scanner, Protocol):
+    """A scanner of texts in which a mark begins and ends strings (``Scan.quote``)."""
+
+    @property
+    def quoted(self) -> bool:
+        """What comes is the inside of a string."""
+        ...
+
+    def quote(self, text: str) -> None:
+        """The mark stands where ``feed`` stopped."""
+
+
 class MakeScanner(Protocol):
     """Makes the scanner of a state when the state is entered."""
 
@@ -147,6 +161,8 @@ class Scan(NamedTuple):
     edges: tuple[Edge, ...] = ()
     discards: bool = False
     """What is read is no part of the arguments."""
+    quote: Pattern | None = None
+    """A mark that begins and ends strings; the scanner is a ``QuotedScanner``."""
 
 
 State: TypeAlias = Free | Expect | Scan
@@ -157,6 +173,8 @@ class ReasoningMarks(NamedTuple):
 
     open: str = "<think>"
     close: str = "</think>"
+    label: str = ""
+    """A text that belongs to the opening mark and stands behind it."""
 
 
 THINK_TAGS = ReasoningMarks()
@@ -228,5 +246,8 @@ class Family:
     """What may stand only where content would begin, like a call without any mark."""
     declared_only: bool = False
     """Only names of declared tools open calls; any other text is content."""
+    channels: bool = False
+    """All output stands in channels of the family's own: its states hold whether tools are declared
+    or not. One named ``thinking`` reads reasoning that the prompt has opened."""
     newlines: bool = False
     """``PARAMETERS``: a value's first and last line feed are no part of it."""

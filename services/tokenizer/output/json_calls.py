@@ -33,16 +33,16 @@ def call_headers(
     keys: tuple[str, ...] = ARGUMENTS,
     to: str = "arguments",
     without: str = "object_end",
+    name_key: str = '"name"',
+    others: tuple[str, ...] = ('"id"', '"type"'),
 ) -> tuple[Edge, ...]:
     """The edges from ``before`` an object to its arguments (state ``to``), or to the end of an
     object that has none (state ``without``).
 
-    ``id`` and ``type`` may stand before the name if they are strings.
+    others: keys that may stand before that of the name, with a string.
     """
-    other = optional(
-        spaced(either('"id"', '"type"'), ":", '"'), _CHARACTERS, '"', SPACE, ",", SPACE
-    )
-    called = sequence(spaced('"name"', ":", '"'), name('"\\'), '"')
+    other = optional(spaced(either(*others), ":", '"'), _CHARACTERS, '"', SPACE, ",", SPACE)
+    called = sequence(spaced(name_key, ":", '"'), name('"\\'), '"')
     head = sequence(*before, "{", SPACE, other, called)
     return (
         Edge(spaced(head, ",", either(*keys), ":"), to, (Action.CALL,)),

@@ -81,6 +81,7 @@ class ReadyScan(NamedTuple):
     to: str
     edges: tuple[ReadyEdge, ...]
     discards: bool
+    quote: ReadyEdge | None
 
 
 ReadyState: TypeAlias = ReadyFree | ReadyExpect | ReadyScan
@@ -165,17 +166,20 @@ def _all_states(
     family: Family, vocabulary: Vocabulary, tools: bool, reasoning: bool
 ) -> dict[str, State]:
     """The family's states and those that all families share."""
-    openers = family.openers if tools else ()
+    own = tools or (reasoning and family.channels)
+    openers = family.openers if own else ()
     thinks = reasoning and family.reasoning is not None
-    think = Edge(sequence(SPACE, Mark(_THINK_OPEN)), "thinking")
+    label = family.reasoning.label if family.reasoning is not None else ""
+    opening = sequence(Mark(_THINK_OPEN), label) if label else Mark(_THINK_OPEN)
+    think = Edge(sequence(SPACE, opening), "thinking")
     end = Edge(Mark(_THINK_CLOSE), "thought")
     begin, content, after = list[Edge](), list(openers), list[Edge]()
-    answer = family.begin if tools else ()
+    answer = family.begin if own else ()
     if thinks and family.reasoning is not None:
         begin.append(think)
         # An answer may speak of the mark; only a token of its own is meant as one.
         if family.reasoning.open in vocabulary.added:
-            content.append(Edge(Mark(_THINK_OPEN), "thinking"))
+            content.append(Edge(opening, "thinking"))
         after.append(Edge(sequence(SPACE, Mark(_THINK_CLOSE)), "thought"))
     after.append(Edge(sequence(SPACE, Ahead()), "begin"))
     states: dict[str, State] = {
@@ -190,7 +194,21 @@ def _all_states(
         states["thought"] = Expect((Edge(sequence(SPACE, Ahead()), then),), then)
         states["thinking"] = Expect((Edge(sequence(SPACE, Ahead()), "reasoning"),), "reasoning")
         states["reasoning"] = Free(Channel.REASONING, (end, *openers), strips=True)
-    return states | (dict(family.states) if tools else {})
+    if own:
+        states |= family.states
+    if family.channels:
+        states = {name: _switched(state, tools, reasoning) for name, state in states.items()}
+    return states
+
+
+def _switched(state: State, tools: bool, reasoning: bool) -> State:
+    """A state of a family with channels of its own, without calls or without reasoning."""
+    if not tools:
+        edges = tuple(edge for edge in state.edges if Action.CALL not in edge.actions)
+        state = state._replace(edges=edges)
+    if not reasoning and isinstance(state, Free) and state.channel is Channel.REASONING:
+        state = state._replace(channel=Channel.TEXT)
+    return state
 
 
 def _ready(state: State, used: _Used) -> ReadyState:
@@ -211,9 +229,15 @@ def _ready(state: State, used: _Used) -> ReadyState:
         case Expect():
             return ReadyExpect(edges, state.otherwise, state.actions)
         case Scan():
+            quote = None
+            if state.quote is not None:
+                regexes = state.quote.regexes(used)
+                quote = _ready_edge(Edge(state.quote, ""), regexes)
+                start += regexes.start
+                possible = f"{unnamed(regexes.whole)}|{regexes.first}|{possible or '(?!)'}"
             stops = Stops(start)
             stops.edges = possible or "(?!)"
-            return ReadyScan(state.scanner, stops, state.to, edges, state.discards)
+            return ReadyScan(state.scanner, stops, state.to, edges, state.discards, quote)
 
 
 def _search(source: str) -> Match:

@@ -24,7 +24,7 @@ from penstock.services.tokenizer.output.machine import (
     ReadyFree,
     ReadyScan,
 )
-from penstock.services.tokenizer.output.pattern import MAX_SPACE, SPACE_CHARACTERS
+from penstock.services.tokenizer.output.pattern import MAX_SPACE, SPACE_CHARACTERS, STAND_INS
 from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
 
 MAX_CALLS = 1024
@@ -176,7 +176,17 @@ class OutputParser:
             return place
         if place == len(text):
             return place
-        for edge in state.edges:
+        if state.quote is not None:
+            match = state.quote.whole(text, place)
+            if match is not None:
+                scanner.quote(match[0])  # type: ignore[attr-defined]  # a QuotedScanner
+                return match.end()
+            if not final and state.quote.beginning(text, place) is not None:
+                self._held = text[place:]
+                return len(text)
+        by_text = STAND_INS.match(text, place) is None
+        edges = () if by_text and getattr(scanner, "quoted", False) else state.edges
+        for edge in edges:
             match = (edge.last if final else edge.whole)(text, place)
             if match is not None:
                 scanner.cut()
@@ -206,7 +216,9 @@ class OutputParser:
             return True
         if self._calls == MAX_CALLS:
             return False
-        return not self._machine.family.declared_only or match["name"] in self._tools
+        if self._machine.family.declared_only or Action.DECLARED in edge.actions:
+            return match["name"] in self._tools
+        return True
 
     def _follow(self, edge: ReadyEdge, match: re.Match[str]) -> None:
         for action in edge.actions:
@@ -228,7 +240,7 @@ class OutputParser:
             if arguments is not None:
                 arguments.close()
             self._open(match)
-        elif arguments is None:
+        elif arguments is None or action is Action.DECLARED:
             return
         elif action is Action.VALUE_END:
             arguments.end_value()

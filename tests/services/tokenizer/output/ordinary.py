@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from replay import Case, call, reasoning, text
+from itertools import pairwise
+
+from replay import Call, Case, call, reasoning, text
 from written import written
 
 from penstock.services.tokenizer.output.family import Family
@@ -43,13 +45,23 @@ def ordinary_cases(family: Family) -> list[Case]:
     ]
     if family.envelope is not None and "{index}" in family.envelope.after_name:
         cases = [_with_ids(case) for case in cases]
-    return cases + _reasoned(family, one)
+    cases += _reasoned(family, one)
+    return [case for case in cases if not family.declared_only or _is_told(case)]
+
+
+def _is_told(case: Case) -> bool:
+    """Without a mark a call is one only from the first character on, and of a declared tool."""
+    calls = [place for place, item in enumerate(case.expected) if isinstance(item, Call)]
+    texts = [place for place, item in enumerate(case.expected) if not isinstance(item, Call)]
+    declared = all(case.expected[place].name in case.tools for place in calls)  # type: ignore[union-attr]
+    one_run = all(after - before == 1 for before, after in pairwise(calls))
+    return declared and (not calls or (one_run and all(calls[0] < place for place in texts)))
 
 
 def _reasoned(family: Family, one: str) -> list[Case]:
     if family.reasoning is None:
         return []
-    opened, closed = family.reasoning
+    opened, closed = family.reasoning.open + family.reasoning.label, family.reasoning.close
     thought, rome = reasoning("Why\nnot"), call("weather", {"city": "Rome"})
     if family.envelope is not None and "{index}" in family.envelope.after_name:
         rome = rome._replace(id="functions.weather:0")

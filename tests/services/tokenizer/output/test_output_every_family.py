@@ -27,7 +27,9 @@ def test_an_output_that_ends_anywhere_keeps_what_it_has(name: str) -> None:
             whole = run(family, vocabulary, joined(pieces[:end]))
             assert run(family, vocabulary, pieces[:end]) == whole, pieces[:end]
             assert all(event[-1] for event in whole if event[0] != "call")
-            assert _is_kept(family, "".join(text for _, text in pieces[:end]), whole)
+            assert family.channels or _is_kept(
+                family, "".join(text for _, text in pieces[:end]), whole
+            )
 
 
 def _is_kept(family: Family, output: str, events: list[tuple[object, ...]]) -> bool:

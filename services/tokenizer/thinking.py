@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.services.tokenizer.output.family import THINK_TAGS, Family, ReasoningMarks
 from penstock.services.tokenizer.text_model import TextModel
 
-THINK_BEGIN = "<think>"
-THINK_END = "</think>"
+THINK_BEGIN, THINK_END = THINK_TAGS.open, THINK_TAGS.close
+_TAIL = 512
+"""Tokens of a prompt's end that are looked at for marks that are no tokens of their own."""
 
 
 class Thinking(NamedTuple):
@@ -21,26 +23,31 @@ class Thinking(NamedTuple):
     """… if this one is the first that comes; empty: whatever comes first."""
 
 
-def thinking(text_model: TextModel, prompt: bytes) -> Thinking:
+def thinking(
+    text_model: TextModel, prompt: bytes, marks: ReasoningMarks | None = THINK_TAGS
+) -> Thinking:
     """What a model may think before it answers.
 
-    A model thinks where its chat template knows ``</think>``, its vocabulary has that as one token,
-    and the prompt's last turn does not show the thinking as ended. Where the prompt opens it, the
-    model is in the midst of it; else it may open it or answer at once, as many models do that
-    think only where they are asked to. A prompt without control tokens is no chat: it thinks only
-    where it ends within an open ``<think>``.
+    A model thinks where its chat template knows what closes its thinking (``</think>``), its
+    vocabulary has that as one token, and the prompt's last turn does not show the thinking as
+    ended. Where the prompt opens it, the model is in the midst of it; else it may open it or answer
+    at once, as many models do that think only where they are asked to. A prompt without control
+    tokens is no chat: it thinks only where it ends within an open ``<think>``.
 
     It depends on nothing but the prompt's ids, so that a continuation, which brings those instead
     of messages, gets the same answer.
 
     Args:
         prompt: int32 token ids, little endian.
+        marks: of the model's thinking; ``None``: it has none.
     """
-    source, end = text_model.template_source, text_model.token_id(THINK_END)
-    if source is None or THINK_END not in source or end is None:
+    if marks is None:
+        return Thinking()
+    source, end = text_model.template_source, text_model.token_id(marks.close)
+    if source is None or marks.close not in source or end is None:
         return Thinking()
     ids = np.frombuffer(prompt, "<i4")
-    begin = text_model.token_id(THINK_BEGIN)
+    begin = text_model.token_id(marks.open)
     control = [number for number in text_model.special_ids if number not in (begin, end)]
     turn = _last(ids[1:], control)  # the first token may only say that a text begins
     opened, ended = _last(ids[1:], [] if begin is None else [begin]), _last(ids[1:], [end])
@@ -50,6 +57,37 @@ def thinking(text_model: TextModel, prompt: bytes) -> Thinking:
     if opened > turn or begin is None:
         return Thinking(after)
     return Thinking(after, begin.to_bytes(4, "little"))
+
+
+def begins_in_reasoning(text_model: TextModel, prompt: bytes, family: Family) -> bool:
+    """Whether the prompt has opened the thinking that the output goes on with.
+
+    Args:
+        prompt: int32 token ids, little endian.
+    """
+    if family.channels:
+        marks = family.marks
+        opening = f"{marks['channel']}analysis{marks['message']}"
+        tail = _tail(text_model, prompt, marks["start"])
+        _, opened, message = tail.rpartition(opening)
+        return bool(opened) and marks["end"] not in message and marks["channel"] not in message
+    reasoning = family.reasoning
+    if reasoning is None:
+        return False
+    if text_model.token_id(reasoning.close) is not None:
+        thought = thinking(text_model, prompt, reasoning)
+        return bool(thought.start_after) and not thought.may_open
+    tail = _tail(text_model, prompt, None)
+    return tail.rfind(reasoning.open) > tail.rfind(reasoning.close)
+
+
+def _tail(text_model: TextModel, prompt: bytes, start: str | None) -> str:
+    """The end of the prompt as text, from its last control token on, or from the last ``start``."""
+    ids = np.frombuffer(prompt, "<i4")[-_TAIL:]
+    begin = text_model.token_id(start) if start is not None else None
+    place = _last(ids, list(text_model.special_ids) if begin is None else [begin])
+    text: str = text_model.tokenizer.decode(ids[place + 1 :].tolist(), skip_special_tokens=False)
+    return text
 
 
 def _last(ids: np.ndarray[tuple[int], np.dtype[np.int32]], wanted: list[int]) -> int:

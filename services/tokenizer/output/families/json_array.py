@@ -128,6 +128,7 @@ FAMILIES = (
         named=True,
     ),
     _family("json_array_jamba", "<tool_calls>", "</tool_calls>"),
+    _family("json_array_nemotron", "<TOOLCALL>", "</TOOLCALL>"),
     _family("json_array_phi4", "<|tool_call|>", "<|/tool_call|>"),
     _family("json_array_functools", "functools", None),
 )

@@ -16,7 +16,7 @@ ARGS ?=
 JOBS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow test-gpu chaos lint format format-check types imports \
+.PHONY: help setup serve test test-slow test-gpu bfcl chaos lint format format-check types imports \
 	check clean
 
 help: ## list the targets
@@ -49,6 +49,10 @@ test-slow: setup ## run the tests that take minutes
 
 test-gpu: setup ## run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --timeout 1800 $(ARGS)
+
+# Only the data in it is read; nothing of it is installed.
+bfcl: setup ## fetch the BFCL data, by which make test-slow checks tool calls
+	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --dest build/bfcl bfcl-eval==2026.3.23
 
 chaos: setup ## kill processes for a long time
 	@$(BIN)/python -m pytest -m chaos --timeout 36000 $(ARGS)

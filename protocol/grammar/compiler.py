@@ -255,7 +255,8 @@ def _calls(grammar: Grammar) -> str:
     for name, schema in source.schemas.items():
         parts.append(_first(_json(grammar, schema)) | {"name": name})
     if source.content is not None:
-        lark = lark.replace("start: ", "start: calls | @content\ncalls: ", 1)
+        if "@content" not in lark:
+            lark = lark.replace("start: ", "start: calls | @content\ncalls: ", 1)
         parts.append(_first(grammar_text(source.content)) | {"name": "content"})
     start = {"name": "calls", "lark_grammar": lark}
     return msgspec.json.encode({"grammars": [start, *parts]}).decode()

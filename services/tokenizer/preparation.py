@@ -29,11 +29,12 @@ from penstock.protocol.wire.messages.requests import (
 )
 from penstock.services.tokenizer.grammar_check import GrammarCheck
 from penstock.services.tokenizer.prompt_error import PromptError
-from penstock.services.tokenizer.reading import Reading, reading_of
+from penstock.services.tokenizer.reading import Reading, family_of, reading_of
 from penstock.services.tokenizer.slot_sampling import slot_sampling
 from penstock.services.tokenizer.text_model import TextModel
 from penstock.services.tokenizer.thinking import thinking
 from penstock.services.tokenizer.token_table import drops_first_blank
+from penstock.services.tokenizer.tool_grammar import Strictness, tool_grammar, within_budget
 
 MAX_SHOWN = 40
 """Characters of a text that an error repeats."""
@@ -205,21 +206,50 @@ def _check_prompt_details(work: Work, params: SamplingParams, length: int) -> No
         )
 
 
-def _grammar(work: Work, grammars: GrammarCheck | None) -> Grammar | None:
-    """The grammar, vetted unless an answer to it has begun already. Raises ``PromptError``, and
+def may_have_grammar(work: Work) -> bool:
+    """Whether a request may have to wait for a verdict on a grammar."""
+    output = work.output
+    if work.params.structured_outputs is not None:
+        return True
+    return output is not None and (bool(output.tools) or output.thinking_budget is not None)
+
+
+def _grammar(
+    work: Work, text_model: TextModel, prompt: bytes, strictness: Strictness
+) -> Grammar | None:
+    """What the answer must look like, with what may come before it. Raises ``PromptError``."""
+    params, output = work.params, work.output
+    grammar = params.structured_outputs
+    allowed, bad_words = params.allowed_token_ids is not None, bool(params.bad_words)
+    if output is not None:
+        family = family_of(text_model, output)
+        asked = grammar is not None or output.mode == "required" or bool(output.strict)
+        if asked or not (allowed or bad_words):  # which a form that nobody asked for gives way to
+            vocabulary = text_model.vocabulary
+            grammar = tool_grammar(family, vocabulary, output, strictness, grammar)
+        thought = thinking(text_model, prompt, family.reasoning)
+    else:
+        thought = thinking(text_model, prompt)
+    budget = None if output is None else output.thinking_budget
+    if budget is not None and thought.start_after:
+        grammar = within_budget(budget, thought, grammar)
+    elif grammar is not None and not grammar.may_end:
+        padded = drops_first_blank(text_model.token_table) and not thought.start_after
+        grammar = msgspec.structs.replace(grammar, padded=padded, **thought._asdict())
+    if grammar is not None:
+        reason = conflict(grammar, allowed_token_ids=allowed, bad_words=bad_words)
+        if reason is not None:
+            raise PromptError(reason, grammar.param)
+    return grammar
+
+
+def _check_grammar(work: Work, grammar: Grammar, grammars: GrammarCheck | None) -> None:
+    """Vet a grammar unless an answer to it has begun already. Raises ``PromptError``, and
     ``GrammarsBusy`` where no verdict can be had."""
-    params, grammar = work.params, work.params.structured_outputs
-    if grammar is None:
-        return None
-    allowed = params.allowed_token_ids is not None
-    reason = conflict(grammar, allowed_token_ids=allowed, bad_words=bool(params.bad_words))
-    if reason is not None:
-        raise PromptError(reason, grammar.param)
     if grammars is None:
         raise PromptError(f"{grammar.param}: not possible with this server", grammar.param)
     if not work.head.accepted and not any(choice.output for choice in work.choices):
         grammars.check(grammar)
-    return grammar
 
 
 def prepare(
@@ -229,6 +259,7 @@ def prepare(
     max_model_len: int,
     seed: int,
     grammars: GrammarCheck | None = None,
+    strictness: Strictness = "auto",
 ) -> Prepared:
     """Encode the prompt and resolve every parameter.
 
@@ -236,6 +267,7 @@ def prepare(
         max_model_len: the engine's limit for prompt and output together, in tokens.
         seed: used where the client gave none.
         grammars: vets grammars; without it a request that has one is refused.
+        strictness: what tool calls are held to that are no must.
 
     Raises ``PromptError`` for whatever the client can change, ``GrammarsBusy`` where no verdict on
     its grammar could be had.
@@ -255,10 +287,8 @@ def prepare(
     _check_prompt_details(work, params, length)
     stop_ids, bad_words = _stop_ids(params, info), _bad_words(params, text_model)
     _check_any_allowed(params, stop_ids, bad_words)
-    if (grammar := _grammar(work, grammars)) is not None:
-        thought = thinking(text_model, prompt)
-        padded = drops_first_blank(text_model.token_table) and not thought.start_after
-        grammar = msgspec.structs.replace(grammar, padded=padded, **thought._asdict())
+    if (grammar := _grammar(work, text_model, prompt, strictness)) is not None:
+        _check_grammar(work, grammar, grammars)
         params = msgspec.structs.replace(params, structured_outputs=grammar)
     sampling = slot_sampling(params, stop_ids, bad_words)
     adjustments = sampling.adjustments

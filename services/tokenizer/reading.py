@@ -8,11 +8,15 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.protocol.wire.messages.requests import OutputFormat
+from penstock.services.tokenizer.output.detection import with_reasoning
+from penstock.services.tokenizer.output.families import FAMILIES
+from penstock.services.tokenizer.output.family import Family
 from penstock.services.tokenizer.output.machine import Machine, build_machine
 from penstock.services.tokenizer.output.parser import MakeId, OutputParser
 from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
+from penstock.services.tokenizer.template_tools import DESCRIBED_FAMILY
 from penstock.services.tokenizer.text_model import TextModel
-from penstock.services.tokenizer.thinking import thinking
+from penstock.services.tokenizer.thinking import begins_in_reasoning
 
 
 class Reading(NamedTuple):
@@ -39,24 +43,33 @@ def reading_of(
     """
     if output is None:
         return None
+    family = family_of(text_model, output)
     tools = bool(output.tools) and output.mode != "none"
-    reasoning = output.reasoning != "text" and text_model.thinks
+    reasoning = output.reasoning != "text" and (family.reasoning is not None or family.channels)
     if not tools and not reasoning:
         return None
     machine = build_machine(
-        text_model.family,
+        family,
         text_model.vocabulary,
         tools=tools,
         reasoning=reasoning,
         skips_special=skips_special,
     )
-    thought = thinking(text_model, prompt)
     return Reading(
         machine,
         _schemas(output.tools) if tools else ToolSchemas({}),
-        reasoning and bool(thought.start_after) and not thought.may_open,
+        begins_in_reasoning(text_model, prompt, family),
         output.reasoning == "hidden",
     )
+
+
+def family_of(text_model: TextModel, output: OutputFormat) -> Family:
+    """What the answers to a request are written in. A template that knows no tools gets them in a
+    text of ours, and the calls are in the form that it names."""
+    family = text_model.form.family
+    if not output.tools or output.mode == "none" or text_model.tool_style.knows_tools:
+        return family
+    return with_reasoning(FAMILIES[DESCRIBED_FAMILY], family.reasoning)
 
 
 def _schemas(tools: bytes) -> ToolSchemas:

@@ -24,7 +24,12 @@ from penstock.services.tokenizer.encode_room import EncodeRoom, work_bytes
 from penstock.services.tokenizer.encode_threads import EncodeThreads
 from penstock.services.tokenizer.grammar_check import GrammarCheck, GrammarsBusy
 from penstock.services.tokenizer.parsed_stream import ParsedStream
-from penstock.services.tokenizer.preparation import Prepared, PromptError, prepare
+from penstock.services.tokenizer.preparation import (
+    Prepared,
+    PromptError,
+    may_have_grammar,
+    prepare,
+)
 from penstock.services.tokenizer.reading import call_ids
 from penstock.services.tokenizer.text_model import TextModel
 
@@ -93,8 +98,11 @@ class TokenizerService(AsyncService):
     async def start(self) -> None:
         self.set_phase(Phase.LOADING, "reading the tokenizer")
         folder, vocab_size = self.info.folder, self.info.vocab_size
-        loading = self._threads.submit("", TextModel.load, folder, vocab_size)
+        parsers = self.config.model.tool_parser, self.config.model.reasoning_parser
+        loading = self._threads.submit("", TextModel.load, folder, vocab_size, parsers)
         self.text = await asyncio.wrap_future(loading)
+        if self.text.has_chat_template:
+            self.log.info(self.text.form.describe())
         gc.collect()
         gc.freeze()
         self.set_phase(Phase.READY)
@@ -120,7 +128,7 @@ class TokenizerService(AsyncService):
             self._refuse(request_id, attempt, 400, message)
             return
         tenant, name = work.head.tenant, work.head.request_id
-        plain = work.params.structured_outputs is None
+        plain = not may_have_grammar(work)
         room = self._room if plain else self._vetting_room
         size = work_bytes(work)
         if not work.head.accepted and (lack := room.lacks(tenant, size)):
@@ -138,6 +146,7 @@ class TokenizerService(AsyncService):
             self._max_model_len(),
             work.params.seed or 0,
             self.grammars,
+            self.config.model.tool_strictness,
         )
         self.encoding[request_id, attempt] = self.loop.call_later(
             ENCODE_SECONDS, self._too_late, request_id, attempt, future

@@ -35,7 +35,9 @@ To call one, answer with its name and its arguments as JSON between these tags, 
 <tool_call>
 {{"name": "the function's name", "arguments": {{"an argument's name": "its value"}}}}
 </tool_call>"""
-"""For templates that know no tools; the form of the calls is that of Hermes and Qwen."""
+"""For templates that know no tools."""
+DESCRIBED_FAMILY = "json_tags"
+"""The form of the calls in this text."""
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str]
 """Makes a prompt of messages and tools; raises whatever the template raises."""

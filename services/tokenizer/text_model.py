@@ -23,7 +23,7 @@ from penstock.services.tokenizer.chat_template import (
 )
 from penstock.services.tokenizer.control_tokens import ControlTokens, Rendered
 from penstock.services.tokenizer.final_message import OpenMessage
-from penstock.services.tokenizer.output.families import FAMILIES
+from penstock.services.tokenizer.output.detection import AUTO, Clues, choose
 from penstock.services.tokenizer.output.machine import Vocabulary
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.template_tools import ToolStyle, find_style, has_calls, shaped
@@ -135,7 +135,9 @@ class TextModel:
         *,
         name: str = "this model",
         cleans_up: bool = False,
+        parsers: tuple[str, str] = (AUTO, AUTO),
     ) -> None:
+        """parsers: names of what reads tool calls and thinking. Raises ``UnknownParser``."""
         # What a checkpoint says about padding and truncation is meant for training.
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -155,22 +157,26 @@ class TextModel:
             {token.content: number for number, token in added.items()}, self.special_ids
         )
         """Marks that outputs are read by."""
-        self.family = FAMILIES["json_tags"]
+        source = None if template is None else template.source
+        self.form = choose(Clues(source, self.vocabulary.added), *parsers)
+        """How its outputs are read."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         """Highest token id of the tokenizer plus one; the model may have room for more."""
 
     @classmethod
-    def load(cls, folder: Path, vocab_size: int | None = None) -> TextModel:
+    def load(
+        cls, folder: Path, vocab_size: int | None = None, parsers: tuple[str, str] = (AUTO, AUTO)
+    ) -> TextModel:
         """Read the tokenizer files of a checkpoint; ``vocab_size`` is the model's. Raises
-        ``BadModelFolder``."""
+        ``BadModelFolder``, and ``UnknownParser`` for names that no parser has."""
         config = read_tokenizer_config(folder)
         read = read_tokenizer(folder, config)
         if vocab_size is not None:
             _check_vocabulary(read.tokenizer, vocab_size, folder / "tokenizer.json")
         template = read_chat_template(folder, config, read.special_tokens)
         name = folder.resolve().name
-        return cls(read.tokenizer, template, name=name, cleans_up=read.cleans_up)
+        return cls(read.tokenizer, template, name=name, cleans_up=read.cleans_up, parsers=parsers)
 
     def table(self, skip_special: bool) -> TokenTable:
         """What each token stands for. The table with special tokens is made at first need."""
@@ -191,10 +197,6 @@ class TextModel:
     def template_source(self) -> str | None:
         """The chat template as it is written, or ``None`` without one."""
         return None if self._template is None else self._template.source
-
-    @property
-    def thinks(self) -> bool:
-        return self.template_source is not None and "</think>" in self.template_source
 
     @property
     def has_chat_template(self) -> bool:

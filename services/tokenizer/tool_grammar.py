@@ -21,6 +21,7 @@ from penstock.services.tokenizer.output.family import ArgumentForm, Envelope, Fa
 from penstock.services.tokenizer.output.machine import Vocabulary
 from penstock.services.tokenizer.output.tool_schemas import STRING, ToolSchemas
 from penstock.services.tokenizer.prompt_error import PromptError
+from penstock.services.tokenizer.thinking import Thinking
 
 Strictness = Literal["auto", "function", "parameter"]
 """What calls are held to where they are no must; see ``--tool-strictness``."""
@@ -39,16 +40,23 @@ class _Tool(NamedTuple):
 
 
 def tool_grammar(
-    family: Family, vocabulary: Vocabulary, output: OutputFormat, strictness: Strictness
+    family: Family,
+    vocabulary: Vocabulary,
+    output: OutputFormat,
+    strictness: Strictness,
+    content: Grammar | None = None,
 ) -> Grammar | None:
     """The grammar of an answer with these tools; ``None``: it is free.
+
+    Args:
+        content: what an answer that calls no tool must look like.
 
     Raises ``PromptError`` where a strict tool's schema cannot be enforced, or a call is a must and
     the family has no grammar.
     """
     envelope, required = family.envelope, output.mode == "required"
     if not output.tools or output.mode == "none":
-        return None
+        return content
     if envelope is None:
         if required or output.strict:
             raise PromptError(
@@ -56,16 +64,19 @@ def tool_grammar(
                 f"model writes them ({family.name}); send tool_choice: 'auto' without strict",
                 "tool_choice",
             )
-        return None
-    if not required and not output.strict and strictness == "auto":
+        return content
+    free = not required and content is None
+    if free and not output.strict and strictness == "auto":
         return None
     tools = list(_tools(output, required or strictness == "parameter"))
     writer = _Writer(envelope, vocabulary)
-    opening = None if required else writer.opening
-    if opening is None and not required and not output.strict:
+    opening = writer.opening if free else None
+    if free and opening is None and not output.strict:
         return None  # all of the answer would have to be watched
     source = writer.write(tools, parallel=output.parallel, opened=opening is not None)
-    if opening is None and not required:
+    if content is not None and not required:
+        source = msgspec.structs.replace(source, content=content)
+    elif free and opening is None:
         source = writer.or_text(source)
     encoded = msgspec.json.encode(source).decode()
     if len(encoded.encode()) > MAX_SOURCE_BYTES:
@@ -79,6 +90,28 @@ def tool_grammar(
         return grammar
     start = opening.to_bytes(TOKEN_BYTES, "little")
     return msgspec.structs.replace(grammar, start_after=start, may_end=True)
+
+
+def within_budget(tokens: int, thought: Thinking, answer: Grammar | None) -> Grammar:
+    """Thinking of so many tokens at most, which is closed then, and the answer behind it.
+
+    A form that only holds once a call begins (``may_end``) gives way to the budget.
+    """
+    close = int.from_bytes(thought.start_after, "little")
+    content = answer if answer is not None and not answer.may_end else None
+    thinking = f"thought <[{close}]>" if tokens else f"<[{close}]>"
+    rules = [f"thought[max_tokens={tokens}]: {_TEXT}"] if tokens else []
+    rules.append(f"answer: {'<[*]>*' if content is None else '@content'}")
+    start = f"{thinking} answer"
+    if thought.may_open and content is not None:
+        opening = int.from_bytes(thought.may_open, "little")
+        start = f"(<[{opening}]> {thinking})? answer"
+    source = ToolGrammar("\n".join([f"start: {start}", *rules]), {}, content)
+    param = "tools" if answer is None else answer.param
+    grammar = Grammar("tools", msgspec.json.encode(source).decode(), param=param)
+    if thought.may_open and content is None:  # an answer that does not begin so is free
+        return msgspec.structs.replace(grammar, start_after=thought.may_open, may_end=True)
+    return grammar
 
 
 def _tools(output: OutputFormat, with_schemas: bool) -> Iterable[_Tool]:

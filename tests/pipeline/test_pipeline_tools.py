@@ -132,3 +132,81 @@ def test_without_tools_a_call_is_text(client: openai.OpenAI) -> None:
     offered = create(client, ASKED, tools=[WEATHER], tool_choice="none").choices[0]
     assert offered.message.tool_calls is None
     assert offered.finish_reason == "stop"
+
+
+def test_a_call_is_forced_where_it_is_a_must(client: openai.OpenAI) -> None:
+    question = [{"role": "user", "content": "Tell me about water."}]
+    tools = [WEATHER, TIMER]
+    answer = create(client, question, tools=tools, tool_choice="required").choices[0]
+    assert answer.finish_reason == "tool_calls"
+    for call in answer.message.tool_calls:
+        assert call.function.name in {"get_weather", "set_timer"}
+        json.loads(call.function.arguments)
+    named = {"type": "function", "function": {"name": "set_timer"}}
+    for parallel in (True, False):
+        answer = create(
+            client, question, tools=tools, tool_choice=named, parallel_tool_calls=parallel
+        ).choices[0]
+        assert answer.finish_reason == "tool_calls"
+        for call in answer.message.tool_calls:
+            assert call.function.name == "set_timer"
+            assert isinstance(json.loads(call.function.arguments)["minutes"], int)
+        assert parallel or len(answer.message.tool_calls) == 1
+
+
+def test_allowed_tools_are_the_only_ones_called(client: openai.OpenAI) -> None:
+    reference = {"type": "function", "function": {"name": "set_timer"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [reference]}}
+    answer = create(client, ASKED, tools=[WEATHER, TIMER], tool_choice=choice).choices[0]
+    assert all(one.function.name == "set_timer" for one in answer.message.tool_calls or ())
+
+
+def test_an_answer_may_be_json_or_a_call(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    called = create(client, ASKED, tools=[WEATHER], response_format=format).choices[0].message
+    assert called.tool_calls or json.loads(called.content).keys() == {"a"}
+    question = [{"role": "user", "content": "What is 3 + 4?"}]
+    plain = create(client, question, tools=[WEATHER], response_format=format).choices[0].message
+    assert plain.tool_calls or json.loads(plain.content).keys() == {"a"}
+
+
+def test_thinking_ends_when_its_budget_is_spent(client: openai.OpenAI) -> None:
+    question = [{"role": "user", "content": "What is 1234 + 2345?"}]
+    free = create(client, question)
+    assert free.usage.completion_tokens_details.reasoning_tokens > 20
+    for budget in (0, 7):
+        body = {"thinking_token_budget": budget}
+        answer = create(client, question, extra_body=body, max_tokens=60)
+        details = answer.usage.completion_tokens_details
+        assert (details.reasoning_tokens if details else 0) <= budget + 2
+        assert answer.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tools": [WEATHER, WEATHER]}, "two of the name 'get_weather'"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "function is missing"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        (
+            {
+                "tools": [WEATHER],
+                "tool_choice": {"type": "function", "function": {"name": "nothing"}},
+            },
+            "'nothing', which is none of the tools given",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ],
+)
+def test_what_is_wrong_with_tools_is_told(
+    client: openai.OpenAI, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(client, ASKED, **settings)
+    assert words in str(caught.value)

@@ -22,14 +22,13 @@ from penstock.protocol.wire.messages.tokens import (
     End,
     EndReason,
     Event,
+    Pooled,
     Reasoning,
     RowDetails,
     RowStart,
-    Scores,
     Text,
     ToolArguments,
     ToolCallOpened,
-    Vector,
 )
 
 FinishReason = Literal["stop", "length"]
@@ -66,7 +65,7 @@ class Answer:
             self.content.append(text)
         for event in extras.events or ():
             self.content.append(event)
-            if not isinstance(event, Vector | Scores) and event.logprobs is not None:
+            if not isinstance(event, Pooled) and event.logprobs is not None:
                 self.details.append(RowDetails(0, event.logprobs))
         if extras.end is not None:
             self.end = extras.end

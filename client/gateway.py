@@ -24,7 +24,7 @@ from penstock.client.tasks import task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.participant import Participant
 from penstock.protocol.process.trace import ACCEPT, TRACE
-from penstock.protocol.tasks import GENERATE
+from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.mailbox import Mailbox
 from penstock.protocol.wire.messages.membership import (
@@ -103,6 +103,11 @@ class PipelineGateway:
             )
         if self._mailbox.outbox_bytes(self._participant.router_address) > SLOW_ROUTER_BYTES:
             raise Overloaded(_unavailable("the router does not keep up; try again"))
+        if work.params.seed is None:
+            params = msgspec.structs.replace(work.params, seed=secrets.randbits(63))
+            work = msgspec.structs.replace(work, params=params)
+        if head.task in OF_TOKENIZERS:  # it waits for no engine
+            return self.ledger.submit(work, sink, now)
         # What is too long to be served at all will be told so, not that the server is full.
         tokens = min(prompt_tokens(work.prompt), state.longest)
         refusal = state.admission.refusal(
@@ -110,9 +115,6 @@ class PipelineGateway:
         )
         if refusal is not None:
             raise Overloaded(refusal)
-        if work.params.seed is None:
-            params = msgspec.structs.replace(work.params, seed=secrets.randbits(63))
-            work = msgspec.structs.replace(work, params=params)
         began = time.monotonic_ns() if TRACE.on else 0
         waiting = _UntilFirstRow(self, state.admission, sink)
         request_id = waiting.request_id = self.ledger.submit(work, waiting, now)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from penstock.client.gateway_interface import ServedModel
-from penstock.protocol.tasks import GENERATE
+from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS
 from penstock.protocol.wire.messages.requests import Rejected, RequestHead
 
 
 def task_refusal(head: RequestHead, models: list[ServedModel]) -> Rejected | None:
-    """The answer to a request for a task that no engine of its model does."""
-    if head.task == GENERATE:
+    """The answer to a request for a task that no engine of its model does, nor its tokenizer."""
+    if head.task == GENERATE or head.task in OF_TOKENIZERS:
         return None
     done = [
         GENERATE,

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 GENERATE = "generate"
 """The task that brings tokens. Every engine does it."""
+TOKENIZE = "tokenize"
+"""The task that brings the ids of its prompt. A tokenizer answers it, and no engine hears of it."""
+DETOKENIZE = "detokenize"
+"""The task that brings the text of its prompt, token ids; likewise."""
+OF_TOKENIZERS = frozenset({TOKENIZE, DETOKENIZE})
 ENTRY_POINT_GROUP = "penstock.tasks"
 MEMBERS = ("name", "pool", "event")
 
@@ -50,7 +55,7 @@ def load_tasks() -> dict[str, Task]:
     found: dict[str, Task] = {}
     for extension in extensions(ENTRY_POINT_GROUP, "the task"):
         task: Any = extension.make(MEMBERS, f"{Task.__module__}.Task", "")
-        if task.name == GENERATE or task.name in found:
+        if task.name in (GENERATE, *OF_TOKENIZERS) or task.name in found:
             raise ConfigError(
                 f"the task {task.name!r} of {extension} has the name of another one; uninstall one "
                 "of them"

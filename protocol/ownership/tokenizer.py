@@ -44,7 +44,15 @@ from penstock.protocol.wire.messages.requests import (
     Work,
     submission_of,
 )
-from penstock.protocol.wire.messages.tokens import TokenBatch
+from penstock.protocol.wire.messages.tokens import (
+    End,
+    EndReason,
+    Event,
+    Released,
+    RowEvents,
+    TextBatch,
+    TokenBatch,
+)
 
 _decode_work = msgspec.msgpack.Decoder(Work).decode
 _log = logging.getLogger("penstock.ownership")
@@ -53,7 +61,7 @@ _log = logging.getLogger("penstock.ownership")
 class TokenizerLedger:
     """All submissions that this tokenizer owns.
 
-    ``begin(id, attempt, work)`` must lead to one call of ``encoded`` or ``refuse``.
+    ``begin(id, attempt, work)`` must lead to one call of ``encoded``, ``answered`` or ``refuse``.
     """
 
     def __init__(
@@ -148,6 +156,20 @@ class TokenizerLedger:
             self._give_up(request)
             return
         self._enqueue(request, now)
+
+    def answered(self, request_id: int, attempt: int, prompt: bytes, event: Event) -> None:
+        """The service did what was asked for: the request ends, and no engine hears of it.
+
+        prompt: int32 ids. What of the answer is lost is asked for again: nothing is kept of it.
+        """
+        request = self.open.get(request_id)
+        if request is None or request.attempt != attempt:
+            return
+        del self.open[request_id]
+        self._send(request.reply_to, Accepted(request_id, attempt, prompt))
+        ends, rows = [End(0, EndReason.STOP)], [RowEvents(0, [event], Released())]
+        batch = TextBatch([request_id], [0], [attempt], [0], [0], b"", [""], [0], ends, events=rows)
+        self._send(request.reply_to, batch)
 
     def refuse(self, request_id: int, attempt: int, rejected: Rejected) -> None:
         """The service cannot turn the request into tokens: it ends."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.client.sink import RowExtras
 from penstock.protocol.logprobs import NamedLogprobs
-from penstock.protocol.wire.messages.tokens import RowDetails, Scores, ToolCallOpened, Vector
+from penstock.protocol.wire.messages.tokens import Pooled, RowDetails, ToolCallOpened
 
 MIN_BYTES = 256 * 1024
 STEPS = 32
@@ -29,7 +29,7 @@ def rendered_bytes(text: str, extras: RowExtras) -> int:
     size = len(text.encode()) + len(details.echo.encode())
     for event in extras.events or ():
         size += FRAME_BYTES
-        if isinstance(event, Vector | Scores):
+        if isinstance(event, Pooled):
             size += 4 * len(event.values)
             continue
         parts.append(event.logprobs)

@@ -22,7 +22,6 @@ from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
     Chat,
     Prompt,
-    PromptKind,
     PromptText,
     TokenWork,
     Work,
@@ -62,7 +61,7 @@ class Prepared(NamedTuple):
     """How answers become events; ``None``: they are text."""
 
 
-def _check_vocabulary(ids: np.ndarray[Any, np.dtype[Any]], vocab_size: int, param: str) -> None:
+def check_vocabulary(ids: np.ndarray[Any, np.dtype[Any]], vocab_size: int, param: str) -> None:
     outside = (ids < 0) | (ids >= vocab_size)
     if outside.any():
         raise PromptError(
@@ -72,7 +71,7 @@ def _check_vocabulary(ids: np.ndarray[Any, np.dtype[Any]], vocab_size: int, para
         )
 
 
-def _truncated(text_model: TextModel, work: Work, max_model_len: int) -> bytes:
+def prompt_ids(text_model: TextModel, work: Work, max_model_len: int) -> bytes:
     """The prompt's ids, without its beginning where the client wants so."""
     keep, output = work.params.truncate_prompt_tokens, work.output
     # Tools that may not be called only lead into temptation.
@@ -103,7 +102,7 @@ def _check_prompt(prompt: Prompt, ids: bytes, vocab_size: int, max_model_len: in
     length = len(ids) // TOKEN_BYTES
     if not length:
         raise PromptError(_nothing_to_compute(prompt), param)
-    _check_vocabulary(np.frombuffer(ids, dtype="<i4"), vocab_size, param)
+    check_vocabulary(np.frombuffer(ids, dtype="<i4"), vocab_size, param)
     if length >= max_model_len:
         raise PromptError(
             f"the prompt has {length} tokens; this server's limit is {max_model_len} tokens for "
@@ -114,9 +113,10 @@ def _check_prompt(prompt: Prompt, ids: bytes, vocab_size: int, max_model_len: in
     return length
 
 
-def _max_tokens(params: SamplingParams, kind: PromptKind, length: int, max_model_len: int) -> int:
-    """How many tokens to generate at most. Raises ``PromptError`` if they do not fit, or if none
-    and nothing of the prompt are asked for."""
+def _max_tokens(params: SamplingParams, work: Work, length: int, max_model_len: int) -> int:
+    """How many tokens to generate at most. Raises ``PromptError`` if they do not fit and must, or
+    if none and nothing of the prompt are asked for."""
+    kind = work.head.prompt_kind
     room, asked = max_model_len - length, params.max_tokens
     if asked is None:
         return room if kind == "chat" else min(DEFAULT_COMPLETION_TOKENS, room)
@@ -127,20 +127,20 @@ def _max_tokens(params: SamplingParams, kind: PromptKind, length: int, max_model
             "too",
             "max_tokens",
         )
-    if asked > room:
+    if asked > room and not work.fits_window:
         raise PromptError(
             f"the prompt has {length} tokens and max_tokens is {asked}, together "
             f"{length + asked}; this server's limit is {max_model_len} tokens (--max-model-len): "
             f"shorten the prompt or ask for at most {room}",
             "max_tokens",
         )
-    return asked
+    return min(asked, room)
 
 
 def _stop_ids(params: SamplingParams, info: ModelInfo) -> list[int]:
     for name, token in token_ids(params):
         if not 0 <= token < info.vocab_size:
-            _check_vocabulary(np.asarray([token]), info.vocab_size, name)
+            check_vocabulary(np.asarray([token]), info.vocab_size, name)
     ends = [] if params.ignore_eos else info.eos_token_ids
     return list(dict.fromkeys([*params.stop_token_ids, *ends]))
 
@@ -272,12 +272,12 @@ def prepare(
     Raises ``PromptError`` for whatever the client can change, ``GrammarsBusy`` where no verdict on
     its grammar could be had.
     """
-    prompt = _truncated(text_model, work, max_model_len)
+    prompt = prompt_ids(text_model, work, max_model_len)
     length = _check_prompt(work.prompt, prompt, info.vocab_size, max_model_len)
     params = resolve(work.params, info.defaults, seed)
     limit = 0
     if work.head.task == GENERATE:
-        limit = _max_tokens(params, work.head.prompt_kind, length, max_model_len)
+        limit = _max_tokens(params, work, length, max_model_len)
     if params.min_tokens > limit:
         raise PromptError(
             f"min_tokens is {params.min_tokens}, but at most {limit} tokens are generated after "

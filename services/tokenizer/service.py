@@ -15,7 +15,7 @@ from penstock.protocol.ownership.owned_request import MakeStream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
-from penstock.protocol.tasks import GENERATE, load_tasks
+from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS, load_tasks
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Rejected, Work
@@ -23,6 +23,7 @@ from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.encode_room import EncodeRoom, work_bytes
 from penstock.services.tokenizer.encode_threads import EncodeThreads
 from penstock.services.tokenizer.grammar_check import GrammarCheck, GrammarsBusy
+from penstock.services.tokenizer.own_tasks import Answered, answer
 from penstock.services.tokenizer.parsed_stream import ParsedStream
 from penstock.services.tokenizer.preparation import (
     Prepared,
@@ -123,7 +124,7 @@ class TokenizerService(AsyncService):
             self._refuse(request_id, attempt, 503, "the tokenizer is still loading; try again")
             return
         task = work.head.task
-        if task != GENERATE and task not in self.tasks:
+        if task not in (GENERATE, *OF_TOKENIZERS, *self.tasks):
             message = f"the tokenizer does not know the task {task!r}: install its package here too"
             self._refuse(request_id, attempt, 400, message)
             return
@@ -137,17 +138,15 @@ class TokenizerService(AsyncService):
         room.enter((request_id, attempt), tenant, size)
         if not plain:
             self._vetting.add((request_id, attempt))
-        future = (self._threads if plain else self._grammar_threads).submit(
-            tenant,
-            prepare,
-            work,
-            self.text,
-            self.info,
-            self._max_model_len(),
-            work.params.seed or 0,
-            self.grammars,
-            self.config.model.tool_strictness,
-        )
+        threads = self._threads if plain else self._grammar_threads
+        known = (work, self.text, self.info, self._max_model_len())
+        future: Future[Prepared] | Future[Answered]
+        if task in OF_TOKENIZERS:
+            future = threads.submit(tenant, answer, *known)
+        else:
+            seed = work.params.seed or 0
+            strictness = self.config.model.tool_strictness
+            future = threads.submit(tenant, prepare, *known, seed, self.grammars, strictness)
         self.encoding[request_id, attempt] = self.loop.call_later(
             ENCODE_SECONDS, self._too_late, request_id, attempt, future
         )
@@ -157,7 +156,9 @@ class TokenizerService(AsyncService):
             )
         )
 
-    def _too_late(self, request_id: int, attempt: int, future: Future[Prepared]) -> None:
+    def _too_late(
+        self, request_id: int, attempt: int, future: Future[Prepared] | Future[Answered]
+    ) -> None:
         """Time is over, for a job that is under way or for one that no thread has taken."""
         if future.cancel():
             message = f"no thread took the prompt within {ENCODE_SECONDS:g} s; try again"
@@ -169,7 +170,13 @@ class TokenizerService(AsyncService):
             message = f"the prompt could not be rendered and encoded within {ENCODE_SECONDS:g} s"
             self._refuse(request_id, attempt, 400, message)
 
-    def _encoded(self, request_id: int, attempt: int, name: str, done: Future[Prepared]) -> None:
+    def _encoded(
+        self,
+        request_id: int,
+        attempt: int,
+        name: str,
+        done: Future[Prepared] | Future[Answered],
+    ) -> None:
         """name: the request's, for the log."""
         self._vetting.discard((request_id, attempt))
         self._room.leave((request_id, attempt))
@@ -178,7 +185,7 @@ class TokenizerService(AsyncService):
         if timer is not None:
             timer.cancel()
         try:
-            prepared = done.result()
+            found = done.result()
         except CancelledError:
             return
         except PromptError as error:
@@ -192,10 +199,12 @@ class TokenizerService(AsyncService):
             self.log.exception("encoding failed", id=name)
             self._refuse(request_id, attempt, 500, "the prompt could not be encoded")
             return
-        work, params = prepared.work, prepared.params
-        self.ledger.encoded(
-            request_id, attempt, work, params, self._streams(request_id, prepared), time.monotonic()
-        )
+        if isinstance(found, Answered):
+            self.ledger.answered(request_id, attempt, *found)
+        else:
+            streams = self._streams(request_id, found)
+            work, params = found.work, found.params
+            self.ledger.encoded(request_id, attempt, work, params, streams, time.monotonic())
         self.flush()
 
     def _streams(self, request_id: int, prepared: Prepared) -> MakeStream:

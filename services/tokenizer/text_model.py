@@ -238,9 +238,9 @@ class TextModel:
         match prompt:
             case Chat(messages, template_kwargs):
                 return self.encode_chat(messages, template_kwargs, max_tokens, tools)
-            case PromptText(text):
+            case PromptText(text, add_special_tokens):
                 self._check_length(text, max_tokens, "prompt")
-                return self.encode(text, add_special_tokens=True)
+                return self.encode(text, add_special_tokens)
             case Tokens(ids):
                 return ids
 

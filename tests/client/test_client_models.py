@@ -81,10 +81,10 @@ class Frontend:
         self.participant._heard(self.now)
         self.gateway.tick(self.now)
 
-    def open(self, model: str) -> LastError:
+    def open(self, model: str, task: str = "generate") -> LastError:
         ear = LastError()
         prompt = Tokens(array("i", [1, 2, 3]).tobytes())
-        head = RequestHead(model=model)
+        head = RequestHead(model=model, task=task)
         self.gateway.open(Work(head, prompt, SamplingParams(seed=1), [ChoiceState(0)]), ear)
         return ear
 
@@ -94,6 +94,18 @@ def test_a_request_says_which_model_it_is_for() -> None:
     frontend.all_but()
     frontend.open("b")
     assert [m.model for m in frontend.wire.sent if isinstance(m, Submit)] == ["b"]
+
+
+def test_what_a_tokenizer_answers_alone_takes_no_place_in_the_queue() -> None:
+    frontend = Frontend(max_waiting_requests=3)
+    frontend.all_but()
+    for _ in range(SLOTS + 3):
+        frontend.open("a")
+    with pytest.raises(Overloaded, match="3 requests are waiting already"):
+        frontend.open("a")
+    frontend.wire.sent.clear()
+    frontend.open("a", "tokenize")
+    assert [type(message) for message in frontend.wire.sent] == [Submit]
 
 
 def test_a_request_waits_for_its_own_model_and_others_are_not_refused() -> None:

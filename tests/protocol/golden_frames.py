@@ -132,11 +132,12 @@ BIG = 2**63 - 1
 _EVENTS: list[t.Event] = [
     t.Text("a", NamedLogprobs(2, _IDS, [b"a"], [4])), t.Reasoning("b"),
     t.ToolCallOpened(0, "call-1", "f"), t.ToolArguments(0, "{}"), t.Vector(_IDS), t.Scores(_IDS),
+    t.TokenIds(_IDS),
 ]  # fmt: skip
 _EVENT_ROWS: list[Any] = [
     ["text", "a", [2, _IDS, [b"a"], [4]]], ["reasoning", "b", None],
     ["call", 0, "call-1", "f", None], ["arguments", 0, "{}", None], ["vector", _IDS],
-    ["scores", _IDS],
+    ["scores", _IDS], ["ids", _IDS],
 ]  # fmt: skip
 
 SAMPLES: dict[str, tuple[Any, list[Any]]] = {
@@ -262,20 +263,23 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
         r.Work(
             _HEAD, r.Chat(b"[]", b"{}"), _PARAMS,
             [r.ChoiceState(0, _IDS, t.Released(4, 1, 0, 9))],
-            r.OutputFormat(b"[{}]", "required", ["f"], ["g"], False, "hidden", 900),
+            r.OutputFormat(b"[{}]", "required", ["f"], ["g"], False, "hidden", 900), True,
         ),
         [
             _HEAD_ROW, ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9]]],
-            [b"[{}]", "required", ["f"], ["g"], False, "hidden", 900],
+            [b"[{}]", "required", ["f"], ["g"], False, "hidden", 900], True,
         ],
     ),
     "Work text": (
-        r.Work(r.RequestHead(), r.PromptText("hi"), _PARAMS, [r.ChoiceState(0)]),
-        [_PLAIN_HEAD_ROW, ["text", "hi"], _PARAMS_ROW, [[0, b"", [0, 0, 0, 0]]], None],
+        r.Work(r.RequestHead(), r.PromptText("hi", False), _PARAMS, [r.ChoiceState(0)]),
+        [
+            _PLAIN_HEAD_ROW, ["text", "hi", False], _PARAMS_ROW, [[0, b"", [0, 0, 0, 0]]], None,
+            False,
+        ],
     ),
     "Work tokens": (
         r.Work(r.RequestHead(), r.Tokens(_IDS), SamplingParams(), []),
-        [_PLAIN_HEAD_ROW, ["tokens", _IDS], _NO_PARAMS_ROW, [], None],
+        [_PLAIN_HEAD_ROW, ["tokens", _IDS], _NO_PARAMS_ROW, [], None, False],
     ),
     "TokenWork": (
         r.TokenWork(
@@ -290,7 +294,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "26d21e75fa0411c0"
+SCHEMA_HASH = "94c8634f0e2340fc"
 """The schema hash of protocol version 13."""
 
 GOLDEN: dict[str, str] = {
@@ -340,9 +344,10 @@ GOLDEN: dict[str, str] = {
     "TextBatch": (
         "9d1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391960004a43c2f"
         "733ea4676f6e65cd01f4cd012c91930010cb3fd00000000000009194009402c40801000000ff7f000091c401"
-        "619104c0a46563686f9193009693a474657874a1619402c40801000000ff7f000091c40161910493a9726561"
+        "619104c0a46563686f9193009793a474657874a1619402c40801000000ff7f000091c40161910493a9726561"
         "736f6e696e67a162c095a463616c6c00a663616c6c2d31a166c094a9617267756d656e747300a27b7dc092a6"
-        "766563746f72c40801000000ff7f000092a673636f726573c40801000000ff7f00009403010102"
+        "766563746f72c40801000000ff7f000092a673636f726573c40801000000ff7f000092a3696473c408010000"
+        "00ff7f00009403010102"
     ),
     "Attach": "942801a86970633a2f2f2f739207cd012c",
     "Attached": (
@@ -365,25 +370,25 @@ GOLDEN: dict[str, str] = {
     ),
     "MetricsReport": "919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000",
     "Work chat": (
-        "959fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
+        "969fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
         "000000cb3fe0000000000000a930302d612d622d303191a26431c206c393a463686174c4025b5dc4027b7ddc"
         "0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000000000cb3ff80000"
         "00000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a364616dc3c2"
         "c2090200c397a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405000000"
         "c3919300c40801000000ff7f0000940401000997c4045b7b7d5da8726571756972656491a16691a167c2a668"
-        "696464656ecd0384"
+        "696464656ecd0384c3"
     ),
     "Work text": (
-        "959fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a474657874a2"
-        "6869dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000000000cb3f"
-        "f8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a36461"
-        "6dc3c2c2090200c397a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405"
-        "000000c3919300c4009400000000c0"
+        "969fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c293a474657874a2"
+        "6869c2dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000000000cb"
+        "3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a364"
+        "616dc3c2c2090200c397a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c404"
+        "05000000c3919300c4009400000000c0c2"
     ),
     "Work tokens": (
-        "959fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a6746f6b656e"
+        "969fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a6746f6b656e"
         "73c40801000000ff7f0000dc0019c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c000"
-        "80c090c2c3c3c0c0c0c2c090c0"
+        "80c090c2c3c3c0c0c0c2c090c0c2"
     ),
     "TokenWork": (
         "9b9fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"

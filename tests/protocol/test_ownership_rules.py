@@ -67,6 +67,7 @@ from penstock.protocol.wire.messages.tokens import (
     Text,
     TextBatch,
     TokenBatch,
+    TokenIds,
     ToolArguments,
     ToolCallOpened,
 )
@@ -495,6 +496,33 @@ def test_an_engine_hears_whether_one_had_taken_it_and_how_often_it_was_lost(toke
     ledger.handle(SCHEDULER, token_row(ONE + 2, 0, "a"), 0.6)
     ledger.handle(SCHEDULER, Unknown([7], [ONE + 2]), 0.7)
     assert asked() == (ONE + 3, True, 1)
+
+
+def test_what_a_tokenizer_answers_alone_reaches_no_engine_and_is_asked_for_again_if_lost() -> None:
+    sent, ear, up = Sent(), Ear(), Sent()
+    counted = TokenIds(PROMPT)
+    ledger = TokenizerLedger(
+        address(TOKENIZER),
+        Members(),
+        sent,
+        lambda number, attempt, work: ledger.answered(number, attempt, PROMPT, counted),
+        lambda *given: Letters(),
+    )
+    frontend = ClientLedger(address(FRONTEND), FRONTEND, Members(), up)
+    number = frontend.submit(WORK, ear, 0.0)
+    for lost in (Accepted, TextBatch, None):
+        [(_, submit)] = up.take(Submit)
+        ledger.handle(FRONTEND, submit, 0.0)
+        assert not ledger.open
+        for to, message in sent.take():
+            assert to == address(FRONTEND)
+            if type(message) is not lost:
+                frontend.handle(TOKENIZER, message, 0.1)
+        if lost is TextBatch:  # what it holds open there is compared
+            unknown = Unknown([number], [first_attempt(2)])
+            frontend.handle(TOKENIZER, unknown, 2.0)
+    assert ear.heard == [2, ([counted], 0, True)]
+    assert not frontend.open
 
 
 def test_what_only_waited_at_lost_engines_is_not_blamed_for_it(tokenizer: Any) -> None:

@@ -42,10 +42,10 @@ def test_a_task_is_known_by_its_own_name(install: Install) -> None:
     assert list(load_tasks()) == ["fold"]
 
 
-@pytest.mark.parametrize("names", [("generate",), ("fold", "fold")])
+@pytest.mark.parametrize("names", [("generate",), ("tokenize",), ("fold", "fold")])
 def test_two_tasks_of_one_name_are_refused(install: Install, names: tuple[str, ...]) -> None:
     for number, name in enumerate(names):
-        install(f"taken_{len(names)}_{number}", CODE.format(name=name))
+        install(f"taken_{names[0]}_{number}", CODE.format(name=name))
     with pytest.raises(ConfigError, match=f"'{names[0]}' of distribution taken.* uninstall one"):
         load_tasks()
 

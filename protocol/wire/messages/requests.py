@@ -58,6 +58,8 @@ class Chat(msgspec.Struct, frozen=True, array_like=True, tag="chat", gc=False):
 
 class PromptText(msgspec.Struct, frozen=True, array_like=True, tag="text", gc=False):
     text: str
+    add_special_tokens: bool = True
+    """Begin and end it as the tokenizer does by itself."""
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens", gc=False):
@@ -148,6 +150,8 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     choices: list[ChoiceState]
     """The choices still open; at first all ``n``."""
     output: OutputFormat | None = None
+    fits_window: bool = False
+    """``max_tokens`` may be more than what fits behind the prompt: the window ends the answer."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):

@@ -126,14 +126,23 @@ class Scores(msgspec.Struct, frozen=True, array_like=True, tag="scores", gc=Fals
     """float32, little endian; one for each label or pair."""
 
 
-Event: TypeAlias = Text | Reasoning | ToolCallOpened | ToolArguments | Vector | Scores
+class TokenIds(msgspec.Struct, frozen=True, array_like=True, tag="ids", gc=False):
+    """What the task ``tokenize`` brings for a prompt."""
+
+    values: bytes
+    """int32, little endian."""
+
+
+Pooled: TypeAlias = Vector | Scores | TokenIds
+"""Events that stand for a whole prompt, as bytes."""
+Event: TypeAlias = Text | Reasoning | ToolCallOpened | ToolArguments | Pooled
 Content: TypeAlias = str | list[Event]
 """What some tokens bring, in order. A string stands for one ``Text`` without logprobs."""
 
 
 class Released(msgspec.Struct, array_like=True, gc=False):
     """How much of a choice has gone out to its client on each channel. A new tokenizer sends only
-    what lies after it. ``Vector`` and ``Scores`` come once, with the end, and need no count."""
+    what lies after it. What stands for a prompt comes once, with the end, and needs no count."""
 
     text: int = 0
     """Characters of ``Text``."""

@@ -160,6 +160,16 @@ def test_the_largest_max_tokens_fits(model: TextModel, info: ModelInfo) -> None:
     assert done.work.max_tokens == LIMIT - 1
 
 
+def test_max_tokens_may_be_more_than_what_fits_where_the_window_may_end_the_answer(
+    model: TextModel, info: ModelInfo
+) -> None:
+    asked = work(tokens(*[5] * 90), max_tokens=LIMIT)
+    with pytest.raises(PromptError, match="at most 10"):
+        prepare(asked, model, info, LIMIT, 0)
+    done = prepare(msgspec.structs.replace(asked, fits_window=True), model, info, LIMIT, 0)
+    assert done.work.max_tokens == 10
+
+
 def test_end_tokens_stop_unless_ignored(model: TextModel, info: ModelInfo) -> None:
     asked = {"stop_token_ids": [7, 2]}
     assert prepare(work(tokens(5), **asked), model, info, LIMIT, 0).work.stop_ids == [7, 2, 0]

@@ -62,6 +62,25 @@ Logprobs = Annotated[
         description="Return each token's logprob and those of so many likeliest ones.",
     ),
 ]
+TopP = Annotated[
+    float,
+    Meta(
+        ge=0.0,
+        le=1.0,
+        description="Keep the likeliest tokens whose probabilities add up to this.",
+    ),
+]
+TopK = Annotated[
+    int,
+    Meta(
+        ge=-1,
+        le=MAX_TOKENS,
+        description="Keep only so many of the likeliest tokens; 0 or -1 keeps all.",
+    ),
+]
+Seed = Annotated[
+    int, Meta(ge=-(2**63), le=2**63 - 1, description="The same seed draws the same tokens.")
+]
 Echo = Annotated[bool, Meta(description="Begin the text with the prompt; only for completions.")]
 
 
@@ -102,34 +121,9 @@ class SamplingParams(
         ]
         | None
     ) = None
-    top_p: (
-        Annotated[
-            float,
-            Meta(
-                ge=0.0,
-                le=1.0,
-                description="Keep the likeliest tokens whose probabilities add up to this.",
-            ),
-        ]
-        | None
-    ) = None
-    top_k: (
-        Annotated[
-            int,
-            Meta(
-                ge=-1,
-                le=MAX_TOKENS,
-                description="Keep only so many of the likeliest tokens; 0 or -1 keeps all.",
-            ),
-        ]
-        | None
-    ) = None
-    seed: (
-        Annotated[
-            int, Meta(ge=-(2**63), le=2**63 - 1, description="The same seed draws the same tokens.")
-        ]
-        | None
-    ) = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="How many choices to generate.")] = 1
     max_tokens: MaxTokens | None = None
     stop: StopStrings = []

@@ -1,8 +1,8 @@
 """What an answer may look like, as a client asks for it: the field of a request and its checks.
 
-``response_format`` (OpenAI) and ``structured_outputs`` (vLLM) become one ``Grammar``, which travels
-with the sampling parameters. Nothing is compiled here; ``grammar_compiler`` does that in the
-processes that need it.
+``response_format`` (OpenAI), ``structured_outputs`` (vLLM) and ``output_config`` (Anthropic) become
+one ``Grammar``, which travels with the sampling parameters. Nothing is compiled here;
+``grammar_compiler`` does that in the processes that need it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_DEPTH = 100
 MAX_START_BYTES = 64
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tools"]
-GrammarParam = Literal["response_format", "structured_outputs", "tools"]
+GrammarParam = Literal["response_format", "structured_outputs", "output_config", "tools"]
 """The request field that a grammar came from."""
 
 _SOURCES = {
@@ -143,6 +143,11 @@ def from_response_format(value: Any) -> Grammar | None:
             param,
         )
     return None if given.type == "text" else Grammar("json_object", param=param)
+
+
+def from_output_config(schema: dict[str, Any]) -> Grammar:
+    """The schema of Anthropic's ``output_config.format``. Raises ``InvalidValue``."""
+    return _schema(schema, "output_config.format.schema", "output_config", compact=False)
 
 
 def from_structured_outputs(value: Any) -> Grammar:

@@ -17,6 +17,8 @@ from penstock.services.frontend import access, dialect_handler, playground, syst
 from penstock.services.frontend.body import check_is_json
 from penstock.services.frontend.connection import ConnectionLimits, Runner
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
+from penstock.services.frontend.dialects.anthropic.headers import VERSION_HEADER
+from penstock.services.frontend.dialects.anthropic.messages import MESSAGES
 from penstock.services.frontend.dialects.interface import Dialect
 from penstock.services.frontend.dialects.registry import BUILT_IN
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
@@ -116,7 +118,15 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _refusal(request: web.Request, error: ApiError) -> web.Response:
     request[ERROR_KIND] = error.code or error.kind
-    return _error_response(error, request.app[CONTEXT].dialects.get(route_of(request)))
+    error.request_id = request[REQUEST_ID]
+    return _error_response(error, _dialect_of(request))
+
+
+def _dialect_of(request: web.Request) -> Dialect | None:
+    """Whose words an error is told in: the route's, else those that the client's headers speak."""
+    dialects = request.app[CONTEXT].dialects
+    spoken = MESSAGES if VERSION_HEADER in request.headers else ""
+    return dialects.get(route_of(request)) or dialects.get(spoken)
 
 
 @web.middleware
@@ -147,7 +157,7 @@ async def every_request(request: web.Request, handler: Handler) -> web.StreamRes
 def _stamp(response: web.StreamResponse, request_id: str) -> None:
     """The headers of every answer."""
     headers = response.headers
-    headers["x-request-id"] = request_id
+    headers["x-request-id"] = headers["request-id"] = request_id
     headers[hdrs.SERVER] = "penstock"
     headers["X-Content-Type-Options"] = "nosniff"
 

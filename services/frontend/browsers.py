@@ -19,7 +19,10 @@ from penstock.services.frontend.errors import ApiError
 
 _FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 _METHODS = "GET, POST"
-_HEADERS = "authorization, content-type, x-api-key, x-request-id"
+_HEADERS = (
+    "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta, "
+    "anthropic-dangerous-direct-browser-access"
+)
 _PREFLIGHT_SECONDS = "600"
 
 

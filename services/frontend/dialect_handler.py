@@ -123,10 +123,17 @@ async def _streamed(
     try:
         stream.start(request.transport, chunked=chunked)
         await generation.finished
-        error = generation.error
-        end = renderer.last(generation.usage) if error is None else renderer.failed(error)
-        rest = await stream.finish(end)
+        rest = await stream.finish(_ending(generation, renderer, request_id))
     finally:
         stream.close()
     await response.write_eof(rest)
     return response
+
+
+def _ending(generation: Generation, renderer: Renderer, request_id: str) -> bytes:
+    """What ends a stream."""
+    error = generation.error
+    if error is None:
+        return renderer.last(generation.usage)
+    error.request_id = request_id
+    return renderer.failed(error)

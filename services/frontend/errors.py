@@ -34,6 +34,8 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = headers or {}
+        self.request_id = ""
+        """The request's, for the APIs whose errors name it."""
 
     def body(self) -> bytes:
         """The JSON of an error answer, and of an error event in a stream."""

@@ -56,6 +56,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     task: str = "generate"
     output: OutputFormat | None = None
     """How the answer is read; ``None``: as text alone."""
+    fits_window: bool = False
+    """``max_tokens`` may be more than what fits behind the prompt."""
 
     def work(self, prompt: int, caller: Caller, *, time_left: float, age: float) -> Work:
         """The gateway request for one of the prompts."""
@@ -74,7 +76,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             siblings=len(self.prompts) * self.params.n,
         )
         choices = [ChoiceState(choice) for choice in range(self.params.n)]
-        return Work(head, self.prompts[prompt], self.params, choices, self.output)
+        return Work(head, self.prompts[prompt], self.params, choices, self.output, self.fits_window)
 
 
 def _salt(key: str, given: str) -> str:
@@ -93,8 +95,20 @@ class UnknownModel(ApiError):
         self.name = name
 
 
+def short_names(models: list[ServedModel]) -> dict[str, ServedModel]:
+    """Names without what stands before their last ``/``, which some clients cannot send. One that
+    two models would share is none."""
+    found: dict[str, list[ServedModel]] = {}
+    for model in models:
+        names = (one.rpartition("/") for one in (model.name, *model.aliases))
+        for name in dict.fromkeys(last for _, slash, last in names if slash and last):
+            found.setdefault(name, []).append(model)
+    return {name: owners[0] for name, owners in found.items() if len(owners) == 1}
+
+
 def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel, str]:
-    """The model of that name and the name to answer with; None asks for the only one.
+    """The model of that name and the name to answer with; None asks for the only one. A name
+    without what stands before its ``/`` is known too, where that is unambiguous.
 
     Raises ``UnknownModel`` and other ``ApiError``: 400, and 503 while no model is known.
     """
@@ -114,6 +128,8 @@ def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel
     for model in models:
         if name == model.name or name in model.aliases:
             return model, name
+    if (found := short_names(models).get(name)) is not None:
+        return found, name
     likely = closest(name, names)
     meant = f"; did you mean {show(likely)}?" if likely and len(names) > 1 else ""
     raise UnknownModel(name, f"{show(name)} does not exist; served here: {served}{meant}")

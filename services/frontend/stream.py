@@ -27,7 +27,6 @@ from penstock.services.frontend.dialects.interface import ChoiceFrames, Renderer
 from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.json_lines import encode
 
-KEEP_ALIVE = b": keep-alive\n\n"
 HOLD_BYTES = 64 * 1024
 RELEASE_BYTES = 16 * 1024
 """asyncio's low-water mark: below it the transport takes ``write_eof`` without waiting."""
@@ -196,7 +195,7 @@ class EventStream:
         if transport.is_closing():
             self._lost()
         elif not self.held and now - self._written_at >= keep_alive_s:
-            self.write(KEEP_ALIVE)
+            self.write(self._renderer.keep_alive)
 
     def poll(self, now: float) -> bool:
         """Look after a slow reader; False: no longer needed. Called by the clock."""

@@ -19,6 +19,8 @@ from penstock.services.frontend.bodies.responses import (
     Version,
 )
 from penstock.services.frontend.context import CONTEXT
+from penstock.services.frontend.dialects.anthropic.headers import VERSION_HEADER
+from penstock.services.frontend.dialects.anthropic.models import model_info, model_infos
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.parse import find_model
 
@@ -37,6 +39,8 @@ def _model_card(model: ServedModel, name: str, created: int) -> ModelCard:
 
 async def list_models(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
+    if VERSION_HEADER in request.headers:
+        return json_response(model_infos(context.gateway.models(), context.created))
     cards = [
         _model_card(model, name, context.created)
         for model in context.gateway.models()
@@ -48,6 +52,8 @@ async def list_models(request: web.Request) -> web.Response:
 async def show_model(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     model, name = find_model(request.match_info["model"], context.gateway.models())
+    if VERSION_HEADER in request.headers:
+        return json_response(model_info(model, name, context.created))
     return json_response(_model_card(model, name, context.created))
 
 

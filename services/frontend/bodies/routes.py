@@ -1,14 +1,14 @@
-"""What each route with JSON takes and gives. An error of any of them is an ``ErrorBody``."""
+"""What each route with JSON takes and gives."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
 from penstock.protocol.declared import Declared
-from penstock.services.frontend.bodies import responses
+from penstock.services.frontend.bodies import anthropic, anthropic_answers, responses
 from penstock.services.frontend.bodies.requests import ChatBody, CompletionBody
 
 
@@ -17,8 +17,9 @@ class RouteBodies(NamedTuple):
     path: str
     gives: type[responses.Given]
     takes: type[Declared] | None = None
-    streams: type[responses.Given] | None = None
-    """Each event of an answer that is streamed."""
+    streams: Any = None
+    """Each event of an answer that is streamed: a type, or several as a union."""
+    fails: type[responses.Given] = responses.ErrorBody
 
 
 ROUTE_BODIES = (
@@ -27,6 +28,21 @@ ROUTE_BODIES = (
     ),
     RouteBodies(
         "POST", "/v1/completions", responses.Completion, CompletionBody, responses.CompletionChunk
+    ),
+    RouteBodies(
+        "POST",
+        "/v1/messages",
+        anthropic_answers.AnsweredMessage,
+        anthropic.MessagesBody,
+        anthropic_answers.MessageEvent,
+        anthropic_answers.MessageErrorBody,
+    ),
+    RouteBodies(
+        "POST",
+        "/v1/messages/count_tokens",
+        anthropic_answers.TokenCount,
+        anthropic.CountTokensBody,
+        fails=anthropic_answers.MessageErrorBody,
     ),
     RouteBodies("GET", "/v1/models", responses.ModelList),
     RouteBodies("GET", "/v1/models/{model:.+}", responses.ModelCard),
@@ -39,6 +55,8 @@ ROUTE_BODIES = (
 
 def declared_bodies() -> Iterator[type[msgspec.Struct]]:
     """All of them."""
-    yield responses.ErrorBody
     for route in ROUTE_BODIES:
-        yield from (body for body in (route.takes, route.gives, route.streams) if body is not None)
+        for body in (route.fails, route.takes, route.gives, route.streams):
+            if body is not None:
+                yield from get_args(body) or (body,)
+    yield from (anthropic_answers.ModelInfo, anthropic_answers.ModelInfoList)

@@ -7,6 +7,7 @@ bring theirs by an entry point (``registry``).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,6 +17,9 @@ from penstock.client.meters import Usage
 from penstock.services.frontend.body import Pause
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.parse import GenerateRequest
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which readers of event streams skip."""
 
 
 class ChoiceFrames(Protocol):
@@ -35,10 +39,15 @@ class ChoiceFrames(Protocol):
 
 
 class Renderer(Protocol):
-    """Writes the answer to one request. One that is never streamed needs ``body`` alone."""
+    """Writes the answer to one request. One that is never streamed needs ``body`` alone
+    (``Unstreamed``)."""
 
     direct: bool
     """Plain text may be written by prefix and suffix: nothing in a frame changes but the text."""
+
+    @property
+    def keep_alive(self) -> bytes:
+        """What goes out while there is nothing else to say."""
 
     def choice(self, index: int, usage: Usage) -> ChoiceFrames:
         """Frames of the choice with this index over all prompts. ``usage`` grows as rows come."""
@@ -51,6 +60,30 @@ class Renderer(Protocol):
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         """The whole answer of an unstreamed request. One answer for each choice, in order."""
+
+
+class Unstreamed(ABC):
+    """The renderer of an API whose answers are whole."""
+
+    direct = False
+    keep_alive = KEEP_ALIVE
+
+    @abstractmethod
+    def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        """The answer."""
+
+    def choice(self, index: int, usage: Usage) -> ChoiceFrames:
+        raise _never_streamed()
+
+    def last(self, usage: Usage) -> bytes:
+        raise _never_streamed()
+
+    def failed(self, error: ApiError) -> bytes:
+        raise _never_streamed()
+
+
+def _never_streamed() -> TypeError:
+    return TypeError("an answer that is never streamed was to be")
 
 
 class Dialect(Protocol):

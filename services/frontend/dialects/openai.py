@@ -29,6 +29,7 @@ from penstock.services.frontend.bodies.responses import (
     ReasoningTokens,
     UsageBody,
 )
+from penstock.services.frontend.dialects.interface import KEEP_ALIVE
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest
@@ -53,6 +54,7 @@ class OpenAIRenderer(ABC):
     later_text: ClassVar[bytes]
     close: ClassVar[bytes]
     """What stands behind a text."""
+    keep_alive = KEEP_ALIVE
 
     def __init__(self, request: GenerateRequest, answer_id: str, created: int) -> None:
         self.request = request

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from penstock.protocol.config import ConfigError
 from penstock.protocol.extensions import extensions
+from penstock.services.frontend.dialects.anthropic.messages import (
+    CountTokensDialect,
+    MessagesDialect,
+)
 from penstock.services.frontend.dialects.chat import ChatDialect
 from penstock.services.frontend.dialects.completions import CompletionsDialect
 from penstock.services.frontend.dialects.interface import Dialect
 
 ENTRY_POINT_GROUP = "penstock.dialects"
 MEMBERS = ("name", "routes", "parse", "renderer", "error")
-BUILT_IN: tuple[Dialect, ...] = (ChatDialect(), CompletionsDialect())
+BUILT_IN: tuple[Dialect, ...] = (
+    ChatDialect(),
+    CompletionsDialect(),
+    MessagesDialect(),
+    CountTokensDialect(),
+)
 
 
 def load_dialects() -> tuple[Dialect, ...]:

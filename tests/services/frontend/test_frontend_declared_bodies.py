@@ -28,6 +28,8 @@ CHAT, TEXT = ROUTE_BODIES[:2]
 ASKED: dict[str, dict[str, Any]] = {
     CHAT.path: {"messages": [{"role": "user", "content": "hi"}]},
     TEXT.path: {"prompt": "x"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
 }
 REFERENCES, SCHEMAS = msgspec.json.schema_components(
     list(dict.fromkeys(declared_bodies())), ref_template="#/$defs/{name}"

@@ -506,7 +506,6 @@ def test_what_a_tokenizer_answers_alone_reaches_no_engine_and_is_asked_for_again
         Members(),
         sent,
         lambda number, attempt, work: ledger.answered(number, attempt, PROMPT, counted),
-        lambda *given: Letters(),
     )
     frontend = ClientLedger(address(FRONTEND), FRONTEND, Members(), up)
     number = frontend.submit(WORK, ear, 0.0)

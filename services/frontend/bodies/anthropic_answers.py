@@ -51,6 +51,7 @@ class AnsweredMessage(Given, kw_only=True, tag_field="type", tag="message"):
     content: list[AnswerBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None
+    stop_details: None = None
     usage: MessageUsage
 
 
@@ -103,6 +104,7 @@ class ContentBlockStop(Given, kw_only=True, tag_field="type", tag="content_block
 class Ending(Given, kw_only=True):
     stop_reason: StopReason
     stop_sequence: str | None
+    stop_details: None = None
 
 
 class MessageEnd(Given, kw_only=True, tag_field="type", tag="message_delta"):

@@ -439,6 +439,7 @@ class Letters:
 
     def __init__(self) -> None:
         self.stop: str | None = None
+        self.reasoning_tokens = 0
 
     def push(self, tokens: memoryview, last_is_stop: bool) -> Any:
         if -1 in tokens:

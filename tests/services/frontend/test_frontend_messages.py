@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from penstock.client.gateway_interface import ServedModel
+from penstock.protocol.declared import describe, description_of, fields_of
 from penstock.protocol.wire.messages.requests import Chat, OutputFormat
+from penstock.services.frontend.bodies.anthropic import CountTokensBody, MessagesBody
 from penstock.services.frontend.dialects.anthropic.messages import (
     CountTokensDialect,
     MessagesDialect,
@@ -342,3 +345,12 @@ def test_a_name_without_its_owner_is_known_where_it_is_unambiguous(
     else:
         request = CountTokensDialect().parse(raw, models)
         assert (request.served, request.model) == (found, asked)
+
+
+def test_the_page_lists_every_field_with_what_is_allowed() -> None:
+    page = (Path(__file__).parents[3] / "docs/anthropic.md").read_text()
+    for name, of in fields_of(MessagesBody).items():
+        assert f"| `{name}` | {describe(of)} | {description_of(of)} |\n" in page
+    counted = list(fields_of(CountTokensBody))
+    assert counted == list(fields_of(MessagesBody))[: len(counted)]
+    assert len(counted) == 9 and "first nine fields" in page.replace("\n", " ")

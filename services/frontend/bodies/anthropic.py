@@ -24,6 +24,7 @@ from penstock.services.frontend.bodies.requests import Label, Seconds
 
 MAX_USER_ID = 512
 MIN_THINKING_BUDGET = 1024
+MAX_EDITS = 16
 
 CacheControl = Annotated[
     dict[str, Any], Meta(description="Has no effect: prefixes are cached by themselves.")
@@ -32,13 +33,11 @@ _FOREIGN = ForeignNames(
     {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"},
     {
         "container": "code is not executed here",
-        "context_management": "send the messages that the model is to see",
         "mcp_servers": "call MCP servers in the client, and offer their tools as custom tools",
         "output_format": "use output_config.format",
         "response_format": "use output_config.format",
     },
 )
-_KEEPS_ALL = "clear_thinking_20251015"
 
 
 class SystemBlock(Declared, kw_only=True):
@@ -210,6 +209,21 @@ class Metadata(Declared, kw_only=True):
             )
 
 
+class AllTurns(Declared, kw_only=True):
+    type: Literal["all"]
+
+
+class ContextEdit(Declared, kw_only=True):
+    """Which thinking to forget: none, since the client sends what the model is to see."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"] | AllTurns
+
+
+class ContextManagement(Declared, kw_only=True):
+    edits: Annotated[list[ContextEdit], Meta(max_length=MAX_EDITS)] | None = None
+
+
 class ConversationBody(Declared, kw_only=True):
     """What is counted, and what is answered."""
 
@@ -217,12 +231,6 @@ class ConversationBody(Declared, kw_only=True):
     NEUTRAL: ClassVar[Mapping[str, Any]] = {
         "container": (),
         "mcp_servers": NO_ITEMS,
-        "context_management": (
-            {},
-            {"edits": []},
-            {"edits": [{"type": _KEEPS_ALL, "keep": "all"}]},
-            {"edits": [{"type": _KEEPS_ALL, "keep": {"type": "all"}}]},
-        ),
         "diagnostics": (),
         "output_format": (),
         "speed": ("standard",),
@@ -258,6 +266,10 @@ class ConversationBody(Declared, kw_only=True):
         Annotated[OutputConfig, Meta(description="The effort, and the answer's form.")] | None
     ) = None
     cache_control: CacheControl | None = None
+    context_management: (
+        Annotated[ContextManagement, Meta(description="May keep all, and has no effect then.")]
+        | None
+    ) = None
     cache_salt: (
         Annotated[
             CacheSalt, Meta(description="Requests with different salts share no cached prefix.")

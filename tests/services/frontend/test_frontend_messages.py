@@ -246,6 +246,7 @@ def test_effort_and_form_of_the_answer_are_passed_on() -> None:
     [
         {"container": None, "mcp_servers": [], "speed": "standard"},
         {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+        {"context_management": {}},
         {"cache_control": {"type": "ephemeral"}, "service_tier": "auto", "inference_geo": "eu"},
         {"metadata": {"user_id": None}, "thinking": None, "system": None, "tools": []},
     ],
@@ -294,7 +295,7 @@ def test_what_asks_for_nothing_is_accepted(asked: dict[str, Any]) -> None:
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers (call MCP servers in the client"),
         ({"container": "c"}, "container (code is not executed here)"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
-         "context_management"),
+         "edits[0].type is \'clear_tool_uses_20250919\'"),
         ({"stop": ["a"]}, "stop (use stop_sequences)"),
         ({"metadata": {"user_id": "a\nb"}}, "printable"),
         ({"model": "nobody"}, ""),
@@ -353,4 +354,4 @@ def test_the_page_lists_every_field_with_what_is_allowed() -> None:
         assert f"| `{name}` | {describe(of)} | {description_of(of)} |\n" in page
     counted = list(fields_of(CountTokensBody))
     assert counted == list(fields_of(MessagesBody))[: len(counted)]
-    assert len(counted) == 9 and "first nine fields" in page.replace("\n", " ")
+    assert len(counted) == 10 and "first ten fields" in page.replace("\n", " ")

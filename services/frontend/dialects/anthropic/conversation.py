@@ -7,6 +7,7 @@ API lets a user say, become messages of the role ``tool``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -114,23 +115,23 @@ _ROLES = {
     "redacted_thinking": ("assistant",),
 }
 """In whose messages a block of each type may stand."""
-_OF_TYPES = {name for needed, more in BLOCK_FIELDS.values() for name in (*needed, *more)}
+_ALL = [name for needed, more in BLOCK_FIELDS.values() for name in (*needed, *more)]
+_needed_of = {kind: attrgetter("type", *needed) for kind, (needed, _) in BLOCK_FIELDS.items()}
+"""What a block of each type must have."""
+_others_of = {
+    kind: attrgetter(*(name for name in _ALL if name not in (*needed, *more)))
+    for kind, (needed, more) in BLOCK_FIELDS.items()
+}
+"""What it must not have."""
+_NOTHING = {None}
 
 
 def _check(block: Block, role: str, where: str) -> None:
     """Raise ``InvalidValue`` where a block lacks a field of its type, has one of another type, or
     stands in the wrong message."""
-    needed, more = BLOCK_FIELDS[block.type]
-    given = {name for name in _OF_TYPES if getattr(block, name) is not None}
-    if lacking := [name for name in needed if name not in given]:
-        raise InvalidValue(
-            f"{where}.{lacking[0]} is missing; a block of the type {block.type!r} must have it",
-            "messages",
-        )
-    if extra := sorted(given.difference(needed, more)):
-        raise InvalidValue(
-            f"{where}.{extra[0]} is not allowed in a block of the type {block.type!r}", "messages"
-        )
+    given = block.type
+    if None in _needed_of[given](block) or set(_others_of[given](block)) != _NOTHING:
+        raise _wrong_fields(block, where)
     if role not in _ROLES[block.type]:
         raise InvalidValue(
             f"{where} is a block of the type {block.type!r}, which is not allowed in a message of "
@@ -143,6 +144,18 @@ def _check(block: Block, role: str, where: str) -> None:
             "leave it out",
             "messages",
         )
+
+
+def _wrong_fields(block: Block, where: str) -> InvalidValue:
+    needed, more = BLOCK_FIELDS[block.type]
+    for name in needed:
+        if getattr(block, name) is None:
+            must = f"a block of the type {block.type!r} must have it"
+            return InvalidValue(f"{where}.{name} is missing; {must}", "messages")
+    known = (*needed, *more)
+    extra = next(n for n in _ALL if n not in known and getattr(block, n) is not None)
+    within = f"in a block of the type {block.type!r}"
+    return InvalidValue(f"{where}.{extra} is not allowed {within}", "messages")
 
 
 def _assistant(blocks: Iterable[Block]) -> Message:

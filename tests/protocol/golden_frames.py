@@ -294,7 +294,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "6f98f82c56e457aa"
+SCHEMA_HASH = "1c5cfb58487a5200"
 """The schema hash of protocol version 13."""
 
 GOLDEN: dict[str, str] = {

@@ -131,7 +131,7 @@ def test_an_answer_ends_for_the_reason_that_is_said(client: anthropic.Anthropic)
     reason, _, text = said(stopped)
     assert (reason, text) == (("stop_sequence", "2"), ("4",))
     assert said(streamed(client, SUM, stop_sequences=["2"], thinking=THINKS)) == said(stopped)
-    assert create(client, SUM, max_tokens=10**6).stop_reason == "end_turn"
+    assert streamed(client, SUM, max_tokens=10**6).stop_reason == "end_turn"
 
 
 def test_the_assistant_s_last_words_are_continued(client: anthropic.Anthropic) -> None:

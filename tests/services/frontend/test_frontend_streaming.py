@@ -38,7 +38,9 @@ def texts(events: list[Any], index: int = 0) -> list[str]:
             continue
         for choice in event["choices"]:
             if choice["index"] == index:
-                found.append(choice["text"] if "text" in choice else choice["delta"]["content"])
+                found.append(
+                    choice["text"] if "text" in choice else choice["delta"].get("content", "")
+                )
     return found
 
 

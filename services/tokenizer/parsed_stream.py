@@ -6,7 +6,7 @@ from penstock.protocol.ownership.text_rows import Delta, joined
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.tokens import Content, Event, Reasoning, Text
 from penstock.services.tokenizer.choice_stream import ChoiceStream, TokenRow
-from penstock.services.tokenizer.output.parser import MakeId
+from penstock.services.tokenizer.output.parser import OutputParser
 from penstock.services.tokenizer.reading import Reading
 from penstock.services.tokenizer.stop_strings import StopStrings
 from penstock.services.tokenizer.text_model import TextModel
@@ -26,10 +26,10 @@ class ParsedStream(ChoiceStream):
         params: SamplingParams,
         prompt: bytes,
         reading: Reading,
-        make_id: MakeId,
+        parser: OutputParser,
     ) -> None:
         super().__init__(text_model, params, prompt, skip_special=False)
-        self._parser = reading.parser(make_id)
+        self._parser = parser
         self._hides = reading.hides_reasoning
 
     def push(self, tokens: TokenRow, last_is_stop: bool = False) -> Delta:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
 
 import msgspec
 
 from penstock.protocol.wire.messages.requests import OutputFormat
+from penstock.services.tokenizer.output.call_ids import CallIds
 from penstock.services.tokenizer.output.detection import with_reasoning
 from penstock.services.tokenizer.output.families import FAMILIES
 from penstock.services.tokenizer.output.family import Family
 from penstock.services.tokenizer.output.machine import Machine, build_machine
-from penstock.services.tokenizer.output.parser import MakeId, OutputParser
+from penstock.services.tokenizer.output.parser import OutputParser
 from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
 from penstock.services.tokenizer.template_tools import DESCRIBED_FAMILY
 from penstock.services.tokenizer.text_model import TextModel
@@ -26,8 +26,9 @@ class Reading(NamedTuple):
     """The prompt ends within thinking."""
     hides_reasoning: bool
 
-    def parser(self, make_id: MakeId) -> OutputParser:
-        """A new one, for one choice."""
+    def parser(self, request_id: int, choice: int) -> OutputParser:
+        """A new one, for one choice. request_id: unique in the cluster."""
+        make_id = CallIds(self.machine.family.ids, str(request_id), choice)
         return OutputParser(self.machine, self.tools, make_id, in_reasoning=self.in_reasoning)
 
 
@@ -75,16 +76,3 @@ def family_of(text_model: TextModel, output: OutputFormat) -> Family:
 def _schemas(tools: bytes) -> ToolSchemas:
     declared = [tool["function"] for tool in msgspec.json.decode(tools)]
     return ToolSchemas({one["name"]: one.get("parameters") for one in declared})
-
-
-def call_ids(request_id: int, choice: int) -> MakeId:
-    """Ids of a choice's calls: the same whichever process makes them.
-
-    request_id: unique in the cluster.
-    """
-
-    def make(index: int, name: str) -> str:
-        seed = f"{request_id}/{choice}/{index}/{name}".encode()
-        return f"call_{hashlib.blake2b(seed, digest_size=12).hexdigest()}"
-
-    return make

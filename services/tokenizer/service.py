@@ -31,7 +31,6 @@ from penstock.services.tokenizer.preparation import (
     may_have_grammar,
     prepare,
 )
-from penstock.services.tokenizer.reading import call_ids
 from penstock.services.tokenizer.text_model import TextModel
 
 ENCODE_THREADS = 3
@@ -216,7 +215,7 @@ class TokenizerService(AsyncService):
         if reading is None:
             return lambda choice: ChoiceStream(text, params, work.prompt, task)
         return lambda choice: ParsedStream(
-            text, params, work.prompt, reading, call_ids(request_id, choice)
+            text, params, work.prompt, reading, reading.parser(request_id, choice)
         )
 
     def _refuse(

@@ -124,7 +124,7 @@ def _call(call: dict[str, Any], style: ToolStyle) -> dict[str, Any]:
     if style.takes_objects:
         function = {**function, "arguments": _object(function["arguments"])}
     identity = _short(call["id"]) if style.takes_short_ids else call["id"]
-    return {**call, "id": identity, "function": function}
+    return {**call, "id": identity, "type": "function", "function": function}
 
 
 def _object(arguments: str) -> Any:

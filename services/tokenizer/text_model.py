@@ -136,8 +136,10 @@ class TextModel:
         name: str = "this model",
         cleans_up: bool = False,
         parsers: tuple[str, str] = (AUTO, AUTO),
+        response_template: object = None,
     ) -> None:
-        """parsers: names of what reads tool calls and thinking. Raises ``UnknownParser``."""
+        """parsers: names of what reads tool calls and thinking. response_template: what the
+        checkpoint says of that. Raises ``UnknownParser``."""
         # What a checkpoint says about padding and truncation is meant for training.
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -158,7 +160,7 @@ class TextModel:
         )
         """Marks that outputs are read by."""
         source = None if template is None else template.source
-        self.form = choose(Clues(source, self.vocabulary.added), *parsers)
+        self.form = choose(Clues(source, self.vocabulary.added, response_template), *parsers)
         """How its outputs are read."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1

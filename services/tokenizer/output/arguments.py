@@ -53,16 +53,17 @@ class CallArguments:
         self.end_value()
         if self._written < 0:
             return
-        name = self._machine.restore(name)
-        self._out.arguments(self._index, ("{" if not self._written else ", ") + quoted(name) + ": ")
-        self._written += 1
         self._key = True
         self._form = form
         self._kinds = STRING if form is Action.KEY_STRING else self._parameters.kinds(name)
         self._streams = self._kinds == STRING and form is not Action.KEY_JSON
         self._started = self._line_feed = False
-        if self._streams:
-            self._out.arguments(self._index, '"')
+        begin = ", " if self._written else "{"
+        self._written += 1
+        name = quoted(self._machine.restore(name))
+        self._out.arguments(
+            self._index, f'{begin}{name}: "' if self._streams else f"{begin}{name}: "
+        )
 
     def value(self, text: str) -> None:
         """A part of the value of the open parameter."""
@@ -133,3 +134,5 @@ class Nowhere:
     def value(self, text: str) -> None: ...
 
     def end_value(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -202,7 +202,7 @@ class CallScanner:
             self._chunks.append(text[place:end])
         if end == len(text):
             return end
-        if self._stops_at(text[end]):
+        if text[end] != self._syntax.close and self._stops_at(text[end]):
             return end
         if not self._chunks:
             return self._break(text[end]) or end + 1
@@ -215,7 +215,7 @@ class CallScanner:
         if place == len(text):
             return place
         if text[place] not in "=:":
-            if self._stops_at(text[place]):
+            if text[place] != self._syntax.close and self._stops_at(text[place]):
                 return place
             name, self._chunks = "".join(self._chunks), []
             self._break(name)
@@ -256,7 +256,7 @@ class CallScanner:
             return end
         character = text[end]
         if character in self._syntax.quotes:
-            if "".join(self._chunks).strip() in _PREFIXES:
+            if len(self._chunks) == 1 and self._chunks[0] in _PREFIXES:
                 self._chunks.clear()
                 self._begin_string(character)
             elif not self._too_many():
@@ -297,6 +297,7 @@ class CallScanner:
         """The innermost bracket closes, or the call."""
         if not self._stack:
             self.done = True
+            self._arguments.close()
             return place + 1
         if self._pieces[-1] == ", ":
             self._pieces.pop()

@@ -64,7 +64,9 @@ def _number(text: str, kinds: Kinds) -> str | None:
         whole = _WHOLE.fullmatch(text) if kinds and "number" not in kinds else None
         digits = whole[1] if whole else text
         if _INTEGER.fullmatch(digits):
-            return digits if _is_json(digits) else str(int(digits))
+            if _is_json(digits):
+                return digits
+            return str(int(digits)) if kinds else None
     if kinds and "number" not in kinds:
         return None
     if _is_json(text):

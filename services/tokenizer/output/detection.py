@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from penstock.services.tokenizer.output.detection_rules import (
     REASONING_NAMES,
@@ -23,6 +23,10 @@ from penstock.services.tokenizer.output.detection_rules import (
 )
 from penstock.services.tokenizer.output.families import FAMILIES
 from penstock.services.tokenizer.output.family import Family, ReasoningMarks
+from penstock.services.tokenizer.output.response_template import (
+    BadResponseTemplate,
+    read_response_template,
+)
 
 AUTO, NONE = "auto", "none"
 _DEFAULT = "json_tags"
@@ -40,6 +44,8 @@ class Clues(NamedTuple):
     """Source of its chat template."""
     added: Collection[str]
     """Texts of the tokens that were added to its vocabulary."""
+    response_template: Any = None
+    """What its ``tokenizer_config.json`` says under that name."""
 
 
 class OutputForm(NamedTuple):
@@ -72,9 +78,21 @@ def choose(clues: Clues, tool_parser: str = AUTO, reasoning_parser: str = AUTO) 
     Raises:
         UnknownParser: for a name that is none of these.
     """
+    refusal = ""
+    if tool_parser == AUTO and clues.response_template is not None:
+        try:
+            family = read_response_template(clues.response_template, clues.added)
+        except BadResponseTemplate as error:
+            refusal = f" (the checkpoint's response_template is not read: {error})"
+        else:
+            why = "the checkpoint's response_template"
+            if reasoning_parser == AUTO:
+                return OutputForm(family, why, why)
+            marks, reason = _reasoning(clues, reasoning_parser, family)
+            return OutputForm(with_reasoning(family, marks), why, reason)
     family, tool_reason = _tools(clues, tool_parser)
     marks, reasoning_reason = _reasoning(clues, reasoning_parser, family)
-    return OutputForm(with_reasoning(family, marks), tool_reason, reasoning_reason)
+    return OutputForm(with_reasoning(family, marks), tool_reason + refusal, reasoning_reason)
 
 
 @lru_cache(maxsize=256)

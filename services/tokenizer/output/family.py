@@ -103,6 +103,9 @@ class Arguments(Protocol):
     def end_value(self) -> None:
         """Its value ends."""
 
+    def close(self) -> None:
+        """All parameters have come."""
+
 
 class Scanner(Protocol):
     """Reads text of a syntax that no regular pattern describes, in pieces of any length. It never

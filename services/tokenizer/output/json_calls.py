@@ -59,6 +59,8 @@ def object_states(then: str, ends: tuple[Edge, ...]) -> dict[str, State]:
     member = Edge(spaced(sequence(SPACE, ","), sequence('"', _CHARACTERS, '"'), ":"), "member")
     return {
         "arguments": Scan(JsonScanner, "member_end", ends),
-        "member_end": Expect((ended, member, *behind_space(ends)), actions=(Action.END,)),
+        "member_end": Expect(
+            (ended, member, *behind_space(ends)), otherwise="after", actions=(Action.END,)
+        ),
         "member": Scan(JsonScanner, "member_end", ends, discards=True),
     }

@@ -25,8 +25,9 @@ Match: TypeAlias = Callable[[str, int], "re.Match[str] | None"]
 
 class _Expressions(NamedTuple):
     step: Match
-    """Goes on to behind the next brackets that open (group 1) or close (2) and have no fellow a few
-    levels on, behind the quote of a string that does not end (3), or to where an edge may begin."""
+    """Goes on behind the next brackets that open (group 1, and what lies between them) or close (2)
+    and have no fellow a few levels on, behind the quote of a string that does not end (3), or to
+    where an edge may begin."""
     word_end: Match
     """Finds what cannot be part of a bare word."""
 
@@ -34,14 +35,15 @@ class _Expressions(NamedTuple):
 @lru_cache(maxsize=64)
 def _expressions(characters: str, edges: str) -> _Expressions:
     string = r'"(?:[^"\\\ud800-\udfff]++|\\[^\ud800-\udfff])*+"'
-    inside = rf'[^"\[\]{{}}{characters}]++|{string}'
+    bare = rf'[^"\[\]{{}}{characters}]++'
     word_end = r"[,\]} \t\r\n]"
     if characters:
-        inside += f"|(?!{edges})[{characters}]"
+        bare += f"|(?!{edges})[{characters}]"
         word_end += f"|{edges}"
-    flat = rf"[\[{{](?:{inside})*+[\]}}]"
-    flat = rf"[\[{{](?:{inside}|{flat})*+[\]}}]"
-    step = rf'(?:{inside}|{flat})*+(?:([\[{{]++)|([\]}}]++)|("))?'
+    inside = flat = f"{bare}|{string}"
+    for _ in range(3):
+        flat = rf"{inside}|[\[{{](?:{flat})*+[\]}}]"
+    step = rf'(?:{flat})*+(?:((?:[\[{{](?:{bare})*+)++)|([\]}}]++)|("))?'
     return _Expressions(re.compile(step).match, re.compile(word_end).search)
 
 
@@ -112,7 +114,7 @@ class JsonScanner:
                 return found.end() if found is not None else place
             place = found.end()
             if found.lastindex == 1:
-                self._depth += place - found.start(1)
+                self._depth += found[1].count("{") + found[1].count("[")
             elif found.lastindex == 2:
                 first = found.start(2)
                 if place - first >= self._depth:

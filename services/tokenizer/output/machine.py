@@ -29,14 +29,13 @@ from penstock.services.tokenizer.output.pattern import (
     Ahead,
     Mark,
     Regexes,
+    possible,
     sequence,
     unnamed,
 )
 
 _FIRST_STAND_IN = 0xD800
 _THINK_OPEN, _THINK_CLOSE = "think_open", "think_close"
-THINKING = frozenset({"thinking", "reasoning"})
-"""The states in which text is reasoning."""
 
 Match: TypeAlias = Callable[[str, int], "re.Match[str] | None"]
 
@@ -56,6 +55,8 @@ class ReadyEdge(NamedTuple):
     last: Match
     to: str
     actions: tuple[Action, ...]
+    opens: bool
+    """It opens a call."""
 
 
 class ReadyFree(NamedTuple):
@@ -215,15 +216,15 @@ def _ready(state: State, used: _Used) -> ReadyState:
     sources = [edge.pattern.regexes(used) for edge in state.edges]
     edges = tuple(map(_ready_edge, state.edges, sources))
     start = "".join(one.start for one in sources)
-    possible = "|".join(f"{unnamed(one.whole)}|{one.first}" for one in sources)
+    fits = possible(sources)
     match state:
         case Free():
             return ReadyFree(
                 state.channel,
                 state.strips,
                 re.compile(f"[{start}]" if start else "(?!)").search,
-                _search(possible),
-                _search("|".join(unnamed(one.last) for one in sources)),
+                re.compile(fits).search,
+                re.compile("|".join(unnamed(one.last) for one in sources) or "(?!)").search,
                 edges,
             )
         case Expect():
@@ -234,14 +235,10 @@ def _ready(state: State, used: _Used) -> ReadyState:
                 regexes = state.quote.regexes(used)
                 quote = _ready_edge(Edge(state.quote, ""), regexes)
                 start += regexes.start
-                possible = f"{unnamed(regexes.whole)}|{regexes.first}|{possible or '(?!)'}"
+                fits = possible([regexes, *sources])
             stops = Stops(start)
-            stops.edges = possible or "(?!)"
+            stops.edges = fits
             return ReadyScan(state.scanner, stops, state.to, edges, state.discards, quote)
-
-
-def _search(source: str) -> Match:
-    return re.compile(source or "(?!)").search
 
 
 def _ready_edge(edge: Edge, regexes: Regexes) -> ReadyEdge:
@@ -253,4 +250,5 @@ def _ready_edge(edge: Edge, regexes: Regexes) -> ReadyEdge:
         re.compile(regexes.last).match,
         edge.to,
         edge.actions,
+        Action.CALL in edge.actions,
     )

@@ -17,8 +17,8 @@ from penstock.services.tokenizer.output.arguments import CallArguments
 from penstock.services.tokenizer.output.collected import Collected
 from penstock.services.tokenizer.output.family import Action, Channel, Scanner
 from penstock.services.tokenizer.output.machine import (
-    THINKING,
     Machine,
+    Match,
     ReadyEdge,
     ReadyExpect,
     ReadyFree,
@@ -66,7 +66,7 @@ class OutputParser:
         self._scanner: Scanner | None = None
         self._calls = 0
         self._held = ""
-        self._quiet: Callable[[str], object] | None = None
+        self._quiet: Match | None = None
         """Set where a text in which it finds nothing goes out at once …"""
         self._reasons = False
         """… as reasoning, or else as content."""
@@ -80,7 +80,7 @@ class OutputParser:
         if (
             quiet is not None
             and token not in self._tokens
-            and quiet(text) is None
+            and quiet(text, 0) is None
             and text.rstrip(SPACE_CHARACTERS) == text
         ):
             return [Reasoning(text)] if self._reasons and text else text
@@ -131,7 +131,7 @@ class OutputParser:
         start = found.start()
         for edge in state.edges:
             match = (edge.last if final else edge.whole)(text, start)
-            if match is not None and self._allowed(edge, match):
+            if match is not None and (not edge.opens or self._allowed(edge, match)):
                 stop = _without_space(text, place, start) if state.strips else start
                 self._put(state.channel, text[place:stop])
                 self._follow(edge, match)
@@ -153,7 +153,7 @@ class OutputParser:
         for edge in state.edges:
             match = (edge.last if final else edge.whole)(text, place)
             if match is not None:
-                if self._allowed(edge, match):
+                if not edge.opens or self._allowed(edge, match):
                     self._follow(edge, match)
                     return match.end()
             elif not final and edge.beginning(text, place) is not None:
@@ -211,9 +211,7 @@ class OutputParser:
             self._arguments.value(text)
 
     def _allowed(self, edge: ReadyEdge, match: re.Match[str]) -> bool:
-        """Whether a call may open, if the edge opens one."""
-        if Action.CALL not in edge.actions:
-            return True
+        """Whether this call may open."""
         if self._calls == MAX_CALLS:
             return False
         if self._machine.family.declared_only or Action.DECLARED in edge.actions:
@@ -229,7 +227,9 @@ class OutputParser:
         if self._calls == MAX_CALLS and name in ("begin", "content"):
             name = "rest"
         state = self._state = self._states[name]
-        self.in_reasoning = name in THINKING
+        self.in_reasoning = name == "thinking" or (
+            state.__class__ is ReadyFree and state.channel is Channel.REASONING
+        )
         if state.__class__ is ReadyScan and self._arguments is not None:
             target = self._arguments.discarded() if state.discards else self._arguments
             self._scanner = state.scanner(target, state.stops)

@@ -8,6 +8,7 @@ is known to end.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence as Many
 from typing import NamedTuple, Protocol, TypeAlias
 
 MAX_SPACE = 64
@@ -41,6 +42,8 @@ class Regexes(NamedTuple):
     """The whole pattern, where no more text comes."""
     first: str
     """Like ``beginning``, but of at least one character."""
+    longest: int
+    """Characters of the longest match."""
     start: str
     """The characters that it may begin with, as they stand within a class."""
     ends: bool = True
@@ -85,7 +88,7 @@ class Characters(NamedTuple):
         ends = self.least == self.most
         named = f"(?P<{self.group}>{whole})" if self.group else whole
         start = "" if self.inside.startswith("^") else self.inside
-        return Regexes(named, beginning, named, first, start, ends, self.least == 0)
+        return Regexes(named, beginning, named, first, self.most, start, ends, self.least == 0)
 
 
 class Ahead(NamedTuple):
@@ -93,7 +96,7 @@ class Ahead(NamedTuple):
 
     def regexes(self, reader: Reader) -> Regexes:
         within = re.escape(SPACE_CHARACTERS)
-        return Regexes(f"(?=[^{within}])", r"\Z", f"(?![{within}])", r"(?!)", "")
+        return Regexes(f"(?=[^{within}])", r"\Z", f"(?![{within}])", r"(?!)", 0, "")
 
 
 class Sequence(NamedTuple):
@@ -116,6 +119,7 @@ class Sequence(NamedTuple):
             beginning,
             "".join(part.last for part in parts),
             first,
+            sum(part.longest for part in parts),
             start,
             tail.ends,
             all(part.empty for part in parts),
@@ -146,6 +150,7 @@ class Either(NamedTuple):
             _any([part.beginning for part in parts]),
             _any([part.last for part in parts]),
             _any([part.first for part in parts]),
+            max(part.longest for part in parts),
             "".join(part.start for part in parts),
             all(part.ends for part in parts),
             any(part.empty for part in parts),
@@ -160,7 +165,7 @@ class Optional(NamedTuple):
     def regexes(self, reader: Reader) -> Regexes:
         part = self.part.regexes(reader)
         whole, last = f"(?:{part.whole})?", f"(?:{part.last})?"
-        return Regexes(whole, part.beginning, last, part.first, part.start, False, True)
+        return part._replace(whole=whole, last=last, ends=False, empty=True)
 
 
 Pattern: TypeAlias = Literal | Mark | Characters | Ahead | Sequence | Group | Either | Optional
@@ -196,6 +201,17 @@ def name(excluded: str, group: str = "name") -> Pattern:
     return Characters(rf"^\s\x00-\x1f\ud800-\udfff{re.escape(excluded)}", 1, MAX_NAME, group)
 
 
+def possible(sources: Many[Regexes]) -> str:
+    """A regular expression that matches where one of the patterns fits or may come to fit. The
+    latter is only looked at where the text ends soon: it takes much longer."""
+    if not sources:
+        return "(?!)"
+    wholes = "|".join(unnamed(one.whole) for one in sources)
+    firsts = "|".join(one.first for one in sources)
+    soon = max(one.longest for one in sources)
+    return rf"(?:{wholes}|(?=(?s:.{{0,{soon}}}+)\Z)(?:{firsts}))"
+
+
 def unnamed(source: str) -> str:
     """A regular expression without the names of its groups."""
     return re.sub(r"\(\?P<\w+>", "(?:", source)
@@ -212,4 +228,4 @@ def _literal(text: str) -> Regexes:
     for character in reversed(text[:-1]):
         first = f"{re.escape(character)}{beginning}"
         beginning = rf"(?:{first}|\Z)"
-    return Regexes(whole, beginning, whole, first, re.escape(text[0]))
+    return Regexes(whole, beginning, whole, first, len(text), re.escape(text[0]))

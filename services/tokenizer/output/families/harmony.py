@@ -56,6 +56,9 @@ def _recipients(message: str) -> tuple[Edge, ...]:
         calls = bool(actions)
         whole, part = sequence(prefix, _NAME, _MESSAGE), sequence(prefix, _NAME, _PART_END)
         edges.append(Edge(whole, "arguments" if calls else message, actions))
+        if calls:
+            ended = sequence(prefix, _NAME, either(Mark("call"), Mark("end")))
+            edges.append(Edge(ended, "after", (*actions, Action.END)))
         edges.append(Edge(part, "call_header" if calls else f"{message}_header", actions))
     return tuple(edges)
 

@@ -53,6 +53,7 @@ def _family(
             "arguments": Scan(JsonScanner, "arguments_end", (call_end, section_end)),
             "arguments_end": Expect(
                 behind_space((call_end, fence_end, section_end, *following)),
+                otherwise="after",
                 actions=(Action.END,),
             ),
             "calls": Expect(behind_space((*following, closing)), "after"),

@@ -68,7 +68,9 @@ def _family(
         marks=marks,
         openers=(Edge(opener, "parameters", (Action.CALL,)),),
         states={
-            "parameters": Expect(behind_space((*keys, *ends, following)), actions=(Action.END,)),
+            "parameters": Expect(
+                behind_space((*keys, *ends, following)), otherwise="after", actions=(Action.END,)
+            ),
             "value": Free(Channel.VALUE, (value_end, *ends)),
             "cdata": Free(Channel.VALUE, (cdata_end,)),
             "invoke_end": Expect(behind_space((*inner, *closing, following)), "after"),

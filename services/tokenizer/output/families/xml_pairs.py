@@ -56,12 +56,18 @@ def _family(family: str, openers: tuple[Edge, ...], following: tuple[Edge, ...],
         marks=_MARKS | marks,
         openers=openers,
         states={
-            "key": Expect((Edge(key_end, "value", (Action.KEY,)),), actions=(Action.END,)),
+            "key": Expect(
+                (Edge(key_end, "value", (Action.KEY,)),), otherwise="after", actions=(Action.END,)
+            ),
             "value": Free(
                 Channel.VALUE,
                 (Edge(Mark("value_end"), "pairs", (Action.VALUE_END,)), *ends),
             ),
-            "pairs": Expect((*behind_space(ends), *behind_space(following)), actions=(Action.END,)),
+            "pairs": Expect(
+                (*behind_space(ends), *behind_space(following)),
+                otherwise="after",
+                actions=(Action.END,),
+            ),
             "calls": Expect((*behind_space(following), *((closing,) if marks else ())), "after"),
         },
         envelope=envelope,

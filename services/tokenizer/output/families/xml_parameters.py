@@ -38,7 +38,9 @@ FAMILIES = (
         marks={"open": "<tool_call>", "close": "</tool_call>"},
         openers=_OPENERS,
         states={
-            "parameters": Expect(behind_space((*_KEYS, *_ENDS, *_OPENERS)), actions=(Action.END,)),
+            "parameters": Expect(
+                behind_space((*_KEYS, *_ENDS, *_OPENERS)), otherwise="after", actions=(Action.END,)
+            ),
             "value": Free(
                 Channel.VALUE,
                 (

@@ -114,6 +114,30 @@ def test_an_unknown_name_gets_the_known_ones_and_the_nearest() -> None:
         choose(Clues(HERMES, ()), "§§")
 
 
+def test_a_response_template_counts_more_than_rules_and_less_than_names() -> None:
+    spec = {
+        "start_anchor": "<a>",
+        "fields": {
+            "thinking": {"open": "<t>", "close": "</t>"},
+            "tool_calls": {
+                "open": "<c>",
+                "close": "</c>",
+                "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": {},
+        },
+    }
+    form = choose(Clues(HERMES, (), spec))
+    assert form.family.name == "response_template"
+    assert form.family.reasoning is not None
+    assert form.family.reasoning.open == "<t>"
+    assert choose(Clues(HERMES, (), spec), "hermes").family.name == "json_tags"
+    bad = choose(Clues(HERMES, (), {"fields": {"images": {}}}))
+    assert bad.family.name == "json_tags"
+    assert "response_template is not read: response_template.fields.images" in bad.describe()
+
+
 def test_all_rules_and_names_lead_to_a_family() -> None:
     assert {rule.value for rule in TOOL_RULES} | set(TOOL_NAMES.values()) <= FAMILIES.keys()
     assert all(rule.template or rule.vocabulary for rule in (*TOOL_RULES, *REASONING_RULES))

@@ -96,7 +96,7 @@ CASES = [
     ),
     Case(
         '<tool_call>{"name": "now", "arguments": {} oops}</tool_call>',
-        [call("now"), text(" oops}</tool_call>")],
+        [call("now"), text("oops}</tool_call>")],
     ),
     Case('<tool_call>{"name": "now", "arguments": 5}</tool_call>', [call("now", "5")]),
 ]

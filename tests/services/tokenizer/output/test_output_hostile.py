@@ -51,6 +51,35 @@ HOSTILE = {
     "xml_invoke_minimax": [("", '<minimax:tool_call><invoke name="f'), ("", "<minimax:tool_call>")],
     "special_tokens_kimi": [("", "<|tool_call_begin|>functions.f:1")],
     "special_tokens_deepseek_v3": [("", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>")],
+    "json_array_mistral": [("", "[TOOL_CALLS]"), ("", '[TOOL_CALLS][{"name": "')],
+    "bare_json": [("", '{"name": "weather"')],
+    "python_calls": [
+        ("[weather(city='", "'"),
+        ("[weather(city='", "' "),
+        ("[weather(city='", "\\"),
+        ("[weather(city='", "\\u0041"),
+        ("[weather(city=", "'a"),
+        ("[weather(city=", "<"),
+        ("[weather(city=", "a=1,"),
+        ("[weather(city=", "["),
+        ("[weather(city=[", "a,"),
+        ("[weather(city={", "'a':"),
+        ("[weather(", " "),
+        ("[", "weather(a=1), "),
+    ],
+    "own_quoting_functiongemma": [
+        ("<start_function_call>call:f{a:", "<escape>"),
+        ("<start_function_call>call:f{a:<escape>", "<"),
+        ("<start_function_call>call:f{a:", "{a:"),
+    ],
+    "harmony": [
+        ("", "<|channel|>"),
+        ("", "<|end|>"),
+        ("", "<|start|>assistant"),
+        ("<|channel|>", "commentary "),
+        ("<|channel|>commentary ", "to=functions.f "),
+        ("<|channel|>analysis<|message|>", "<|"),
+    ],
 }
 CASES = [(name, *case) for name, cases in HOSTILE.items() for case in cases]
 

@@ -178,7 +178,9 @@ class RequestProgress:
 
     def on_first_token(self, now: float) -> None:
         """The first token of one of the prompts came."""
-        self.first_at = self.first_at or now
+        if not self.first_at:
+            self.first_at = now
+            self.usage.first_token_s = now - self.arrival
         self.meters.first_token(now - self.arrival)
 
     def on_end(self, end: End) -> None:
@@ -198,7 +200,8 @@ class RequestProgress:
     def on_all_ended(self) -> None:
         """Every choice has ended without an error."""
         self.ended_at = self.now()
-        self.meters.end_to_end(self.ended_at - self.arrival)
+        self.usage.total_s = self.ended_at - self.arrival
+        self.meters.end_to_end(self.usage.total_s)
 
 
 class AnswerSink:

@@ -6,9 +6,9 @@ from penstock.protocol.process.metrics import Registry
 
 
 class Usage:
-    """Tokens of a client's whole request, counted as its rows arrive."""
+    """What a client's whole request took: tokens, counted as its rows arrive, and time."""
 
-    __slots__ = ("cached", "completion", "prompt", "reasoning")
+    __slots__ = ("cached", "completion", "first_token_s", "prompt", "reasoning", "total_s")
 
     def __init__(self) -> None:
         self.prompt = 0
@@ -16,6 +16,10 @@ class Usage:
         self.cached = 0
         self.reasoning = 0
         """Of the completion: thinking. Known of choices that have ended."""
+        self.first_token_s = 0.0
+        """Seconds from the request's arrival to its first token; 0 before."""
+        self.total_s = 0.0
+        """Seconds from its arrival to its end; 0 before."""
 
 
 class Meters:

@@ -13,13 +13,13 @@ from penstock.client.gateway_interface import Gateway, Overloaded
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.shown_values import show
-from penstock.services.frontend import access, dialect_handler, playground, system
+from penstock.services.frontend import access, api_page, dialect_handler, playground, system
 from penstock.services.frontend.body import check_is_json
 from penstock.services.frontend.connection import ConnectionLimits, Runner
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
 from penstock.services.frontend.dialects.anthropic.headers import VERSION_HEADER
 from penstock.services.frontend.dialects.anthropic.messages import MESSAGES
-from penstock.services.frontend.dialects.interface import Dialect
+from penstock.services.frontend.dialects.interface import Dialect, endpoints_of
 from penstock.services.frontend.dialects.registry import BUILT_IN
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
 from penstock.services.frontend.request_log import ERROR_KIND, GENERATION, log_request
@@ -37,10 +37,13 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/ready", system.ready),
     ("GET", "/metrics", system.show_metrics),
     ("GET", "/version", system.version),
+    *api_page.ROUTES,
     *playground.ROUTES,
 )
-OPEN_ROUTES = frozenset({"/live", "/health", "/ready"}) | playground.OPEN_ROUTES
-"""Routes that need no API key: probes have none, and the page asks for one."""
+OPEN_ROUTES = (
+    frozenset({"/live", "/health", "/ready"}) | api_page.OPEN_ROUTES | playground.OPEN_ROUTES
+)
+"""Routes that need no API key: probes have none, and pages ask for one."""
 _PATHS = web.AppKey("paths", frozenset[str])
 _CLIENT_GONE = 499
 
@@ -54,7 +57,8 @@ def routes(dialects: Sequence[Dialect]) -> list[tuple[str, str, Handler]]:
         for dialect in dialects
         for path in dialect.routes
     ]
-    return [*generating, *_ROUTES]
+    others = [endpoint for dialect in dialects for endpoint in endpoints_of(dialect)]
+    return [*generating, *others, *_ROUTES]
 
 
 def route_of(request: web.Request) -> str:
@@ -203,6 +207,9 @@ def make_app(
     app[CONTEXT] = Context(config, gateway, registry, dialects, stall_s)
     served = routes(dialects)
     app[_PATHS] = frozenset(path for _, path, _ in served)
+    app[api_page.DESCRIPTION] = api_page.Description(
+        dialects, OPEN_ROUTES, with_keys=bool(config.api_key)
+    )
     app.on_response_prepare.append(_on_prepare)
     app.on_cleanup.append(_on_cleanup)
     for method, path, handler in served:

@@ -16,7 +16,7 @@ from penstock.protocol.process.metrics import Registry
 from penstock.services.frontend.access import ApiKeys
 from penstock.services.frontend.body import BodyBudget
 from penstock.services.frontend.browsers import Browsers
-from penstock.services.frontend.dialects.interface import Dialect
+from penstock.services.frontend.dialects.interface import Dialect, paths_of
 from penstock.services.frontend.stream import STALL_S, StreamClock
 
 BODY_BYTES = 512 * 1024 * 1024
@@ -35,7 +35,7 @@ class Context:
         self.config = config
         self.gateway = gateway
         self.registry = registry
-        self.dialects = {path: dialect for dialect in dialects for path in dialect.routes}
+        self.dialects = {path: dialect for dialect in dialects for path in paths_of(dialect)}
         """Each dialect by the paths that it serves."""
         self.meters = Meters(registry)
         self.keys = ApiKeys(read_api_keys(config.api_key))

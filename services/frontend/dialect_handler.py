@@ -7,13 +7,13 @@ import time
 import uuid
 from functools import partial
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.typedefs import Handler
 
 from penstock.client.answers import Answer
 from penstock.services.frontend.body import body_of
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
-from penstock.services.frontend.dialects.interface import Dialect, Renderer
+from penstock.services.frontend.dialects.interface import Dialect, Renderer, media_type_of
 from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.parse import Caller, GenerateRequest, UnknownModel
 from penstock.services.frontend.request_log import GENERATION
@@ -24,7 +24,6 @@ PAUSE_S = 0.0003
 """Seconds of pause between two slices of a large body: about as long as a slice takes, since both
 hold Python's lock and the event loop has to get it in between."""
 _STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would hold the events back
 }
@@ -115,7 +114,8 @@ async def _streamed(
     await generation.accepted
     if generation.error is not None:
         raise generation.error
-    response = web.StreamResponse(headers=_STREAM_HEADERS)
+    headers = {hdrs.CONTENT_TYPE: media_type_of(renderer), **_STREAM_HEADERS}
+    response = web.StreamResponse(headers=headers)
     chunked = request.version >= HttpVersion11  # HTTP/1.0: the end of the connection is the end
     if chunked:
         response.enable_chunked_encoding()

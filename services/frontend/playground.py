@@ -1,20 +1,16 @@
 """The playground: a page to talk to the model, and the data that it shows.
 
-The page's files are read once, at import, and served from memory by name: no path of a client ever
-reaches the file system. The page loads nothing from elsewhere, runs no inline script, and its
-policy forbids both, so that a model's text can never become markup or code (CSP level 3,
-https://www.w3.org/TR/CSP3/; Trusted Types, https://www.w3.org/TR/trusted-types/).
+The page loads nothing from elsewhere, runs no inline script, and its policy forbids both, so that a
+model's text can never become markup or code.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from aiohttp import ETag, web
+from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from penstock import __version__
@@ -26,16 +22,10 @@ from penstock.protocol.wire.messages.membership import (
     Peer,
 )
 from penstock.services.frontend.context import CONTEXT
+from penstock.services.frontend.page_files import PageFiles
 from penstock.services.frontend.system import json_response
 
 INDEX = "index.html"
-TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain",
-}
 _MODULES = (
     *("api", "blocks", "chat", "controls", "conversation", "dom", "inline", "layout", "library"),
     *("main", "markdown", "marked", "models", "panel", "render", "settings", "status", "storage"),
@@ -47,26 +37,6 @@ FILES = (
     *(f"{name}.js" for name in _MODULES),
 )
 """All that there is to fetch, each with a route of its own."""
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
-)
-_HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
 STATUS_TIMEOUT_S = 3.0
 UNSEEN = frozenset({"logprobs", "prompt_logprobs", "echo", "structured_outputs"})
 """Parameters that the page has no way to set, or whose results it does not show."""
@@ -76,46 +46,7 @@ _WAITING_HOPS = ("router", "tokenizer", "scheduler")
 """Where requests wait; those at hop ``frontend`` are all that are open."""
 
 
-class PageFile(msgspec.Struct, frozen=True):
-    body: bytes
-    content_type: str
-    etag: str
-
-
-def _read_files() -> dict[str, PageFile]:
-    folder = Path(__file__).with_name("page")
-    found = {}
-    for name in FILES:
-        body = (folder / name).read_bytes()
-        etag = hashlib.sha256(body).hexdigest()[:16]
-        found[name] = PageFile(body, TYPES[Path(name).suffix], etag)
-    return found
-
-
-_FILES = _read_files()
-
-
-def _file_response(request: web.Request, name: str) -> web.Response:
-    page_file = _FILES[name]
-    known = request.if_none_match or ()
-    if any(tag.value == page_file.etag for tag in known):
-        response = web.Response(status=304, headers=_HEADERS)
-    else:
-        response = web.Response(
-            body=page_file.body,
-            content_type=page_file.content_type,
-            charset="utf-8",
-            headers=_HEADERS,
-        )
-    response.etag = ETag(page_file.etag)
-    return response
-
-
-def _handler(name: str) -> Handler:
-    async def file(request: web.Request) -> web.Response:
-        return _file_response(request, name)
-
-    return file
+_PAGE = PageFiles("page", FILES)
 
 
 # --- the sampling controls
@@ -256,8 +187,8 @@ async def status(request: web.Request) -> web.Response:
 
 
 _PAGE_ROUTES = (
-    ("GET", "/", _handler(INDEX)),
-    *(("GET", f"/playground/{name}", _handler(name)) for name in FILES if name != INDEX),
+    ("GET", "/", _PAGE.handler(INDEX)),
+    *(("GET", f"/playground/{name}", _PAGE.handler(name)) for name in FILES if name != INDEX),
 )
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     *_PAGE_ROUTES,

@@ -1,62 +1,103 @@
-"""What each route with JSON takes and gives."""
+"""What each route takes and gives, for checks, tests and the description at /openapi.json."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.protocol.declared import Declared
-from penstock.services.frontend.bodies import anthropic, anthropic_answers, responses
-from penstock.services.frontend.bodies.requests import ChatBody, CompletionBody
+from penstock.services.frontend.bodies import responses
+from penstock.services.frontend.bodies.anthropic_answers import ModelInfo, ModelInfoList
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+JSON_LINES = "application/x-ndjson"
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 class RouteBodies(NamedTuple):
+    """One method of one path."""
+
     method: str
     path: str
-    gives: type[responses.Given]
+    gives: Any = None
+    """The type of a JSON answer; ``None`` where the answer is none."""
     takes: type[Declared] | None = None
+    """The type of the JSON body."""
     streams: Any = None
-    """Each event of an answer that is streamed: a type, or several as a union."""
-    fails: type[responses.Given] = responses.ErrorBody
+    """The type of each event of an answer that is streamed; or several, as a union."""
+    fails: type[msgspec.Struct] = responses.ErrorBody
+    """The type of every answer with a status from 400 on."""
+    summary: str = ""
+    stream_type: str = EVENT_STREAM
+    media_type: str = JSON
+    """Of an answer that is not streamed."""
+    others: Mapping[int, type[msgspec.Struct]] = NOTHING
+    """Answers with a status of their own that are no errors, by it."""
+    or_gives: Sequence[type[msgspec.Struct]] = ()
+    """What a JSON answer may be instead."""
+    query: Mapping[str, str] = NOTHING
+    """Parameters of the query, each with what it means."""
+    group: str = "Server"
+    upgrades: bool = False
+    """The route leads to a WebSocket."""
 
 
-ROUTE_BODIES = (
+SERVER_ROUTES = (
     RouteBodies(
-        "POST", "/v1/chat/completions", responses.ChatCompletion, ChatBody, responses.ChatChunk
+        "GET",
+        "/v1/models",
+        responses.ModelList,
+        or_gives=(ModelInfoList,),
+        summary="The served models; in Anthropic's shape with the header anthropic-version",
     ),
     RouteBodies(
-        "POST", "/v1/completions", responses.Completion, CompletionBody, responses.CompletionChunk
+        "GET",
+        "/v1/models/{model:.+}",
+        responses.ModelCard,
+        or_gives=(ModelInfo,),
+        summary="One served model; likewise",
+    ),
+    RouteBodies("GET", "/live", responses.Live, summary="This process answers"),
+    *(
+        RouteBodies(
+            "GET",
+            path,
+            responses.Ready,
+            summary="Whether requests would be served",
+            others={503: responses.Ready},
+            query={"model": "Ask for one model, by one of its names."},
+        )
+        for path in ("/health", "/ready")
     ),
     RouteBodies(
-        "POST",
-        "/v1/messages",
-        anthropic_answers.AnsweredMessage,
-        anthropic.MessagesBody,
-        anthropic_answers.MessageEvent,
-        anthropic_answers.MessageErrorBody,
+        "GET",
+        "/metrics",
+        summary="Metrics of all processes",
+        media_type="text/plain",
+    ),
+    RouteBodies("GET", "/version", responses.Version, summary="The server's version"),
+    RouteBodies("GET", "/openapi.json", dict[str, Any], summary="This description"),
+    RouteBodies("GET", "/docs", summary="This description as a page", media_type="text/html"),
+    RouteBodies("GET", "/", summary="The playground", media_type="text/html"),
+    RouteBodies(
+        "GET",
+        "/playground/schema",
+        dict[str, Any],
+        summary="The sampling parameters as a JSON schema",
     ),
     RouteBodies(
-        "POST",
-        "/v1/messages/count_tokens",
-        anthropic_answers.TokenCount,
-        anthropic.CountTokensBody,
-        fails=anthropic_answers.MessageErrorBody,
+        "GET", "/playground/status", dict[str, Any], summary="What the playground's panel shows"
     ),
-    RouteBodies("GET", "/v1/models", responses.ModelList),
-    RouteBodies("GET", "/v1/models/{model:.+}", responses.ModelCard),
-    RouteBodies("GET", "/live", responses.Live),
-    RouteBodies("GET", "/health", responses.Ready),
-    RouteBodies("GET", "/ready", responses.Ready),
-    RouteBodies("GET", "/version", responses.Version),
 )
+"""The routes that belong to no dialect, but for the files of pages."""
 
 
-def declared_bodies() -> Iterator[type[msgspec.Struct]]:
-    """All of them."""
-    for route in ROUTE_BODIES:
-        for body in (route.fails, route.takes, route.gives, route.streams):
-            if body is not None:
-                yield from get_args(body) or (body,)
-    yield from (anthropic_answers.ModelInfo, anthropic_answers.ModelInfoList)
+def structs_of(routes: Sequence[RouteBodies]) -> Iterator[Any]:
+    """The types of all bodies."""
+    for route in routes:
+        found = (route.takes, route.gives, *route.or_gives, route.streams, route.fails)
+        yield from (one for one in (*found, *route.others.values()) if one is not None)

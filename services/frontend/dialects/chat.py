@@ -26,12 +26,14 @@ from penstock.services.frontend.bodies.responses import (
     AnswerMessage,
     CalledFunction,
     ChatChoice,
+    ChatChunk,
     ChatCompletion,
     FunctionDelta,
     MessageDelta,
     ToolCall,
     ToolCallDelta,
 )
+from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.body import Pause, decode_body, no_pause
 from penstock.services.frontend.dialects.logprobs import ChatLogprobs, prompt_logprobs
 from penstock.services.frontend.dialects.openai import (
@@ -51,6 +53,17 @@ _NO_VARIABLES = b"{}"
 class ChatDialect:
     name = "chat"
     routes: tuple[str, ...] = ("/v1/chat/completions",)
+    bodies = (
+        RouteBodies(
+            "POST",
+            routes[0],
+            ChatCompletion,
+            ChatBody,
+            ChatChunk,
+            summary="Answer a conversation",
+            group="OpenAI",
+        ),
+    )
 
     def parse(
         self, raw: bytes, models: list[ServedModel], pause: Pause | None = None

@@ -13,7 +13,12 @@ from penstock.client.meters import Usage
 from penstock.protocol.sampling import DEFAULT_COMPLETION_TOKENS
 from penstock.protocol.wire.messages.tokens import Event, Text
 from penstock.services.frontend.bodies.requests import CompletionBody
-from penstock.services.frontend.bodies.responses import Completion, CompletionChoice
+from penstock.services.frontend.bodies.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+)
+from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.body import Pause, decode_body
 from penstock.services.frontend.dialects.logprobs import CompletionLogprobs, prompt_logprobs
 from penstock.services.frontend.dialects.openai import OpenAIRenderer, usage_body
@@ -28,6 +33,17 @@ from penstock.services.frontend.token_arrays import decode_completion
 class CompletionsDialect:
     name = "completions"
     routes: tuple[str, ...] = ("/v1/completions",)
+    bodies = (
+        RouteBodies(
+            "POST",
+            routes[0],
+            Completion,
+            CompletionBody,
+            CompletionChunk,
+            summary="Continue texts or token ids",
+            group="OpenAI",
+        ),
+    )
 
     def parse(
         self, raw: bytes, models: list[ServedModel], pause: Pause | None = None

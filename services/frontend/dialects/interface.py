@@ -9,17 +9,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+from aiohttp.typedefs import Handler
 
 from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.meters import Usage
+from penstock.services.frontend.bodies.routes import EVENT_STREAM, RouteBodies
 from penstock.services.frontend.body import Pause
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.parse import GenerateRequest
 
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which readers of event streams skip."""
+
+
+Endpoint = tuple[str, str, Handler]
+"""Method, path and handler."""
 
 
 class ChoiceFrames(Protocol):
@@ -40,14 +47,15 @@ class ChoiceFrames(Protocol):
 
 class Renderer(Protocol):
     """Writes the answer to one request. One that is never streamed needs ``body`` alone
-    (``Unstreamed``)."""
+    (``Unstreamed``). One whose streams are no server-sent events says in a member ``media_type``
+    what they are."""
 
     direct: bool
     """Plain text may be written by prefix and suffix: nothing in a frame changes but the text."""
 
     @property
     def keep_alive(self) -> bytes:
-        """What goes out while there is nothing else to say."""
+        """What goes out while there is nothing else to say; empty: nothing may."""
 
     def choice(self, index: int, usage: Usage) -> ChoiceFrames:
         """Frames of the choice with this index over all prompts. ``usage`` grows as rows come."""
@@ -87,7 +95,12 @@ def _never_streamed() -> TypeError:
 
 
 class Dialect(Protocol):
-    """One API."""
+    """One API.
+
+    It may have two more members: ``bodies``, a ``RouteBodies`` for each of its routes and
+    endpoints, by which /openapi.json describes them; and ``endpoints``, further routes that do not
+    generate, with handlers of their own. Their errors are the dialect's as well.
+    """
 
     name: str
     routes: tuple[str, ...]
@@ -109,3 +122,34 @@ class Dialect(Protocol):
 
     def error(self, error: ApiError) -> bytes:
         """The body of an answer that is this error alone."""
+
+
+def media_type_of(renderer: Renderer) -> str:
+    """What its streams are."""
+    found: str = getattr(renderer, "media_type", EVENT_STREAM)
+    return f"{found}; charset=utf-8"
+
+
+def endpoints_of(dialect: Dialect) -> Sequence[Endpoint]:
+    """Its routes that do not generate."""
+    found: Sequence[Endpoint] = getattr(dialect, "endpoints", ())
+    return found
+
+
+def bodies_of(dialect: Dialect) -> Sequence[RouteBodies]:
+    """What its routes and endpoints take and give, each of them; of some no more than the path."""
+    stated: Sequence[RouteBodies] = getattr(dialect, "bodies", ())
+    known = {(one.method, one.path) for one in stated}
+    paths: list[tuple[str, str]] = [("POST", path) for path in dialect.routes]
+    paths += [(method, path) for method, path, _ in endpoints_of(dialect)]
+    unstated = [
+        RouteBodies(method, path, Any, group=dialect.name)
+        for method, path in paths
+        if (method, path) not in known
+    ]
+    return [*stated, *unstated]
+
+
+def paths_of(dialect: Dialect) -> list[str]:
+    """Every path that it has, once."""
+    return list(dict.fromkeys([*dialect.routes, *(path for _, path, _ in endpoints_of(dialect))]))

@@ -10,7 +10,7 @@ from penstock.services.frontend.dialects.anthropic.messages import (
 )
 from penstock.services.frontend.dialects.chat import ChatDialect
 from penstock.services.frontend.dialects.completions import CompletionsDialect
-from penstock.services.frontend.dialects.interface import Dialect
+from penstock.services.frontend.dialects.interface import Dialect, paths_of
 
 ENTRY_POINT_GROUP = "penstock.dialects"
 MEMBERS = ("name", "routes", "parse", "renderer", "error")
@@ -26,10 +26,10 @@ def load_dialects() -> tuple[Dialect, ...]:
     """All of them. Raises ``ConfigError`` for a package that does not deliver a dialect, or one
     whose routes another one has."""
     found = list(BUILT_IN)
-    owners = {route: dialect.name for dialect in found for route in dialect.routes}
+    owners = {path: dialect.name for dialect in found for path in paths_of(dialect)}
     for extension in extensions(ENTRY_POINT_GROUP, "the dialect"):
         dialect: Dialect = extension.make(MEMBERS, f"{Dialect.__module__}.Dialect", "")
-        for route in dialect.routes:
+        for route in paths_of(dialect):
             if route in owners:
                 raise ConfigError(
                     f"the dialect {dialect.name!r} of {extension} takes {route}, which the dialect "

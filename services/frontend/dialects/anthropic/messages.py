@@ -24,8 +24,14 @@ from penstock.services.frontend.bodies.anthropic import (
     MessagesBody,
     ToolSelection,
 )
-from penstock.services.frontend.bodies.anthropic_answers import TokenCount
+from penstock.services.frontend.bodies.anthropic_answers import (
+    AnsweredMessage,
+    MessageErrorBody,
+    MessageEvent,
+    TokenCount,
+)
 from penstock.services.frontend.bodies.requests import StreamOptions
+from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.body import Pause, decode_body, no_pause
 from penstock.services.frontend.dialects.anthropic.conversation import continues, conversation
 from penstock.services.frontend.dialects.anthropic.errors import error_body
@@ -44,6 +50,18 @@ MESSAGES = "/v1/messages"
 class MessagesDialect:
     name = "messages"
     routes: tuple[str, ...] = (MESSAGES,)
+    bodies = (
+        RouteBodies(
+            "POST",
+            MESSAGES,
+            AnsweredMessage,
+            MessagesBody,
+            MessageEvent,
+            MessageErrorBody,
+            summary="Answer a conversation",
+            group="Anthropic",
+        ),
+    )
 
     def parse(
         self, raw: bytes, models: list[ServedModel], pause: Pause | None = None
@@ -85,6 +103,17 @@ class CountTokensDialect:
 
     name = "count_tokens"
     routes: tuple[str, ...] = (f"{MESSAGES}/count_tokens",)
+    bodies = (
+        RouteBodies(
+            "POST",
+            routes[0],
+            TokenCount,
+            CountTokensBody,
+            fails=MessageErrorBody,
+            summary="Count the tokens of what would be the prompt",
+            group="Anthropic",
+        ),
+    )
 
     def parse(
         self, raw: bytes, models: list[ServedModel], pause: Pause | None = None

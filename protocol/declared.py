@@ -43,6 +43,13 @@ class SameAs(NamedTuple):
 
 NO_ITEMS: tuple[Any, ...] = ([],)
 """Asks for nothing as an empty array, and must be an array."""
+NO_EFFECT = "Has no effect"
+"""How the description of a field begins that is accepted and changes nothing."""
+
+
+def said(description: str) -> Meta:
+    """What a field means."""
+    return Meta(description=description)
 
 
 class Declared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

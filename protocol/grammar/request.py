@@ -29,7 +29,9 @@ MAX_DEPTH = 100
 MAX_START_BYTES = 64
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tools"]
-GrammarParam = Literal["response_format", "structured_outputs", "output_config", "tools"]
+GrammarParam = Literal[
+    "response_format", "structured_outputs", "output_config", "format", "grammar", "tools"
+]
 """The request field that a grammar came from."""
 
 _SOURCES = {
@@ -178,6 +180,18 @@ def from_structured_outputs(value: Any) -> Grammar:
     if given.grammar is not None and content.lstrip().startswith("{"):
         raise BadGrammar(f"{where} is JSON; a grammar in Lark or GBNF syntax is allowed", param)
     return _bounded(Grammar("regex" if name == "regex" else "grammar", content), where)
+
+
+def of_schema(value: Any, param: GrammarParam) -> Grammar:
+    """A JSON schema that is the whole of a field. Raises ``InvalidValue``."""
+    return _schema(value, param, param, compact=False)
+
+
+def of_text(text: str, param: GrammarParam) -> Grammar:
+    """A grammar in Lark or GBNF syntax that is the whole of a field. Raises ``InvalidValue``."""
+    if text.lstrip().startswith("{"):
+        raise BadGrammar(f"{param} is JSON; a grammar in Lark or GBNF syntax is allowed", param)
+    return _bounded(Grammar("grammar", text, param=param), param)
 
 
 def conflict(grammar: Grammar, *, allowed_token_ids: bool, bad_words: bool) -> str | None:

@@ -11,18 +11,17 @@ from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.typedefs import Handler
 
 from penstock.client.answers import Answer
+from penstock.client.meters import Usage
+from penstock.services.frontend.bodies.routes import JSON
 from penstock.services.frontend.body import body_of
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
 from penstock.services.frontend.dialects.interface import Dialect, Renderer, media_type_of
 from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.parse import Caller, GenerateRequest, UnknownModel
+from penstock.services.frontend.request_body import LARGE_BODY_BYTES, let_others_run
 from penstock.services.frontend.request_log import GENERATION
 from penstock.services.frontend.stream import EventStream
 
-LARGE_BODY_BYTES = 256 * 1024
-PAUSE_S = 0.0003
-"""Seconds of pause between two slices of a large body: about as long as a slice takes, since both
-hold Python's lock and the event loop has to get it in between."""
 _STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would hold the events back
@@ -48,6 +47,9 @@ async def _generate(request: web.Request, dialect: Dialect) -> web.StreamRespons
     await context.gateway.known()
     async with body_of(request, context.config.max_body_bytes, context.bodies) as raw:
         parsed = await _parsed(context, dialect, raw)
+    renderer = dialect.renderer(parsed, uuid.uuid4().hex, int(time.time()))
+    if not parsed.prompts:
+        return _json(renderer.body((), Usage()))
     generation = Generation(
         context.gateway,
         context.meters,
@@ -58,7 +60,6 @@ async def _generate(request: web.Request, dialect: Dialect) -> web.StreamRespons
         now=context.clock.now,
     )
     request[GENERATION] = generation
-    renderer = dialect.renderer(parsed, uuid.uuid4().hex, int(time.time()))
     try:
         if parsed.stream:
             return await _streamed(request, generation, renderer)
@@ -84,12 +85,8 @@ async def _parsed_once(context: Context, dialect: Dialect, raw: bytes) -> Genera
     models = context.gateway.models()
     if len(raw) <= LARGE_BODY_BYTES:
         return dialect.parse(raw, models)
-    parse = partial(dialect.parse, raw, models, _let_others_run)
+    parse = partial(dialect.parse, raw, models, let_others_run)
     return await asyncio.get_running_loop().run_in_executor(context.large_bodies, parse)
-
-
-def _let_others_run() -> None:
-    time.sleep(PAUSE_S)
 
 
 async def _whole(generation: Generation, renderer: Renderer) -> web.Response:
@@ -102,7 +99,11 @@ async def _whole(generation: Generation, renderer: Renderer) -> web.Response:
         body = await asyncio.to_thread(renderer.body, answers, generation.usage)
     else:
         body = renderer.body(answers, generation.usage)
-    return web.Response(body=body, content_type="application/json")
+    return _json(body)
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type=JSON)
 
 
 async def _streamed(

@@ -65,7 +65,11 @@ def describe(
         operation = _operation(route, schemas, is_open=is_open)
         path = _PARAMETER.sub(r"{\1}", route.path)
         paths.setdefault(path, {})[route.method.lower()] = operation
-    found = {
+    components: dict[str, Any] = {
+        "schemas": schemas.components,
+        "headers": {"RequestId": _REQUEST_ID},
+    }
+    found: dict[str, Any] = {
         "openapi": VERSION,
         "info": {
             "title": "Penstock",
@@ -73,10 +77,10 @@ def describe(
             "description": "What each route takes and gives. docs/api.md says what it means.",
         },
         "paths": paths,
-        "components": {"schemas": schemas.components, "headers": {"RequestId": _REQUEST_ID}},
+        "components": components,
     }
     if with_keys:
-        found["components"]["securitySchemes"] = _KEYS
+        components["securitySchemes"] = _KEYS
         found["security"] = [{name: []} for name in _KEYS]
     return found
 
@@ -91,7 +95,7 @@ def _operation(route: RouteBodies, schemas: _Schemas, *, is_open: bool) -> dict[
     name = _PARAMETER.sub(r"\1", route.path).strip("/") or "index"
     words = re.sub(r"\W+", "_", f"{route.method.lower()}_{name}")
     found: dict[str, Any] = {"operationId": words, "summary": route.summary, "tags": [route.group]}
-    parameters = [
+    parameters: list[dict[str, Any]] = [
         {"name": one, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for one in _PARAMETER.findall(route.path)
     ]
@@ -145,7 +149,7 @@ def _contents(route: RouteBodies, schemas: _Schemas) -> dict[str, Any]:
         schema = {"anyOf": [schema, *map(schemas.of, route.or_gives)]}
     found: dict[str, Any] = {route.media_type: {"schema": schema}}
     if route.streams is not None:
-        item = {"anyOf": [schemas.of(route.streams), schemas.of(route.fails)]}
+        item: dict[str, Any] = {"anyOf": [schemas.of(route.streams), schemas.of(route.fails)]}
         if route.stream_type == EVENT_STREAM:
             data = {
                 "type": "string",
@@ -248,7 +252,8 @@ def _or(schema: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Either of them."""
     branches = schema.get("anyOf")
     if branches is None:
-        said = {name: schema[name] for name in ("description", "default") if name in schema}
+        kept = ("description", "default")
+        said: dict[str, Any] = {name: schema[name] for name in kept if name in schema}
         rest = {name: value for name, value in schema.items() if name not in said}
         return {"anyOf": [rest, other], **said}
     return schema if other in branches else {**schema, "anyOf": [*branches, other]}

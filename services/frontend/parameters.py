@@ -38,9 +38,7 @@ def sampling_of(body: GenerationBody, model: ServedModel, **own: Any) -> Samplin
     if body.max_completion_tokens is not None:
         fields["max_tokens"] = _max_tokens(body)
     fields["structured_outputs"] = _grammar(body)
-    params = SamplingParams(**fields)
-    _check_model(params, model)
-    _check_grammar(params)
+    params = checked(SamplingParams(**fields), model)
     most = params.max_tokens
     if most is not None and params.min_tokens > most:
         raise wrong("min_tokens", params.min_tokens, f"at most max_tokens, {most}, is allowed")
@@ -50,6 +48,13 @@ def sampling_of(body: GenerationBody, model: ServedModel, **own: Any) -> Samplin
             "/v1/completions",
             param="prompt_logprobs",
         )
+    return params
+
+
+def checked(params: SamplingParams, model: ServedModel) -> SamplingParams:
+    """The parameters, if the model has what they name. Raises ``ApiError`` 400."""
+    _check_model(params, model)
+    _check_grammar(params)
     return params
 
 

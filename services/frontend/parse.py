@@ -43,6 +43,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     served: str
     """The first name of the model that is served under it."""
     prompts: list[Prompt]
+    """Without any, nothing is asked of the pipeline."""
     params: SamplingParams
     stream: bool
     options: StreamOptions

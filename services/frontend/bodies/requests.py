@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta
 
 from penstock.client.messages import Messages
@@ -30,6 +29,7 @@ from penstock.protocol.suggestions import ForeignNames
 from penstock.protocol.validation import InvalidValue
 from penstock.protocol.wire.messages.requests import CacheSalt, RequestPriority
 from penstock.services.frontend.bodies.neutral import CHAT_NEUTRAL, COMPLETION_NEUTRAL
+from penstock.services.frontend.bodies.sampling_fields import sampling_struct
 
 MAX_USER_LENGTH = 128
 MAX_METADATA = 16
@@ -44,15 +44,9 @@ SAMPLING_NAMES = tuple(name for name in PARAMETERS if name not in _OTHERWISE)
 if TYPE_CHECKING:
 
     class _SamplingFields(Declared):
-        """The sampling parameters that all bodies have; ``null`` is left out."""
+        """The sampling parameters that all bodies have."""
 else:
-    _SamplingFields = msgspec.defstruct(
-        "_SamplingFields",
-        [(name, PARAMETERS[name].type | None, None) for name in SAMPLING_NAMES],
-        bases=(Declared,),
-        module=__name__,
-        kw_only=True,
-    )
+    _SamplingFields = sampling_struct("_SamplingFields", dict.fromkeys(SAMPLING_NAMES, ""))
 
 Flag = bool | None
 Label = Annotated[str, Meta(max_length=MAX_USER_LENGTH)]

@@ -11,6 +11,8 @@ from penstock.services.frontend.dialects.anthropic.messages import (
 from penstock.services.frontend.dialects.chat import ChatDialect
 from penstock.services.frontend.dialects.completions import CompletionsDialect
 from penstock.services.frontend.dialects.interface import Dialect, paths_of
+from penstock.services.frontend.dialects.ollama.chat import OllamaChatDialect
+from penstock.services.frontend.dialects.ollama.generate import OllamaGenerateDialect
 
 ENTRY_POINT_GROUP = "penstock.dialects"
 MEMBERS = ("name", "routes", "parse", "renderer", "error")
@@ -19,6 +21,8 @@ BUILT_IN: tuple[Dialect, ...] = (
     CompletionsDialect(),
     MessagesDialect(),
     CountTokensDialect(),
+    OllamaChatDialect(),
+    OllamaGenerateDialect(),
 )
 
 

@@ -18,10 +18,10 @@ from penstock.client.sink import Sink
 from penstock.protocol.wire.messages.requests import Chat, Work
 from penstock.services.frontend import token_arrays
 from penstock.services.frontend.body import MAX_VALUES, decode_object, no_pause
-from penstock.services.frontend.dialect_handler import LARGE_BODY_BYTES
 from penstock.services.frontend.dialects.completions import CompletionsDialect
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.prompts import parse_prompts
+from penstock.services.frontend.request_body import LARGE_BODY_BYTES
 from penstock.services.frontend.token_arrays import decode_completion
 
 CHAT = "/v1/chat/completions"

@@ -1,0 +1,1 @@
+"""Ollama's API: chats and prompts, and what it says of the models."""

@@ -34,6 +34,9 @@ ASKED: dict[str, dict[str, Any]] = {
     CHAT.path: {"messages": [{"role": "user", "content": "hi"}]},
     TEXT.path: {"prompt": "x"},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
+    "/api/chat": {"model": "alias", "messages": [{"role": "user"}], "stream": False},
+    "/api/generate": {"model": "alias", "prompt": "x", "stream": False},
+    "/api/show": {"model": "alias"},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
 }
 SCHEMAS = describe(DESCRIBED, OPEN_ROUTES, with_keys=True)["components"]["schemas"]

@@ -33,6 +33,7 @@ from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest
 
+
 class Part(NamedTuple):
     """What a line adds to the answer."""
 

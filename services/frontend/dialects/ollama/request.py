@@ -145,6 +145,7 @@ def request_of(
         priority=0,
         cache_salt="",
         output=output,
+        fits_window=True,
     )
 
 

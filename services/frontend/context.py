@@ -17,6 +17,7 @@ from penstock.services.frontend.access import ApiKeys
 from penstock.services.frontend.body import BodyBudget
 from penstock.services.frontend.browsers import Browsers
 from penstock.services.frontend.dialects.interface import Dialect, paths_of
+from penstock.services.frontend.running import RunningRequests
 from penstock.services.frontend.stream import STALL_S, StreamClock
 
 BODY_BYTES = 512 * 1024 * 1024
@@ -43,6 +44,7 @@ class Context:
         self.bodies = BodyBudget(max(BODY_BYTES, config.max_body_bytes))
         self.large_bodies = ThreadPoolExecutor(1, "large-body")
         """Parses what would hold up the event loop, one body at a time."""
+        self.running = RunningRequests()
         self.clock = StreamClock(config.keep_alive_comment_s, stall_s=stall_s)
         self.created = int(time.time())
         self.active = 0

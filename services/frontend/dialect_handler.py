@@ -20,6 +20,7 @@ from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.parse import Caller, GenerateRequest, UnknownModel
 from penstock.services.frontend.request_body import LARGE_BODY_BYTES, let_others_run
 from penstock.services.frontend.request_log import GENERATION
+from penstock.services.frontend.running import Running
 from penstock.services.frontend.stream import EventStream
 
 _STREAM_HEADERS = {
@@ -60,12 +61,20 @@ async def _generate(request: web.Request, dialect: Dialect) -> web.StreamRespons
         now=context.clock.now,
     )
     request[GENERATION] = generation
+    running = context.running.entered(owner(request), parsed.handle, Running(generation, renderer))
     try:
-        if parsed.stream:
-            return await _streamed(request, generation, renderer)
-        return await _whole(generation, renderer)
+        with running:
+            if parsed.stream:
+                return await _streamed(request, generation, renderer)
+            return await _whole(generation, renderer)
     finally:
         generation.close()
+
+
+def owner(request: web.Request) -> str:
+    """Whose requests those of this caller are, for the names that it gives them: those of its key,
+    or where there are no keys of its address."""
+    return request[TENANT] or f"at {request.remote}"
 
 
 async def _parsed(context: Context, dialect: Dialect, raw: bytes) -> GenerateRequest:

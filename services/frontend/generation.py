@@ -44,6 +44,8 @@ class Generation(RequestProgress):
         self.error: ApiError | None = None
         self.accepted: asyncio.Future[None] = loop.create_future()
         self.finished: asyncio.Future[None] = loop.create_future()
+        self.answers: Sequence[Answer] = ()
+        """Of all choices, prompt by prompt, once it was opened."""
         self._gateway = gateway
         self._caller = caller
         self._timeout_s = timeout_s = min(timeout_s, request.deadline_s or timeout_s)
@@ -58,6 +60,7 @@ class Generation(RequestProgress):
 
         answers: of all choices, prompt by prompt.
         """
+        self.answers = answers
         n = self.request.params.n
         for prompt in range(len(self.request.prompts)):
             sink = AnswerSink(self, answers[prompt * n : (prompt + 1) * n])

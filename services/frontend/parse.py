@@ -59,6 +59,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     """How the answer is read; ``None``: as text alone."""
     fits_window: bool = False
     """``max_tokens`` may be more than what fits behind the prompt."""
+    handle: str | None = None
+    """The client's name for it, by which it may ask for it while it runs; ``None``: it may not."""
 
     def work(self, prompt: int, caller: Caller, *, time_left: float, age: float) -> Work:
         """The gateway request for one of the prompts."""

@@ -11,8 +11,11 @@ from penstock.services.frontend.dialects.anthropic.messages import (
 from penstock.services.frontend.dialects.chat import ChatDialect
 from penstock.services.frontend.dialects.completions import CompletionsDialect
 from penstock.services.frontend.dialects.interface import Dialect, paths_of
+from penstock.services.frontend.dialects.kobold.extra import TokenCountDialect
+from penstock.services.frontend.dialects.kobold.generate import KoboldDialect, KoboldStreamDialect
 from penstock.services.frontend.dialects.ollama.chat import OllamaChatDialect
 from penstock.services.frontend.dialects.ollama.generate import OllamaGenerateDialect
+from penstock.services.frontend.dialects.tokens import DetokenizeDialect, TokenizeDialect
 
 ENTRY_POINT_GROUP = "penstock.dialects"
 MEMBERS = ("name", "routes", "parse", "renderer", "error")
@@ -23,6 +26,11 @@ BUILT_IN: tuple[Dialect, ...] = (
     CountTokensDialect(),
     OllamaChatDialect(),
     OllamaGenerateDialect(),
+    KoboldDialect(),
+    KoboldStreamDialect(),
+    TokenCountDialect(),
+    TokenizeDialect(),
+    DetokenizeDialect(),
 )
 
 

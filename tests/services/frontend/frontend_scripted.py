@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,9 +17,10 @@ from penstock.client.gateway_interface import Overloaded, Readiness, ServedModel
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
+from penstock.protocol.tasks import OF_TOKENIZERS, TOKENIZE
 from penstock.protocol.wire.messages.membership import MetricsAnswer, ProcessMetrics
 from penstock.protocol.wire.messages.requests import Rejected, Work
-from penstock.protocol.wire.messages.tokens import End, EndReason, RowStart
+from penstock.protocol.wire.messages.tokens import End, EndReason, RowStart, Text, TokenIds
 from penstock.services.frontend.app import make_app, start
 from penstock.services.frontend.connection import ConnectionLimits
 from penstock.services.frontend.dialects.interface import Dialect
@@ -50,6 +52,21 @@ def say(*texts: str, end: End = STOP, prompt_tokens: int = 3, cached: int = 0) -
                 start = RowStart(0, cached, 0.01) if index == 0 else None
                 extras = RowExtras(start, last) if start or last else None
                 sink.on_row(choice.choice, text, 1, extras)
+
+    return script
+
+
+def of_any_task(generate: Script) -> Script:
+    """The tokenizer's tasks are answered as it does: ids 1, 2, 3, or a text; others by
+    ``generate``."""
+
+    async def script(work: Work, sink: Sink) -> None:
+        if work.head.task not in OF_TOKENIZERS:
+            return await generate(work, sink)
+        sink.on_accepted(3)
+        ids = TokenIds(array("i", [1, 2, 3]).tobytes())
+        event = ids if work.head.task == TOKENIZE else Text("one two three")
+        return sink.on_row(0, "", 0, RowExtras(end=STOP, events=[event]))
 
     return script
 

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-from frontend_scripted import LENGTH, Client, rejected, run, say
+from frontend_scripted import LENGTH, Client, of_any_task, rejected, run, say
 
 from penstock.client.answers import FINISH_REASONS
 from penstock.client.sink import RowExtras, Sink
@@ -37,6 +37,11 @@ ASKED: dict[str, dict[str, Any]] = {
     "/api/chat": {"model": "alias", "messages": [{"role": "user"}], "stream": False},
     "/api/generate": {"model": "alias", "prompt": "x", "stream": False},
     "/api/show": {"model": "alias"},
+    "/api/v1/generate": {"prompt": "x"},
+    "/api/extra/generate/stream": {"prompt": "x"},
+    "/api/extra/tokencount": {"prompt": "x"},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
 }
 SCHEMAS = describe(DESCRIBED, OPEN_ROUTES, with_keys=True)["components"]["schemas"]
@@ -78,7 +83,7 @@ def test_whole_answers_are_as_they_are_declared() -> None:
             answer = check(await raw_of(client, route, n=2, stop="x"), route.gives)
             assert len(answer.choices) == 2
 
-    run(use, say("Hello", " world", end=LENGTH))
+    run(use, of_any_task(say("Hello", " world", end=LENGTH)))
 
 
 @pytest.mark.parametrize("route", [CHAT, TEXT], ids=lambda route: route.path)

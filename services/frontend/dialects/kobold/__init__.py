@@ -1,0 +1,1 @@
+"""KoboldAI's API, with those of KoboldCpp's additions that its clients need."""

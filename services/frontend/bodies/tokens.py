@@ -37,9 +37,7 @@ class TokenizeBody(Declared, kw_only=True):
     add_special_tokens: (
         Annotated[
             bool,
-            said(
-                "The special tokens around a text, as completions have them (default); no chat's."
-            ),
+            said("Add the special tokens around a text, as completions do (default)."),
         ]
         | None
     ) = None

@@ -142,12 +142,14 @@ def _response(description: str, content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _contents(route: RouteBodies, schemas: _Schemas) -> dict[str, Any]:
     """The answer by its media type, and the stream by its own."""
-    if route.gives is None:
-        return {route.media_type: {"schema": {"type": "string"}}}
-    schema = schemas.of(route.gives)
-    if route.or_gives:
-        schema = {"anyOf": [schema, *map(schemas.of, route.or_gives)]}
-    found: dict[str, Any] = {route.media_type: {"schema": schema}}
+    found: dict[str, Any] = {}
+    if route.gives is not None:
+        schema = schemas.of(route.gives)
+        if route.or_gives:
+            schema = {"anyOf": [schema, *map(schemas.of, route.or_gives)]}
+        found[route.media_type] = {"schema": schema}
+    elif route.streams is None:
+        found[route.media_type] = {"schema": {"type": "string"}}
     if route.streams is not None:
         item: dict[str, Any] = {"anyOf": [schemas.of(route.streams), schemas.of(route.fails)]}
         if route.stream_type == EVENT_STREAM:
@@ -228,6 +230,7 @@ def _explain(schema: dict[str, Any], of: type[msgspec.Struct]) -> None:
 def _complete(schema: dict[str, Any], of: type[Declared]) -> None:
     """Add what an object accepts beside its fields: null for left out, and values of parameters
     that are not supported which ask for nothing."""
+    schema["additionalProperties"] = {"type": "null"}  # an unknown name, left out
     properties = schema.setdefault("properties", {})
     for name in properties.keys() - required(of):
         properties[name] = _or(properties[name], {"type": "null"})

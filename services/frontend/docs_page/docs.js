@@ -1,6 +1,6 @@
 // The page at /docs: reads /openapi.json and shows it.
 
-import { nameOf, references, words } from "./fields.js";
+import { references, words } from "./fields.js";
 
 function node(tag, options = {}, ...children) {
   const made = document.createElement(tag);
@@ -59,6 +59,22 @@ function contentView(content, schemas) {
   });
 }
 
+// Names of all fields of a body, those of the objects in it included.
+function fieldNames(schema, schemas) {
+  const seen = new Set();
+  const found = [];
+  const look = (one) => {
+    for (const name of references(one)) {
+      if (seen.has(name) || !schemas[name]) continue;
+      seen.add(name);
+      found.push(...Object.keys(schemas[name].properties ?? {}));
+      look(schemas[name]);
+    }
+  };
+  look(schema);
+  return found;
+}
+
 function routeView(path, method, operation, description) {
   const schemas = description.components.schemas;
   const inside = node("div", { className: "inside" });
@@ -85,7 +101,7 @@ function routeView(path, method, operation, description) {
   };
   view.addEventListener("toggle", fill);
   const body = operation.requestBody?.content["application/json"]?.schema;
-  const fields = body ? Object.keys(schemas[nameOf(body)]?.properties ?? {}) : [];
+  const fields = body ? fieldNames(body, schemas) : [];
   view.dataset.words = [method, path, operation.summary, ...fields].join(" ").toLowerCase();
   return view;
 }
@@ -101,11 +117,15 @@ function show(description) {
   }
   const main = document.getElementById("routes");
   main.replaceChildren();
-  for (const [group, views] of groups) main.append(node("h2", { textContent: group }), ...views);
+  for (const [group, views] of groups) main.append(node("section", {}, node("h2", { textContent: group }), ...views));
   document.getElementById("version").textContent = description.info.version;
   document.getElementById("search").addEventListener("input", (event) => {
     const wanted = event.target.value.trim().toLowerCase();
-    for (const view of main.querySelectorAll(":scope > details")) view.hidden = !view.dataset.words.includes(wanted);
+    for (const section of main.children) {
+      const views = [...section.querySelectorAll(":scope > details")];
+      for (const view of views) view.hidden = !view.dataset.words.includes(wanted);
+      section.hidden = views.every((view) => view.hidden);
+    }
   });
   const named = location.hash && document.getElementById(location.hash.slice(1));
   if (named) {

@@ -164,7 +164,7 @@ def test_a_schema_follows_from_the_declarations() -> None:
             jsonschema.Draft202012Validator.check_schema(SCHEMAS[body.__name__])
     for body in (ChatBody, CompletionBody):
         assert set(PARAMETERS) - {"echo"} <= set(SCHEMAS[body.__name__]["properties"])
-        assert SCHEMAS[body.__name__]["additionalProperties"] is False
+        assert SCHEMAS[body.__name__]["additionalProperties"] == {"type": "null"}
     temperature = SCHEMAS["ChatBody"]["properties"]["temperature"]["anyOf"][0]
     assert (temperature["minimum"], temperature["maximum"]) == (0, 100)
     assert SCHEMAS["CompletionBody"]["required"] == ["prompt"]

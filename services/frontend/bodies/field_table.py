@@ -64,7 +64,8 @@ def _within(name: str, field: Any) -> Iterator[tuple[str, type[Declared]]]:
 
 
 def _row(place: str, of: type[Declared]) -> str:
-    honoured, idle = [], []
+    honoured: list[str] = []
+    idle: list[str] = []
     for name, field in fields_of(of).items():
         (idle if description_of(field).startswith(NO_EFFECT) else honoured).append(name)
     refused = [

@@ -194,6 +194,7 @@ SHOW_THE_TIME = {
     "services/frontend/connection.py",
     "services/frontend/context.py",
     "services/frontend/dialect_handler.py",
+    "services/frontend/dialects/responses/renderer.py",
     "services/tokenizer/template_sandbox.py",
 }
 """Files that tell a user, a client or a template what time it is."""

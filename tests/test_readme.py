@@ -21,6 +21,7 @@ from penstock.loadtest.make_model import make_model
 from penstock.protocol.config import ServerConfig
 from penstock.protocol.declared import describe, description_of, fields_of
 from penstock.protocol.sampling import PARAMETERS
+from penstock.services.frontend.bodies.openai_responses import ResponsesBody
 from penstock.services.frontend.bodies.requests import ChatBody, CompletionBody
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -259,6 +260,16 @@ def test_the_api_page_lists_every_field_of_a_body_with_what_is_allowed() -> None
         default, *_ = row.split(" | ")[1:2] if name in PARAMETERS else ("",)
         shown = [f"| `{name}`", default, describe(of), f"{description_of(of)} |"]
         assert row == " | ".join(filter(None, shown))
+
+
+def test_the_page_of_the_responses_api_lists_every_field_of_its_body() -> None:
+    page = (ROOT / "docs/responses.md").read_text()
+    for name, of in fields_of(ResponsesBody).items():
+        if name in PARAMETERS:
+            assert f"`{name}`" in page
+            continue
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", page, re.MULTILINE)
+        assert row == f"| `{name}` | {describe(of)} | {description_of(of)} |"
 
 
 def test_the_readme_names_the_python_that_is_needed() -> None:

@@ -235,6 +235,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: Annotated[
         int, Meta(ge=1024, le=2**31 - 1, description="Largest request body; a larger one gets 413.")
     ] = 8 * 1024 * 1024
+    response_store: Annotated[
+        str,
+        Meta(
+            description="Where /v1/responses keeps responses: memory (of each frontend), off, or a "
+            "folder, which all frontends share."
+        ),
+    ] = "memory"
+    response_store_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024 * 1024,
+            le=2**45,
+            description="Most bytes of kept responses; those used longest ago make room.",
+        ),
+    ] = 256 * 1024 * 1024
     request_timeout_s: Annotated[
         float,
         Meta(gt=0.0, le=86_400.0, description="Most time for a request, until its last token."),

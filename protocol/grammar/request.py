@@ -30,7 +30,13 @@ MAX_START_BYTES = 64
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tools"]
 GrammarParam = Literal[
-    "response_format", "structured_outputs", "output_config", "format", "grammar", "tools"
+    "response_format",
+    "structured_outputs",
+    "text.format",
+    "output_config",
+    "format",
+    "grammar",
+    "tools",
 ]
 """The request field that a grammar came from."""
 
@@ -150,6 +156,20 @@ def from_response_format(value: Any) -> Grammar | None:
 def from_output_config(schema: dict[str, Any]) -> Grammar:
     """The schema of Anthropic's ``output_config.format``. Raises ``InvalidValue``."""
     return _schema(schema, "output_config.format.schema", "output_config", compact=False)
+
+
+def from_text_format(
+    kind: Literal["text", "json_object", "json_schema"], schema: dict[str, Any] | None
+) -> Grammar | None:
+    """``text.format`` of OpenAI's Responses API; ``None`` for ``text``. Raises ``InvalidValue``."""
+    param: GrammarParam = "text.format"
+    if kind == "json_schema":
+        if schema is None:
+            raise BadGrammar(f"{param}.schema is missing; an object is required", param)
+        return _schema(schema, f"{param}.schema", param, compact=False)
+    if schema is not None:
+        raise BadGrammar(f"{param}.schema is allowed only with the type 'json_schema'", param)
+    return None if kind == "text" else Grammar("json_object", param=param)
 
 
 def from_structured_outputs(value: Any) -> Grammar:

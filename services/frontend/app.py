@@ -21,6 +21,7 @@ from penstock.services.frontend.dialects.anthropic.headers import VERSION_HEADER
 from penstock.services.frontend.dialects.anthropic.messages import MESSAGES
 from penstock.services.frontend.dialects.interface import Dialect, endpoints_of
 from penstock.services.frontend.dialects.registry import BUILT_IN
+from penstock.services.frontend.dialects.responses.state import RESPONSES, ResponsesState
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
 from penstock.services.frontend.request_log import ERROR_KIND, GENERATION, log_request
 from penstock.services.frontend.stream import STALL_S
@@ -202,9 +203,11 @@ def make_app(
     """The application; ``start`` serves it.
 
     ``stall_s``: a reader of a stream that takes nothing for so many seconds is given up.
+    Raises ``ConfigError`` where responses cannot be kept as configured.
     """
     app = web.Application(middlewares=[every_request], client_max_size=config.max_body_bytes)
     app[CONTEXT] = Context(config, gateway, registry, dialects, stall_s)
+    app[RESPONSES] = ResponsesState(config)
     served = routes(dialects)
     app[_PATHS] = frozenset(path for _, path, _ in served)
     app[api_page.DESCRIPTION] = api_page.Description(

@@ -18,7 +18,7 @@ from penstock.protocol.wire.addresses import is_loopback
 from penstock.services.frontend.errors import ApiError
 
 _FOREIGN_SITES = frozenset({"cross-site", "same-site"})
-_METHODS = "GET, POST"
+_METHODS = "GET, POST, DELETE"
 _HEADERS = (
     "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta, "
     "anthropic-dangerous-direct-browser-access"

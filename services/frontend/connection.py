@@ -85,7 +85,14 @@ def _bytes_of(response: web.Response) -> bytes:
 class Connection(web.RequestHandler):
     """aiohttp's protocol, with errors of our own and a limit on silence."""
 
-    __slots__ = ("_error_response", "_has_begun", "_header_timer", "_limits", "_server")
+    __slots__ = (
+        "_error_response",
+        "_has_begun",
+        "_header_timer",
+        "_limits",
+        "_server",
+        "on_bytes",
+    )
 
     def __init__(
         self, server: Server, loop: asyncio.AbstractEventLoop, error_response: ErrorResponse
@@ -98,6 +105,9 @@ class Connection(web.RequestHandler):
         self._limits = server.limits
         self._header_timer: asyncio.TimerHandle | None = None
         self._has_begun = False
+        self.on_bytes: Callable[[int], None] | None = None
+        """Told of so many bytes that came, before anything is made of them. For connections that
+        are HTTP no more: what waits there is in nobody's account."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -149,6 +159,8 @@ class Connection(web.RequestHandler):
         aiohttp would queue the error as an answer of its own behind that request, whose handler
         waits for the rest of the body until it times out.
         """
+        if self.on_bytes is not None:
+            self.on_bytes(len(data))
         super().data_received(data)
         self._has_begun = True
         if self._messages:

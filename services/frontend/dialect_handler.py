@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.typedefs import Handler
 
 from penstock.client.answers import Answer
+from penstock.client.gateway_interface import ServedModel
 from penstock.client.meters import Usage
 from penstock.services.frontend.bodies.routes import JSON
-from penstock.services.frontend.body import body_of
+from penstock.services.frontend.body import Pause, body_of
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
-from penstock.services.frontend.dialects.interface import Dialect, Renderer, media_type_of
+from penstock.services.frontend.dialects.interface import Dialect, Renderer, first_of, media_type_of
 from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.parse import Caller, GenerateRequest, UnknownModel
 from penstock.services.frontend.request_body import LARGE_BODY_BYTES, let_others_run
@@ -27,6 +30,8 @@ _STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would hold the events back
 }
+Parsed = TypeVar("Parsed")
+Keep = Callable[[], Awaitable[None]]
 
 
 def handler(dialect: Dialect) -> Handler:
@@ -47,28 +52,33 @@ async def _generate(request: web.Request, dialect: Dialect) -> web.StreamRespons
     arrival = context.clock.now()
     await context.gateway.known()
     async with body_of(request, context.config.max_body_bytes, context.bodies) as raw:
-        parsed = await _parsed(context, dialect, raw)
-    renderer = dialect.renderer(parsed, uuid.uuid4().hex, int(time.time()))
-    if not parsed.prompts:
+        asked = await parsed(context, len(raw), partial(dialect.parse, raw))
+    renderer = dialect.renderer(asked, uuid.uuid4().hex, int(time.time()))
+    if not asked.prompts:
         return _json(renderer.body((), Usage()))
+    generation = generation_of(request, asked, arrival)
+    running = context.running.entered(owner(request), asked.handle, Running(generation, renderer))
+    try:
+        with running:
+            return await answered(request, generation, renderer)
+    finally:
+        generation.close()
+
+
+def generation_of(request: web.Request, asked: GenerateRequest, arrival: float) -> Generation:
+    """What a request of HTTP generates; close it whatever happens."""
+    context = request.app[CONTEXT]
     generation = Generation(
         context.gateway,
         context.meters,
-        parsed,
+        asked,
         caller=Caller(request[REQUEST_ID], request[TENANT], request[TRACE]),
         timeout_s=context.config.request_timeout_s,
         arrival=arrival,
         now=context.clock.now,
     )
     request[GENERATION] = generation
-    running = context.running.entered(owner(request), parsed.handle, Running(generation, renderer))
-    try:
-        with running:
-            if parsed.stream:
-                return await _streamed(request, generation, renderer)
-            return await _whole(generation, renderer)
-    finally:
-        generation.close()
+    return generation
 
 
 def owner(request: web.Request) -> str:
@@ -77,28 +87,45 @@ def owner(request: web.Request) -> str:
     return request[TENANT] or f"at {request.remote}"
 
 
-async def _parsed(context: Context, dialect: Dialect, raw: bytes) -> GenerateRequest:
-    """The checked body. Raises ``ApiError``. What takes long is done beside the event loop.
+async def parsed(
+    context: Context, size: int, parse: Callable[[list[ServedModel], Pause | None], Parsed]
+) -> Parsed:
+    """What ``parse`` makes of a body of so many bytes. Raises ``ApiError``. What takes long is
+    done beside the event loop.
 
     A model whose engine is being started again may not be known to a new frontend: then the
     request waits to hear of it.
     """
     try:
-        return await _parsed_once(context, dialect, raw)
+        return await _parsed_once(context, size, parse)
     except UnknownModel as error:
         await context.gateway.known(error.name)
-    return await _parsed_once(context, dialect, raw)
+    return await _parsed_once(context, size, parse)
 
 
-async def _parsed_once(context: Context, dialect: Dialect, raw: bytes) -> GenerateRequest:
+async def _parsed_once(
+    context: Context, size: int, parse: Callable[[list[ServedModel], Pause | None], Parsed]
+) -> Parsed:
     models = context.gateway.models()
-    if len(raw) <= LARGE_BODY_BYTES:
-        return dialect.parse(raw, models)
-    parse = partial(dialect.parse, raw, models, let_others_run)
-    return await asyncio.get_running_loop().run_in_executor(context.large_bodies, parse)
+    if size <= LARGE_BODY_BYTES:
+        return parse(models, None)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(context.large_bodies, parse, models, let_others_run)
 
 
-async def _whole(generation: Generation, renderer: Renderer) -> web.Response:
+async def answered(
+    request: web.Request, generation: Generation, renderer: Renderer, keep: Keep | None = None
+) -> web.StreamResponse:
+    """The answer, streamed or whole. Raises ``ApiError`` where there is none.
+
+    keep: awaited when the answer is all there, before its end goes out.
+    """
+    if generation.request.stream:
+        return await _streamed(request, generation, renderer, keep)
+    return await _whole(generation, renderer, keep)
+
+
+async def _whole(generation: Generation, renderer: Renderer, keep: Keep | None) -> web.Response:
     answers = [Answer() for _ in range(generation.open_choices)]
     generation.open(answers)
     await generation.finished
@@ -108,6 +135,8 @@ async def _whole(generation: Generation, renderer: Renderer) -> web.Response:
         body = await asyncio.to_thread(renderer.body, answers, generation.usage)
     else:
         body = renderer.body(answers, generation.usage)
+    if keep is not None:
+        await keep()
     return _json(body)
 
 
@@ -116,7 +145,7 @@ def _json(body: bytes) -> web.Response:
 
 
 async def _streamed(
-    request: web.Request, generation: Generation, renderer: Renderer
+    request: web.Request, generation: Generation, renderer: Renderer, keep: Keep | None
 ) -> web.StreamResponse:
     clock, request_id = request.app[CONTEXT].clock, request[REQUEST_ID]
     stream = EventStream(generation, renderer, clock, request_id)
@@ -131,17 +160,19 @@ async def _streamed(
         response.enable_chunked_encoding()
     await response.prepare(request)
     try:
-        stream.start(request.transport, chunked=chunked)
+        stream.start(request.transport, chunked=chunked, first=first_of(renderer, generation.usage))
         await generation.finished
-        rest = await stream.finish(_ending(generation, renderer, request_id))
+        rest = await stream.finish(lambda: ended(generation, renderer, request_id))
+        if keep is not None and generation.error is None:
+            await keep()
     finally:
         stream.close()
     await response.write_eof(rest)
     return response
 
 
-def _ending(generation: Generation, renderer: Renderer, request_id: str) -> bytes:
-    """What ends a stream."""
+def ended(generation: Generation, renderer: Renderer, request_id: str) -> bytes:
+    """What ends a stream whose rows have all been rendered."""
     error = generation.error
     if error is None:
         return renderer.last(generation.usage)

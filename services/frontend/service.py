@@ -24,6 +24,7 @@ from penstock.services.frontend.app import BACKLOG, make_app, start
 from penstock.services.frontend.connection import ConnectionLimits
 from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.dialects.registry import load_dialects
+from penstock.services.frontend.dialects.responses.state import RESPONSES
 from penstock.services.frontend.open_files import connection_limit
 
 JOIN_SECONDS = 10.0
@@ -129,6 +130,8 @@ class FrontendService(AsyncService):
     def on_drain(self) -> None:
         self.gateway.is_draining = True
         self._tell_open()
+        if self._app is not None:
+            self._app[RESPONSES].drain()
         if self._runner is not None:
             self._closing = self.loop.create_task(self._close_port(self._runner))
 

@@ -145,14 +145,20 @@ class EventStream:
 
     # --- bytes out
 
-    def start(self, transport: asyncio.Transport | None, *, chunked: bool) -> None:
-        """The headers are out: send what was held. Raises ``ConnectionResetError``."""
+    def start(
+        self, transport: asyncio.Transport | None, *, chunked: bool, first: bytes = b""
+    ) -> None:
+        """The headers are out: send ``first`` and what was held. Raises
+        ``ConnectionResetError``."""
         if transport is None or transport.is_closing():
             raise ConnectionResetError("The client closed the connection")
         self._transport = transport
         self._chunked = chunked
         self._written_at = self._progress_at = self._clock.now()
         self._clock.add(self)
+        if first:
+            self.expect(len(first))
+            self.pending.append(first)
         self._release()
 
     def flush(self, now: float) -> None:
@@ -166,7 +172,7 @@ class EventStream:
             return
         payload = b"".join(self.pending)
         self.pending.clear()
-        transport.write(b"%x\r\n%b\r\n" % (len(payload), payload) if self._chunked else payload)
+        transport.write(self._framed(payload))
         self._written_at = now
         backlog = transport.get_write_buffer_size()
         if backlog > HOLD_BYTES and not self.held:
@@ -174,6 +180,10 @@ class EventStream:
             self._backlog = backlog
             self._progress_at = now
             self._clock.watch(self)
+
+    def _framed(self, payload: bytes) -> bytes:
+        """The bytes of some frames on the connection."""
+        return b"%x\r\n%b\r\n" % (len(payload), payload) if self._chunked else payload
 
     def _hold(self, held: bool) -> None:
         self.held = held
@@ -222,8 +232,11 @@ class EventStream:
             return False
         return self.held or self._drained is not None
 
-    async def finish(self, tail: bytes) -> bytes:
-        """Wait until the reader has nearly caught up; return what is left to write at the end."""
+    async def finish(self, end: Callable[[], bytes]) -> bytes:
+        """Wait until the reader has nearly caught up; return what is left to write at the end.
+
+        end: makes the last frames, when those of all rows are made.
+        """
         transport = self._transport
         if transport is not None and (
             self.held or transport.get_write_buffer_size() > RELEASE_BYTES
@@ -234,7 +247,7 @@ class EventStream:
             await self._drained
         rest = b"".join(self.pending)
         self.pending.clear()
-        return rest + tail
+        return rest + end()
 
     def close(self) -> None:
         """Forget the connection: aiohttp writes to it from here on."""

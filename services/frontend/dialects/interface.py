@@ -8,7 +8,7 @@ bring theirs by an entry point (``registry``).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from aiohttp.typedefs import Handler
@@ -48,7 +48,7 @@ class ChoiceFrames(Protocol):
 class Renderer(Protocol):
     """Writes the answer to one request. One that is never streamed needs ``body`` alone
     (``Unstreamed``). One whose streams are no server-sent events says in a member ``media_type``
-    what they are."""
+    what they are; ``first(usage)`` is what its streams begin with, where it has that."""
 
     direct: bool
     """Plain text may be written by prefix and suffix: nothing in a frame changes but the text."""
@@ -128,6 +128,12 @@ def media_type_of(renderer: Renderer) -> str:
     """What its streams are."""
     found: str = getattr(renderer, "media_type", EVENT_STREAM)
     return f"{found}; charset=utf-8"
+
+
+def first_of(renderer: Renderer, usage: Usage) -> bytes:
+    """What begins a stream, once every prompt is accepted; empty: nothing does."""
+    first: Callable[[Usage], bytes] | None = getattr(renderer, "first", None)
+    return b"" if first is None else first(usage)
 
 
 def endpoints_of(dialect: Dialect) -> Sequence[Endpoint]:

@@ -8,9 +8,9 @@ UTF-8 by itself is written ``bytes:\\xe2\\x96`` there, so that different ones st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from penstock.protocol.logprobs import Logprob, TokenLogprobs, unpack
+from penstock.protocol.logprobs import Logprob, NamedLogprobs, TokenLogprobs, unpack
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.tokens import RowDetails
 from penstock.services.frontend.bodies.responses import (
@@ -39,7 +39,7 @@ class ChatLogprobs:
         if not self._wanted:
             return None
         rows = (row.tokens for row in details if row.tokens is not None)
-        content = [_chat_token(token) for tokens in rows for token in unpack(tokens)]
+        content = [token for tokens in rows for token in chat_tokens(tokens)]
         return ChatLogprobsBody(content=content, refusal=None) if content else None
 
 
@@ -97,6 +97,11 @@ def _chat_entry(one: Logprob) -> TokenLogprob:
     return TokenLogprob(
         token=text_of(one.piece), logprob=max(one.logprob, LOWEST), bytes=list(one.piece)
     )
+
+
+def chat_tokens(named: NamedLogprobs) -> Iterator[ChatTokenLogprob]:
+    """Tokens as the chat endpoint lists them."""
+    return map(_chat_token, unpack(named))
 
 
 def _chat_token(token: TokenLogprobs) -> ChatTokenLogprob:

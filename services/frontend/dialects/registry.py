@@ -15,6 +15,7 @@ from penstock.services.frontend.dialects.kobold.extra import TokenCountDialect
 from penstock.services.frontend.dialects.kobold.generate import KoboldDialect, KoboldStreamDialect
 from penstock.services.frontend.dialects.ollama.chat import OllamaChatDialect
 from penstock.services.frontend.dialects.ollama.generate import OllamaGenerateDialect
+from penstock.services.frontend.dialects.responses.dialect import ResponsesDialect
 from penstock.services.frontend.dialects.tokens import DetokenizeDialect, TokenizeDialect
 
 ENTRY_POINT_GROUP = "penstock.dialects"
@@ -24,6 +25,7 @@ BUILT_IN: tuple[Dialect, ...] = (
     CompletionsDialect(),
     MessagesDialect(),
     CountTokensDialect(),
+    ResponsesDialect(),
     OllamaChatDialect(),
     OllamaGenerateDialect(),
     KoboldDialect(),

@@ -43,6 +43,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"input": "x"},
+    "/v1/responses/input_tokens": {"input": "x"},
 }
 SCHEMAS = describe(DESCRIBED, OPEN_ROUTES, with_keys=True)["components"]["schemas"]
 
@@ -77,6 +79,8 @@ def test_every_route_is_described() -> None:
 def test_whole_answers_are_as_they_are_declared() -> None:
     async def use(client: Client) -> None:
         for route in DESCRIBED:
+            if "{response}" in route.path:  # needs one: test_frontend_responses.py
+                continue
             if isinstance(route.gives, type) and issubclass(route.gives, msgspec.Struct):
                 assert check(await raw_of(client, route), route.gives)
         for route in (CHAT, TEXT):

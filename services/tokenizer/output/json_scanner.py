@@ -41,7 +41,7 @@ def _expressions(characters: str, edges: str) -> _Expressions:
         bare += f"|(?!{edges})[{characters}]"
         word_end += f"|{edges}"
     inside = flat = f"{bare}|{string}"
-    for _ in range(3):
+    for _ in range(4):
         flat = rf"{inside}|[\[{{](?:{flat})*+[\]}}]"
     step = rf'(?:{flat})*+(?:((?:[\[{{](?:{bare})*+)++)|([\]}}]++)|("))?'
     return _Expressions(re.compile(step).match, re.compile(word_end).search)

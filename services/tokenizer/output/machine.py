@@ -35,6 +35,7 @@ from penstock.services.tokenizer.output.pattern import (
 )
 
 _FIRST_STAND_IN = 0xD800
+_KEYS = frozenset({Action.KEY, Action.KEY_STRING, Action.KEY_JSON})
 _THINK_OPEN, _THINK_CLOSE = "think_open", "think_close"
 
 Match: TypeAlias = Callable[[str, int], "re.Match[str] | None"]
@@ -57,6 +58,8 @@ class ReadyEdge(NamedTuple):
     actions: tuple[Action, ...]
     opens: bool
     """It opens a call."""
+    keys: bool
+    """It begins a parameter."""
 
 
 class ReadyFree(NamedTuple):
@@ -251,4 +254,5 @@ def _ready_edge(edge: Edge, regexes: Regexes) -> ReadyEdge:
         edge.to,
         edge.actions,
         Action.CALL in edge.actions,
+        not _KEYS.isdisjoint(edge.actions),
     )

@@ -30,6 +30,9 @@ from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
 MAX_CALLS = 1024
 """Calls in one output. What follows them is content."""
 
+MAX_PARAMETERS = 10_000
+"""Parameters that are written as texts, in one output. The one too many ends the last call."""
+
 MakeId: TypeAlias = Callable[[int, str], str]
 """The id of a call from its index and the tool's name."""
 
@@ -42,8 +45,8 @@ class OutputParser:
     """
 
     __slots__ = (
-        "_arguments", "_calls", "_held", "_machine", "_make_id", "_out", "_quiet", "_reasons",
-        "_scanner", "_state", "_states", "_tokens", "_tools", "in_reasoning",
+        "_arguments", "_calls", "_held", "_machine", "_make_id", "_out", "_parameters", "_quiet",
+        "_reasons", "_scanner", "_state", "_states", "_tokens", "_tools", "in_reasoning",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +67,7 @@ class OutputParser:
         self._out = Collected()
         self._arguments: CallArguments | None = None
         self._scanner: Scanner | None = None
-        self._calls = 0
+        self._calls = self._parameters = 0
         self._held = ""
         self._quiet: Match | None = None
         """Set where a text in which it finds nothing goes out at once …"""
@@ -219,6 +222,13 @@ class OutputParser:
         return True
 
     def _follow(self, edge: ReadyEdge, match: re.Match[str]) -> None:
+        if edge.keys:
+            if self._parameters == MAX_PARAMETERS:
+                self._act(Action.END, None)
+                self._put(Channel.TEXT, match[0])
+                self._enter("rest")
+                return
+            self._parameters += 1
         for action in edge.actions:
             self._act(action, match)
         self._enter(edge.to)

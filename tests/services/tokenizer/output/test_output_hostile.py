@@ -5,11 +5,11 @@ import time
 
 import pytest
 from growth import LINEAR, fourfold
-from replay import TOOLS, vocabularies
+from replay import TOOLS, run, vocabularies
 
 from penstock.services.tokenizer.output.families import FAMILIES
 from penstock.services.tokenizer.output.machine import Machine, build_machine
-from penstock.services.tokenizer.output.parser import OutputParser
+from penstock.services.tokenizer.output.parser import MAX_CALLS, MAX_PARAMETERS, OutputParser
 from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
 
 SIZE = 1 << 14
@@ -108,3 +108,18 @@ def test_the_cost_of_an_output_grows_with_its_length_alone(
 ) -> None:
     assert fourfold(lambda size: cost(family, begin, part, size, size), SIZE) < LINEAR
     assert fourfold(lambda size: cost(family, begin, part, size, 24), SIZE) < LINEAR
+
+
+def test_calls_and_parameters_beyond_every_use_are_content() -> None:
+    family = FAMILIES["xml_parameters"]
+    vocabulary = vocabularies(family)["text"]
+    calls = "<function=now></function>"
+    events = run(family, vocabulary, [(1, calls * (MAX_CALLS + 2))])
+    assert sum(event[0] == "call" for event in events) == MAX_CALLS
+    assert events[-1] == ("text", calls * 2)
+    parameter = "<parameter=x>1</parameter>"
+    output = "<function=now>" + parameter * (MAX_PARAMETERS + 1) + "</function>"
+    _, arguments, rest = run(family, vocabulary, [(1, output)])
+    assert arguments[-1].count('"x": 1') == MAX_PARAMETERS
+    assert arguments[-1].endswith("1}")
+    assert rest == ("text", parameter + "</function>")

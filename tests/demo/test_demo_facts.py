@@ -29,7 +29,8 @@ SINCE = {
     *("--allowed-origins", "--compress-weights", "--insecure", "--max-tenant-share"),
     *("--download", "--max-wait-s", "--max-waiting-tokens", "--published-host"),
     *("--device-index", "--restart-wait-s", "--world-size"),
-    *("--memory-share", "--expected-models", "--model-impl"),
+    *("--memory-share", "--expected-models", "--model-impl", "--tool-strictness"),
+    *("--tool-parser", "--reasoning-parser", "--response-store", "--response-store-bytes"),
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {

@@ -27,7 +27,7 @@ SERVER = (
     *("--device", "null", "--null-step-ms", "10"),
     *("--num-kv-blocks", str(BLOCKS), "--max-model-len", str(BLOCKS * BLOCK_SIZE)),
 )
-FREED_WITHIN_S = 0.5
+FREED_WITHIN_S = 1.0
 NOT_SHOWN = {"n", "logit_bias", *UNSEEN}
 Open = Callable[..., PlaygroundPage]
 expect = sync_api.expect
@@ -113,7 +113,7 @@ def test_an_answer_streams_in_and_tells_its_tokens_and_times(show: Open) -> None
     assert answer.get_attribute("aria-busy") == "false"
 
 
-def test_stop_frees_the_requests_blocks_within_half_a_second(show: Open, server: Served) -> None:
+def test_stop_frees_the_requests_blocks_within_a_second(show: Open, server: Served) -> None:
     """The second request needs blocks that only the first one's end can free, so its first token
     tells when that was; what the status says may be three quarters of a second old."""
     shown = show()

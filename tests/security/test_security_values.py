@@ -56,8 +56,6 @@ ABSENT_FEATURES: dict[str, Any] = {
     "guided_grammar": "root ::= root",
     "guided_choice": ["a"],
     "structural_tag": "{}",
-    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "?"}}}],
-    "tool_choice": "required",
     "functions": [{"name": "f"}],
     "use_beam_search": True,
     "suffix": "x",
@@ -88,10 +86,10 @@ ROUTES_OF_OTHERS = [
     "/load_lora_adapter", "/v1/load_lora_adapter", "/unload_lora_adapter", "/sleep", "/wake_up",
     "/pause", "/start_profile", "/stop_profile", "/update_weights", "/update_weights_from_disk",
     "/init_weights_update_group", "/collective_rpc", "/reset_prefix_cache", "/flush_cache",
-    "/get_server_info", "/server_info", "/tokenize", "/detokenize", "/invocations", "/ping",
+    "/get_server_info", "/server_info", "/invocations", "/ping",
     "/v1/embeddings", "/v1/audio/transcriptions", "/v1/images/generations",
-    "/v1/files", "/v1/batches", "/generate", "/abort_request", "/debug/pprof", "/docs",
-    "/openapi.json", "/playground/../../pyproject.toml", "/playground/%2e%2e/chat.js",
+    "/v1/files", "/v1/batches", "/generate", "/abort_request", "/debug/pprof",
+    "/playground/../../pyproject.toml", "/playground/%2e%2e/chat.js",
     "/playground//etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/admin", "/shutdown",
 ]  # fmt: skip
 

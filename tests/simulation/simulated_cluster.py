@@ -122,6 +122,7 @@ class SimulatedStream:
         self._wanted = stops
         self._stops = StopStrings([] if parsed else stops)
         self._held: list[int] = []
+        self.reasoning_tokens = 0
 
     @property
     def stop(self) -> str | None:

@@ -454,9 +454,9 @@ def test_errors_become_the_exceptions_of_the_sdk() -> None:
 def test_a_silent_stream_is_kept_alive_by_pings() -> None:
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(1)
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.4)
         sink.on_row(0, "a", 1, RowExtras(RowStart(0, 0, 0.0)))
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.4)
         sink.on_row(0, "b", 1, RowExtras(end=STOP))
 
     async def use(client: Client) -> None:

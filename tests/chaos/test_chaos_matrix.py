@@ -34,7 +34,6 @@ FAST = {
     ("tokenizer", "streaming", signal.SIGKILL),
     ("scheduler", "prefill", signal.SIGSTOP),
     ("worker", "streaming", signal.SIGKILL),
-    ("worker", "streaming", signal.SIGSTOP),
     ("router and engine", "decode", signal.SIGKILL),
 }
 

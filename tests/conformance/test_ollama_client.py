@@ -11,6 +11,8 @@ import ollama
 import pytest
 from served import Served, served
 
+pytestmark = pytest.mark.slow
+
 MODEL = "penstock-demo"
 ASKED = [{"role": "user", "content": "What is the weather in Oslo?"}]
 SUM = [{"role": "user", "content": "What is 17 + 25?"}]

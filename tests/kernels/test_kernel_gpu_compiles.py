@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).with_name("compile_for_gpu.py")
 @pytest.mark.parametrize(
     ("capability", "shared", "models"),
     [
-        ("90", 232_448, ["1"]),
+        pytest.param("90", 232_448, ["1"], marks=pytest.mark.slow),
         pytest.param("90", 232_448, [], marks=pytest.mark.slow),
         *(
             pytest.param(capability, shared, [], marks=pytest.mark.slow)

@@ -155,6 +155,7 @@ def test_a_plan_is_made_before_its_step_runs(timeline: dict[str, Any]) -> None:
     assert all(planned[number] < ran[number] for number in both)
 
 
+@pytest.mark.slow
 def test_a_recording_whose_observer_was_killed_ends_by_itself(
     server: Served, tmp_path: Path
 ) -> None:

@@ -73,9 +73,9 @@ async def ask_all(url: str, prompts: list[list[int]]) -> list[Answer]:
     [
         ("qwen3", 64, False, "quarter"),
         pytest.param("qwen3", 256, True, "all", marks=pytest.mark.slow),
-        ("qwen3", 2048, True, "all"),
+        pytest.param("qwen3", 2048, True, "all", marks=pytest.mark.slow),
         ("qwen2", 64, True, "all"),
-        ("qwen2", 256, True, "quarter"),
+        pytest.param("qwen2", 256, True, "quarter", marks=pytest.mark.slow),
         pytest.param("qwen2", 2048, False, "quarter", marks=pytest.mark.slow),
         pytest.param("llama", 64, True, "all", marks=pytest.mark.slow),
         ("llama", 256, False, "quarter"),

@@ -225,6 +225,7 @@ def test_the_key_is_asked_for_refused_when_wrong_and_kept_for_the_tab_only(show:
     expect(shown.answer().locator(".notice")).to_contain_text("The question was not sent")
 
 
+@pytest.mark.slow
 def test_the_status_is_asked_for_often_while_it_is_seen_seldom_else_and_never_when_hidden(
     show: Open, server: Served
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_secret_that_others_can_read_is_refused(by_hand: ByHand, tmp_path: Pat
     assert process.said("chmod 600", str(path))
 
 
+@pytest.mark.slow
 def test_a_router_whose_host_vanishes_is_replaced_by_one_at_another_address(
     by_hand: ByHand,
 ) -> None:

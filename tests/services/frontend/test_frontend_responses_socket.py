@@ -444,6 +444,7 @@ def test_a_message_above_the_limit_closes_the_connection() -> None:
     talk(use, config=ServerConfig(max_body_bytes=4096))
 
 
+@pytest.mark.slow
 def test_messages_that_never_come_whole_are_held_against_the_bodies() -> None:
     async def use(client: Client) -> None:
         bodies = client.app[CONTEXT].bodies

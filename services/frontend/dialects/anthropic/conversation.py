@@ -123,14 +123,13 @@ _others_of = {
     for kind, (needed, more) in BLOCK_FIELDS.items()
 }
 """What it must not have."""
-_NOTHING = {None}
 
 
 def _check(block: Block, role: str, where: str) -> None:
     """Raise ``InvalidValue`` where a block lacks a field of its type, has one of another type, or
     stands in the wrong message."""
-    given = block.type
-    if None in _needed_of[given](block) or set(_others_of[given](block)) != _NOTHING:
+    others = _others_of[block.type](block)
+    if None in _needed_of[block.type](block) or others.count(None) != len(others):
         raise _wrong_fields(block, where)
     if role not in _ROLES[block.type]:
         raise InvalidValue(

@@ -9,13 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.device_functions import gelu_tanh_and_mul, silu_and_mul
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
 _BLOCK = 1024
-
-
-_GELU_SLOPE = tl.constexpr(1.5957691216057308)
-"""2 sqrt(2 / pi)."""
 
 
 @triton.jit
@@ -30,10 +27,7 @@ def _gated_product_kernel(
     source = gate_up + row * 2 * WIDTH + column
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    slope = gate
-    if GELU:
-        slope = _GELU_SLOPE * (gate + 0.044715 * gate * gate * gate)
-    result = gate / (1.0 + tl.exp(-slope)) * up
+    result = gelu_tanh_and_mul(gate, up) if GELU else silu_and_mul(gate, up)
     tl.store(out + row * WIDTH + column, result.to(out.dtype.element_ty), mask=inside)
 
 

@@ -22,8 +22,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.attention_arguments import Scores
+from penstock.kernels.gpu.device_functions import (
+    capped,
+    dot,
+    rotated_head,
+    rotated_heads,
+    softmax_step,
+)
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
-from penstock.kernels.gpu.head_norm import Scores, capped, dot, turned_head, turned_heads
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 
 SHAPE = (32, 1, 4)
@@ -94,7 +101,7 @@ def _decode_kernel(
         return
     kind = qkv.dtype.element_ty
     source = qkv + row.to(tl.int64) * (HEADS + 2 * KV_HEADS) * dim
-    first, second = turned_heads(
+    first, second = rotated_heads(
         source + kv_head * SHARED * dim, SHARED, cos, sin, query_weight, cached, eps,
         QUERIES, HALF, NORM,
     )  # fmt: skip
@@ -103,7 +110,7 @@ def _decode_kernel(
     entries = table + slot.to(tl.int64) * table_stride
 
     if split == 0:
-        new_first, new_second = turned_head(
+        new_first, new_second = rotated_head(
             source + (HEADS + kv_head) * dim, cos, sin, key_weight, cached, eps, HALF, NORM
         )
         new_first = new_first.to(kind)
@@ -144,12 +151,7 @@ def _decode_kernel(
         )
         score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
         score = tl.where(inside[None, :], capped(score, scale, CAP), float("-inf"))
-        highest = tl.maximum(top, tl.max(score, 1))
-        weight = tl.exp2(score - highest[:, None])
-        decay = tl.exp2(top - highest)
-        total = total * decay + tl.sum(weight, 1)
-        mixed = mixed * decay[:, None] + dot(weight.to(kind), value)
-        top = highest
+        top, total, mixed = softmax_step(score, value, top, total, mixed, 1.0)
 
     if active == 1:
         tl.store(target, (mixed / total[:, None]).to(out.dtype.element_ty), mask=shared)

@@ -19,6 +19,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from penstock.kernels.gpu.attention_arguments import LOG2_E
 from penstock.kernels.gpu.decode_plan import FIELDS, PROGRAMS_EACH, plan_kernel
 from penstock.kernels.gpu.decode_stretches_hopper import hopper_decode_kernel
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
@@ -28,7 +29,6 @@ MOST_ROWS = 4096
 """Rows of a step that one program of the plan can hold."""
 _MOST_SHARED = 16
 _LEAST_BITS = 5
-_LOG2_E = 1.4426950408889634
 
 
 _KEYS = 32
@@ -139,7 +139,7 @@ class HopperDecodeAttention:
         Raises what Triton raises where it cannot compile or load the kernels.
         """
         self._heads, self._kv_heads, self._dim = heads, keys.shape[2], keys.shape[4]
-        self._eps, self._scale = eps, (scale or keys.shape[4] ** -0.5) * _LOG2_E
+        self._eps, self._scale = eps, (scale or keys.shape[4] ** -0.5) * LOG2_E
         self._caches = list(zip(keys, values, strict=True))
         self._shared = heads // self._kv_heads
         self.least_rows = 1 if self._shared <= MOST_SHARED_BY_FEW else MANY_ROWS

@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from penstock.kernels.gpu.decode_parts_hopper import add_parts, finish_rows, store_part
+from penstock.kernels.gpu.device_functions_hopper import rms_scale, rotated, softmax_step
 
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # triton 3.6
 
@@ -126,8 +127,8 @@ def _turned(
 ):  # fmt: skip
     """Halves of heads along ``AXIS``, normed if asked and rotated."""
     if NORM:
-        square = gl.sum(first * first, AXIS) + gl.sum(second * second, AXIS)
-        factor = gl.rsqrt(square / (2 * HALF) + eps)
+        square_sum = gl.sum(first * first, AXIS) + gl.sum(second * second, AXIS)
+        factor = rms_scale(square_sum, eps, 2 * HALF)
         first_weight = gl.load(weight + half).to(gl.float32)
         second_weight = gl.load(weight + HALF + half).to(gl.float32)
         if AXIS == 1:
@@ -136,7 +137,7 @@ def _turned(
             second_weight = second_weight[None, :]
         first = first * factor * first_weight
         second = second * factor * second_weight
-    return first * c - second * s, second * c + first * s
+    return rotated(first, second, c, s)
 
 
 @gluon.jit
@@ -171,14 +172,11 @@ def _attend_tile(
         inside = (position < cached).expand_dims(2)
         value_low = gl.where(inside, value_low, 0.0)
         value_high = gl.where(inside, value_high, 0.0)
-    highest = gl.maximum(top, gl.max(score, 2))
-    weight = gl.exp2(score - highest[:, :, None])
-    decay = gl.exp2(top - highest)
-    total = total * decay + gl.sum(weight, 2)
+    top, total, decay, weight = softmax_step(score, top, total, 1.0, 2)
     weight = gl.convert_layout(weight.to(first.dtype), left)
     low = mma_v2(weight, value_low, low * decay[:, :, None])
     high = mma_v2(weight, value_high, high * decay[:, :, None])
-    return highest, total, low, high
+    return top, total, low, high
 
 
 # One compiled kernel serves every call: nothing depends on these integers' values.

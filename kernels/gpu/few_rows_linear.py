@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.device_functions import rms_scale, silu_and_mul
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
 
@@ -198,8 +199,8 @@ def _few_rows_kernel(
     near_row = tl.arange(0, 8)[None, :]
     for group in tl.static_range(GROUPS):
         if NORM:
-            mean = tl.sum(tl.reshape(tl.sum(squares[group], 1), [WARPS, 8]), 0) / WIDTH
-            scale = tl.rsqrt(mean + eps)[None, :]
+            square_sum = tl.sum(tl.reshape(tl.sum(squares[group], 1), [WARPS, 8]), 0)
+            scale = rms_scale(square_sum, eps, WIDTH)[None, :]
         for block in tl.static_range(outs // 16):
             of = first + block * 16 + tl.arange(0, 16)[:, None]
             row = group * 8 + near_row
@@ -215,7 +216,7 @@ def _few_rows_kernel(
                     up *= scale
                 if BIAS:
                     up += tl.load(bias + columns + of).to(tl.float32)
-                result = result / (1.0 + tl.exp(-result)) * up
+                result = silu_and_mul(result, up)
             target = out + row * columns + of
             if ADD:
                 result += tl.load(target, mask=inside, other=0.0).to(tl.float32)

@@ -26,6 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from penstock.kernels.gpu.device_functions_hopper import silu_and_mul
+
 DTYPES = (torch.bfloat16, torch.float16)
 _ROWS, _COLUMNS, _SLAB = 128, 128, 64
 """A tile of out, and columns of x and W that are multiplied at once; the kernel is written for
@@ -117,7 +119,7 @@ def _multiply(
         gate, up = total.reshape([64, 2, 128]).permute((0, 2, 1)).split()
         gate = gl.convert_layout(gate, half)
         up = gl.convert_layout(up, half)
-        result = gate / (1.0 + gl.exp(-gate)) * up
+        result = silu_and_mul(gate, up)
         tma.store_wait(0)
         outs.index(GROUP).store(result.to(kind))
         fence_async_shared()

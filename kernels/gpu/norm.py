@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.device_functions import rms_normed, rms_scale
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
 
@@ -26,32 +27,37 @@ def _rms_norm_kernel(
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     begin_early(EARLY)
     value = tl.load(x + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
-    result = value * scale * factor
+    result = rms_normed(value, factor, eps, WIDTH)
     tl.store(out + row * WIDTH + column, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
+def _add_and_norm(value, factor, residual, out, at, inside, eps, WIDTH: tl.constexpr):
+    """Add a row in fp32 to ``residual``, rounded to its type, and norm that sum into ``out``; at:
+    where the row's values are."""
+    value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    rounded = value.to(residual.dtype.element_ty)
+    tl.store(residual + at, rounded, mask=inside)
+    value = rounded.to(tl.float32)
+    scale = rms_scale(tl.sum(value * value, 0), eps, WIDTH)
+    tl.store(out + at, (value * scale * factor).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _add_normed_kernel(
-    x, own_weight, residual, weight, out, eps,
+    x, x_weight, residual, weight, out, eps,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
-    own = tl.load(own_weight + column, mask=inside, other=0.0).to(tl.float32)
+    x_factor = tl.load(x_weight + column, mask=inside, other=0.0).to(tl.float32)
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     begin_early(EARLY)
     at = row * WIDTH + column
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    value = value * tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps) * own
-    value = value.to(residual.dtype.element_ty).to(tl.float32)
-    value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    rounded = value.to(residual.dtype.element_ty)
-    tl.store(residual + at, rounded, mask=inside)
-    value = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
-    tl.store(out + at, (value * scale * factor).to(out.dtype.element_ty), mask=inside)
+    value = rms_normed(value, x_factor, eps, WIDTH).to(residual.dtype.element_ty)
+    _add_and_norm(value.to(tl.float32), factor, residual, out, at, inside, eps, WIDTH)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -68,12 +74,7 @@ def _add_rms_norm_kernel(
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
         value += tl.load(x + part * rows * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
-    value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    rounded = value.to(residual.dtype.element_ty)
-    tl.store(residual + at, rounded, mask=inside)
-    value = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
-    tl.store(out + at, (value * scale * factor).to(out.dtype.element_ty), mask=inside)
+    _add_and_norm(value, factor, residual, out, at, inside, eps, WIDTH)
 
 
 def _warps(width: int) -> int:
@@ -91,14 +92,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 
 
 def add_normed(
-    x: Tensor, own_weight: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor
+    x: Tensor, x_weight: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor
 ) -> None:
-    """``residual += rms_norm(x, own_weight)``, both rounded to its type, then out =
+    """``residual += rms_norm(x, x_weight)``, both rounded to its type, then out =
     rms_norm(residual, weight). x, residual, out: [N, D], contiguous; weights: [D]."""
     rows, width = residual.shape
     if rows:
         _add_normed_kernel[(rows,)](
-            x, own_weight, residual, weight, out, eps, width, triton.next_power_of_2(width), EARLY,
+            x, x_weight, residual, weight, out, eps, width, triton.next_power_of_2(width), EARLY,
             num_warps=_warps(width), launch_pdl=EARLY,
         )  # fmt: skip
 

@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.attention_arguments import Scores
+from penstock.kernels.gpu.device_functions import LOWEST, capped, dot, softmax_step
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
-from penstock.kernels.gpu.head_norm import LOWEST, Scores, capped, dot, weighted
 
 QUERY_TILE = 128
 # By (head size, bytes of a number): keys in a tile, warps, loads in flight. The first of each was
@@ -66,7 +67,7 @@ def _tile_of_keys(
         if WINDOW:
             seen = seen & (position[None, :] > positions[:, None] - WINDOW)
         score = tl.where(seen, score, float("-inf"))
-    return weighted(score, value, top, total, mixed, scale)
+    return softmax_step(score, value, top, total, mixed, scale)
 
 
 @triton.jit(do_not_specialize=["max_tiles"])

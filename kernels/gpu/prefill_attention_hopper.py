@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from penstock.kernels.gpu.attention_arguments import LOG2_E
 from penstock.kernels.gpu.query_tile_hopper import (
     OUT,
     attend_tiles,
@@ -34,7 +35,6 @@ from penstock.kernels.gpu.query_tile_hopper import (
 )
 
 DTYPES = (torch.bfloat16, torch.float16)
-_LOG2_E = 1.4426950408889634
 # Keys in a tile, tiles under way: the fastest of five for chunks of 4,096 and more on an H200.
 _KEYS = 128
 _STAGES = 2
@@ -270,7 +270,7 @@ class HopperPrefillAttention:
         properties = torch.cuda.get_device_properties(keys.device)
         self._multiprocessors = properties.multi_processor_count
         self._caches = cache_boxes(keys, values)
-        self._scale = (scale or dim**-0.5) * _LOG2_E
+        self._scale = (scale or dim**-0.5) * LOG2_E
         self._constants = (
             heads, kv_heads, dim, block_size, _KEYS, _STAGES, _GROUP_REGISTERS, _FETCH_REGISTERS,
         )  # fmt: skip

@@ -22,6 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from penstock.kernels.gpu.device_functions_hopper import softmax_step
+
 OUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 """Where the weighted sums of 64 queries lie, 64 columns each."""
 
@@ -86,11 +88,7 @@ def _weights(
         position = start + gl.arange(0, KEYS, gl.SliceLayout(0, layout))
         seen = position[None, :] <= positions[:, None]
         score = gl.where(seen, score, float("-inf"))
-    highest = gl.maximum(top, gl.max(score, 1) * scale)
-    weight = gl.exp2(score * scale - highest[:, None])
-    decay = gl.exp2(top - highest)
-    total = total * decay + gl.sum(weight, 1)
-    return highest, total, decay, weight
+    return softmax_step(score, top, total, scale, 1)
 
 
 @gluon.jit

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.device_functions import rotated_heads
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
-from penstock.kernels.gpu.head_norm import turned_heads
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def _rope_cache_kernel(
     source = qkv + row * (HEADS + 2 * KV_HEADS) * dim
     half = tl.arange(0, HALF)[None, :]
     head = tl.arange(0, PADDED)[:, None]
-    first, second = turned_heads(
+    first, second = rotated_heads(
         source, HEADS, cos, sin, query_weight, position, eps, PADDED, HALF, NORM
     )
     target = query_out + (row * HEADS + head) * dim + half
@@ -44,7 +44,7 @@ def _rope_cache_kernel(
     kv_head = tl.arange(0, KV_PADDED)[:, None]
     inside = kv_head < KV_HEADS
     place = (block.to(tl.int64) * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE
-    first, second = turned_heads(
+    first, second = rotated_heads(
         source + HEADS * dim, KV_HEADS, cos, sin, key_weight, position, eps, KV_PADDED, HALF, NORM
     )
     keys = key_cache + place * dim + half

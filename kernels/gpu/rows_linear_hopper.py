@@ -35,6 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from penstock.kernels.gpu.device_functions_hopper import silu_and_mul
 from penstock.kernels.gpu.side_by_side import side_by_side
 
 _SLAB = 64
@@ -132,7 +133,7 @@ def write_columns(
             if HALVES == 2:
                 up += gl.load(bias + OUTS + place).to(gl.float32)[:, None]
     if HALVES == 2:
-        result = result / (1.0 + gl.exp(-result)) * up
+        result = silu_and_mul(result, up)
     line = split * rows + row
     target = out + line.to(gl.int64)[None, :] * OUTS + place[:, None]
     gl.store(target, result.to(out.dtype.element_ty), mask=(row < rows)[None, :])

@@ -23,11 +23,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.attention_arguments import LOG2_E
+from penstock.kernels.gpu.device_functions import dot, rotated_queries, softmax_step
 from penstock.kernels.gpu.early_launch import EARLY
-from penstock.kernels.gpu.head_norm import dot, weighted
 
 _MOST_PARTS = 16
-_LOG2_E = 1.4426950408889634
 
 
 class Shape(NamedTuple):
@@ -66,25 +66,6 @@ class SharedPrefix(NamedTuple):
 
 
 @triton.jit
-def _turned_queries(
-    source, cos, sin, weight, position, inside, eps, HALF: tl.constexpr, NORM: tl.constexpr
-):
-    """Heads at ``source`` [Q, 1], each at its position: normed if asked, rotated; halves, fp32."""
-    half = tl.arange(0, HALF)[None, :]
-    first = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(source + HALF + half, mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        total = tl.sum(first * first, 1) + tl.sum(second * second, 1)
-        scale = tl.rsqrt(total / (2 * HALF) + eps)[:, None]
-        first *= scale * tl.load(weight + half).to(tl.float32)
-        second *= scale * tl.load(weight + HALF + half).to(tl.float32)
-    angle = position.to(tl.int64)[:, None] * HALF + half
-    c = tl.load(cos + angle, mask=inside, other=0.0)
-    s = tl.load(sin + angle, mask=inside, other=0.0)
-    return first * c - second * s, second * c + first * s
-
-
-@triton.jit
 def _attended(
     entries, key_cache, value_cache, kv_head, start, end, first, second, top, total, mixed, scale,
     KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
@@ -114,7 +95,7 @@ def _attended(
     score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
     if not FULL:
         score = tl.where(inside[None, :], score, float("-inf"))
-    return weighted(score, value, top, total, mixed, scale)
+    return softmax_step(score, value, top, total, mixed, scale)
 
 
 # One compiled kernel serves every number of rows and parts.
@@ -148,7 +129,7 @@ def _prefix_kernel(
     if (length == 0) | (active == 0):
         return
     first_head = row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + kv_head * SHARED + head
-    first, second = _turned_queries(
+    first, second = rotated_queries(
         qkv + first_head[:, None] * dim, cos, sin, query_weight, position,
         takes_part[:, None], eps, HALF, NORM,
     )  # fmt: skip
@@ -237,7 +218,7 @@ def prefix_attention(
     if reason := why_not(shared):
         raise ValueError(f"attention over a shared prefix {reason}")
     parts = parts_for(count, heads, kv_heads)
-    scale = (scale or dim**-0.5) * _LOG2_E
+    scale = (scale or dim**-0.5) * LOG2_E
     tile = SHAPE.tile // 2 if dim * qkv.element_size() > 256 else SHAPE.tile
     _prefix_kernel[(_row_tiles(count, shared), kv_heads, parts)](
         qkv, rows, last_position, prefix.slot, prefix.lengths, table, cos, sin, query_weight,

@@ -25,6 +25,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from penstock.kernels.gpu.attention_arguments import LOG2_E
+from penstock.kernels.gpu.device_functions_hopper import rms_scale
 from penstock.kernels.gpu.query_tile_hopper import (
     OUT,
     attend_tiles,
@@ -35,7 +37,6 @@ from penstock.kernels.gpu.query_tile_hopper import (
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 from penstock.kernels.gpu.shared_prefix import why_not as why_no_kernel
 
-_LOG2_E = 1.4426950408889634
 _QUERIES = 128
 """Queries of a program; the kernel is written for two groups of 64."""
 # Keys in a tile, tiles under way: on an H200, 256 rows of Qwen3-8B behind 2,048 positions take 21
@@ -93,11 +94,12 @@ def _attend(
     first = gl.load(source, mask=inside, other=0.0).to(gl.float32)
     second = gl.load(source + 64, mask=inside, other=0.0).to(gl.float32)
     if NORM:
-        square = gl.sum(first * first, 1) + gl.sum(second * second, 1)
-        factor = gl.rsqrt(square / 128 + eps)[:, None]
+        square_sum = gl.sum(first * first, 1) + gl.sum(second * second, 1)
+        factor = rms_scale(square_sum, eps, 128)[:, None]
         first *= factor * gl.load(query_weight + half).to(gl.float32)
         second *= factor * gl.load(query_weight + 64 + half).to(gl.float32)
     kind: gl.constexpr = queries.dtype
+    # Not by ``rotated``: a half is stored before the other is computed.
     queries.index(GROUP * 2).store((first * c - second * s).to(kind))
     queries.index(GROUP * 2 + 1).store((second * c + first * s).to(kind))
     fence_async_shared()
@@ -234,7 +236,7 @@ class HopperPrefixAttention:
         """
         _, _, kv_heads, block_size, dim = keys.shape
         self._heads, self._kv_heads, self._prefix = heads, kv_heads, prefix
-        self._scale, self._eps = (scale or dim**-0.5) * _LOG2_E, eps
+        self._scale, self._eps = (scale or dim**-0.5) * LOG2_E, eps
         self._padded = triton.next_power_of_2(heads // kv_heads)
         self._caches = cache_boxes(keys, values)
         self._constants = (

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.device_functions import rms_scale, silu_and_mul
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
 
@@ -55,7 +56,7 @@ def _row_kernel(
                 up_tile = tl.load(up + start + PART)
     result = tl.sum(total, 1)
     if NORM:
-        scale = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
+        scale = rms_scale(tl.sum(squares, 0), eps, WIDTH)
         result *= scale
     if BIAS:
         result += tl.load(bias + row).to(tl.float32)
@@ -65,7 +66,7 @@ def _row_kernel(
             upward *= scale
         if BIAS:
             upward += tl.load(bias + columns + row).to(tl.float32)
-        result = result / (1.0 + tl.exp(-result)) * upward
+        result = silu_and_mul(result, upward)
     if ADD:
         result += tl.load(out + row).to(tl.float32)
     tl.store(out + row, result.to(out.dtype.element_ty))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from triton_device import DEVICE
 
-from penstock.kernels.gpu.head_norm import Scores
+from penstock.kernels.gpu.attention_arguments import Scores
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import RopeParameters, apply_rotary, cos_sin_table

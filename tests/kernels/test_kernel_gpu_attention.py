@@ -7,8 +7,8 @@ import torch
 from paged_sequences import EPS, Case, Paged, tiles_of
 from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
+from penstock.kernels.gpu.attention_arguments import Scores
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
-from penstock.kernels.gpu.head_norm import Scores
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix

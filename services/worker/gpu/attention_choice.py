@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from penstock.kernels.gpu.attention_arguments import Scores
 from penstock.kernels.gpu.decode_attention import DecodeWorkspace, decode_attention
-from penstock.kernels.gpu.head_norm import Scores
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, prefix_attention, why_not
 from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose

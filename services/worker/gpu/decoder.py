@@ -16,9 +16,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from penstock.kernels.gpu.attention_arguments import Scores
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.draw import commit, draw
-from penstock.kernels.gpu.head_norm import Scores
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import shared_prefix
 from penstock.kernels.gpu.slots import bring_forward, embed

@@ -1,0 +1,53 @@
+"""What the attention kernels are called with, grouped: in this order their fields are the kernels'
+arguments."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+LOG2_E = 1.4426950408889634
+
+
+class DecodeBatch(NamedTuple):
+    """The decode rows of a step."""
+
+    rows: Tensor
+    """[N] int32: the slot of each, behind them -1 for padding."""
+    last_position: Tensor
+    """[slots] int32: where each slot's new token goes, which is also how many of its positions are
+    cached."""
+    table: Tensor
+    """[slots, W] int32: the slots' block tables."""
+
+
+class HeadInputs(NamedTuple):
+    """What queries and keys are rotated with, and normed where the model has such norms."""
+
+    cos: Tensor
+    """[P, D / 2] fp32."""
+    sin: Tensor
+    query_weight: Tensor | None
+    """[D]; ``None``, as the other one: heads are not normed."""
+    key_weight: Tensor | None
+
+
+class LayerCache(NamedTuple):
+    """[num_blocks, Hkv, block_size, D] each, contiguous."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Scores(NamedTuple):
+    """How a layer's scores are made: see ``specification.Attention``."""
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+    @property
+    def in_binary(self) -> tuple[float, float]:
+        """Scale and soft cap times log2(e)."""
+        return self.scale * LOG2_E, self.softcap * LOG2_E

@@ -1,0 +1,150 @@
+"""Device functions that the Triton kernels share: norm, rotary embedding, products, online softmax,
+activations. Gluon kernels have theirs in ``device_functions_hopper``.
+
+References: ``penstock.kernels.rms_norm``, ``rotary``, ``attention`` and ``activation``.
+
+What kernels call that may be compiled side by side uses no constant of this module: else the hash
+by which Triton finds such a kernel again depends on which of them was hashed first (Triton 3.6).
+``dot`` does; attention alone calls it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOWEST = tl.constexpr(-1e30)
+"""The highest of no scores where a row may see nothing of a tile: finite, so that the weight of a
+hidden key is 0."""
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""The interpreter multiplies bf16 operands wrongly; there they are widened first."""
+
+
+@triton.jit
+def rms_scale(square_sum, eps, WIDTH: tl.constexpr):
+    """What an RMSNorm multiplies by, from the sum of the squares of ``WIDTH`` values."""
+    return tl.rsqrt(square_sum / WIDTH + eps)
+
+
+@triton.jit
+def rms_normed(value, weight, eps, WIDTH: tl.constexpr):
+    """A row of ``WIDTH`` values in fp32, zeros behind them, normed; weight: likewise."""
+    scale = rms_scale(tl.sum(value * value, 0), eps, WIDTH)
+    return value * scale * weight
+
+
+@triton.jit
+def _normed_halves(
+    first, second, weight, half, eps, HALF: tl.constexpr, AXIS: tl.constexpr
+):  # fmt: skip
+    """Halves of heads along ``AXIS``, normed."""
+    square_sum = tl.sum(first * first, AXIS) + tl.sum(second * second, AXIS)
+    scale = rms_scale(square_sum, eps, 2 * HALF)
+    if AXIS == 1:
+        scale = scale[:, None]
+    first *= scale * tl.load(weight + half).to(tl.float32)
+    second *= scale * tl.load(weight + HALF + half).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _rotated(first, second, c, s):
+    """Halves of heads, rotated by the angles of these cosines and sines."""
+    return first * c - second * s, second * c + first * s
+
+
+@triton.jit
+def rotated_head(source, cos, sin, weight, position, eps, HALF: tl.constexpr, NORM: tl.constexpr):
+    """One head of ``2 * HALF`` values: normed if asked, rotated; its halves in fp32."""
+    half = tl.arange(0, HALF)
+    first = tl.load(source + half).to(tl.float32)
+    second = tl.load(source + HALF + half).to(tl.float32)
+    if NORM:
+        first, second = _normed_halves(first, second, weight, half, eps, HALF, 0)
+    angle = position.to(tl.int64) * HALF + half
+    return _rotated(first, second, tl.load(cos + angle), tl.load(sin + angle))
+
+
+@triton.jit
+def rotated_heads(
+    source, count, cos, sin, weight, position, eps,
+    ROWS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """``count`` heads that follow each other, as [ROWS, HALF] twice; rows past them are 0."""
+    half = tl.arange(0, HALF)[None, :]
+    row = tl.arange(0, ROWS)[:, None]
+    inside = row < count
+    source = source + row * 2 * HALF
+    first = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF + half, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        first, second = _normed_halves(first, second, weight, half, eps, HALF, 1)
+    angle = position.to(tl.int64) * HALF + half
+    return _rotated(first, second, tl.load(cos + angle), tl.load(sin + angle))
+
+
+@triton.jit
+def rotated_queries(
+    source, cos, sin, weight, position, inside, eps, HALF: tl.constexpr, NORM: tl.constexpr
+):
+    """Heads at ``source`` [Q, 1], each at its position; halves, fp32; where not ``inside`` 0."""
+    half = tl.arange(0, HALF)[None, :]
+    first = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF + half, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        first, second = _normed_halves(first, second, weight, half, eps, HALF, 1)
+    angle = position.to(tl.int64)[:, None] * HALF + half
+    c = tl.load(cos + angle, mask=inside, other=0.0)
+    s = tl.load(sin + angle, mask=inside, other=0.0)
+    return _rotated(first, second, c, s)
+
+
+@triton.jit
+def dot(a, b):
+    """a @ b, accumulated in fp32; fp32 operands are not rounded to tf32."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+    else:
+        return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def softmax_step(score, value, row_max, row_sum, accumulator, scale):
+    """One step of the online softmax (Milakov and Gimelshein, 2018).
+
+    score: [Q, K] fp32, not scaled; value: [K, D]; row_max (binary logarithm), row_sum: [Q] and
+    accumulator, the weighted sums of values: [Q, D] fp32, what came before. Returns the three with
+    these keys.
+    """
+    # The scale in the exponent: one fused operation for each score.
+    new_max = tl.maximum(row_max, tl.max(score, 1) * scale)
+    weight = tl.exp2(score * scale - new_max[:, None])
+    decay = tl.exp2(row_max - new_max)
+    row_sum = row_sum * decay + tl.sum(weight, 1)
+    accumulator = accumulator * decay[:, None] + dot(weight.to(value.dtype), value)
+    return new_max, row_sum, accumulator
+
+
+@triton.jit
+def capped(score, scale, CAP: tl.constexpr):
+    """Scores times ``scale``; with a soft cap CAP * tanh(score * scale / CAP). Both in units of the
+    binary logarithm: scale and CAP are multiplied by log2(e) already."""
+    if CAP != 0.0:
+        # tanh(x) = 1 - 2 / (1 + exp(2 x))
+        return CAP - 2 * CAP / (1.0 + tl.exp(2.0 * score * (scale / CAP)))
+    else:
+        return score * scale
+
+
+@triton.jit
+def silu_and_mul(gate, up):
+    """SiLU(gate) * up, fp32."""
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def gelu_tanh_and_mul(gate, up):
+    """GELU(gate) * up with the tanh form of GELU, fp32."""
+    # 2 sqrt(2 / pi) (x + 0.044715 x³)
+    slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1.0 + tl.exp(-slope)) * up

@@ -1,0 +1,43 @@
+"""Device functions that the Gluon kernels share, as ``device_functions`` for those in Triton.
+
+References: ``penstock.kernels.rms_norm``, ``rotary``, ``attention`` and ``activation``. None uses a
+constant of this module, since kernels that are compiled side by side call them.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def rms_scale(square_sum, eps, WIDTH: gl.constexpr):
+    """What an RMSNorm multiplies by, from the sum of the squares of ``WIDTH`` values."""
+    return gl.rsqrt(square_sum / WIDTH + eps)
+
+
+@gluon.jit
+def rotated(first, second, c, s):
+    """Halves of heads, rotated by the angles of these cosines and sines."""
+    return first * c - second * s, second * c + first * s
+
+
+@gluon.jit
+def softmax_step(score, row_max, row_sum, scale, AXIS: gl.constexpr):
+    """One step of the online softmax (Milakov and Gimelshein, 2018).
+
+    score: fp32, keys along ``AXIS``; scaled in the exponent: one fused operation for each score.
+    row_max (binary logarithm), row_sum: of what came before. Returns both with these keys, the
+    factor of what was summed before, and the weights of the keys.
+    """
+    new_max = gl.maximum(row_max, gl.max(score, AXIS) * scale)
+    weight = gl.exp2(score * scale - new_max.expand_dims(AXIS))
+    decay = gl.exp2(row_max - new_max)
+    row_sum = row_sum * decay + gl.sum(weight, AXIS)
+    return new_max, row_sum, decay, weight
+
+
+@gluon.jit
+def silu_and_mul(gate, up):
+    """SiLU(gate) * up, fp32."""
+    return gate / (1.0 + gl.exp(-gate)) * up

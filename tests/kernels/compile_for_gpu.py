@@ -3,9 +3,10 @@
     CAPABILITY=90 SHARED_BYTES=232448 python compile_for_gpu.py [MODELS]
 
 Runs the executor's steps on the CPU with launches replaced by compilations for that compute
-capability, and prints each kernel once; of the first ``MODELS`` shapes of models, with one
-vocabulary and fewer numbers of rows, or of all. It has a process of its own, because Triton decides
-between its compiler and its interpreter when a kernel is declared.
+capability, and prints each kernel once, and those launched early that may end before they have
+waited for the kernel ahead; of the first ``MODELS`` shapes of models, with one vocabulary and fewer
+numbers of rows, or of all. It has a process of its own, because Triton decides between its compiler
+and its interpreter when a kernel is declared.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from unittest.mock import patch
 import pretended_gpu
 import torch
 import triton
+from dependent_launch import Given, waits
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -106,7 +108,10 @@ def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **options: A
     seen.add(key)
     kind_of_source = GluonASTSource if self.is_gluon() else ASTSource
     source = kind_of_source(self, signature, constants, attributes)
-    options.pop("launch_pdl", None)
+    if options.pop("launch_pdl", False):
+        given = {name: Given() for name, kind in signature.items() if kind[0] in "*t"}
+        if not waits(self.fn, given | constants):
+            print(f"{self.fn.__name__} may end before it has waited", flush=True)
     compiled = triton.compile(source, target=TARGET, options=options)
     print(f"{self.fn.__name__}: {compiled.metadata.shared} bytes shared", flush=True)
     return Compiled()

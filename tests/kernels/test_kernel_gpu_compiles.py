@@ -63,5 +63,6 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
         "_rows_kernel", "_gated_kernel", "_compress_kernel", "_compressed_kernel",
     ):  # fmt: skip
         assert (name in kernels) == (capability == "90"), done.stdout
+    assert not re.findall(r"(\w+) may end before it has waited", done.stdout)
     for name, size in found:
         assert int(size) <= shared, name

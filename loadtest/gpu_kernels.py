@@ -7,9 +7,9 @@ from functools import partial
 
 import msgspec
 import torch
-from torch import Tensor
 
 from penstock.kernels.gpu.activation import gated_product
+from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs, LayerCache
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, few_rows_linear
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
@@ -200,8 +200,8 @@ class _Paged:
         self.table = order.view(count, width).to(torch.int32).to(maker.device)
         half = config.head_dim // 2
         cos, sin = maker.tables(length)
-        self.cos, self.sin = cos[:, :half].contiguous(), sin[:, half:].contiguous()
-        self.norm: Tensor | None = maker.ones(config.head_dim) if config.qk_norm else None
+        norm = maker.ones(config.head_dim) if config.qk_norm else None
+        self.heads = HeadInputs(cos[:, :half].contiguous(), sin[:, half:].contiguous(), norm, norm)
 
 
 def _rope(maker: Maker, rows: int, block_size: int) -> Call:
@@ -211,10 +211,10 @@ def _rope(maker: Maker, rows: int, block_size: int) -> Call:
     qkv = maker.normal(rows, fused, config.head_dim)
     query = maker.normal(rows, heads, config.head_dim)
     slots, positions = maker.integers([0] * rows), maker.integers(list(range(rows)))
+    cache, eps = LayerCache(paged.keys, paged.values), config.rms_norm_eps
     return lambda: rope_and_cache(
-        qkv, slots, positions, paged.table, paged.cos, paged.sin, paged.norm, paged.norm, query,
-        paged.keys, paged.values, config.rms_norm_eps,
-    )  # fmt: skip
+        qkv, slots, positions, paged.table, paged.heads, query, cache, eps
+    )
 
 
 def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
@@ -231,11 +231,9 @@ def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
         keys, values, heads, batch, config.qk_norm, eps,
         TritonDecodeAttention(keys, values, space, eps),
     )  # fmt: skip
-    choice.kernels.plan(rows, position)
-    call = partial(
-        choice.kernels, 0, qkv, rows, position, paged.table, paged.cos, paged.sin, paged.norm,
-        paged.norm, out,
-    )  # fmt: skip
+    step = DecodeBatch(rows, position, paged.table)
+    choice.kernels.plan(step)
+    call = partial(choice.kernels, 0, qkv, step, paged.heads, out)
     return NotedCall(call, choice.summary)
 
 
@@ -253,9 +251,8 @@ def _shared_prefix(maker: Maker, batch: int, common: int, block_size: int) -> Ca
     )
     if choice.kernels is None:
         raise ValueError(f"no kernel reads shared prefixes: {choice.reason}")
-    call = partial(
-        choice.kernels, 0, qkv, rows, position, paged.table, paged.cos, paged.sin, paged.norm
-    )
+    step = DecodeBatch(rows, position, paged.table)
+    call = partial(choice.kernels, 0, qkv, step, paged.heads)
     return NotedCall(call, choice.summary)
 
 

@@ -15,7 +15,7 @@ capability 9.0 alone. The interpreter cannot run it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -299,6 +299,23 @@ def shape_for(width: int, blocks: int, splits: int, tile: int) -> Shape:
     return Shape(groups, min(_MOST_STAGES, slabs // subs, stages), subs)
 
 
+class CompressedConstants(NamedTuple):
+    """The kernel's constants, in its order."""
+
+    width: int
+    outs: int
+    rows: int
+    part: int
+    """Columns of out of a group."""
+    splits: int
+    groups: int
+    stages: int
+    subs: int
+    halves: int
+    """2: gate and up."""
+    bias: bool
+
+
 class _Ready(NamedTuple):
     """What is launched for up to ``tile`` rows."""
 
@@ -307,7 +324,7 @@ class _Ready(NamedTuple):
     weights: list[tuple[TensorDescriptor, TensorDescriptor]]
     """Low and high of each layer."""
     launch: Callable[..., None]
-    constants: tuple[Any, ...]
+    constants: CompressedConstants
 
 
 class CompressedLinear:
@@ -357,9 +374,18 @@ class CompressedLinear:
             for weight in self._weights
         ]
         bias = self._biases[0]
-        constants = (
-            width, self._outs, tile, part, self._splits, *shape, self._halves, bias is not None,
-        )  # fmt: skip
+        constants = CompressedConstants(
+            width=width,
+            outs=self._outs,
+            rows=tile,
+            part=part,
+            splits=self._splits,
+            groups=shape.groups,
+            stages=shape.stages,
+            subs=shape.subs,
+            halves=self._halves,
+            bias=bias is not None,
+        )
         kernel = _compressed_kernel.warmup(
             box, *boxes[0], torch.float32, torch.int64, 1, None if bias is None else bias.dtype,
             torch.float32 if self._splits > 1 else x.dtype, 1, *constants,

@@ -22,7 +22,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.attention_arguments import Scores
+from penstock.kernels.gpu.attention_arguments import (
+    DecodeBatch,
+    HeadInputs,
+    LayerCache,
+    Scores,
+)
 from penstock.kernels.gpu.device_functions import (
     capped,
     dot,
@@ -184,6 +189,29 @@ def _decode_kernel(
             tl.store(out + head * dim + column, whole.to(out.dtype.element_ty))
 
 
+class DecodeConstants(NamedTuple):
+    """The kernel's constants, in its order."""
+
+    heads: int
+    kv_heads: int
+    shared: int
+    """Query heads for a KV head."""
+    queries: int
+    """Those, filled up to what a product takes."""
+    half: int
+    block_size: int
+    tile: int
+    """Positions of the context that are read at once."""
+    splits: int
+    prefix_parts: int
+    """0: there is no prefix."""
+    norm: bool
+    window: int
+    cap: float
+    """Soft cap of scores, times log2(e); 0: none."""
+    early: bool
+
+
 class DecodeWorkspace(NamedTuple):
     """Memory for the parts of split rows. ``arrived`` is zero between launches."""
 
@@ -212,15 +240,9 @@ def decode_workspace(
 
 def decode_attention(
     qkv: Tensor,
-    rows: Tensor,
-    last_position: Tensor,
-    table: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    query_weight: Tensor | None,
-    key_weight: Tensor | None,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    batch: DecodeBatch,
+    heads: HeadInputs,
+    cache: LayerCache,
     out: Tensor,
     workspace: DecodeWorkspace,
     eps: float,
@@ -229,33 +251,40 @@ def decode_attention(
 ) -> None:
     """One token of each of N sequences.
 
-    scores: by default scaled by 1 / sqrt(D); with a window there is no prefix.
-
-    prefix: what ``prefix_attention`` was called with just before, for the same rows.
-
-    qkv: [N, Hq + 2 Hkv, D], not yet normed or rotated; rows: [N] int32, the slot of each, behind
-    them -1 for padding, whose rows of ``out`` are left alone; last_position: [slots] int32, where
-    each slot's new token goes, which is also how many positions of it are cached; table: [slots, W]
-    int32; cos, sin: [P, D / 2] fp32; weights: [D] or both ``None``; caches: [num_blocks, Hkv,
-    block_size, D], the new position is written; out: [N, Hq, D]. All contiguous, D and the block
-    size powers of two.
+    qkv: [N, Hq + 2 Hkv, D], not yet normed or rotated; the new positions are written into the
+    cache; out: [N, Hq, D], rows of padding are left alone; eps: of the norms of heads; prefix: what
+    ``prefix_attention`` was called with just before, for the same rows; scores: by default scaled
+    by 1 / sqrt(D); with a window there is no prefix. All contiguous, D and the block size powers of
+    two.
     """
     count, all_heads, dim = qkv.shape
-    _, kv_heads, block_size, _ = key_cache.shape
-    heads = all_heads - 2 * kv_heads
-    shared = heads // kv_heads
+    _, kv_heads, block_size, _ = cache.keys.shape
+    num_heads = all_heads - 2 * kv_heads
+    shared = num_heads // kv_heads
     splits = splits_for(count, kv_heads)
     made = scores or Scores(dim**-0.5)
     if made.window and prefix:
         raise ValueError("rows with a window share no prefix")
     scale, cap = made.in_binary
+    keys, warps, stages = SHAPE
+    constants = DecodeConstants(
+        heads=num_heads,
+        kv_heads=kv_heads,
+        shared=shared,
+        queries=max(16, triton.next_power_of_2(shared)),
+        half=dim // 2,
+        block_size=block_size,
+        tile=keys,
+        splits=splits,
+        prefix_parts=parts_for(count, num_heads, kv_heads) if prefix else 0,
+        norm=heads.query_weight is not None,
+        window=made.window,
+        cap=cap,
+        early=EARLY,
+    )
+    of_prefix = (prefix.lengths, prefix.partial, prefix.sums) if prefix else (None, None, None)
     _decode_kernel[(count, kv_heads, splits)](
-        qkv, rows, last_position, table, cos, sin, query_weight, key_weight, key_cache,
-        value_cache, out, workspace.partial, workspace.sums, workspace.arrived,
-        prefix and prefix.lengths, prefix and prefix.partial, prefix and prefix.sums,
-        scale, eps, table.stride(0), heads, kv_heads, shared,
-        max(16, triton.next_power_of_2(shared)), dim // 2, block_size, SHAPE[0], splits,
-        parts_for(count, heads, kv_heads) if prefix else 0, query_weight is not None, made.window,
-        cap, EARLY,
-        num_warps=SHAPE[1], num_stages=SHAPE[2], launch_pdl=EARLY,
+        qkv, *batch, *heads, *cache, out, *workspace, *of_prefix, scale, eps,
+        batch.table.stride(0), *constants,
+        num_warps=warps, num_stages=stages, launch_pdl=EARLY,
     )  # fmt: skip

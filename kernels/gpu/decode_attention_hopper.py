@@ -19,7 +19,12 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from penstock.kernels.gpu.attention_arguments import LOG2_E
+from penstock.kernels.gpu.attention_arguments import (
+    LOG2_E,
+    DecodeBatch,
+    HeadInputs,
+    LayerCache,
+)
 from penstock.kernels.gpu.decode_plan import FIELDS, PROGRAMS_EACH, plan_kernel
 from penstock.kernels.gpu.decode_stretches_hopper import hopper_decode_kernel
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
@@ -101,12 +106,27 @@ def _combine_layout(shared: int, dim: int, warps: int) -> tuple[int, Any]:
     return max(2, min(16, 64 // own)), layout
 
 
+class DecodeConstants(NamedTuple):
+    """The kernel's constants, in its order."""
+
+    heads: int
+    kv_heads: int
+    half: int
+    block_size: int
+    keys: int
+    stages: int
+    parts: int
+    """Parts of a row that are added up at once, and in which layout."""
+    combine: Any
+    norm: bool
+
+
 class _Ready(NamedTuple):
     """What is launched for one shape."""
 
     shape: Shape
     kernel: Any
-    constants: tuple[Any, ...]
+    constants: DecodeConstants
     boxes: list[tuple[TensorDescriptor, TensorDescriptor]]
     """The caches of each layer."""
 
@@ -140,7 +160,7 @@ class HopperDecodeAttention:
         """
         self._heads, self._kv_heads, self._dim = heads, keys.shape[2], keys.shape[4]
         self._eps, self._scale = eps, (scale or keys.shape[4] ** -0.5) * LOG2_E
-        self._caches = list(zip(keys, values, strict=True))
+        self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
         self._shared = heads // self._kv_heads
         self.least_rows = 1 if self._shared <= MOST_SHARED_BY_FEW else MANY_ROWS
         self._prefix = prefix
@@ -173,7 +193,7 @@ class HopperDecodeAttention:
         return plans
 
     def _prepare(self, shape: Shape, norm: bool) -> _Ready:
-        dtype, block_size = self._caches[0][0].dtype, self._caches[0][0].shape[2]
+        dtype, block_size = self._caches[0].keys.dtype, self._caches[0].keys.shape[2]
         layout = gl.NVMMASharedLayout(self._dim, 16, 2)
         box = [min(block_size, _KEYS), self._dim // 2]
 
@@ -182,10 +202,17 @@ class HopperDecodeAttention:
 
         boxes = [(described(keys), described(values)) for keys, values in self._caches]
         parts, combine = _combine_layout(self._shared, self._dim, shape.warps)
-        constants = (
-            self._heads, self._kv_heads, self._dim // 2, block_size, _KEYS, shape.stages,
-            parts, combine, norm,
-        )  # fmt: skip
+        constants = DecodeConstants(
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            half=self._dim // 2,
+            block_size=block_size,
+            keys=_KEYS,
+            stages=shape.stages,
+            parts=parts,
+            combine=combine,
+            norm=norm,
+        )
         int32, fp32, weight = torch.int32, torch.float32, dtype if norm else None
         of_prefix = (int32, fp32, fp32, 1, fp32, fp32) if shape == _PREFIXED else (None,) * 6
         kernel = hopper_decode_kernel.warmup(
@@ -199,11 +226,12 @@ class HopperDecodeAttention:
     def _plan_constants(self, rows: int) -> tuple[int, ...]:
         return self._kv_heads, _KEYS, rows, PROGRAMS_EACH
 
-    def plan(self, rows: Tensor, last_position: Tensor, prefixed: bool = False) -> None:
+    def plan(self, batch: DecodeBatch, prefixed: bool = False) -> None:
         """Once a step, ahead of all its other kernels; good for the layers' calls for these rows.
 
         Arguments as those of a call.
         """
+        rows, last_position, _ = batch
         programs = shape_for(len(rows), prefixed).programs
         room = _plan_rows(len(rows))
         self._plans[room][triton.cdiv(programs, PROGRAMS_EACH), 1, 1](
@@ -215,13 +243,8 @@ class HopperDecodeAttention:
         self,
         layer: int,
         qkv: Tensor,
-        rows: Tensor,
-        last_position: Tensor,
-        table: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        query_weight: Tensor | None,
-        key_weight: Tensor | None,
+        batch: DecodeBatch,
+        heads: HeadInputs,
         out: Tensor,
         prefixed: bool = False,
     ) -> None:
@@ -229,12 +252,12 @@ class HopperDecodeAttention:
         ``plan`` called for the same rows. prefixed: add what ``prefix_attention`` leaves for these
         rows; its kernel must be the one directly ahead on the stream, because this one does not
         wait for QKV itself."""
-        ready = self._ready[shape_for(len(rows), prefixed)]
+        count = len(batch.rows)
+        ready = self._ready[shape_for(count, prefixed)]
         ready.kernel[ready.shape.programs, 1, 1](
-            qkv, self._plan, rows, last_position, table, *ready.boxes[layer], *self._caches[layer],
-            cos, sin, query_weight, key_weight, out, self._partial, self._sums, self.arrived,
-            *self._of_prefix(len(rows), prefixed), self._scale, self._eps, table.stride(0),
-            *ready.constants,
+            qkv, self._plan, *batch, *ready.boxes[layer], *self._caches[layer], *heads, out,
+            self._partial, self._sums, self.arrived, *self._of_prefix(count, prefixed),
+            self._scale, self._eps, batch.table.stride(0), *ready.constants,
         )  # fmt: skip
 
     def _of_prefix(self, rows: int, prefixed: bool) -> tuple[Any, ...]:

@@ -13,6 +13,8 @@ capability 9.0 alone. The interpreter cannot run it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -177,6 +179,18 @@ def pays(rows: int, outs: int, multiprocessors: int) -> bool:
     return rows >= _LEAST_ROWS and rows / _ROWS * columns >= _LEAST_BUSY * turns
 
 
+class GatedConstants(NamedTuple):
+    """The kernel's constants, in its order."""
+
+    slabs: int
+    """Steps of the width."""
+    column_tiles: int
+    stages: int
+    band: int
+    group_registers: int
+    fetch_registers: int
+
+
 class HopperGatedLinear:
     """The gated product of each of a decoder's layers, compiled, for weights and buffers whose
     addresses never change.
@@ -198,10 +212,14 @@ class HopperGatedLinear:
             TensorDescriptor.from_tensor(weight, [_COLUMNS, _SLAB], layout) for weight in weights
         ]
         self._outs = out.shape[1]
-        self._constants = (
-            x.shape[1] // _SLAB, self._outs // _COLUMNS, _STAGES, _BAND, _GROUP_REGISTERS,
-            _FETCH_REGISTERS,
-        )  # fmt: skip
+        self._constants = GatedConstants(
+            slabs=x.shape[1] // _SLAB,
+            column_tiles=self._outs // _COLUMNS,
+            stages=_STAGES,
+            band=_BAND,
+            group_registers=_GROUP_REGISTERS,
+            fetch_registers=_FETCH_REGISTERS,
+        )
         self._kernel = _gated_kernel.warmup(
             self._x_box, self._boxes[0], self._out_box, 1, *self._constants,
             grid=(1,), num_warps=4, maxnreg=_REGISTERS,

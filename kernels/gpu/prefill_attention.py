@@ -10,14 +10,15 @@ Bound by arithmetic: 4 D operations for each pair of query and key.
 
 from __future__ import annotations
 
-from functools import cache
+import functools
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.attention_arguments import Scores
+from penstock.kernels.gpu.attention_arguments import LayerCache, Scores
 from penstock.kernels.gpu.device_functions import LOWEST, capped, dot, softmax_step
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
@@ -134,7 +135,7 @@ def shape_for(dim: int, itemsize: int, shared_bytes: int) -> tuple[int, int, int
     return (_LARGE if shared_bytes >= _LARGE_BYTES else _SMALL).get((dim, itemsize))
 
 
-@cache
+@functools.cache
 def shared_bytes() -> int:
     """Shared memory that a program may have on the current device."""
     if not torch.cuda.is_available():
@@ -143,24 +144,38 @@ def shared_bytes() -> int:
     return int(properties(torch.cuda.current_device())["max_shared_mem"])
 
 
+class PrefillConstants(NamedTuple):
+    """The kernel's constants, in its order."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    block_size: int
+    rows: int
+    """Queries of a tile."""
+    keys: int
+    window: int
+    cap: float
+    """Soft cap of scores, times log2(e); 0: none."""
+    early: bool
+
+
 def prefill_attention(
     queries: Tensor,
     tiles: Tensor,
     num_tiles: int,
     table: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     out: Tensor,
     scores: Scores | None = None,
 ) -> None:
     """queries, out: [N, Hq, D], queries normed and rotated; tiles: [4, T] int32: first row, number
     of rows (at most ``QUERY_TILE``; 0: no tile), slot, position of the first row; num_tiles: how
     many of them to look at, in any order, but fastest with the most work last; table: [S, W] int32;
-    caches: [num_blocks, Hkv, block_size, D], contiguous; scores: by default scaled by 1 / sqrt(D).
-    Rows of no tile are not written.
+    scores: by default scaled by 1 / sqrt(D). Rows of no tile are not written.
     """
     _, heads, dim = queries.shape
-    _, kv_heads, block_size, _ = key_cache.shape
+    _, kv_heads, block_size, _ = cache.keys.shape
     if not num_tiles:
         return
     shape = shape_for(dim, queries.element_size(), shared_bytes())
@@ -169,8 +184,10 @@ def prefill_attention(
     keys, warps, stages = shape
     made = scores or Scores(dim**-0.5)
     scale, cap = made.in_binary
+    constants = PrefillConstants(
+        heads, kv_heads, dim, block_size, QUERY_TILE, keys, made.window, cap, EARLY
+    )
     _prefill_kernel[(heads, num_tiles)](
-        queries, tiles, table, key_cache, value_cache, out, scale, table.stride(0),
-        tiles.shape[1], heads, kv_heads, dim, block_size, QUERY_TILE, keys, made.window, cap, EARLY,
+        queries, tiles, table, *cache, out, scale, table.stride(0), tiles.shape[1], *constants,
         num_warps=warps, num_stages=stages, launch_pdl=EARLY,
     )  # fmt: skip

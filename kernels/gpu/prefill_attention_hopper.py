@@ -14,6 +14,8 @@ Compute capability 9.0 alone. The interpreter cannot run it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -246,6 +248,19 @@ def why_not(dtype: torch.dtype, dim: int, block_size: int) -> str:
     return ""
 
 
+class PrefillConstants(NamedTuple):
+    """The kernel's constants, in its order."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    block_size: int
+    keys: int
+    stages: int
+    group_registers: int
+    fetch_registers: int
+
+
 class HopperPrefillAttention:
     """The kernel, compiled, for caches and a buffer of queries whose addresses never change.
 
@@ -271,9 +286,9 @@ class HopperPrefillAttention:
         self._multiprocessors = properties.multi_processor_count
         self._caches = cache_boxes(keys, values)
         self._scale = (scale or dim**-0.5) * LOG2_E
-        self._constants = (
-            heads, kv_heads, dim, block_size, _KEYS, _STAGES, _GROUP_REGISTERS, _FETCH_REGISTERS,
-        )  # fmt: skip
+        self._constants = PrefillConstants(
+            heads, kv_heads, dim, block_size, _KEYS, _STAGES, _GROUP_REGISTERS, _FETCH_REGISTERS
+        )
         self._kernel = _hopper_prefill_kernel.warmup(
             self._box, torch.int32, torch.int32, *self._caches[0], keys.dtype, self._scale, 1, 1, 1,
             *self._constants, grid=(1,), num_warps=4, maxnreg=_REGISTERS,

@@ -8,10 +8,13 @@ once.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.attention_arguments import HeadInputs, LayerCache
 from penstock.kernels.gpu.device_functions import rotated_heads
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
@@ -55,32 +58,49 @@ def _rope_cache_kernel(
     tl.store(value_cache + place * dim + column, tl.load(values, mask=inside), mask=inside)
 
 
+class RopeConstants(NamedTuple):
+    """The kernel's constants, in its order."""
+
+    heads: int
+    kv_heads: int
+    half: int
+    block_size: int
+    padded: int
+    """Heads, filled up to a power of two."""
+    kv_padded: int
+    norm: bool
+    early: bool
+
+
 def rope_and_cache(
     qkv: Tensor,
     slots: Tensor,
     positions: Tensor,
     table: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    query_weight: Tensor | None,
-    key_weight: Tensor | None,
+    heads: HeadInputs,
     query_out: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     eps: float,
 ) -> None:
     """qkv: [N, Hq + 2 Hkv, D]; slots, positions: [N] int32, a row with slot -1 is left alone;
-    table: [S, W] int32; cos, sin: [P, D / 2] fp32; weights: [D] or both ``None``; query_out:
-    [N, Hq, D]; caches: [num_blocks, Hkv, block_size, D]. All contiguous, D a power of two.
+    table: [S, W] int32; query_out: [N, Hq, D]; eps: of the norms of heads. All contiguous, D a
+    power of two.
     """
     rows, all_heads, dim = qkv.shape
-    _, kv_heads, block_size, _ = key_cache.shape
-    heads = all_heads - 2 * kv_heads
+    _, kv_heads, block_size, _ = cache.keys.shape
+    num_heads = all_heads - 2 * kv_heads
+    constants = RopeConstants(
+        heads=num_heads,
+        kv_heads=kv_heads,
+        half=dim // 2,
+        block_size=block_size,
+        padded=triton.next_power_of_2(num_heads),
+        kv_padded=triton.next_power_of_2(kv_heads),
+        norm=heads.query_weight is not None,
+        early=EARLY,
+    )
     if rows:
         _rope_cache_kernel[(rows,)](
-            qkv, slots, positions, table, cos, sin, query_weight, key_weight, query_out, key_cache,
-            value_cache, eps, table.stride(0), heads, kv_heads, dim // 2, block_size,
-            triton.next_power_of_2(heads), triton.next_power_of_2(kv_heads),
-            query_weight is not None, EARLY, num_warps=8 if heads * dim > 4096 else 4,
-            launch_pdl=EARLY,
+            qkv, slots, positions, table, *heads, query_out, *cache, eps, table.stride(0),
+            *constants, num_warps=8 if num_heads * dim > 4096 else 4, launch_pdl=EARLY,
         )  # fmt: skip

@@ -19,7 +19,7 @@ capability 9.0 alone. The interpreter cannot run it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -236,6 +236,21 @@ def tiles_for(bounds: tuple[int, int]) -> tuple[int, ...]:
     return TILES[first : last + 1]
 
 
+class RowsConstants(NamedTuple):
+    """The kernel's constants, in its order."""
+
+    width: int
+    outs: int
+    rows: int
+    part: int
+    """Columns of out of a program."""
+    splits: int
+    stages: int
+    halves: int
+    """2: gate and up."""
+    bias: bool
+
+
 class _Ready(NamedTuple):
     """What is launched for up to ``tile`` rows."""
 
@@ -244,7 +259,7 @@ class _Ready(NamedTuple):
     box: TensorDescriptor
     """x."""
     launch: Callable[..., None]
-    constants: tuple[Any, ...]
+    constants: RowsConstants
 
 
 class HopperLinear:
@@ -294,9 +309,16 @@ class HopperLinear:
         layout = gl.NVMMASharedLayout(_SLAB * 2, 16, 2)
         box = TensorDescriptor.from_tensor(x, [tile, _SLAB], layout)
         bias = self._biases[0]
-        constants = (
-            x.shape[1], self._outs, tile, self._part, *shape, self._halves, bias is not None,
-        )  # fmt: skip
+        constants = RowsConstants(
+            width=x.shape[1],
+            outs=self._outs,
+            rows=tile,
+            part=self._part,
+            splits=shape.splits,
+            stages=shape.stages,
+            halves=self._halves,
+            bias=bias is not None,
+        )
         kernel = _rows_kernel.warmup(
             box, self._boxes[0], None if bias is None else bias.dtype,
             torch.float32 if shape.splits > 1 else x.dtype, 1, *constants,

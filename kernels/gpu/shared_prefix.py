@@ -23,7 +23,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.attention_arguments import LOG2_E
+from penstock.kernels.gpu.attention_arguments import (
+    LOG2_E,
+    DecodeBatch,
+    HeadInputs,
+    LayerCache,
+)
 from penstock.kernels.gpu.device_functions import dot, rotated_queries, softmax_step
 from penstock.kernels.gpu.early_launch import EARLY
 
@@ -49,6 +54,23 @@ faster, 29 µs, by 128 queries with eight warps and five stages, more than other
 for."""
 MOST_SHARED = SHAPE.queries
 """Query heads of a KV head: those of a row stand in one program."""
+
+
+class PrefixConstants(NamedTuple):
+    """The kernel's constants, in its order."""
+
+    heads: int
+    kv_heads: int
+    shared: int
+    """Query heads for a KV head."""
+    padded: int
+    """Those, filled up to a power of two."""
+    queries: int
+    half: int
+    block_size: int
+    tile: int
+    norm: bool
+    early: bool
 
 
 class SharedPrefix(NamedTuple):
@@ -194,15 +216,10 @@ def shared_prefix(
 
 def prefix_attention(
     qkv: Tensor,
-    rows: Tensor,
-    last_position: Tensor,
+    batch: DecodeBatch,
     prefix: SharedPrefix,
-    table: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    query_weight: Tensor | None,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    heads: HeadInputs,
+    cache: LayerCache,
     eps: float,
     scale: float | None = None,
 ) -> None:
@@ -212,18 +229,28 @@ def prefix_attention(
     Raises ``ValueError`` for more heads than a program has room for (``why_not``).
     """
     count, all_heads, dim = qkv.shape
-    _, kv_heads, block_size, _ = key_cache.shape
-    heads = all_heads - 2 * kv_heads
-    shared = heads // kv_heads
+    _, kv_heads, block_size, _ = cache.keys.shape
+    num_heads = all_heads - 2 * kv_heads
+    shared = num_heads // kv_heads
     if reason := why_not(shared):
         raise ValueError(f"attention over a shared prefix {reason}")
-    parts = parts_for(count, heads, kv_heads)
-    scale = (scale or dim**-0.5) * LOG2_E
-    tile = SHAPE.tile // 2 if dim * qkv.element_size() > 256 else SHAPE.tile
+    constants = PrefixConstants(
+        heads=num_heads,
+        kv_heads=kv_heads,
+        shared=shared,
+        padded=triton.next_power_of_2(shared),
+        queries=SHAPE.queries,
+        half=dim // 2,
+        block_size=block_size,
+        tile=SHAPE.tile // 2 if dim * qkv.element_size() > 256 else SHAPE.tile,
+        norm=heads.query_weight is not None,
+        early=EARLY,
+    )
+    parts = parts_for(count, num_heads, kv_heads)
+    rows, last_position, table = batch
     _prefix_kernel[(_row_tiles(count, shared), kv_heads, parts)](
-        qkv, rows, last_position, prefix.slot, prefix.lengths, table, cos, sin, query_weight,
-        key_cache, value_cache, prefix.partial, prefix.sums, count,
-        scale, eps, table.stride(0), heads, kv_heads, shared, triton.next_power_of_2(shared),
-        SHAPE.queries, dim // 2, block_size, tile, query_weight is not None, EARLY,
+        qkv, rows, last_position, prefix.slot, prefix.lengths, table, heads.cos, heads.sin,
+        heads.query_weight, *cache, prefix.partial, prefix.sums, count,
+        (scale or dim**-0.5) * LOG2_E, eps, table.stride(0), *constants,
         num_warps=SHAPE.warps, num_stages=SHAPE.stages, launch_pdl=EARLY,
     )  # fmt: skip

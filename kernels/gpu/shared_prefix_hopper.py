@@ -17,6 +17,8 @@ Compute capability 9.0 alone. The interpreter cannot run it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -25,7 +27,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from penstock.kernels.gpu.attention_arguments import LOG2_E
+from penstock.kernels.gpu.attention_arguments import LOG2_E, DecodeBatch, HeadInputs
 from penstock.kernels.gpu.device_functions_hopper import rms_scale
 from penstock.kernels.gpu.query_tile_hopper import (
     OUT,
@@ -212,6 +214,22 @@ def why_not(dtype: torch.dtype, dim: int, block_size: int, shared: int) -> str:
     return why_no_kernel(shared)
 
 
+class PrefixConstants(NamedTuple):
+    """The kernel's constants, in its order."""
+
+    heads: int
+    kv_heads: int
+    padded: int
+    """Query heads for a KV head, filled up to a power of two."""
+    block_size: int
+    queries: int
+    keys: int
+    stages: int
+    norm: bool
+    group_registers: int
+    fetch_registers: int
+
+
 class HopperPrefixAttention:
     """The kernel, compiled, for caches whose addresses never change.
 
@@ -239,10 +257,18 @@ class HopperPrefixAttention:
         self._scale, self._eps = (scale or dim**-0.5) * LOG2_E, eps
         self._padded = triton.next_power_of_2(heads // kv_heads)
         self._caches = cache_boxes(keys, values)
-        self._constants = (
-            heads, kv_heads, self._padded, block_size, _QUERIES, _KEYS, _STAGES, norm,
-            _GROUP_REGISTERS, _FETCH_REGISTERS,
-        )  # fmt: skip
+        self._constants = PrefixConstants(
+            heads=heads,
+            kv_heads=kv_heads,
+            padded=self._padded,
+            block_size=block_size,
+            queries=_QUERIES,
+            keys=_KEYS,
+            stages=_STAGES,
+            norm=norm,
+            group_registers=_GROUP_REGISTERS,
+            fetch_registers=_FETCH_REGISTERS,
+        )
         dtype, int32, fp32 = keys.dtype, torch.int32, torch.float32
         self._kernel = _hopper_prefix_kernel.warmup(
             dtype, int32, int32, int32, int32, int32, fp32, fp32, dtype if norm else None,
@@ -255,21 +281,18 @@ class HopperPrefixAttention:
         self,
         layer: int,
         qkv: Tensor,
-        rows: Tensor,
-        last_position: Tensor,
-        table: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        query_weight: Tensor | None,
+        batch: DecodeBatch,
+        heads: HeadInputs,
     ) -> None:
         """As ``prefix_attention`` over the caches of ``layer``; all but ``rows`` aligned to 16
         bytes."""
+        rows, last_position, table = batch
         count = len(rows)
         tiles = triton.cdiv(count * self._padded, _QUERIES)
         parts = parts_for(count, self._heads, self._kv_heads)
         slot, lengths, partial, sums = self._prefix
         self._kernel[tiles, self._kv_heads, parts](
-            qkv, rows, last_position, slot, lengths, table, cos, sin, query_weight,
-            *self._caches[layer], partial, sums, count, self._scale, self._eps, table.stride(0),
-            *self._constants,
+            qkv, rows, last_position, slot, lengths, table, heads.cos, heads.sin,
+            heads.query_weight, *self._caches[layer], partial, sums, count, self._scale, self._eps,
+            table.stride(0), *self._constants,
         )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from triton_device import DEVICE
 
-from penstock.kernels.gpu.attention_arguments import Scores
+from penstock.kernels.gpu.attention_arguments import HeadInputs, LayerCache, Scores
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import RopeParameters, apply_rotary, cos_sin_table
@@ -45,14 +45,20 @@ class Paged:
         tables = cos_sin_table(case.dim, MAX_POSITIONS, RopeParameters(10_000.0), DEVICE)
         self.full_tables = tables
         half = case.dim // 2
-        self.cos = tables[0][:, :half].contiguous()
-        self.sin = tables[1][:, half:].contiguous()
-        self.query_weight = self.rand(case.dim) if case.norm else None
-        self.key_weight = self.rand(case.dim) if case.norm else None
+        self.inputs = HeadInputs(
+            tables[0][:, :half].contiguous(),
+            tables[1][:, half:].contiguous(),
+            self.rand(case.dim) if case.norm else None,
+            self.rand(case.dim) if case.norm else None,
+        )
         for index, length in enumerate(case.lengths):
             blocks, offsets = self.places(index, length)
             self.keys[blocks, :, offsets] = self.rand(length, case.kv_heads, case.dim)
             self.values[blocks, :, offsets] = self.rand(length, case.kv_heads, case.dim)
+
+    @property
+    def cache(self) -> LayerCache:
+        return LayerCache(self.keys, self.values)
 
     def rand(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator).to(self.dtype).to(DEVICE)
@@ -68,7 +74,7 @@ class Paged:
         blocks, offsets = self.places(index, length)
         return self.keys[blocks, :, offsets], self.values[blocks, :, offsets]
 
-    def turned(self, heads: Tensor, weight: Tensor | None, positions: Tensor) -> Tensor:
+    def rotated(self, heads: Tensor, weight: Tensor | None, positions: Tensor) -> Tensor:
         """[N, H, D] normed, rotated and rounded, by the reference kernels."""
         if weight is not None:
             heads = rms_norm_fp32(heads, scaled_norm_weight(weight), EPS)
@@ -76,7 +82,7 @@ class Paged:
         return apply_rotary(heads, cos, sin).to(self.dtype)
 
     def attend(self, queries: Tensor, index: int, start: int, made: Scores | None = None) -> Tensor:
-        """queries: [N, Hq, D] turned, at positions start …; each sees those up to its own; made:
+        """queries: [N, Hq, D] rotated, at positions start …; each sees those up to its own; made:
         how scores are, by default scaled by 1 / sqrt(D). [N, Hq, D] fp64."""
         made = made or Scores(self.case.dim**-0.5)
         count = len(queries)

@@ -7,7 +7,7 @@ import torch
 from paged_sequences import EPS, Case, Paged, tiles_of
 from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
-from penstock.kernels.gpu.attention_arguments import Scores
+from penstock.kernels.gpu.attention_arguments import DecodeBatch, Scores
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.rope_cache import rope_and_cache
@@ -42,11 +42,11 @@ def test_decode_attention_equals_the_plain_computation(case: Case, dtype: torch.
     out = torch.full((count + 1, heads, case.dim), float("nan"), dtype=dtype, device=DEVICE)
     workspace = decode_workspace(count + 1, heads, kv_heads, case.dim, DEVICE)
     decode_attention(
-        qkv, rows, position, paged.table, paged.cos, paged.sin, paged.query_weight,
-        paged.key_weight, paged.keys, paged.values, out, workspace, EPS,
+        qkv, DecodeBatch(rows, position, paged.table), paged.inputs, paged.cache, out, workspace,
+        EPS,
     )  # fmt: skip
-    query = paged.turned(qkv[:count, :heads], paged.query_weight, position)
-    key = paged.turned(qkv[:count, heads : heads + kv_heads], paged.key_weight, position)
+    query = paged.rotated(qkv[:count, :heads], paged.inputs.query_weight, position)
+    key = paged.rotated(qkv[:count, heads : heads + kv_heads], paged.inputs.key_weight, position)
     for index, length in enumerate(case.lengths):
         keys, values = paged.context(index, length + 1)
         assert error(keys[length], key[index]) < tolerance(dtype)
@@ -83,10 +83,10 @@ def test_windows_soft_caps_and_scales_of_decode_rows_equal_the_plain_computation
     out = torch.full((count, heads, case.dim), float("nan"), dtype=dtype, device=DEVICE)
     workspace = decode_workspace(count, heads, kv_heads, case.dim, DEVICE)
     decode_attention(
-        qkv, rows, position, paged.table, paged.cos, paged.sin, paged.query_weight,
-        paged.key_weight, paged.keys, paged.values, out, workspace, EPS, scores=made,
+        qkv, DecodeBatch(rows, position, paged.table), paged.inputs, paged.cache, out, workspace,
+        EPS, scores=made,
     )  # fmt: skip
-    query = paged.turned(qkv[:, :heads], paged.query_weight, position)
+    query = paged.rotated(qkv[:, :heads], paged.inputs.query_weight, position)
     for index, length in enumerate(case.lengths):
         wanted = paged.attend(query[index : index + 1], index, length, made)
         assert error(out[index : index + 1], wanted) < tolerance(dtype), f"{length} cached"
@@ -108,9 +108,7 @@ def test_windows_soft_caps_and_scales_of_chunks_equal_the_plain_computation(
             cache[blocks, :, offsets] = paged.rand(length + size, case.kv_heads, case.dim)
     out = torch.full_like(queries, float("nan"))
     tiles = tiles_of(lengths, sizes)
-    prefill_attention(
-        queries, tiles, tiles.shape[1], paged.table, paged.keys, paged.values, out, made
-    )
+    prefill_attention(queries, tiles, tiles.shape[1], paged.table, paged.cache, out, made)
     row = 0
     for index, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
         wanted = paged.attend(queries[row : row + size], index, length, made)
@@ -155,15 +153,10 @@ def test_a_shared_prefix_is_attended_as_if_each_row_had_it_alone(
     prefix.sums.fill_(float("nan"))
     out = torch.full((count + 1, heads, case.dim), float("nan"), dtype=dtype, device=DEVICE)
     workspace = decode_workspace(count + 1, heads, kv_heads, case.dim, DEVICE)
-    prefix_attention(
-        qkv, rows, position, prefix, paged.table, paged.cos, paged.sin, paged.query_weight,
-        paged.keys, paged.values, EPS,
-    )  # fmt: skip
-    decode_attention(
-        qkv, rows, position, paged.table, paged.cos, paged.sin, paged.query_weight,
-        paged.key_weight, paged.keys, paged.values, out, workspace, EPS, prefix,
-    )  # fmt: skip
-    query = paged.turned(qkv[:count, :heads], paged.query_weight, position)
+    batch = DecodeBatch(rows, position, paged.table)
+    prefix_attention(qkv, batch, prefix, paged.inputs, paged.cache, EPS)
+    decode_attention(qkv, batch, paged.inputs, paged.cache, out, workspace, EPS, prefix)
+    query = paged.rotated(qkv[:count, :heads], paged.inputs.query_weight, position)
     for index, length in enumerate(case.lengths):
         wanted = paged.attend(query[index : index + 1], index, length)
         assert error(out[index : index + 1], wanted) < tolerance(dtype), f"{length} cached"
@@ -178,11 +171,9 @@ def test_a_shared_prefix_of_more_heads_than_a_program_has_room_for_is_refused() 
     lengths = torch.full((2,), 32, dtype=torch.int32, device=DEVICE)
     position = torch.tensor(case.lengths, dtype=torch.int32, device=DEVICE)
     prefix = shared_prefix(rows[:1], lengths, 2, 65, 1, case.dim)
+    batch = DecodeBatch(rows, position, paged.table)
     with pytest.raises(ValueError, match="up to 64 heads for a KV head, not 65"):
-        prefix_attention(
-            qkv, rows, position, prefix, paged.table, paged.cos, paged.sin, None,
-            paged.keys, paged.values, EPS,
-        )  # fmt: skip
+        prefix_attention(qkv, batch, prefix, paged.inputs, paged.cache, EPS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -201,13 +192,12 @@ def test_prefill_attention_equals_the_plain_computation(case: Case, dtype: torch
     on_device = [torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (slots, positions)]
     queries = torch.empty(total, heads, case.dim, dtype=dtype, device=DEVICE)
     rope_and_cache(
-        qkv, *on_device, paged.table, paged.cos, paged.sin, paged.query_weight, paged.key_weight,
-        queries, paged.keys, paged.values, EPS,
+        qkv, *on_device, paged.table, paged.inputs, queries, paged.cache, EPS,
     )  # fmt: skip
     out = torch.full_like(queries, float("nan"))
     tiles = tiles_of(lengths, sizes)
-    prefill_attention(queries, tiles, tiles.shape[1], paged.table, paged.keys, paged.values, out)
-    wanted_queries = paged.turned(qkv[:, :heads], paged.query_weight, on_device[1])
+    prefill_attention(queries, tiles, tiles.shape[1], paged.table, paged.cache, out)
+    wanted_queries = paged.rotated(qkv[:, :heads], paged.inputs.query_weight, on_device[1])
     assert error(queries, wanted_queries) < tolerance(dtype)
     row = 0
     for index, (length, size) in enumerate(zip(lengths, sizes, strict=True)):

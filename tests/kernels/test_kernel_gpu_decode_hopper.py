@@ -12,6 +12,7 @@ from paged_sequences import EPS, MAX_POSITIONS, Case, Paged
 from torch import Tensor
 from triton_device import DEVICE, ON_GPU, error, tolerance
 
+from penstock.kernels.gpu.attention_arguments import DecodeBatch
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for, shared_prefix
 from penstock.services.worker.gpu.attention_choice import PrefixAttention, TritonPrefixAttention
@@ -118,31 +119,22 @@ class Rows:
     def attend(self, ahead: Callable[[], object] = lambda: None) -> None:
         """ahead: starts what is between the plan and the first kernel that reads QKV."""
         paged = self.paged
-        self.attention.plan(self.rows, self.position, self.prefixed)
+        batch = DecodeBatch(self.rows, self.position, paged.table)
+        self.attention.plan(batch, self.prefixed)
         ahead()
         if self.prefixed:
-            self.attend_prefix(
-                1,
-                self.qkv,
-                self.rows,
-                self.position,
-                paged.table,
-                paged.cos,
-                paged.sin,
-                paged.query_weight,
-            )
-        self.attention(
-            1, self.qkv, self.rows, self.position, paged.table, paged.cos, paged.sin,
-            paged.query_weight, paged.key_weight, self.out, self.prefixed,
-        )  # fmt: skip
+            self.attend_prefix(1, self.qkv, batch, paged.inputs)
+        self.attention(1, self.qkv, batch, paged.inputs, self.out, self.prefixed)
 
     def check(self) -> None:
         """What the last call wrote."""
         case, paged = self.case, self.paged
         heads, kv_heads = case.heads, case.kv_heads
         qkv, out = self.qkv[:-PADDING], self.out[:-PADDING]
-        query = paged.turned(qkv[:, :heads], paged.query_weight, self.position)
-        key = paged.turned(qkv[:, heads : heads + kv_heads], paged.key_weight, self.position)
+        query = paged.rotated(qkv[:, :heads], paged.inputs.query_weight, self.position)
+        key = paged.rotated(
+            qkv[:, heads : heads + kv_heads], paged.inputs.key_weight, self.position
+        )
         for index, length in enumerate(self.position.tolist()):
             keys, values = paged.context(index, length + 1)
             assert error(keys[length], key[index]) < tolerance(torch.bfloat16)

@@ -7,7 +7,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from penstock.kernels.gpu.attention_arguments import Scores
+from penstock.kernels.gpu.attention_arguments import (
+    DecodeBatch,
+    HeadInputs,
+    LayerCache,
+    Scores,
+)
 from penstock.kernels.gpu.decode_attention import DecodeWorkspace, decode_attention
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, prefix_attention, why_not
@@ -28,7 +33,7 @@ class DecodeAttention(Protocol):
     least_rows: int
     """Steps of fewer rows are faster with ``TritonDecodeAttention``."""
 
-    def plan(self, rows: Tensor, last_position: Tensor, prefixed: bool = False) -> None:
+    def plan(self, batch: DecodeBatch, prefixed: bool = False) -> None:
         """The first kernel of a step, if there is one; the layers' calls are for the same rows.
 
         prefixed: whether they go on behind the prefix that it was made with, of which
@@ -39,13 +44,8 @@ class DecodeAttention(Protocol):
         self,
         layer: int,
         qkv: Tensor,
-        rows: Tensor,
-        last_position: Tensor,
-        table: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        query_weight: Tensor | None,
-        key_weight: Tensor | None,
+        batch: DecodeBatch,
+        heads: HeadInputs,
         out: Tensor,
         prefixed: bool = False,
     ) -> None: ...
@@ -59,12 +59,8 @@ class PrefixAttention(Protocol):
         self,
         layer: int,
         qkv: Tensor,
-        rows: Tensor,
-        last_position: Tensor,
-        table: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        query_weight: Tensor | None,
+        batch: DecodeBatch,
+        heads: HeadInputs,
     ) -> None: ...
 
 
@@ -75,14 +71,14 @@ class TritonPrefillAttention:
         self, keys: Tensor, values: Tensor, scores: Sequence[Scores] | None = None
     ) -> None:
         """scores: of each layer; ``None``: scaled by 1 / sqrt(D)."""
-        self._caches = list(zip(keys, values, strict=True))
+        self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
         self._scores = scores or [Scores(keys.shape[-1] ** -0.5)] * len(keys)
 
     def __call__(
         self, layer: int, queries: Tensor, tiles: Tensor, num_tiles: int, table: Tensor, out: Tensor
     ) -> None:
         scores = self._scores[layer]
-        prefill_attention(queries, tiles, num_tiles, table, *self._caches[layer], out, scores)
+        prefill_attention(queries, tiles, num_tiles, table, self._caches[layer], out, scores)
 
 
 class TritonDecodeAttention:
@@ -100,30 +96,24 @@ class TritonDecodeAttention:
         scores: Sequence[Scores] | None = None,
     ) -> None:
         """scores: of each layer; ``None``: scaled by 1 / sqrt(D)."""
-        self._caches = list(zip(keys, values, strict=True))
+        self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
         self._workspace, self._eps, self._prefix = workspace, eps, prefix
         self._scores = scores or [Scores(keys.shape[-1] ** -0.5)] * len(keys)
 
-    def plan(self, rows: Tensor, last_position: Tensor, prefixed: bool = False) -> None:
+    def plan(self, batch: DecodeBatch, prefixed: bool = False) -> None:
         """Its programs see for themselves."""
 
     def __call__(
         self,
         layer: int,
         qkv: Tensor,
-        rows: Tensor,
-        last_position: Tensor,
-        table: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        query_weight: Tensor | None,
-        key_weight: Tensor | None,
+        batch: DecodeBatch,
+        heads: HeadInputs,
         out: Tensor,
         prefixed: bool = False,
     ) -> None:
         decode_attention(
-            qkv, rows, last_position, table, cos, sin, query_weight, key_weight,
-            *self._caches[layer], out, self._workspace, self._eps,
+            qkv, batch, heads, self._caches[layer], out, self._workspace, self._eps,
             self._prefix if prefixed else None, self._scores[layer],
         )  # fmt: skip
 
@@ -140,24 +130,19 @@ class TritonPrefixAttention:
         scale: float | None = None,
     ) -> None:
         """scale: what scores are multiplied by, by default 1 / sqrt(D)."""
-        self._caches = list(zip(keys, values, strict=True))
+        self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
         self._eps, self._prefix, self._scale = eps, prefix, scale
 
     def __call__(
         self,
         layer: int,
         qkv: Tensor,
-        rows: Tensor,
-        last_position: Tensor,
-        table: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        query_weight: Tensor | None,
+        batch: DecodeBatch,
+        heads: HeadInputs,
     ) -> None:
         prefix_attention(
-            qkv, rows, last_position, self._prefix, table, cos, sin, query_weight,
-            *self._caches[layer], self._eps, self._scale,
-        )  # fmt: skip
+            qkv, batch, self._prefix, heads, self._caches[layer], self._eps, self._scale
+        )
 
 
 def _scale(scores: Sequence[Scores]) -> float | None:

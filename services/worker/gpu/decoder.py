@@ -16,11 +16,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.attention_arguments import Scores
+from penstock.kernels.gpu.attention_arguments import (
+    DecodeBatch,
+    HeadInputs,
+    LayerCache,
+    Scores,
+)
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.draw import commit, draw
 from penstock.kernels.gpu.rope_cache import rope_and_cache
-from penstock.kernels.gpu.shared_prefix import shared_prefix
+from penstock.kernels.gpu.shared_prefix import SharedPrefix, shared_prefix
 from penstock.kernels.gpu.slots import bring_forward, embed
 from penstock.kernels.gpu.softcap import softcap
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
@@ -63,15 +68,9 @@ class GpuDecoder:
     ) -> None:
         device, dtype = weights.embedding.device, weights.embedding.dtype
         self.config, self.weights, self.state = config, weights, state
-        rotaries = tables_of(config)
-        tables = {
-            each: half_tables(each, config.head_dim, max_positions, device)
-            for each in set(rotaries)
-        }
-        self._tables = [tables[each] for each in rotaries]
-        """Cosines and sines for each layer."""
+        self._heads = _head_inputs(config, weights, max_positions)
+        """What the heads of each layer are rotated and normed with."""
         windows = config.windows or (0,) * config.num_layers
-        scores = [Scores(config.score_scale, window, config.softcap) for window in windows]
         self._attends_to_all = [not window for window in windows]
         slots = len(state.rows)
         self.space = make_workspace(config, max_rows, slots, dtype, device)
@@ -82,43 +81,51 @@ class GpuDecoder:
         shape = (config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
-        eps = config.rms_norm_eps
-        split = decode_workspace(
-            slots, config.num_heads, config.num_kv_heads, config.head_dim, device
-        )
-        self._triton = TritonDecodeAttention(self._keys, self._values, split, eps, shared, scores)
-        caches = self._keys, self._values
-        self._windowed_prefill = TritonPrefillAttention(*caches, scores)
-        stored = all(
-            layer.query_norm is None or layer.query_norm.dtype == dtype for layer in weights.layers
-        )
-        unfit = "" if stored else "takes norms of heads in the type of the model"
-        # Side by side goes what shares no function: the hash by which Triton finds a kernel again
-        # depends on whether a function that it calls was hashed before.
-        with ThreadPoolExecutor(2, "compile") as beside:
-            products = beside.submit(
-                choose_products, weights, self.space, eps, compressed, config.activation
-            )
-            gated = beside.submit(choose_gated, weights, self.space, config.activation)
-            self.decode = choose_decode_attention(
-                *caches, config.num_heads, slots, config.qk_norm, eps, self._triton, shared,
-                scores, unfit,
-            )  # fmt: skip
-            self.prefix = choose_prefix_attention(
-                *caches, config.num_heads, config.qk_norm, eps, shared, scores, unfit
-            )
-            self.prefill = choose_prefill_attention(*caches, self.space.query, scores)
-        self.products, self.gated = products.result(), gated.result()
+        scores = [Scores(config.score_scale, window, config.softcap) for window in windows]
+        self._choose_kernels(scores, shared, compressed)
         self._library = LibraryProducts(
-            weights, self.space, eps, self.gated.kernels, config.activation
+            weights, self.space, config.rms_norm_eps, self.gated.kernels, config.activation
         )
-        self._fused = FusedProducts(weights, self.space, eps, config.activation)
+        self._fused = FusedProducts(weights, self.space, config.rms_norm_eps, config.activation)
         self._least_rows = 1 if self.products.kernels else self.decode.kernels.least_rows
         """The chosen attention runs from so many decode rows on, the Triton kernel below."""
         self._side = SideStream(device)
         # Rounded to the model's type, as where these models were trained.
         self._embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=dtype).item()
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
+
+    def _choose_kernels(
+        self, scores: list[Scores], shared: SharedPrefix, compressed: CompressedLayers | None
+    ) -> None:
+        """scores: of each layer; shared: what decode rows may share."""
+        config, weights, space = self.config, self.weights, self.space
+        slots, heads, eps = len(self.state.rows), config.num_heads, config.rms_norm_eps
+        caches = self._keys, self._values
+        split = decode_workspace(
+            slots, heads, config.num_kv_heads, config.head_dim, self._keys.device
+        )
+        self._triton = TritonDecodeAttention(*caches, split, eps, shared, scores)
+        self._windowed_prefill = TritonPrefillAttention(*caches, scores)
+        stored = all(
+            layer.query_norm is None or layer.query_norm.dtype == self._keys.dtype
+            for layer in weights.layers
+        )
+        unfit = "" if stored else "takes norms of heads in the type of the model"
+        # Side by side goes what shares no function: the hash by which Triton finds a kernel again
+        # depends on whether a function that it calls was hashed before.
+        with ThreadPoolExecutor(2, "compile") as beside:
+            products = beside.submit(
+                choose_products, weights, space, eps, compressed, config.activation
+            )
+            gated = beside.submit(choose_gated, weights, space, config.activation)
+            self.decode = choose_decode_attention(
+                *caches, heads, slots, config.qk_norm, eps, self._triton, shared, scores, unfit
+            )
+            self.prefix = choose_prefix_attention(
+                *caches, heads, config.qk_norm, eps, shared, scores, unfit
+            )
+            self.prefill = choose_prefill_attention(*caches, space.query, scores)
+        self.products, self.gated = products.result(), gated.result()
 
     @property
     def shares_prefixes(self) -> bool:
@@ -139,7 +146,7 @@ class GpuDecoder:
         """
         state, weights = self.state, self.weights
         if num_decode >= self._least_rows:
-            self.decode.kernels.plan(state.rows[:num_decode], state.position, shared)
+            self.decode.kernels.plan(self._batch(num_decode), shared)
         tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
         embed(
             weights.embedding, tokens, state.rows, state.last_token, self.space.residual[:rows],
@@ -186,34 +193,26 @@ class GpuDecoder:
             self._side.run(decode, partial(self._attend_chunks, index, rows, chunks))
 
     def _attend_decode(self, index: int, num_decode: int, shared: bool) -> None:
-        layer, space, state = self.weights.layers[index], self.space, self.state
+        batch, heads, qkv = self._batch(num_decode), self._heads[index], self.space.qkv[:num_decode]
         if shared:
             if self.prefix.kernels is None:
                 raise ValueError(f"no kernel reads shared prefixes: {self.prefix.reason}")
-            self.prefix.kernels(
-                index,
-                space.qkv[:num_decode],
-                state.rows[:num_decode],
-                state.position,
-                state.table,
-                *self._tables[index],
-                layer.query_norm,
-            )
+            self.prefix.kernels(index, qkv, batch, heads)
         fast = num_decode >= self._least_rows and self._attends_to_all[index]
         attend = self.decode.kernels if fast else self._triton
-        attend(
-            index, space.qkv[:num_decode], state.rows[:num_decode], state.position, state.table,
-            *self._tables[index], layer.query_norm, layer.key_norm, space.mixed[:num_decode],
-            shared,
-        )  # fmt: skip
+        attend(index, qkv, batch, heads, self.space.mixed[:num_decode], shared)
+
+    def _batch(self, num_decode: int) -> DecodeBatch:
+        state = self.state
+        return DecodeBatch(state.rows[:num_decode], state.position, state.table)
 
     def _attend_chunks(self, index: int, rows: int, chunks: ChunkRows) -> None:
-        layer, space, state = self.weights.layers[index], self.space, self.state
+        space, state = self.space, self.state
         last = index == len(self.weights.layers) - 1
         rope_and_cache(
             space.qkv[:rows], chunks.slots[:rows], chunks.positions[:rows], state.table,
-            *self._tables[index], layer.query_norm, layer.key_norm, space.query[:rows],
-            self._keys[index], self._values[index], self.config.rms_norm_eps,
+            self._heads[index], space.query[:rows],
+            LayerCache(self._keys[index], self._values[index]), self.config.rms_norm_eps,
         )  # fmt: skip
         attends_to_all = self._attends_to_all[index]
         attend = self.prefill.kernels if attends_to_all else self._windowed_prefill
@@ -282,3 +281,17 @@ class GpuDecoder:
             space.best, space.token, state.sample_slots, state.last_token, state.position,
             state.num_output, space.result, count, stretches,
         )  # fmt: skip
+
+
+def _head_inputs(
+    config: DenseConfig, weights: DenseWeights, max_positions: int
+) -> list[HeadInputs]:
+    """For each layer; layers with the same rotary embedding have the same tables."""
+    rotaries, device = tables_of(config), weights.embedding.device
+    tables = {
+        each: half_tables(each, config.head_dim, max_positions, device) for each in set(rotaries)
+    }
+    return [
+        HeadInputs(*tables[rotary], layer.query_norm, layer.key_norm)
+        for rotary, layer in zip(rotaries, weights.layers, strict=True)
+    ]

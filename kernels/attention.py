@@ -312,7 +312,7 @@ def _attend(
         packed = torch.nn.functional.pad(packed, (0, 0, 0, padding))
     keys = key_cache.view(kv_heads * blocks, block_size * dim)
     values = value_cache.view(kv_heads * blocks, block_size * dim)
-    top = total = mixed = None
+    row_max = row_sum = attended = None
     for tile in batch.tiles:
         active = slice(tile.first * kv_heads, tile.end * kv_heads)
         shape = (active.stop - active.start, tile.width, dim)
@@ -326,34 +326,37 @@ def _attend(
             masked = (tile.end - tile.first, kv_heads, queries, -1, tile.width)
             scores.view(masked).masked_fill_(tile.hidden, -torch.inf)
         if len(batch.tiles) == 1 and not batch.exact:
-            mixed = torch.bmm(torch.softmax(scores, -1).to(dtype), value)
+            attended = torch.bmm(torch.softmax(scores, -1).to(dtype), value)
             break
-        highest = scores.amax(-1, keepdim=True)
+        new_max = scores.amax(-1, keepdim=True)
         if batch.windowed:
-            highest.clamp_(min=LOWEST)
-        if top is None or total is None or mixed is None:
+            new_max.clamp_(min=LOWEST)
+        if row_max is None or row_sum is None or attended is None:
             if tile.first == 0 and tile.end == groups:
-                weights = scores.sub_(highest).exp_()
-                top, total = highest, weights.sum(-1, keepdim=True)
-                mixed = torch.bmm(weights.to(dtype), value).float()
+                weights = scores.sub_(new_max).exp_()
+                row_max, row_sum = new_max, weights.sum(-1, keepdim=True)
+                attended = torch.bmm(weights.to(dtype), value).float()
                 continue
-            top = packed.new_full((*packed.shape[:2], 1), LOWEST, dtype=torch.float32)
-            total, mixed = torch.zeros_like(top), torch.zeros_like(packed, dtype=torch.float32)
-        highest = torch.maximum(top[active], highest)
-        decay = (top[active] - highest).exp_()
-        weights = scores.sub_(highest).exp_()
-        top[active] = highest
-        total[active].mul_(decay).add_(weights.sum(-1, keepdim=True))
-        mixed[active].mul_(decay).add_(torch.bmm(weights.to(dtype), value))
-    if mixed is None:
+            row_max = packed.new_full((*packed.shape[:2], 1), LOWEST, dtype=torch.float32)
+            row_sum, attended = (
+                torch.zeros_like(row_max),
+                torch.zeros_like(packed, dtype=torch.float32),
+            )
+        new_max = torch.maximum(row_max[active], new_max)
+        decay = (row_max[active] - new_max).exp_()
+        weights = scores.sub_(new_max).exp_()
+        row_max[active] = new_max
+        row_sum[active].mul_(decay).add_(weights.sum(-1, keepdim=True))
+        attended[active].mul_(decay).add_(torch.bmm(weights.to(dtype), value))
+    if attended is None:
         raise ValueError("an attention batch needs at least one key position")
-    if total is not None:
-        mixed = mixed.div_(total)
+    if row_sum is not None:
+        attended = attended.div_(row_sum)
     if padding:
-        mixed = mixed[:, : queries * shared]
+        attended = attended[:, : queries * shared]
     if queries > 1:
-        mixed = mixed.view(groups, kv_heads, queries, shared, dim).transpose(1, 2)
-    return mixed.reshape(groups * queries, heads * dim).to(query.dtype)
+        attended = attended.view(groups, kv_heads, queries, shared, dim).transpose(1, 2)
+    return attended.reshape(groups * queries, heads * dim).to(query.dtype)
 
 
 def _attend_alone(
@@ -375,8 +378,8 @@ def _attend_alone(
     )
     shared = query.view(1, kv_heads, -1, dim)
     if not batch.softcap:
-        mixed = torch.nn.functional.scaled_dot_product_attention(shared, key, value, scale=scale)
-        return mixed.reshape(1, -1)
+        attended = torch.nn.functional.scaled_dot_product_attention(shared, key, value, scale=scale)
+        return attended.reshape(1, -1)
     scores = torch.matmul(shared * scale, key.transpose(2, 3)).float()
     weights = torch.softmax(scores.div_(batch.softcap).tanh_().mul_(batch.softcap), -1)
     return torch.matmul(weights.to(value.dtype), value).reshape(1, -1)

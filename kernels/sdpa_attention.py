@@ -72,9 +72,9 @@ class FoldedBatch(NamedTuple):
         apart = query.reshape(sequences, self.queries, kv_heads, shared, dim)
         folded = apart.permute(0, 2, 3, 1, 4).reshape(sequences, kv_heads, -1, dim)
         mask = self.mask if self.positions is None else visible(self.positions, self.seen)
-        mixed = scaled_dot_product_attention(folded, key, value, mask, scale=scale)
-        mixed = mixed.reshape(sequences, kv_heads, shared, self.queries, dim)
-        return mixed.permute(0, 3, 1, 2, 4).reshape(count, heads * dim)
+        attended = scaled_dot_product_attention(folded, key, value, mask, scale=scale)
+        attended = attended.reshape(sequences, kv_heads, shared, self.queries, dim)
+        return attended.permute(0, 3, 1, 2, 4).reshape(count, heads * dim)
 
 
 class LoneChunk(NamedTuple):
@@ -102,8 +102,8 @@ class LoneChunk(NamedTuple):
                 .expand(-1, shared, -1, -1)
                 for cache in (key_cache, value_cache)
             )
-            mixed = scaled_dot_product_attention(apart[some], key, value, self.bias, scale=scale)
-            out[:, some] = mixed.permute(2, 0, 1, 3)
+            attended = scaled_dot_product_attention(apart[some], key, value, self.bias, scale=scale)
+            out[:, some] = attended.permute(2, 0, 1, 3)
         return out.view(count, heads * dim)
 
 

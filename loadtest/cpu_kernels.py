@@ -95,11 +95,11 @@ def _rope(maker: Maker, rows: int, block_size: int) -> Call:
     places = torch.arange(rows)
 
     def call() -> None:
-        turned = qkv[:, :turning]
+        query_key = qkv[:, :turning]
         if norm is not None:
-            turned = rms_norm_fp32(turned, norm, config.rms_norm_eps)
-        turned = apply_rotary(turned, cos, sin).to(maker.dtype)
-        write_kv(turned[:, heads:], qkv[:, turning:], keys, values, places)
+            query_key = rms_norm_fp32(query_key, norm, config.rms_norm_eps)
+        query_key = apply_rotary(query_key, cos, sin).to(maker.dtype)
+        write_kv(query_key[:, heads:], qkv[:, turning:], keys, values, places)
 
     return call
 

@@ -314,7 +314,7 @@ def _layer(maker: Maker, rows: int, *, compressed: bool) -> Call:
     for norm in (layer.input_norm, layer.post_norm, weights.norm):
         norm.fill_(1.0)
     space = make_workspace(config, max(rows, WIDE_HOPPER_ROWS[1]), 1, maker.dtype, maker.device)
-    for x in (space.residual, space.mixed):
+    for x in (space.residual, space.attention_output):
         x.copy_(maker.normal(*x.shape))
     choice = choose_products(weights, space, eps, compress_all(weights) if compressed else None)
     products: LayerProducts = LibraryProducts(weights, space, eps)

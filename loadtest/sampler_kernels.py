@@ -19,7 +19,7 @@ from penstock.kernels.gpu.sampler_memory import (
     SamplerSlots,
     sampler_slots,
     sampler_space,
-    stretches_of,
+    vocab_splits,
 )
 from penstock.kernels.gpu.token_history import add_tokens
 from penstock.kernels.sampling import MOST_LOGPROBS
@@ -76,7 +76,7 @@ def _sample(
 
 def _chain(maker: Maker, rows: int, slots: SamplerSlots | None) -> Call:
     vocab, device = maker.config.vocab_size, maker.device
-    parts = rows * stretches_of(vocab)
+    parts = rows * vocab_splits(vocab)
     logits = maker.normal(rows, vocab)
     which = maker.integers(list(range(rows)))
     last, position, seed = (maker.integers([0] * rows) for _ in range(3))
@@ -94,11 +94,11 @@ def _chain(maker: Maker, rows: int, slots: SamplerSlots | None) -> Call:
         if slots is not None and space is not None:
             adjust_logits(logits, which, slots, space, GREEDY_TEMPERATURE)
             keep_floor(logits, which, seed, seed, slots, space, GREEDY_TEMPERATURE)
-        stretches = draw(
+        splits = draw(
             logits, which, temperature, seed, seed, count, best, token, GREEDY_TEMPERATURE, slots,
             space,
         )  # fmt: skip
-        commit(best, token, which, last, position, count, result, rows, stretches)
+        commit(best, token, which, last, position, count, result, rows, splits)
         if slots is not None:
             add_tokens(which, rows, slots, last, ring)
 

@@ -1,14 +1,14 @@
 """Bans, biases and penalties, and a survey of each row's logits, in one pass.
 
 The rules are those of ``penstock.kernels.sampling``. Rows that are drawn with min_p, top_k or top_p
-get the highest logit of every group and a few numbers of every stretch, from which ``keep_floor``
+get the highest logit of every group and a few numbers of every split, from which ``keep_floor``
 works. Rows that ask for adjustments of single tokens get their logits written anew in fp32; other
 adjustments are computed at each reading, see ``adjusted_row``. Rows that need neither are not read.
 
-A program reads a few stretches of a row, each while it surveys the one before.
+A program reads a few splits of a row, each while it surveys the one before.
 
-A dense pass cannot scatter, so a slot's entries (biases, bans) are written over the stretch after
-it, and the stretch is read again, by the same program.
+A dense pass cannot scatter, so a slot's entries (biases, bans) are written over the split after
+it, and the split is read again, by the same program.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from penstock.kernels.gpu.sampler_memory import (
     ASKS_BAD_WORDS,
     ASKS_BIASES,
     GROUP,
-    STRETCH,
+    SPLIT,
     SamplerSlots,
     SamplerSpace,
     groups_of,
-    stretches_of,
+    vocab_splits,
 )
 from penstock.kernels.sampling.bad_words import WORDS
 
@@ -45,7 +45,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 _CHUNK = 128
 """Entries that are applied at once."""
 _PROGRAMS = 2112
-"""Rows are cut into no more programs than this needs, and one a stretch at most."""
+"""Rows are cut into no more programs than this needs, and one for each split at most."""
 
 
 @triton.jit
@@ -55,8 +55,8 @@ def is_limited(warmth, k, p, m, vocab, greedy_below):
 
 
 @triton.jit
-def _load_stretch(asked, ids, mask):
-    """Logits and counts of a stretch, 0 where masked."""
+def _load_split(asked, ids, mask):
+    """Logits and counts of a split, 0 where masked."""
     source, _, counts, _, ask, _, _, _, _ = asked
     raw = tl.load(source + ids, mask=mask, other=0.0)
     count = tl.load(counts + ids, mask=mask & ((ask & PENALTIES) != 0), other=0)
@@ -66,9 +66,9 @@ def _load_stretch(asked, ids, mask):
 @triton.jit
 def _with_entries(
     asked, first, vocab, slot, num_output, entry_count, entry_token, entry_value, entry_until,
-    word_ban, entries, STRETCH: tl.constexpr, WORDS: tl.constexpr, CHUNK: tl.constexpr,
+    word_ban, entries, SPLIT: tl.constexpr, WORDS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Write a slot's entries and word bans over a stretch that is written already."""
+    """Write a slot's entries and word bans over a split that is written already."""
     source, target, counts, allowed, ask, repetition, inverse, frequency, presence = asked
     tl.debug_barrier()
     if (ask & _BIASES) != 0:
@@ -80,7 +80,7 @@ def _with_entries(
             token = tl.load(entry_token + entry + index, mask=index < number, other=-1)
             until = tl.load(entry_until + entry + index, mask=index < number, other=0)
             value = tl.load(entry_value + entry + index, mask=index < number, other=0.0)
-            mine = (token >= first) & (token < first + STRETCH) & (token < vocab)
+            mine = (token >= first) & (token < first + SPLIT) & (token < vocab)
             mine = mine & (output < until) & (value > float("-inf"))
             new = tl.load(source + token, mask=mine, other=0.0).to(tl.float32) + value
             asks_penalties = (ask & PENALTIES) != 0
@@ -96,13 +96,13 @@ def _with_entries(
             token = tl.load(entry_token + entry + index, mask=index < number, other=-1)
             until = tl.load(entry_until + entry + index, mask=index < number, other=0)
             value = tl.load(entry_value + entry + index, mask=index < number, other=0.0)
-            mine = (token >= first) & (token < first + STRETCH) & (token < vocab)
+            mine = (token >= first) & (token < first + SPLIT) & (token < vocab)
             mine = mine & (output < until) & (value == float("-inf"))
             tl.store(target + token, value, mask=mine)
     if (ask & _BAD_WORDS) != 0:
         tl.debug_barrier()
         token = tl.load(word_ban + slot * WORDS + tl.arange(0, WORDS))
-        mine = (token >= first) & (token < first + STRETCH) & (token < vocab)
+        mine = (token >= first) & (token < first + SPLIT) & (token < vocab)
         banned = tl.full([WORDS], float("-inf"), tl.float32)
         tl.store(target + token, banned, mask=mine)
     tl.debug_barrier()
@@ -112,9 +112,9 @@ def _with_entries(
 def _adjust_kernel(
     logits, rows, asks, temperature, top_k, top_p, min_p, repetition, frequency, presence,
     num_output, counts, allowed, entry_count, entry_token, entry_value, entry_until, word_ban,
-    adjusted, group_max, stretch_max, stretch_min, stretch_mass, bad,
-    vocab, stretches, groups, mask_words, entries, each, greedy_below,
-    STRETCH: tl.constexpr, GROUP: tl.constexpr, WORDS: tl.constexpr, CHUNK: tl.constexpr,
+    adjusted, group_max, split_max, split_min, split_mass, bad,
+    vocab, splits, groups, mask_words, entries, each, greedy_below,
+    SPLIT: tl.constexpr, GROUP: tl.constexpr, WORDS: tl.constexpr, CHUNK: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
@@ -138,15 +138,15 @@ def _adjust_kernel(
     _, target, _, mask_row, _, factor, inverse, per_count, once = asked
     scale = 1.0 / tl.maximum(warmth, greedy_below)
     begin = tl.program_id(1) * each
-    lane = tl.arange(0, STRETCH)
-    raw, count = _load_stretch(asked, begin * STRETCH + lane, begin * STRETCH + lane < vocab)
-    for stretch in range(begin, tl.minimum(begin + each, stretches)):
-        first = stretch * STRETCH
+    lane = tl.arange(0, SPLIT)
+    raw, count = _load_split(asked, begin * SPLIT + lane, begin * SPLIT + lane < vocab)
+    for split in range(begin, tl.minimum(begin + each, splits)):
+        first = split * SPLIT
         ids = first + lane
         inside = ids < vocab
-        after = ids + STRETCH
-        more = (after < vocab) & (stretch + 1 < begin + each)
-        raw_ahead, count_ahead = _load_stretch(asked, after, more)
+        after = ids + SPLIT
+        more = (after < vocab) & (split + 1 < begin + each)
+        raw_ahead, count_ahead = _load_split(asked, after, more)
         z = raw.to(tl.float32)
         given = z
         if ask != 0:
@@ -158,7 +158,7 @@ def _adjust_kernel(
                 tl.store(target + ids, z, mask=inside)
                 _with_entries(
                     asked, first, vocab, slot, num_output, entry_count, entry_token, entry_value,
-                    entry_until, word_ban, entries, STRETCH, WORDS, CHUNK,
+                    entry_until, word_ban, entries, SPLIT, WORDS, CHUNK,
                 )  # fmt: skip
                 z = tl.load(target + ids, mask=inside, other=0.0)
             # One sum says whether anything was not finite or has become +inf.
@@ -166,22 +166,22 @@ def _adjust_kernel(
         total = tl.sum(given, 0)
         why = 0
         if is_finite(total) == 0:
-            why = reason_of(asked[0], first, tl.minimum(first + STRETCH, vocab), STRETCH)
-        at = row * stretches + stretch
+            why = reason_of(asked[0], first, tl.minimum(first + SPLIT, vocab), SPLIT)
+        at = row * splits + split
         tl.store(bad + at, why)
         if limited:
-            if first + STRETCH > vocab:
+            if first + SPLIT > vocab:
                 z = tl.where(inside, z, float("-inf"))
-            highest = tl.max(tl.reshape(z, [STRETCH // GROUP, GROUP]), 1)
-            group = stretch * (STRETCH // GROUP) + tl.arange(0, STRETCH // GROUP)
+            highest = tl.max(tl.reshape(z, [SPLIT // GROUP, GROUP]), 1)
+            group = split * (SPLIT // GROUP) + tl.arange(0, SPLIT // GROUP)
             tl.store(group_max + row * groups + group, highest, mask=group < groups)
             top = tl.max(highest, 0)
-            tl.store(stretch_max + at, top)
+            tl.store(split_max + at, top)
             low = tl.min(tl.where(z > float("-inf"), z, float("inf")), 0)
-            tl.store(stretch_min + at, low)
+            tl.store(split_min + at, low)
             if p < 1.0:
                 mass = tl.sum(tl.exp2((z - top) * (scale * _LOG2_E)), 0)
-                tl.store(stretch_mass + at, tl.where(top > float("-inf"), mass, 0.0))
+                tl.store(split_mass + at, tl.where(top > float("-inf"), mass, 0.0))
         raw = raw_ahead
         count = count_ahead
 
@@ -195,14 +195,14 @@ def adjust_logits(
     row, -1: none. Writes ``space`` but for its floors.
     """
     count, vocab = logits.shape
-    stretches = stretches_of(vocab)
-    each = triton.cdiv(stretches, max(1, _PROGRAMS // count))
-    _adjust_kernel[(count, triton.cdiv(stretches, each))](
+    splits = vocab_splits(vocab)
+    each = triton.cdiv(splits, max(1, _PROGRAMS // count))
+    _adjust_kernel[(count, triton.cdiv(splits, each))](
         logits, rows, slots.asks, slots.temperature, slots.top_k, slots.top_p, slots.min_p,
         slots.repetition, slots.frequency, slots.presence, slots.num_output, slots.counts,
         slots.allowed, slots.entry_count, slots.entry_token, slots.entry_value, slots.entry_until,
-        slots.word_ban, space.adjusted, space.group_max, space.stretch_max, space.stretch_min,
-        space.stretch_mass, space.bad, vocab, stretches, groups_of(vocab), slots.allowed.shape[1],
-        slots.entry_token.shape[1], each, greedy_below, STRETCH, GROUP, WORDS, _CHUNK, EARLY,
+        slots.word_ban, space.adjusted, space.group_max, space.split_max, space.split_min,
+        space.split_mass, space.bad, vocab, splits, groups_of(vocab), slots.allowed.shape[1],
+        slots.entry_token.shape[1], each, greedy_below, SPLIT, GROUP, WORDS, _CHUNK, EARLY,
         num_warps=8, maxnreg=80, launch_pdl=EARLY,
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 Penalties and the mask of allowed tokens are cheap functions of what lies at the same place, so they
 are computed at each reading, always by the same instructions. Only rows that ask for adjustments of
-single tokens are read from where ``adjust_logits`` wrote them.
+single tokens are read from where ``adjust_logits`` wrote them. Reference:
+``penstock.kernels.sampling``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Tiles of W come as ``compressed_weights`` has left them, three quarters of the b
 bf16 again in the registers that the matrix unit takes its first operand from: eleven instructions
 for eight numbers, for which a program has time while it waits for the next tiles. It has one group
 of four warps, or three with a block of W each and the same rows of x. ``stages`` steps of ``subs``
-tiles of each block are under way.
+tiles of each block are under way. References: ``compressed_weights.restore``, and
+``rows_linear_hopper``'s.
 
 Written in Gluon, Triton's language of explicit layouts, which is experimental: with a Triton that
 lacks it or has changed it, importing this module or making a ``CompressedLinear`` fails. Compute
@@ -44,20 +45,20 @@ _MOST_STAGES, _LEAST_PROGRAMS = 4, 100
 _REGISTERS = 128
 
 # $0 to $3: pairs of bf16; $4, $5: words of ``low``; $6: of ``high``. Each pair is its two bytes of
-# low and the constant upper half of the exponent, with sign and lower half from high turned right.
+# low and the constant upper half of the exponent, with sign and lower half from high rotated right.
 _RESTORE = gl.constexpr("""{
-.reg .b32 bytes, turned;
+.reg .b32 bytes, rotated;
 prmt.b32 bytes, $4, 0x38383838, 0x4140;
 lop3.b32 $0, $6, 0x87008700, bytes, 0xEA;
 prmt.b32 bytes, $4, 0x38383838, 0x4342;
-shf.r.wrap.b32 turned, $6, $6, 4;
-lop3.b32 $1, turned, 0x87008700, bytes, 0xEA;
+shf.r.wrap.b32 rotated, $6, $6, 4;
+lop3.b32 $1, rotated, 0x87008700, bytes, 0xEA;
 prmt.b32 bytes, $5, 0x38383838, 0x4140;
-shf.r.wrap.b32 turned, $6, $6, 8;
-lop3.b32 $2, turned, 0x87008700, bytes, 0xEA;
+shf.r.wrap.b32 rotated, $6, $6, 8;
+lop3.b32 $2, rotated, 0x87008700, bytes, 0xEA;
 prmt.b32 bytes, $5, 0x38383838, 0x4342;
-shf.r.wrap.b32 turned, $6, $6, 12;
-lop3.b32 $3, turned, 0x87008700, bytes, 0xEA;
+shf.r.wrap.b32 rotated, $6, $6, 12;
+lop3.b32 $3, rotated, 0x87008700, bytes, 0xEA;
 }""")
 
 
@@ -292,9 +293,9 @@ def shape_for(width: int, blocks: int, splits: int, tile: int) -> Shape:
     groups = 3 if blocks % 3 == 0 and blocks // 3 * splits >= _LEAST_PROGRAMS else 1
     slabs = width // TILE // splits
     subs = 4 if slabs % 4 == 0 and groups == 1 else 2
-    # Lists of exceptions, barriers, and what rows of out are turned in.
-    turned = min(64 * tile * 4, 16 * 1024)
-    room = _SHARED_BYTES - 1024 - groups * (8 * compressed_weights.CAPACITY + turned)
+    # Lists of exceptions, barriers, and what rows of out are transposed in.
+    transposed = min(64 * tile * 4, 16 * 1024)
+    room = _SHARED_BYTES - 1024 - groups * (8 * compressed_weights.CAPACITY + transposed)
     stages = room // (subs * (48 * groups + tile) * 128)
     return Shape(groups, min(_MOST_STAGES, slabs // subs, stages), subs)
 

@@ -5,8 +5,8 @@ one of 16 exponents that follow each other, up to that of the row's largest. So 
 exponent, and a factor of a power of two for each row of W says which 16 they are. Nothing is
 rounded. That trained weights' exponents say so little is known from DFloat11 (Zhang et al. 2025),
 which codes them in variable lengths; a fixed length takes a bit more and is undone in a few
-instructions. The few numbers below the 16 exponents, zeros among them, are *exceptions*: they are
-listed, and put in their places where the others are restored.
+instructions; the reference is ``restore``. The few numbers below the 16 exponents, zeros among
+them, are *exceptions*: they are listed, and put in their places where the others are restored.
 
 A tile is 64 rows and 64 columns. Its numbers lie in the order in which registers hold the first
 operand of a Hopper matrix product: those of thread t of warp w are in the rows 16 w + t / 4 and 8
@@ -15,7 +15,7 @@ and v; its eight numbers are four pairs of neighbours, number 0 the first, 1 the
 and 3 those 8 columns further.
 
     low     [2, words]: four bytes ``exponent % 2, mantissa``, of the pairs 0 and 1, and 2 and 3
-    high    [words]: sign and exponent / 2 of all eight; of a pair with number j, turned right by
+    high    [words]: sign and exponent / 2 of all eight; of a pair with number j, rotated right by
             4 j bits, in bits 15 and 8 to 10, and in 31 and 24 to 26
 """
 
@@ -200,8 +200,8 @@ def restore(compressed: CompressedWeight, width: int, *, gated: bool = False) ->
     for pair in range(4):
         for odd in range(2):
             byte = low[:, :, pair // 2].flatten(2) >> (pair % 2 * 16 + odd * 8) & 0xFF
-            turned = high.flatten(2) >> 4 * pair | high.flatten(2) << 32 - 4 * pair
-            piece = turned >> 16 * odd
+            rotated = high.flatten(2) >> 4 * pair | high.flatten(2) << 32 - 4 * pair
+            piece = rotated >> 16 * odd
             exponent = (piece >> 8 & 7) << 1 | byte >> 7
             sign = 1 - (piece >> 15 & 1) * 2
             number = sign * (1 + (byte & 0x7F).double() / 128) * 2.0 ** (exponent.double() - 15)

@@ -1,11 +1,11 @@
 """Attention of decode rows over the paged KV cache, split over the context.
 
-One program computes, for one row and one KV head, the query heads that share it over a stretch of
-the context, with the online softmax of Milakov and Gimelshein (2018). The stretches of a row are
+One program computes, for one row and one KV head, the query heads that share it over a split of
+the context, with the online softmax of Milakov and Gimelshein (2018). The splits of a row are
 combined by whichever program ends last (Flash-Decoding, Dao et al. 2023, without a second
-launch). Where rows share a prefix (``shared_prefix``), the first stretch begins behind it and takes
+launch). Where rows share a prefix (``shared_prefix``), the first split begins behind it and takes
 in what is known of it. The norm and the rotation of queries and key, and the write of the new K and
-V into the cache, happen here too: the program of the first stretch has the new key and value in
+V into the cache, happen here too: the program of the first split has the new key and value in
 registers, the others read only what earlier steps wrote. So nothing stands between the QKV product
 and the output product but this kernel. Reference: ``penstock.kernels.attention``.
 
@@ -48,25 +48,25 @@ _MOST_SPLITS = 32
 
 @triton.jit
 def _with_prefix(
-    top, total, mixed, partial, sums, pair, query, column, there,
+    row_max, row_sum, accumulator, partial, sums, pair, query, column, valid,
     SHARED: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of the shared prefix to what the heads of a (row, KV head) pair have."""
-    inside = (query < SHARED) & there
+    inside = (query < SHARED) & valid
     for part in range(PARTS):
         at = (pair.to(tl.int64) * PARTS + part) * SHARED + query
-        its_top = tl.load(sums + 2 * at, mask=inside, other=float("-inf"))
-        its_total = tl.load(sums + 2 * at + 1, mask=inside, other=0.0)
-        its_mixed = tl.load(
+        part_max = tl.load(sums + 2 * at, mask=inside, other=float("-inf"))
+        part_sum = tl.load(sums + 2 * at + 1, mask=inside, other=0.0)
+        part_accumulator = tl.load(
             partial + at[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0
         )
-        highest = tl.maximum(top, its_top)
-        decay = tl.exp2(top - highest)
-        share = tl.exp2(its_top - highest)
-        total = total * decay + its_total * share
-        mixed = mixed * decay[:, None] + its_mixed * share[:, None]
-        top = highest
-    return top, total, mixed
+        new_max = tl.maximum(row_max, part_max)
+        decay = tl.exp2(row_max - new_max)
+        share = tl.exp2(part_max - new_max)
+        row_sum = row_sum * decay + part_sum * share
+        accumulator = accumulator * decay[:, None] + part_accumulator * share[:, None]
+        row_max = new_max
+    return row_max, row_sum, accumulator
 
 
 @triton.jit
@@ -94,32 +94,32 @@ def _decode_kernel(
     if slot < 0:
         return
     cached = tl.load(last_position + slot)
-    passed = 0  # positions that the shared prefix covers, or that lie ahead of the window
+    skipped = 0  # positions that the shared prefix covers, or that lie ahead of the window
     if WINDOW:
-        passed = tl.maximum(cached + 1 - WINDOW, 0)
+        skipped = tl.maximum(cached + 1 - WINDOW, 0)
     if PREFIX_PARTS:
-        passed = tl.load(prefix_lengths + slot)
-    tiles = tl.cdiv(cached - passed, TILE)
+        skipped = tl.load(prefix_lengths + slot)
+    tiles = tl.cdiv(cached - skipped, TILE)
     each = tl.maximum(tl.cdiv(tiles, SPLITS), 1)
     active = tl.maximum(tl.cdiv(tiles, each), 1)
     if split >= active:
         return
-    kind = qkv.dtype.element_ty
+    dtype = qkv.dtype.element_ty
     source = qkv + row.to(tl.int64) * (HEADS + 2 * KV_HEADS) * dim
     first, second = rotated_heads(
         source + kv_head * SHARED * dim, SHARED, cos, sin, query_weight, cached, eps,
         QUERIES, HALF, NORM,
     )  # fmt: skip
-    first = first.to(kind)
-    second = second.to(kind)
+    first = first.to(dtype)
+    second = second.to(dtype)
     entries = table + slot.to(tl.int64) * table_stride
 
     if split == 0:
         new_first, new_second = rotated_head(
             source + (HEADS + kv_head) * dim, cos, sin, key_weight, cached, eps, HALF, NORM
         )
-        new_first = new_first.to(kind)
-        new_second = new_second.to(kind)
+        new_first = new_first.to(dtype)
+        new_second = new_second.to(dtype)
         new_value = tl.load(source + (HEADS + KV_HEADS + kv_head) * dim + column)
         block = tl.load(entries + cached // BLOCK_SIZE).to(tl.int64)
         place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + cached % BLOCK_SIZE) * dim
@@ -128,20 +128,20 @@ def _decode_kernel(
         tl.store(value_cache + place + column, new_value)
         score = tl.sum(first.to(tl.float32) * new_first.to(tl.float32)[None, :], 1)
         score += tl.sum(second.to(tl.float32) * new_second.to(tl.float32)[None, :], 1)
-        top = capped(score, scale, CAP)
-        total = tl.full([QUERIES], 1.0, tl.float32)
-        mixed = tl.zeros([QUERIES, dim], tl.float32) + new_value.to(tl.float32)[None, :]
+        row_max = capped(score, scale, CAP)
+        row_sum = tl.full([QUERIES], 1.0, tl.float32)
+        accumulator = tl.zeros([QUERIES, dim], tl.float32) + new_value.to(tl.float32)[None, :]
         if PREFIX_PARTS:
-            top, total, mixed = _with_prefix(
-                top, total, mixed, prefix_partial, prefix_sums, row * KV_HEADS + kv_head,
-                query, column, passed > 0, SHARED, dim, PREFIX_PARTS,
+            row_max, row_sum, accumulator = _with_prefix(
+                row_max, row_sum, accumulator, prefix_partial, prefix_sums,
+                row * KV_HEADS + kv_head, query, column, skipped > 0, SHARED, dim, PREFIX_PARTS,
             )  # fmt: skip
     else:
-        top = tl.full([QUERIES], float("-inf"), tl.float32)
-        total = tl.zeros([QUERIES], tl.float32)
-        mixed = tl.zeros([QUERIES, dim], tl.float32)
+        row_max = tl.full([QUERIES], float("-inf"), tl.float32)
+        row_sum = tl.zeros([QUERIES], tl.float32)
+        accumulator = tl.zeros([QUERIES, dim], tl.float32)
 
-    begin = passed + split * each * TILE
+    begin = skipped + split * each * TILE
     end = tl.minimum(begin + each * TILE, cached)
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
@@ -156,35 +156,39 @@ def _decode_kernel(
         )
         score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
         score = tl.where(inside[None, :], capped(score, scale, CAP), float("-inf"))
-        top, total, mixed = softmax_step(score, value, top, total, mixed, 1.0)
+        row_max, row_sum, accumulator = softmax_step(
+            score, value, row_max, row_sum, accumulator, 1.0
+        )
 
     if active == 1:
-        tl.store(target, (mixed / total[:, None]).to(out.dtype.element_ty), mask=shared)
+        tl.store(target, (accumulator / row_sum[:, None]).to(out.dtype.element_ty), mask=shared)
         return
 
     # [row, kv head, split, query]: of this program
     at = ((row.to(tl.int64) * KV_HEADS + kv_head) * SPLITS + split) * SHARED + query
-    tl.store(partial + at[:, None] * dim + column[None, :], mixed, mask=shared)
-    tl.store(partial_sums + 2 * at, top, mask=query < SHARED)
-    tl.store(partial_sums + 2 * at + 1, total, mask=query < SHARED)
+    tl.store(partial + at[:, None] * dim + column[None, :], accumulator, mask=shared)
+    tl.store(partial_sums + 2 * at, row_max, mask=query < SHARED)
+    tl.store(partial_sums + 2 * at + 1, row_sum, mask=query < SHARED)
     tl.debug_barrier()
     ticket = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
     if ticket == active - 1:
         tl.store(arrived + row * KV_HEADS + kv_head, 0)
         part = tl.arange(0, SPLITS)
-        there = part < active
+        valid = part < active
         for query_head in range(SHARED):
             of = ((row.to(tl.int64) * KV_HEADS + kv_head) * SPLITS + part) * SHARED + query_head
-            tops = tl.load(
-                partial_sums + 2 * of, mask=there, other=float("-inf"), cache_modifier=".cg"
+            part_maxima = tl.load(
+                partial_sums + 2 * of, mask=valid, other=float("-inf"), cache_modifier=".cg"
             )
-            totals = tl.load(partial_sums + 2 * of + 1, mask=there, other=0.0, cache_modifier=".cg")
+            part_sums = tl.load(
+                partial_sums + 2 * of + 1, mask=valid, other=0.0, cache_modifier=".cg"
+            )
             parts = tl.load(
-                partial + of[:, None] * dim + column[None, :], mask=there[:, None], other=0.0,
+                partial + of[:, None] * dim + column[None, :], mask=valid[:, None], other=0.0,
                 cache_modifier=".cg",
             )  # fmt: skip
-            share = tl.exp2(tops - tl.max(tops, 0))
-            whole = tl.sum(parts * share[:, None], 0) / tl.sum(totals * share, 0)
+            share = tl.exp2(part_maxima - tl.max(part_maxima, 0))
+            whole = tl.sum(parts * share[:, None], 0) / tl.sum(part_sums * share, 0)
             head = row.to(tl.int64) * HEADS + kv_head * SHARED + query_head
             tl.store(out + head * dim + column, whole.to(out.dtype.element_ty))
 
@@ -221,7 +225,7 @@ class DecodeWorkspace(NamedTuple):
 
 
 def splits_for(rows: int, kv_heads: int) -> int:
-    """The number of stretches that a row's context may be cut into: a power of two."""
+    """The number of splits that a row's context may be cut into: a power of two."""
     wanted = max(1, _PROGRAMS // (rows * kv_heads))
     return int(min(_MOST_SPLITS, 1 << (wanted.bit_length() - 1)))
 

@@ -2,7 +2,7 @@
 
 The result is that of ``penstock.kernels.gpu.decode_attention``. A step's work is planned once
 (``decode_plan``), then computed in every layer by programs with equal shares of it
-(``decode_stretches_hopper``).
+(``decode_splits_hopper``).
 
 Written in Gluon, Triton's language of explicit layouts, which is experimental: with a Triton that
 lacks it or has changed it, importing this module or making a ``HopperDecodeAttention`` fails.
@@ -26,7 +26,7 @@ from penstock.kernels.gpu.attention_arguments import (
     LayerCache,
 )
 from penstock.kernels.gpu.decode_plan import FIELDS, PROGRAMS_EACH, plan_kernel
-from penstock.kernels.gpu.decode_stretches_hopper import hopper_decode_kernel
+from penstock.kernels.gpu.decode_splits_hopper import hopper_decode_kernel
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 from penstock.kernels.gpu.side_by_side import side_by_side
 
@@ -96,14 +96,14 @@ def _plan_rows(rows: int) -> int:
 def _combine_layout(shared: int, dim: int, warps: int) -> tuple[int, Any]:
     """Parts that are added up at once, and their layout [part, query, column]."""
     queries = triton.next_power_of_2(shared)
-    own = max(1, queries * dim // (32 * warps))
-    vector = min(4, own)
+    per_thread = max(1, queries * dim // (32 * warps))
+    vector = min(4, per_thread)
     lanes = min(32, dim // vector)
     across = min(warps, dim // vector // lanes)
     layout = gl.BlockedLayout(
         [1, 1, vector], [1, 32 // lanes, lanes], [1, warps // across, across], [2, 1, 0]
     )
-    return max(2, min(16, 64 // own)), layout
+    return max(2, min(16, 64 // per_thread)), layout
 
 
 class DecodeConstants(NamedTuple):
@@ -170,10 +170,10 @@ class HopperDecodeAttention:
         self._plan = torch.empty(programs * FIELDS, dtype=torch.int32, device=device)
         self._partial = torch.empty(parts * self._dim, dtype=torch.float32, device=device)
         self._sums = torch.empty(parts * 2, dtype=torch.float32, device=device)
-        own = max_rows * heads if prefix else 0
-        self.own = torch.empty(own * self._dim, dtype=torch.float32, device=device)
-        """The part of each (row, head) from its own positions, those behind a shared prefix."""
-        self._own_sums = torch.empty(own * 2, dtype=torch.float32, device=device)
+        suffix_rows = max_rows * heads if prefix else 0
+        self.suffix = torch.empty(suffix_rows * self._dim, dtype=torch.float32, device=device)
+        """The part of each (row, head) from its suffix, the positions behind a shared prefix."""
+        self._suffix_sums = torch.empty(suffix_rows * 2, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(max_rows * self._kv_heads, dtype=torch.int32, device=device)
         """Programs that have left their part of each (row, KV head); zero between launches."""
         self._plans = self._prepare_plans(max_rows)
@@ -266,4 +266,4 @@ class HopperDecodeAttention:
             return (None,) * 6
         _, lengths, partial, sums = self._prefix
         parts = parts_for(rows, self._heads, self._kv_heads)
-        return lengths, partial, sums, parts, self.own, self._own_sums
+        return lengths, partial, sums, parts, self.suffix, self._suffix_sums

@@ -2,10 +2,11 @@
 
 The work is a list of items, one a (row, KV head, tile of ``KEYS`` cached positions), in that order;
 a row has one tile at least, padding none. Positions of a prefix that rows share (``shared_prefix``)
-are left out where a step asks for that: tiles begin behind them. Each program gets a stretch of the
+are left out where a step asks for that: tiles begin behind them. Each program gets a split of the
 list, none longer than another by more than one item: stream-K (Osama et al. 2023), for attention
 first in "Lean attention" (Sanovar et al. 2024). So rows of any lengths keep all multiprocessors
-busy to the end, and a row may begin in one program and end in another.
+busy to the end, and a row may begin in one program and end in another. Reference: the list itself,
+as the kernel's test makes it.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ def plan_kernel(
 ):  # fmt: skip
     """Plan for ``programs`` programs and the first ``count`` of ``rows``, 1 to ``ROWS``: slots,
     and behind them -1 for padding. shared_lengths: [slots], positions of each slot that are not the
-    row's own, or ``None``; left out if ``prefixed`` is not 0. plan: [programs, FIELDS]. Grid:
+    its suffix's, or ``None``; left out if ``prefixed`` is not 0. plan: [programs, FIELDS]. Grid:
     ceil(programs / EACH)."""
     row = tl.arange(0, ROWS)
     slot = tl.load(rows + row, mask=row < count, other=-1)
     cached = tl.load(last_position + slot, mask=slot >= 0, other=0)
-    own = cached
+    length = cached
     if shared_lengths is not None:
         counts = (slot >= 0) & (prefixed != 0)
-        own -= tl.load(shared_lengths + slot, mask=counts, other=0)
-    tiles = tl.where(slot >= 0, tl.maximum(tl.cdiv(own, KEYS), 1), 0)
+        length -= tl.load(shared_lengths + slot, mask=counts, other=0)
+    tiles = tl.where(slot >= 0, tl.maximum(tl.cdiv(length, KEYS), 1), 0)
     ends = tl.cumsum(tiles, 0)
     total = tl.sum(tiles, 0) * KV_HEADS
     each = total // programs
@@ -51,12 +52,12 @@ def plan_kernel(
         base = tl.sum(tl.where(before, tiles, 0), 0) * KV_HEADS
         its_tiles = tl.maximum(tl.sum(tl.where(row == at, tiles, 0), 0), 1)
         record = plan + program * 8
-        there = program < programs
-        tl.store(record, at, mask=there)
-        tl.store(record + 1, (begin - base) // its_tiles, mask=there)
-        tl.store(record + 2, (begin - base) % its_tiles, mask=there)
-        tl.store(record + 3, each + (program < longer).to(tl.int32), mask=there)
-        tl.store(record + 4, each, mask=there)
-        tl.store(record + 5, longer, mask=there)
-        tl.store(record + 6, tl.sum(tl.where(row == at, slot, 0), 0), mask=there)
-        tl.store(record + 7, tl.sum(tl.where(row == at, cached, 0), 0), mask=there)
+        valid = program < programs
+        tl.store(record, at, mask=valid)
+        tl.store(record + 1, (begin - base) // its_tiles, mask=valid)
+        tl.store(record + 2, (begin - base) % its_tiles, mask=valid)
+        tl.store(record + 3, each + (program < longer).to(tl.int32), mask=valid)
+        tl.store(record + 4, each, mask=valid)
+        tl.store(record + 5, longer, mask=valid)
+        tl.store(record + 6, tl.sum(tl.where(row == at, slot, 0), 0), mask=valid)
+        tl.store(record + 7, tl.sum(tl.where(row == at, cached, 0), 0), mask=valid)

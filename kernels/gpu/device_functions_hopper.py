@@ -17,8 +17,22 @@ def rms_scale(square_sum, eps, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def rotated(first, second, c, s):
-    """Halves of heads, rotated by the angles of these cosines and sines."""
+def rotated_halves(
+    first, second, weight, half, c, s, eps,
+    HALF: gl.constexpr, NORM: gl.constexpr, AXIS: gl.constexpr,
+):  # fmt: skip
+    """Halves of heads along ``AXIS``, normed if asked and rotated."""
+    if NORM:
+        square_sum = gl.sum(first * first, AXIS) + gl.sum(second * second, AXIS)
+        factor = rms_scale(square_sum, eps, 2 * HALF)
+        first_weight = gl.load(weight + half).to(gl.float32)
+        second_weight = gl.load(weight + HALF + half).to(gl.float32)
+        if AXIS == 1:
+            factor = factor[:, None]
+            first_weight = first_weight[None, :]
+            second_weight = second_weight[None, :]
+        first = first * factor * first_weight
+        second = second * factor * second_weight
     return first * c - second * s, second * c + first * s
 
 

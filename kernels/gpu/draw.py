@@ -2,10 +2,10 @@
 
 The rule is that of ``penstock.kernels.sampling``: the highest logit, or Gumbel-max over logits /
 temperature with noise that is a hash of (seed, choice, output position, token). The vocabulary is
-cut into stretches, so that few rows fill the GPU too; each logit is read once. The second kernel
-takes the best of the stretches, writes the token for the host, and makes it the slot's last token.
+cut into splits, so that few rows fill the GPU too; each logit is read once. The second kernel
+takes the best of the splits, writes the token for the host, and makes it the slot's last token.
 
-A stretch is read tile by tile, the next one while the present one is looked at. Tokens lie in lanes
+A split is read tile by tile, the next one while the present one is looked at. Tokens lie in lanes
 of eight: a lane's highest logit and lowest hash bound what its tokens reach, and only tiles with a
 lane that may beat the best so far get the noise itself. So the result is exact.
 
@@ -40,10 +40,10 @@ from penstock.kernels.gpu.gumbel import (
     with_noise,
 )
 from penstock.kernels.gpu.sampler_memory import (
-    STRETCH,
+    SPLIT,
     SamplerSlots,
     SamplerSpace,
-    stretches_of,
+    vocab_splits,
 )
 from penstock.kernels.sampling.choose import NOT_FINITE, NOTHING_LEFT
 
@@ -54,10 +54,10 @@ _MANY_LANES = 64
 _FEW = 1056
 """Programs of four warps: eight for each multiprocessor of an H200."""
 _PROGRAMS = 4224
-"""Programs of one warp, likewise. Within a stretch most tokens are passed by: the longer it is,
+"""Programs of one warp, likewise. Within a split most tokens are passed by: the longer it is,
 the more."""
 _LEAST_PADDED = 64
-"""One kernel commits whatever the number of stretches."""
+"""One kernel commits whatever the number of splits."""
 _PLAIN = tl.constexpr(0)
 _CHEAP = tl.constexpr(1)
 _WRITTEN = tl.constexpr(2)
@@ -172,11 +172,11 @@ def _best_of_tile(
 
 
 @triton.jit
-def _best_of_stretch(
+def _best_of_split(
     asked, first, end, floor, scale, drawn, key_add, key_factor,
     LANES: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """The best of a stretch, its token, and a sum that is finite where all logits are."""
+    """The best of a split, its token, and a sum that is finite where all logits are."""
     top = float("-inf")
     token = first
     sums = tl.zeros([LANES], tl.float32)
@@ -202,18 +202,18 @@ def _best_of_stretch(
     return top, token, tl.sum(sums, 0)
 
 
-@triton.jit(do_not_specialize=["stretches"])
+@triton.jit(do_not_specialize=["splits"])
 def _best_kernel(
     logits, rows, temperature, seed_low, seed_high, num_output, best, token, asks, repetition,
     frequency, presence, counts, allowed, adjusted, floors, chosen, reached, vocab, mask_words,
-    stretches, stretch_length, greedy_below,
+    splits, split_length, greedy_below,
     LANES: tl.constexpr, LIMITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    stretch = tl.program_id(1)
+    split = tl.program_id(1)
     slot = tl.load(rows + row).to(tl.int64)
-    at = row * stretches + stretch
+    at = row * splits + split
     ask = 0
     floor = float("-inf")
     if LIMITS:
@@ -224,16 +224,16 @@ def _best_kernel(
         return
     if LIMITS:
         if known >= 0:
-            tl.store(best + at, tl.where(stretch == 0, known_top, float("-inf")))
-            tl.store(token + at, tl.where(stretch == 0, known, 0))
+            tl.store(best + at, tl.where(split == 0, known_top, float("-inf")))
+            tl.store(token + at, tl.where(split == 0, known, 0))
             return
         ask = tl.load(asks + slot)
     warmth = tl.load(temperature + slot)
     drawn = warmth >= greedy_below
     key_add, key_factor = draw_key(seed_low, seed_high, num_output, slot)
     scale = tl.where(drawn, 1.0 / tl.maximum(warmth, greedy_below), 1.0)
-    first = stretch * stretch_length
-    end = tl.minimum(first + stretch_length, vocab)
+    first = split * split_length
+    end = tl.minimum(first + split_length, vocab)
     source = logits + row * vocab
     if LIMITS:
         asked = adjusted_row(
@@ -241,20 +241,20 @@ def _best_kernel(
             vocab, mask_words,
         )  # fmt: skip
         if is_written(ask):
-            top, found, total = _best_of_stretch(
+            top, found, total = _best_of_split(
                 asked, first, end, floor, scale, drawn, key_add, key_factor, LANES, _WRITTEN
             )
         elif (ask != 0) | (floor > float("-inf")):
-            top, found, total = _best_of_stretch(
+            top, found, total = _best_of_split(
                 asked, first, end, floor, scale, drawn, key_add, key_factor, LANES, _CHEAP
             )
         else:
-            top, found, total = _best_of_stretch(
+            top, found, total = _best_of_split(
                 asked, first, end, floor, scale, drawn, key_add, key_factor, LANES, _PLAIN
             )
     else:
         asked = (source, source, source, source, 0, 1.0, 1.0, 0.0, 0.0)
-        top, found, total = _best_of_stretch(
+        top, found, total = _best_of_split(
             asked, first, end, floor, scale, drawn, key_add, key_factor, LANES, _PLAIN
         )
     if is_finite(total) == 0:
@@ -266,9 +266,9 @@ def _best_kernel(
     tl.store(token + at, found)
 
 
-@triton.jit(do_not_specialize=["stretches"])
+@triton.jit(do_not_specialize=["splits"])
 def _commit_kernel(
-    best, token, rows, last_token, position, num_output, result, stretches, max_rows,
+    best, token, rows, last_token, position, num_output, result, splits, max_rows,
     PADDED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
@@ -276,10 +276,10 @@ def _commit_kernel(
     slot = tl.load(rows + row)
     if slot < 0:
         return
-    stretch = tl.arange(0, PADDED)
-    inside = stretch < stretches
-    value = tl.load(best + row * stretches + stretch, mask=inside, other=float("-inf"))
-    found = tl.load(token + row * stretches + stretch, mask=inside, other=0)
+    split = tl.arange(0, PADDED)
+    inside = split < splits
+    value = tl.load(best + row * splits + split, mask=inside, other=float("-inf"))
+    found = tl.load(token + row * splits + split, mask=inside, other=0)
     bad = tl.max(tl.where(inside, found >> 29, 0), 0)
     # Where every token is banned, nothing is the best.
     bad = tl.maximum(bad, tl.where(tl.max(value, 0) == float("-inf"), _NOTHING_LEFT, 0))
@@ -307,33 +307,33 @@ def draw(
     slots: SamplerSlots | None = None,
     space: SamplerSpace | None = None,
 ) -> int:
-    """The best token of each stretch of each row. Returns the number of stretches of a row.
+    """The best token of each split of each row. Returns the number of splits of a row.
 
     logits: [N, V] contiguous; rows: [N] int32, the slot of each row, -1: none. By slot:
     temperature fp32; seed_low and seed_high, the words of splitmix64 over (seed, choice), and
-    num_output, int32. best: fp32, token: int32, each at least N * ``stretches_of(V)``; bits 29
-    and 30 of a token say why its stretch has none, see ``Choice.bad``. slots, space: as they were
+    num_output, int32. best: fp32, token: int32, each at least N * ``vocab_splits(V)``; bits 29
+    and 30 of a token say why its split has none, see ``Choice.bad``. slots, space: as they were
     given to ``adjust_logits`` and ``keep_floor`` before; ``None`` if no row asks for either.
     """
     count, vocab = logits.shape
-    stretches, length, lanes, warps = stretches_of(vocab), STRETCH, _LANES, 4
-    if count * stretches > _FEW:
+    splits, length, lanes, warps = vocab_splits(vocab), SPLIT, _LANES, 4
+    if count * splits > _FEW:
         lanes, warps = _MANY_LANES, 1
-        wanted = max(1, min(stretches, _PROGRAMS // count))
+        wanted = max(1, min(splits, _PROGRAMS // count))
         length = triton.cdiv(triton.cdiv(vocab, wanted), 8 * lanes) * 8 * lanes
-        stretches = triton.cdiv(vocab, length)
+        splits = triton.cdiv(vocab, length)
     asked: tuple[Tensor | None, ...] = (None,) * 10
     if slots is not None and space is not None:
         asked = (
             slots.asks, slots.repetition, slots.frequency, slots.presence, slots.counts,
             slots.allowed, space.adjusted, space.floor, space.chosen, space.reached,
         )  # fmt: skip
-    _best_kernel[(count, stretches)](
+    _best_kernel[(count, splits)](
         logits, rows, temperature, seed_low, seed_high, num_output, best, token, *asked, vocab,
-        0 if slots is None else slots.allowed.shape[1], stretches, length, greedy_below, lanes,
+        0 if slots is None else slots.allowed.shape[1], splits, length, greedy_below, lanes,
         space is not None, EARLY, num_warps=warps, maxnreg=64, launch_pdl=EARLY,
     )  # fmt: skip
-    return stretches
+    return splits
 
 
 def commit(
@@ -345,14 +345,14 @@ def commit(
     num_output: Tensor,
     result: Tensor,
     count: int,
-    stretches: int,
+    splits: int,
 ) -> None:
-    """Take the best of a row's stretches and advance its slot by one position and one output.
+    """Take the best of a row's splits and advance its slot by one position and one output.
 
-    best, token: [count * stretches], from ``draw``; result: [2, R] int32: tokens, and why the
+    best, token: [count * splits], from ``draw``; result: [2, R] int32: tokens, and why the
     row has none, see ``Choice.bad``. Rows with slot -1 are left alone.
     """
     _commit_kernel[(count,)](
-        best, token, rows, last_token, position, num_output, result, stretches, result.shape[1],
-        max(_LEAST_PADDED, triton.next_power_of_2(stretches)), EARLY, num_warps=1, launch_pdl=EARLY,
+        best, token, rows, last_token, position, num_output, result, splits, result.shape[1],
+        max(_LEAST_PADDED, triton.next_power_of_2(splits)), EARLY, num_warps=1, launch_pdl=EARLY,
     )  # fmt: skip

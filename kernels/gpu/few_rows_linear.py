@@ -6,15 +6,17 @@
     out += x Wᵀ + b                                       ``add``, the residual stream in place
 
 The same layers as ``skinny_linear``, on the matrix unit. Its first operand is W, sixteen rows of
-it, the second eight rows of x; every warp has a stretch of the width of its own, and the warps'
+it, the second eight rows of x; every warp has a part of the width to itself, and the warps'
 sums are added at the end, always in the same order. So each value of W is read once by one thread,
 16 bytes at a time, right into the register that the matrix unit takes it from: a product does not
 change when the width is permuted in both operands, and in the order chosen here what a thread
 loads together is what it multiplies (``_left``, ``_right``).
 
 The norm is the factor that is left out of the sum and applied at its end; x times the norm's weight
-is rounded to x's type. A program reads the first stretch of its rows of W before the kernel ahead
+is rounded to x's type. A program reads the first columns of its rows of W before the kernel ahead
 of it has ended (``early_launch``).
+
+References: ``penstock.kernels.linear``, ``rms_norm`` and ``activation``.
 
 bf16 and fp32 only: in fp16 the residual stream times the norm's weight might overflow. fp32 is not
 what the matrix unit is for: correct, but meant for small layers.
@@ -144,14 +146,14 @@ def _few_rows_kernel(
 ):  # fmt: skip
     """``16 BLOCKS`` rows of W a program, times ``8 GROUPS`` rows of x."""
     outs: tl.constexpr = 8 * BLOCKS if GATED else 16 * BLOCKS
-    stretch: tl.constexpr = WIDTH // WARPS
-    steps: tl.constexpr = stretch // 32
+    warp_width: tl.constexpr = WIDTH // WARPS
+    steps: tl.constexpr = warp_width // 32
     first = tl.program_id(0) * outs
     begin = weight + first.to(tl.int64) * WIDTH
     upward = columns.to(tl.int64) * WIDTH
     near = tl.arange(0, 32)[None, :]
     at = tl.arange(0, 16 * WARPS)[:, None]
-    place = (at // (8 * WARPS) * 8 + at % 8) * WIDTH + at // 8 % WARPS * stretch + near
+    place = (at // (8 * WARPS) * 8 + at % 8) * WIDTH + at // 8 % WARPS * warp_width + near
     source = begin + place
 
     tiles = ()
@@ -160,7 +162,7 @@ def _few_rows_kernel(
         tiles += _load_weights(here, here + upward, BLOCKS, GATED, WIDTH)
     row_at = tl.arange(0, 8 * WARPS)[:, None]
     eighth = row_at % 8
-    column = row_at // 8 * stretch + near
+    column = row_at // 8 * warp_width + near
     factors = ()
     if NORM:
         factor_source = norm_weight + column

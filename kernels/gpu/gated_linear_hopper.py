@@ -4,7 +4,7 @@ The library's product is as fast, but writes 2 I values a row that the gate's ke
 Here a program computes 128 rows of 128 columns of both halves and writes I values a row. As many
 programs as multiprocessors take tiles in turn: a warp brings tiles of x and W by the tensor memory
 accelerator, ahead into the program's next tile; two groups of four warps multiply 64 rows each, and
-write through shared memory.
+write through shared memory. References: ``penstock.kernels.linear`` and ``activation``.
 
 Written in Gluon, Triton's language of explicit layouts, which is experimental: with a Triton that
 lacks it or has changed it, importing this module or making a ``HopperGatedLinear`` fails. Compute
@@ -99,7 +99,7 @@ def _multiply(
     """What a group of four warps does: 64 rows of each tile."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     half: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
-    kind: gl.constexpr = xs.dtype
+    dtype: gl.constexpr = xs.dtype
     done = row_tiles * 0
     for turn in range(_turns(row_tiles, COLUMN_TILES)):
         row_tile, column_tile = _tile_at(turn, row_tiles, COLUMN_TILES, BAND)
@@ -123,7 +123,7 @@ def _multiply(
         up = gl.convert_layout(up, half)
         result = silu_and_mul(gate, up)
         tma.store_wait(0)
-        outs.index(GROUP).store(result.to(kind))
+        outs.index(GROUP).store(result.to(dtype))
         fence_async_shared()
         place = [row_tile * 128 + GROUP * 64, column_tile * 128]
         tma.async_copy_shared_to_global(out_box, place, outs.index(GROUP))
@@ -137,11 +137,11 @@ def _gated_kernel(
     SLABS: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     GROUP_REGISTERS: gl.constexpr, FETCH_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    kind: gl.constexpr = x_box.dtype
+    dtype: gl.constexpr = x_box.dtype
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    xs = gl.allocate_shared_memory(kind, [STAGES, 128, 64], shared)
-    weights = gl.allocate_shared_memory(kind, [STAGES, 256, 64], shared)
-    outs = gl.allocate_shared_memory(kind, [2, 64, 128], shared)
+    xs = gl.allocate_shared_memory(dtype, [STAGES, 128, 64], shared)
+    weights = gl.allocate_shared_memory(dtype, [STAGES, 256, 64], shared)
+    outs = gl.allocate_shared_memory(dtype, [2, 64, 128], shared)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):

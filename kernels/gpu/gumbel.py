@@ -17,7 +17,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _mixed(x):
+def _mix(x):
     """lowbias32 but for its last step, which leaves the higher 16 bits as they are."""
     x ^= x >> 16
     x *= 0x7FEB352D
@@ -48,13 +48,13 @@ def draw_key(seed_low, seed_high, num_output, slot):
 @triton.jit
 def least_noise(begin, steps):
     """[R]: a lower bound of v in each row, whose multiples are begin[:, None] + steps[None]."""
-    return _bound(tl.min(_mixed(begin[:, None] + steps[None, :]), 1))
+    return _bound(tl.min(_mix(begin[:, None] + steps[None, :]), 1))
 
 
 @triton.jit
 def least_noise_of(ids, key_add, key_factor):
     """A lower bound of each token's v."""
-    return _bound(_mixed(ids.to(tl.uint32) * key_factor + key_add))
+    return _bound(_mix(ids.to(tl.uint32) * key_factor + key_add))
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def _minus_log1p_of_minus(v):
 @triton.jit
 def with_noise(z, scale, ids, key_add, key_factor):
     """z * scale - log(e), by the same instructions wherever a token is looked at."""
-    h = _mixed(ids.to(tl.uint32) * key_factor + key_add)
+    h = _mix(ids.to(tl.uint32) * key_factor + key_add)
     h ^= h >> 16
     v = (h.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     return tl.fma(z, scale, -tl.log(_minus_log1p_of_minus(v)))

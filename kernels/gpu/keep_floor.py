@@ -38,7 +38,7 @@ from penstock.kernels.gpu.sampler_memory import (
     SamplerSlots,
     SamplerSpace,
     groups_of,
-    stretches_of,
+    vocab_splits,
 )
 
 _TILE = 2048
@@ -235,9 +235,9 @@ def _settle(
 @triton.jit
 def _floor_kernel(
     logits, rows, asks, temperature, top_k, top_p, min_p, repetition, frequency, presence, counts,
-    allowed, seed_low, seed_high, num_output, adjusted, group_max, stretch_max, stretch_min,
-    stretch_mass, bad, group_list, candidates, candidate_ids, floors, chosen_token, reached, vocab,
-    stretches, groups, mask_words, greedy_below,
+    allowed, seed_low, seed_high, num_output, adjusted, group_max, split_max, split_min,
+    split_mass, bad, group_list, candidates, candidate_ids, floors, chosen_token, reached, vocab,
+    splits, groups, mask_words, greedy_below,
     GROUP: tl.constexpr, PADDED: tl.constexpr, PADDED_STRETCHES: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr, MOST: tl.constexpr, FEW: tl.constexpr, MOST_GROUPS: tl.constexpr,
     EARLY: tl.constexpr,
@@ -247,10 +247,10 @@ def _floor_kernel(
     slot = tl.load(rows + row).to(tl.int64)
     # The survey is under way before it is known whether it is needed: rows with a limit wait less.
     part = tl.arange(0, PADDED_STRETCHES)
-    at = row * stretches + part
-    sicks = tl.load(bad + at, mask=part < stretches, other=0)
-    tops = tl.load(stretch_max + at, mask=part < stretches, other=float("-inf"))
-    masses = tl.load(stretch_mass + at, mask=part < stretches, other=0.0)
+    at = row * splits + part
+    sicks = tl.load(bad + at, mask=part < splits, other=0)
+    tops = tl.load(split_max + at, mask=part < splits, other=float("-inf"))
+    masses = tl.load(split_mass + at, mask=part < splits, other=0.0)
     group = tl.arange(0, PADDED)
     maxima = tl.load(group_max + row * groups + group, mask=group < groups, other=float("-inf"))
     if slot < 0:
@@ -331,7 +331,7 @@ def _floor_kernel(
             )  # fmt: skip
         if settled == 0:
             token = -1
-            lows = tl.load(stretch_min + at, mask=part < stretches, other=float("inf"))
+            lows = tl.load(split_min + at, mask=part < splits, other=float("inf"))
             lowest = tl.min(lows, 0)
             floor = least
             for stage in range(2):
@@ -365,15 +365,15 @@ def keep_floor(
     Comes after ``adjust_logits``; seed_low, seed_high: as ``draw`` takes them.
     """
     count, vocab = logits.shape
-    stretches = stretches_of(vocab)
+    splits = vocab_splits(vocab)
     most = space.candidates.shape[1]
     _floor_kernel[(count,)](
         logits, rows, slots.asks, slots.temperature, slots.top_k, slots.top_p, slots.min_p,
         slots.repetition, slots.frequency, slots.presence, slots.counts, slots.allowed, seed_low,
-        seed_high, slots.num_output, space.adjusted, space.group_max, space.stretch_max,
-        space.stretch_min, space.stretch_mass, space.bad, space.group_list, space.candidates,
-        space.candidate_ids, space.floor, space.chosen, space.reached, vocab, stretches,
+        seed_high, slots.num_output, space.adjusted, space.group_max, space.split_max,
+        space.split_min, space.split_mass, space.bad, space.group_list, space.candidates,
+        space.candidate_ids, space.floor, space.chosen, space.reached, vocab, splits,
         groups_of(vocab), slots.allowed.shape[1], greedy_below, GROUP, space.group_list.shape[1],
-        triton.next_power_of_2(stretches), _TILE, _BLOCK, most, min(_FEW, most), _MOST_GROUPS,
+        triton.next_power_of_2(splits), _TILE, _BLOCK, most, min(_FEW, most), _MOST_GROUPS,
         EARLY, num_warps=8, maxnreg=128, launch_pdl=EARLY,
     )  # fmt: skip

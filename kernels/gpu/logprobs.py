@@ -2,7 +2,7 @@
 
 The rule is that of ``penstock.kernels.sampling.logprobs``: by the logits as the model gave them; of
 tokens that tie the lowest ids first. One pass finds the highest logit of every group and, by
-stretch, the sum of weights and how many logits are above the chosen one. Then one program a row
+split, the sum of weights and how many logits are above the chosen one. Then one program a row
 takes the likeliest tokens one by one: the group with the highest logit left, and in it the first
 token.
 """
@@ -19,10 +19,10 @@ from torch import Tensor
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.sampler_memory import (
     GROUP,
-    STRETCH,
+    SPLIT,
     SamplerSpace,
     groups_of,
-    stretches_of,
+    vocab_splits,
 )
 from penstock.kernels.sampling.logprobs import MOST_LOGPROBS
 
@@ -52,12 +52,12 @@ def logprob_columns(rows: int, device: torch.device) -> LogprobColumns:
 
 @triton.jit
 def _survey_kernel(
-    logits, rows, wanted, last_token, group_max, stretch_max, stretch_mass, above, vocab,
-    stretches, groups, STRETCH: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
+    logits, rows, wanted, last_token, group_max, split_max, split_mass, above, vocab,
+    splits, groups, SPLIT: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    stretch = tl.program_id(1)
+    split = tl.program_id(1)
     slot = tl.load(rows + row)
     if slot < 0:
         return
@@ -65,23 +65,23 @@ def _survey_kernel(
         return
     source = logits + row * vocab
     chosen = tl.load(source + tl.load(last_token + slot)).to(tl.float32)
-    ids = stretch * STRETCH + tl.arange(0, STRETCH)
+    ids = split * SPLIT + tl.arange(0, SPLIT)
     z = tl.load(source + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
-    highest = tl.max(tl.reshape(z, [STRETCH // GROUP, GROUP]), 1)
-    group = stretch * (STRETCH // GROUP) + tl.arange(0, STRETCH // GROUP)
+    highest = tl.max(tl.reshape(z, [SPLIT // GROUP, GROUP]), 1)
+    group = split * (SPLIT // GROUP) + tl.arange(0, SPLIT // GROUP)
     tl.store(group_max + row * groups + group, highest, mask=group < groups)
     top = tl.max(highest, 0)
-    at = row * stretches + stretch
-    tl.store(stretch_max + at, top)
+    at = row * splits + split
+    tl.store(split_max + at, top)
     weight = tl.where(z > float("-inf"), tl.exp(z - top), 0.0)
-    tl.store(stretch_mass + at, tl.sum(weight, 0))
+    tl.store(split_mass + at, tl.sum(weight, 0))
     tl.store(above + at, tl.sum((z > chosen).to(tl.int32), 0))
 
 
 @triton.jit
 def _likeliest_kernel(
-    logits, rows, wanted, last_token, group_max, stretch_max, stretch_mass, above, chosen_out,
-    rank_out, top_ids, top_out, vocab, stretches, groups,
+    logits, rows, wanted, last_token, group_max, split_max, split_mass, above, chosen_out,
+    rank_out, top_ids, top_out, vocab, splits, groups,
     GROUP: tl.constexpr, PADDED: tl.constexpr, PADDED_STRETCHES: tl.constexpr, MOST: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -94,10 +94,10 @@ def _likeliest_kernel(
     if number < 0:
         return
     part = tl.arange(0, PADDED_STRETCHES)
-    inside = part < stretches
-    at = row * stretches + part
-    tops = tl.load(stretch_max + at, mask=inside, other=float("-inf"))
-    masses = tl.load(stretch_mass + at, mask=inside, other=0.0)
+    inside = part < splits
+    at = row * splits + part
+    tops = tl.load(split_max + at, mask=inside, other=float("-inf"))
+    masses = tl.load(split_mass + at, mask=inside, other=0.0)
     higher = tl.load(above + at, mask=inside, other=0)
     top = tl.max(tops, 0)
     total = tl.sum(tl.where(masses > 0.0, masses * tl.exp(tops - top), 0.0), 0)
@@ -139,18 +139,18 @@ def logprobs(
 
     logits: [N, V] contiguous, as the model gave them; rows: [N] int32, the slot of each row, -1:
     none. By slot, int32: wanted, how many of the likeliest tokens, 0 … ``MOST_LOGPROBS`` (no more
-    than V), -1: no logprobs; last_token, the chosen token. space: its groups and stretches are
+    than V), -1: no logprobs; last_token, the chosen token. space: its groups and splits are
     overwritten.
     """
     count, vocab = logits.shape
-    stretches, groups = stretches_of(vocab), groups_of(vocab)
-    _survey_kernel[(count, stretches)](
-        logits, rows, wanted, last_token, space.group_max, space.stretch_max, space.stretch_mass,
-        space.bad, vocab, stretches, groups, STRETCH, GROUP, EARLY, num_warps=8, launch_pdl=EARLY,
+    splits, groups = vocab_splits(vocab), groups_of(vocab)
+    _survey_kernel[(count, splits)](
+        logits, rows, wanted, last_token, space.group_max, space.split_max, space.split_mass,
+        space.bad, vocab, splits, groups, SPLIT, GROUP, EARLY, num_warps=8, launch_pdl=EARLY,
     )  # fmt: skip
     _likeliest_kernel[(count,)](
-        logits, rows, wanted, last_token, space.group_max, space.stretch_max, space.stretch_mass,
-        space.bad, out.chosen, out.rank, out.top_ids, out.top, vocab, stretches, groups, GROUP,
-        triton.next_power_of_2(groups), triton.next_power_of_2(stretches), out.top.shape[1],
+        logits, rows, wanted, last_token, space.group_max, space.split_max, space.split_mass,
+        space.bad, out.chosen, out.rank, out.top_ids, out.top, vocab, splits, groups, GROUP,
+        triton.next_power_of_2(groups), triton.next_power_of_2(splits), out.top.shape[1],
         EARLY, num_warps=8, launch_pdl=EARLY,
     )  # fmt: skip

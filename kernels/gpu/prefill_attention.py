@@ -39,8 +39,8 @@ _LARGE_BYTES = 220 * 1024
 
 @triton.jit
 def _tile_of_keys(
-    query, top, total, mixed, entries, key_cache, value_cache, kv_head, start, limit, positions,
-    scale,
+    query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start, limit,
+    positions, scale,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
@@ -68,7 +68,7 @@ def _tile_of_keys(
         if WINDOW:
             seen = seen & (position[None, :] > positions[:, None] - WINDOW)
         score = tl.where(seen, score, float("-inf"))
-    return softmax_step(score, value, top, total, mixed, scale)
+    return softmax_step(score, value, row_max, row_sum, accumulator, scale)
 
 
 @triton.jit(do_not_specialize=["max_tiles"])
@@ -97,35 +97,35 @@ def _prefill_kernel(
     positions = first_position + row
     limit = first_position + count
     entries = table + slot * table_stride
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, DIM], tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
+    accumulator = tl.zeros([ROWS, DIM], tl.float32)
     # Tiles that every query sees whole need no mask.
     begin = 0
     whole = (first_position + 1) // KEYS * KEYS
     if WINDOW:
-        top = tl.full([ROWS], LOWEST, tl.float32)
+        row_max = tl.full([ROWS], LOWEST, tl.float32)
         begin = tl.maximum(first_position + 1 - WINDOW, 0) // KEYS * KEYS
         seen_by_all = tl.maximum(limit - WINDOW, 0)
         edge = tl.minimum(tl.cdiv(seen_by_all, KEYS) * KEYS, whole)
         for start in range(begin, edge, KEYS):
-            top, total, mixed = _tile_of_keys(
-                query, top, total, mixed, entries, key_cache, value_cache, kv_head, start, limit,
-                positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
+            row_max, row_sum, accumulator = _tile_of_keys(
+                query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head,
+                start, limit, positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
             )  # fmt: skip
         begin = tl.maximum(begin, edge)
     else:
-        top = tl.full([ROWS], float("-inf"), tl.float32)
+        row_max = tl.full([ROWS], float("-inf"), tl.float32)
     for start in range(begin, whole, KEYS):
-        top, total, mixed = _tile_of_keys(
-            query, top, total, mixed, entries, key_cache, value_cache, kv_head, start, limit,
-            positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, False, WINDOW, CAP,
+        row_max, row_sum, accumulator = _tile_of_keys(
+            query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start,
+            limit, positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, False, WINDOW, CAP,
         )  # fmt: skip
     for start in range(whole, limit, KEYS):
-        top, total, mixed = _tile_of_keys(
-            query, top, total, mixed, entries, key_cache, value_cache, kv_head, start, limit,
-            positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
+        row_max, row_sum, accumulator = _tile_of_keys(
+            query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start,
+            limit, positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
         )  # fmt: skip
-    result = mixed / total[:, None]
+    result = accumulator / row_sum[:, None]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=(row < count)[:, None])
 
 

@@ -61,11 +61,11 @@ def _item(tiles, num_tiles, max_tiles, turn, HEADS: gl.constexpr, PAIRS: gl.cons
     program, programs = gl.program_id(0), gl.num_programs(0)
     at = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
     tile = num_tiles - 1 - at // HEADS
-    there = tile >= 0
-    count = gl.load(tiles + max_tiles + tile, mask=there, other=0)
-    first_row = gl.load(tiles + tile, mask=there, other=0)
-    slot = gl.load(tiles + 2 * max_tiles + tile, mask=there, other=0)
-    first_position = gl.load(tiles + 3 * max_tiles + tile, mask=there, other=0)
+    valid = tile >= 0
+    count = gl.load(tiles + max_tiles + tile, mask=valid, other=0)
+    first_row = gl.load(tiles + tile, mask=valid, other=0)
+    slot = gl.load(tiles + 2 * max_tiles + tile, mask=valid, other=0)
+    first_position = gl.load(tiles + 3 * max_tiles + tile, mask=valid, other=0)
     head = at % HEADS
     if PAIRS:
         count = gl.where((count <= 64) & (head % 2 == 1), 0, count)
@@ -91,8 +91,8 @@ def _turns(num_tiles, HEADS: gl.constexpr):
 
 @gluon.jit
 def _attend_item(
-    out, queries, own, keys, values, key_ready, key_free, value_ready, value_free, done, first_row,
-    first, count, first_position, head, scale,
+    out, queries, first_buffer, keys, values, key_ready, key_free, value_ready, value_free, done,
+    first_row, first, count, first_position, head, scale,
     HEADS: gl.constexpr, DIM: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """64 queries of one head, from query ``first`` of the tile on."""
@@ -103,19 +103,19 @@ def _attend_item(
     tiles = (limit + KEYS - 1) // KEYS
     # Tiles that every query sees whole need no mask.
     whole = gl.minimum((first_position + first + 1) // KEYS, tiles)
-    _, total, low, high = attend_tiles(
-        queries, own, keys, values, key_ready, key_free, value_ready, value_free, done, tiles,
-        whole, limit, positions, scale, DIM, KEYS, STAGES,
+    _, row_sum, low, high = attend_tiles(
+        queries, first_buffer, keys, values, key_ready, key_free, value_ready, value_free, done,
+        tiles, whole, limit, positions, scale, DIM, KEYS, STAGES,
     )  # fmt: skip
-    total = gl.convert_layout(total, gl.SliceLayout(1, OUT))
+    row_sum = gl.convert_layout(row_sum, gl.SliceLayout(1, OUT))
     out_row = first + gl.arange(0, 64, gl.SliceLayout(1, OUT))
     out_column = gl.arange(0, 64, gl.SliceLayout(0, OUT))
     at = ((first_row + out_row).to(gl.int64) * HEADS + head) * DIM
     place = out + at[:, None] + out_column[None, :]
     inside = (out_row < count)[:, None]
-    gl.store(place, (low / total[:, None]).to(dtype), mask=inside)
+    gl.store(place, (low / row_sum[:, None]).to(dtype), mask=inside)
     if DIM == 128:
-        gl.store(place + 64, (high / total[:, None]).to(dtype), mask=inside)
+        gl.store(place + 64, (high / row_sum[:, None]).to(dtype), mask=inside)
 
 
 @gluon.jit
@@ -140,10 +140,10 @@ def _attend(
         if count > 0:
             buffer = taken % 2
             mbarrier.wait(query_ready.index(buffer), (taken // 2) & 1)
-            own_head, first = _of_group(head, count, GROUP, PAIRS)
+            group_head, first = _of_group(head, count, GROUP, PAIRS)
             _attend_item(
                 out, queries, (buffer * 2 + GROUP) * HALVES, keys, values, key_ready, key_free,
-                value_ready, value_free, done, first_row, first, count, first_position, own_head,
+                value_ready, value_free, done, first_row, first, count, first_position, group_head,
                 scale, HEADS, DIM, KEYS, STAGES,
             )  # fmt: skip
             mbarrier.arrive(query_free.index(buffer))
@@ -173,17 +173,17 @@ def _fetch(
             mbarrier.wait(query_free.index(buffer), ((taken // 2) & 1) ^ 1)
             mbarrier.expect(query_ready.index(buffer), 2 * 64 * DIM * 2)
             for part in gl.static_range(2 * HALVES):
-                own_head, first = _of_group(head, count, part // HALVES, PAIRS)
+                group_head, first = _of_group(head, count, part // HALVES, PAIRS)
                 # Rows behind the tile's own are read, too, and not used.
-                place = [first_row + first, own_head * DIM + part % HALVES * 64]
+                place = [first_row + first, group_head * DIM + part % HALVES * 64]
                 target = queries.index(buffer * 2 * HALVES + part)
                 tma.async_copy_global_to_shared(query_box, place, query_ready.index(buffer), target)
             entries = table + slot.to(gl.int64) * table_stride
             kv_head = head // (HEADS // KV_HEADS)
             limit = first_position + count
             blocks = (limit + BLOCK_SIZE - 1) // BLOCK_SIZE
-            own = (limit + KEYS - 1) // KEYS
-            for tile in range(own):
+            first_buffer = (limit + KEYS - 1) // KEYS
+            for tile in range(first_buffer):
                 fetch_tile(
                     key_cache, keys, key_ready, key_free, entries, done, tile, blocks, kv_head,
                     KV_HEADS, BLOCK_SIZE, KEYS, HALVES, STAGES,
@@ -192,7 +192,7 @@ def _fetch(
                     value_cache, values, value_ready, value_free, entries, done, tile, blocks,
                     kv_head, KV_HEADS, BLOCK_SIZE, KEYS, HALVES, STAGES,
                 )  # fmt: skip
-            done += own
+            done += first_buffer
             taken += 1
 
 

@@ -5,7 +5,8 @@ accelerator into rings of ``STAGES`` tiles; groups of four warps take 64 queries
 starts the product with the next keys before that with the values at hand, and computes the next
 weights while the latter runs. Source of these ideas: FlashAttention-3 (Shah et al., 2024).
 
-Heads of 128 are two halves of 64 in shared memory, and two accumulators.
+Heads of 128 are two halves of 64 in shared memory, and two accumulators. Reference:
+``penstock.kernels.attention``.
 """
 
 from __future__ import annotations
@@ -66,21 +67,22 @@ def rings(dtype: gl.constexpr, KEYS: gl.constexpr, HALVES: gl.constexpr, STAGES:
 
 @gluon.jit
 def _scores(
-    queries, own, keys, stage, KEYS: gl.constexpr, HALVES: gl.constexpr, layout: gl.constexpr
-):
-    """Start 64 queries, in the buffers from ``own`` on, times a tile of keys: [64, KEYS]."""
+    queries, first_buffer, keys, stage,
+    KEYS: gl.constexpr, HALVES: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Start 64 queries, which begin in ``first_buffer``, times a tile of keys: [64, KEYS]."""
     score = gl.zeros([64, KEYS], gl.float32, layout)
     for half in gl.static_range(HALVES):
         score = warpgroup_mma(
-            queries.index(own + half), keys.index(stage * HALVES + half).permute((1, 0)), score,
-            use_acc=half > 0, is_async=True,
+            queries.index(first_buffer + half), keys.index(stage * HALVES + half).permute((1, 0)),
+            score, use_acc=half > 0, is_async=True,
         )  # fmt: skip
     return score
 
 
 @gluon.jit
 def _weights(
-    score, top, total, start, positions, scale,
+    score, row_max, row_sum, start, positions, scale,
     KEYS: gl.constexpr, MASKED: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax: maximum, sum, factor of what was summed before, weights."""
@@ -88,7 +90,7 @@ def _weights(
         position = start + gl.arange(0, KEYS, gl.SliceLayout(0, layout))
         seen = position[None, :] <= positions[:, None]
         score = gl.where(seen, score, float("-inf"))
-    return softmax_step(score, top, total, scale, 1)
+    return softmax_step(score, row_max, row_sum, scale, 1)
 
 
 @gluon.jit
@@ -106,8 +108,8 @@ def _clear_values(values, stage, start, limit, KEYS: gl.constexpr, HALVES: gl.co
 
 @gluon.jit
 def _turn(
-    queries, own, keys, values, key_ready, key_free, value_ready, value_free, done, tile, top,
-    total, packed, low, high, positions, scale,
+    queries, first_buffer, keys, values, key_ready, key_free, value_ready, value_free, done, tile,
+    row_max, row_sum, packed, low, high, positions, scale,
     KEYS: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
     score_layout: gl.constexpr, out_layout: gl.constexpr, weight_layout: gl.constexpr,
 ):  # fmt: skip
@@ -116,15 +118,15 @@ def _turn(
     stage = (done + tile) % STAGES
     before = (done + tile - 1) % STAGES
     mbarrier.wait(key_ready.index(stage), ((done + tile) // STAGES) & 1)
-    score = _scores(queries, own, keys, stage, KEYS, HALVES, score_layout)
+    score = _scores(queries, first_buffer, keys, stage, KEYS, HALVES, score_layout)
     mbarrier.wait(value_ready.index(before), ((done + tile - 1) // STAGES) & 1)
     low = warpgroup_mma(packed, values.index(before * HALVES), low, is_async=True)
     if HALVES == 2:
         high = warpgroup_mma(packed, values.index(before * HALVES + 1), high, is_async=True)
     score = warpgroup_mma_wait(HALVES, deps=(score,))
     mbarrier.arrive(key_free.index(stage))
-    top, total, decay, weight = _weights(
-        score, top, total, tile * KEYS, positions, scale, KEYS, MASKED, score_layout
+    row_max, row_sum, decay, weight = _weights(
+        score, row_max, row_sum, tile * KEYS, positions, scale, KEYS, MASKED, score_layout
     )
     following = gl.convert_layout(weight.to(packed.dtype), weight_layout)
     # The weights go through the wait, so that they may be computed while the products run.
@@ -137,23 +139,23 @@ def _turn(
     low = low * decay[:, None]
     if HALVES == 2:
         high = high * decay[:, None]
-    return top, total, following, low, high
+    return row_max, row_sum, following, low, high
 
 
 @gluon.jit
 def attend_tiles(
-    queries, own, keys, values, key_ready, key_free, value_ready, value_free, done, tiles, whole,
-    limit, positions, scale,
+    queries, first_buffer, keys, values, key_ready, key_free, value_ready, value_free, done, tiles,
+    whole, limit, positions, scale,
     DIM: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """64 queries over ``tiles`` tiles, at least one; the rings have had ``done`` before those.
 
-    queries: [n, 64, 64], the group's from ``own`` on, a buffer for each 64 columns; keys, values:
-    [STAGES * DIM / 64, KEYS, 64]. positions: [64] int32 as the rows of [64, KEYS] scores, the last
-    that each query sees; the first is 0. whole: so many tiles every query sees whole; limit:
-    positions that hold anything. scale: of scores, times log2(e). Returns highest scores (binary
-    logarithm) and totals of weights, both as ``positions``, and the weighted sums of values, in
-    ``OUT``: [64, 64] fp32 twice, of which heads of 64 use the first.
+    queries: [n, 64, 64], the group's from ``first_buffer`` on, a buffer for each 64 columns; keys,
+    values: [STAGES * DIM / 64, KEYS, 64]. positions: [64] int32 as the rows of [64, KEYS] scores,
+    the last that each query sees; the first is 0. whole: so many tiles every query sees whole;
+    limit: positions that hold anything. scale: of scores, times log2(e). Returns highest scores
+    (binary logarithm) and sums of weights, both as ``positions``, and the weighted sums of values,
+    in ``OUT``: [64, 64] fp32 twice, of which heads of 64 use the first.
 
     All groups of a program take the same tiles up to the same limit, and the barriers of free
     buffers count the groups.
@@ -161,30 +163,30 @@ def attend_tiles(
     HALVES: gl.constexpr = DIM // 64
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
-    top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, score_layout))
-    total = gl.zeros([64], gl.float32, gl.SliceLayout(1, score_layout))
+    row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, score_layout))
+    row_sum = gl.zeros([64], gl.float32, gl.SliceLayout(1, score_layout))
     low = gl.zeros([64, 64], gl.float32, OUT)
     high = gl.zeros([64, 64], gl.float32, OUT)
 
     stage = done % STAGES
     mbarrier.wait(key_ready.index(stage), (done // STAGES) & 1)
-    score = _scores(queries, own, keys, stage, KEYS, HALVES, score_layout)
+    score = _scores(queries, first_buffer, keys, stage, KEYS, HALVES, score_layout)
     score = warpgroup_mma_wait(0, deps=(score,))
     mbarrier.arrive(key_free.index(stage))
-    top, total, _, weight = _weights(
-        score, top, total, 0, positions, scale, KEYS, True, score_layout
+    row_max, row_sum, _, weight = _weights(
+        score, row_max, row_sum, 0, positions, scale, KEYS, True, score_layout
     )
     packed = gl.convert_layout(weight.to(queries.dtype), weight_layout)
     for tile in range(1, whole):
-        top, total, packed, low, high = _turn(
-            queries, own, keys, values, key_ready, key_free, value_ready, value_free, done, tile,
-            top, total, packed, low, high, positions, scale, KEYS, HALVES, STAGES, False,
-            score_layout, OUT, weight_layout,
+        row_max, row_sum, packed, low, high = _turn(
+            queries, first_buffer, keys, values, key_ready, key_free, value_ready, value_free, done,
+            tile, row_max, row_sum, packed, low, high, positions, scale, KEYS, HALVES, STAGES,
+            False, score_layout, OUT, weight_layout,
         )  # fmt: skip
     for tile in range(gl.maximum(whole, 1), tiles):
-        top, total, packed, low, high = _turn(
-            queries, own, keys, values, key_ready, key_free, value_ready, value_free, done, tile,
-            top, total, packed, low, high, positions, scale, KEYS, HALVES, STAGES, True,
+        row_max, row_sum, packed, low, high = _turn(
+            queries, first_buffer, keys, values, key_ready, key_free, value_ready, value_free, done,
+            tile, row_max, row_sum, packed, low, high, positions, scale, KEYS, HALVES, STAGES, True,
             score_layout, OUT, weight_layout,
         )  # fmt: skip
 
@@ -200,7 +202,7 @@ def attend_tiles(
     else:
         low, packed = warpgroup_mma_wait(0, deps=(low, packed))
     mbarrier.arrive(value_free.index(stage))
-    return top, total, low, high
+    return row_max, row_sum, low, high
 
 
 @gluon.jit

@@ -9,7 +9,8 @@ comes: a program asks for its first tiles of W before the kernel ahead of it has
 (``early_launch``), and for those of x after that. Tiles come by the tensor memory accelerator,
 ``stages`` of them under way, and are multiplied from shared memory. Where a layer has too few
 columns to keep the device busy, programs share the width; what reads their parts next
-(``norm.add_rms_norm``) adds them up, always in the same order.
+(``norm.add_rms_norm``) adds them up, always in the same order. References:
+``penstock.kernels.linear`` and ``activation``.
 
 Written in Gluon, Triton's language of explicit layouts, which is experimental: with a Triton that
 lacks it or has changed it, importing this module or making a ``HopperLinear`` fails. Compute
@@ -171,10 +172,10 @@ def _rows_kernel(
     """``PART`` columns of up to ``ROWS`` rows of ``out`` a program, over a part of the width."""
     tl.extra.cuda.gdc_launch_dependents()
     SLABS: gl.constexpr = WIDTH // 64 // SPLITS
-    kind: gl.constexpr = x_box.dtype
+    dtype: gl.constexpr = x_box.dtype
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    xs = gl.allocate_shared_memory(kind, [STAGES, ROWS, 64], shared)
-    weights = gl.allocate_shared_memory(kind, [STAGES, 64, 64], shared)
+    xs = gl.allocate_shared_memory(dtype, [STAGES, ROWS, 64], shared)
+    weights = gl.allocate_shared_memory(dtype, [STAGES, 64, 64], shared)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for early in gl.static_range(STAGES):

@@ -1,7 +1,7 @@
 """What the sampler's kernels read and write on the device.
 
 ``SamplerSlots`` is what the slots ask for; ``SamplerSpace`` is for the kernels alone, as large as
-the largest step needs, and free again after each step. The vocabulary is cut into *stretches*, one
+the largest step needs, and free again after each step. The vocabulary is cut into *splits*, one
 a program, and these into *groups*: a group's highest logit says whether anything in it matters.
 """
 
@@ -22,7 +22,7 @@ ASKS_BAD_WORDS = 8
 """Bits of ``SamplerSlots.asks``."""
 ASKS_WRITTEN = ASKS_BIASES | ASKS_BAD_WORDS
 """Adjustments of single tokens: where a row asks for any, its logits are written anew."""
-STRETCH = 4096
+SPLIT = 4096
 """Logits of one program."""
 GROUP = 64
 CANDIDATES = 4096
@@ -67,21 +67,21 @@ class SamplerSlots(NamedTuple):
 
 
 class SamplerSpace(NamedTuple):
-    """N: rows of the largest step; V: vocabulary; ``T``: its stretches; G: its groups."""
+    """N: rows of the largest step; V: vocabulary; ``T``: its splits; G: its groups."""
 
     adjusted: Tensor
     """[N, V] fp32: logits after bans, biases and penalties, of rows with an ask in
     ``ASKS_WRITTEN``; those of other rows are computed where they are read."""
     group_max: Tensor
     """[N, G] fp32: the highest of each group, of rows with a limit."""
-    stretch_max: Tensor
+    split_max: Tensor
     """[N, T] fp32."""
-    stretch_min: Tensor
+    split_min: Tensor
     """[N, T] fp32: the lowest above -inf."""
-    stretch_mass: Tensor
-    """[N, T] fp32: sum of exp(logit - the stretch's highest), at the row's temperature."""
+    split_mass: Tensor
+    """[N, T] fp32: sum of exp(logit - the split's highest), at the row's temperature."""
     bad: Tensor
-    """[N, T] int32: why a stretch holds what is not finite, see ``Choice.bad``; 0: it does not."""
+    """[N, T] int32: why a split holds what is not finite, see ``Choice.bad``; 0: it does not."""
     group_list: Tensor
     """[N, G rounded up to a power of two] int32."""
     candidates: Tensor
@@ -97,9 +97,9 @@ class SamplerSpace(NamedTuple):
     """[N] fp32: what the chosen token reached, noise included."""
 
 
-def stretches_of(vocab: int) -> int:
+def vocab_splits(vocab: int) -> int:
     """Stretches that a vocabulary is cut into."""
-    return triton.cdiv(vocab, STRETCH)
+    return triton.cdiv(vocab, SPLIT)
 
 
 def groups_of(vocab: int) -> int:
@@ -115,14 +115,14 @@ def sampler_space(
     def empty(width: int, kind: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(rows, width, dtype=kind, device=device)
 
-    stretches, groups = stretches_of(vocab), groups_of(vocab)
+    splits, groups = vocab_splits(vocab), groups_of(vocab)
     return SamplerSpace(
         adjusted=empty(vocab),
         group_max=empty(groups),
-        stretch_max=empty(stretches),
-        stretch_min=empty(stretches),
-        stretch_mass=empty(stretches),
-        bad=empty(stretches, torch.int32),
+        split_max=empty(splits),
+        split_min=empty(splits),
+        split_mass=empty(splits),
+        bad=empty(splits, torch.int32),
         group_list=empty(triton.next_power_of_2(groups), torch.int32),
         candidates=empty(candidates),
         candidate_ids=empty(candidates, torch.int32),

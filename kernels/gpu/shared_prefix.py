@@ -2,12 +2,13 @@
 
 Rows whose block tables begin with the same blocks would each read those again. Here the queries of
 some rows to one KV head stand together as one operand, as in a prefill, and attend to the common
-positions: the cascade of Hydragen (Juravsky et al. 2024). The result is a part like the
-stretches of ``decode_attention``, which goes on from it with the positions of each row's own.
+positions: the cascade of Hydragen (Juravsky et al. 2024). The result is a part like the splits of
+``decode_attention``, which goes on from it with each row's suffix. Reference:
+``penstock.kernels.attention``.
 
 Hopper GPUs have a kernel of their own for it (``shared_prefix_hopper``).
 
-The positions are cut into a few stretches so that few rows fill the GPU too. The grid depends on
+The positions are cut into a few splits so that few rows fill the GPU too. The grid depends on
 the number of rows alone; which rows take part, and up to where, lies on the device. It changes
 between steps only, and a step's first kernels let nothing start before they have waited
 (``slots.embed``), and so a program reads it before it waits for the kernel ahead. The kernel behind
@@ -89,7 +90,8 @@ class SharedPrefix(NamedTuple):
 
 @triton.jit
 def _attended(
-    entries, key_cache, value_cache, kv_head, start, end, first, second, top, total, mixed, scale,
+    entries, key_cache, value_cache, kv_head, start, end, first, second, row_max, row_sum,
+    accumulator, scale,
     KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
@@ -117,7 +119,7 @@ def _attended(
     score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
     if not FULL:
         score = tl.where(inside[None, :], score, float("-inf"))
-    return softmax_step(score, value, top, total, mixed, scale)
+    return softmax_step(score, value, row_max, row_sum, accumulator, scale)
 
 
 # One compiled kernel serves every number of rows and parts.
@@ -155,33 +157,33 @@ def _prefix_kernel(
         qkv + first_head[:, None] * dim, cos, sin, query_weight, position,
         takes_part[:, None], eps, HALF, NORM,
     )  # fmt: skip
-    kind = qkv.dtype.element_ty
-    first = first.to(kind)
-    second = second.to(kind)
+    dtype = qkv.dtype.element_ty
+    first = first.to(dtype)
+    second = second.to(dtype)
     column = tl.arange(0, dim)
-    top = tl.full([QUERIES], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, dim], tl.float32)
+    row_max = tl.full([QUERIES], float("-inf"), tl.float32)
+    row_sum = tl.zeros([QUERIES], tl.float32)
+    accumulator = tl.zeros([QUERIES, dim], tl.float32)
     entries = table + leader.to(tl.int64) * table_stride
     each = tl.cdiv(tl.cdiv(length, TILE), parts) * TILE
     end = tl.minimum(part * each + each, length)
     begin = part * each
     full = tl.maximum(end - begin, 0) // TILE * TILE
     for start in range(begin, begin + full, TILE):
-        top, total, mixed = _attended(
-            entries, key_cache, value_cache, kv_head, start, end, first, second, top, total, mixed,
-            scale, KV_HEADS, HALF, BLOCK_SIZE, TILE, True,
+        row_max, row_sum, accumulator = _attended(
+            entries, key_cache, value_cache, kv_head, start, end, first, second, row_max, row_sum,
+            accumulator, scale, KV_HEADS, HALF, BLOCK_SIZE, TILE, True,
         )  # fmt: skip
     if begin + full < end:
-        top, total, mixed = _attended(
-            entries, key_cache, value_cache, kv_head, begin + full, end, first, second, top, total,
-            mixed, scale, KV_HEADS, HALF, BLOCK_SIZE, TILE, False,
+        row_max, row_sum, accumulator = _attended(
+            entries, key_cache, value_cache, kv_head, begin + full, end, first, second, row_max,
+            row_sum, accumulator, scale, KV_HEADS, HALF, BLOCK_SIZE, TILE, False,
         )  # fmt: skip
     # [row, kv head, part, query head]; a part without positions has weight 0
     to = ((row.to(tl.int64) * KV_HEADS + kv_head) * parts + part) * SHARED + head
-    tl.store(partial + to[:, None] * dim + column[None, :], mixed, mask=takes_part[:, None])
-    tl.store(partial_sums + 2 * to, top, mask=takes_part)
-    tl.store(partial_sums + 2 * to + 1, total, mask=takes_part)
+    tl.store(partial + to[:, None] * dim + column[None, :], accumulator, mask=takes_part[:, None])
+    tl.store(partial_sums + 2 * to, row_max, mask=takes_part)
+    tl.store(partial_sums + 2 * to + 1, row_sum, mask=takes_part)
 
 
 def why_not(shared: int) -> str:
@@ -192,7 +194,7 @@ def why_not(shared: int) -> str:
 
 
 def parts_for(rows: int, heads: int, kv_heads: int) -> int:
-    """The number of stretches that the prefix is cut into: a power of two."""
+    """The number of splits that the prefix is cut into: a power of two."""
     programs = _row_tiles(rows, heads // kv_heads) * kv_heads
     return int(min(_MOST_PARTS, 1 << (max(1, SHAPE.programs // programs).bit_length() - 1)))
 

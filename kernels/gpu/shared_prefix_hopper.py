@@ -6,7 +6,7 @@ warps take 64 queries each (``query_tile_hopper``).
 
 Block tables, lengths and what earlier steps wrote are read before the program waits for the kernel
 ahead of it, K and V by the fetching warp, which never waits. That is right as in
-``decode_stretches_hopper``; also without a plan ahead, where the Triton kernel of decode attention
+``decode_splits_hopper``; also without a plan ahead, where the Triton kernel of decode attention
 follows: a step's first kernel (``slots.embed``) lets nothing start before it has waited, and each
 behind it waits for the one ahead. The kernel behind this one starts as ``shared_prefix`` says.
 
@@ -80,13 +80,13 @@ def _attend(
     part = gl.program_id(2)
     parts = gl.num_programs(2)
     query = GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, wide))
-    row, head, slot, there = _query_rows(
+    row, head, slot, valid = _query_rows(
         rows, shared_lengths, count, query, PADDED, SHARED, QUERIES
     )
     half = gl.arange(0, 64, gl.SliceLayout(0, wide))[None, :]
-    position = gl.load(last_position + slot, mask=there, other=0)
+    position = gl.load(last_position + slot, mask=valid, other=0)
     angle = position.to(gl.int64)[:, None] * 64 + half
-    inside = there[:, None]
+    inside = valid[:, None]
     c = gl.load(cos + angle, mask=inside, other=0.0)
     s = gl.load(sin + angle, mask=inside, other=0.0)
     source = (row.to(gl.int64) * (HEADS + 2 * KV_HEADS) + kv_head * SHARED + head) * 128
@@ -100,37 +100,39 @@ def _attend(
         factor = rms_scale(square_sum, eps, 128)[:, None]
         first *= factor * gl.load(query_weight + half).to(gl.float32)
         second *= factor * gl.load(query_weight + 64 + half).to(gl.float32)
-    kind: gl.constexpr = queries.dtype
-    # Not by ``rotated``: a half is stored before the other is computed.
-    queries.index(GROUP * 2).store((first * c - second * s).to(kind))
-    queries.index(GROUP * 2 + 1).store((second * c + first * s).to(kind))
+    dtype: gl.constexpr = queries.dtype
+    # Not by ``rotated_halves``: a half is stored before the other is computed.
+    queries.index(GROUP * 2).store((first * c - second * s).to(dtype))
+    queries.index(GROUP * 2 + 1).store((second * c + first * s).to(dtype))
     fence_async_shared()
 
     query = GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, OUT))
-    row, head, _, there = _query_rows(rows, shared_lengths, count, query, PADDED, SHARED, QUERIES)
+    row, head, _, valid = _query_rows(rows, shared_lengths, count, query, PADDED, SHARED, QUERIES)
     to = ((row.to(gl.int64) * KV_HEADS + kv_head) * parts + part) * SHARED + head
     column = gl.arange(0, 64, gl.SliceLayout(0, OUT))[None, :]
     place = partial + to[:, None] * 128 + column
-    inside = there[:, None]
+    inside = valid[:, None]
     if tiles > 0:
         last = gl.full([64], 0, gl.int32, gl.SliceLayout(1, score_layout)) + (positions - 1)
-        top, total, low, high = attend_tiles(
+        row_max, row_sum, low, high = attend_tiles(
             queries, GROUP * 2, keys, values, key_ready, key_free, value_ready, value_free,
             tiles * 0, tiles, positions // KEYS, positions, last, scale, 128, KEYS, STAGES,
         )  # fmt: skip
         gl.store(place, low, mask=inside)
         gl.store(place + 64, high, mask=inside)
-        gl.store(partial_sums + 2 * to, gl.convert_layout(top, gl.SliceLayout(1, OUT)), mask=there)
-        total = gl.convert_layout(total, gl.SliceLayout(1, OUT))
-        gl.store(partial_sums + 2 * to + 1, total, mask=there)
+        gl.store(
+            partial_sums + 2 * to, gl.convert_layout(row_max, gl.SliceLayout(1, OUT)), mask=valid
+        )
+        row_sum = gl.convert_layout(row_sum, gl.SliceLayout(1, OUT))
+        gl.store(partial_sums + 2 * to + 1, row_sum, mask=valid)
     else:
         # A part without positions has weight 0.
         nothing = gl.zeros([64, 64], gl.float32, OUT)
         gl.store(place, nothing, mask=inside)
         gl.store(place + 64, nothing, mask=inside)
         none = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, OUT))
-        gl.store(partial_sums + 2 * to, none, mask=there)
-        gl.store(partial_sums + 2 * to + 1, gl.zeros_like(none), mask=there)
+        gl.store(partial_sums + 2 * to, none, mask=valid)
+        gl.store(partial_sums + 2 * to + 1, gl.zeros_like(none), mask=valid)
 
 
 @gluon.jit
@@ -168,10 +170,10 @@ def _hopper_prefix_kernel(
     leader = gl.load(shared_slot)
     length = gl.load(shared_lengths + leader, mask=leader >= 0, other=0)
     query = gl.arange(0, QUERIES, gl.BlockedLayout([1], [32], [4], [0]))
-    _, _, _, there = _query_rows(
+    _, _, _, valid = _query_rows(
         rows, shared_lengths, count, query, PADDED, HEADS // KV_HEADS, QUERIES
     )
-    length = gl.where(gl.max(there.to(gl.int32), 0) > 0, length, 0)
+    length = gl.where(gl.max(valid.to(gl.int32), 0) > 0, length, 0)
     entries = table + leader.to(gl.int64) * table_stride
     each = gl.cdiv(gl.cdiv(length, KEYS), gl.num_programs(2)) * KEYS
     begin = gl.program_id(2) * each
@@ -179,10 +181,10 @@ def _hopper_prefix_kernel(
     tiles = gl.cdiv(positions, KEYS)
     entries += begin // BLOCK_SIZE
 
-    kind: gl.constexpr = qkv.dtype.element_ty
+    dtype: gl.constexpr = qkv.dtype.element_ty
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    queries = gl.allocate_shared_memory(kind, [4, 64, 64], shared)
-    keys, values, key_ready, key_free, value_ready, value_free = rings(kind, KEYS, 2, STAGES)
+    queries = gl.allocate_shared_memory(dtype, [4, 64, 64], shared)
+    keys, values, key_ready, key_free, value_ready, value_free = rings(dtype, KEYS, 2, STAGES)
     fence_async_shared()
     gl.warp_specialize(
         [

@@ -8,8 +8,10 @@
 For one row a product is bound by reading W once. A library product stands between small kernels
 that each cost a launch and a round trip of the activations; here the norm is the factor that is
 left out of the sum and applied at its end, and nothing but W leaves the caches. Each program
-multiplies some rows of W, the first stretch of which it reads before the kernel ahead of it has
+multiplies some rows of W, the first columns of which it reads before the kernel ahead of it has
 ended (``early_launch``). For two rows and more, and for narrow weights: ``few_rows_linear``.
+
+References: ``penstock.kernels.linear``, ``rms_norm`` and ``activation``.
 
 bf16 and fp32 only: in fp16 the residual stream times the norm's weight might overflow.
 """
@@ -30,7 +32,7 @@ def _row_kernel(
     WIDTH: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr, NORM: tl.constexpr,
     GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """``ROWS`` rows of W a program, read in stretches of ``PART``."""
+    """``ROWS`` rows of W a program, read ``PART`` columns at a time."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, PART)
     source = weight + row.to(tl.int64)[:, None] * WIDTH + column[None, :]

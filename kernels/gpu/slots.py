@@ -4,6 +4,7 @@ The host knows which entries of block tables, rows and slots change in a step, a
 one copy; ``scatter`` writes them. Everything else (last tokens, positions, draws) is advanced by
 the kernels themselves, so that a step which changes nothing needs nothing from the host. What
 depends on these lists alone is here, too: embedding rows, and bringing sampled rows forward.
+References: torch's indexing, as each function's docstring has it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _embed_kernel(
 ):  # fmt: skip
     if EARLY:
         # In this order: behind the next kernel may be one that reads, before it waits, what the
-        # kernel ahead of this one wrote (``decode_stretches_hopper``).
+        # kernel ahead of this one wrote (``decode_splits_hopper``).
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)

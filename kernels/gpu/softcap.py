@@ -1,6 +1,7 @@
 """The soft cap of logits on the GPU: cap * tanh(x / cap), in place.
 
-Source: the technical report of Gemma 2 (2024). Each number is read and written once.
+Reference: ``torch.tanh`` in that formula. Source: the technical report of Gemma 2 (2024). Each
+number is read and written once.
 """
 
 from __future__ import annotations

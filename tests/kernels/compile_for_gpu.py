@@ -31,7 +31,7 @@ from penstock.kernels.gpu.compressed_weights import compress
 from penstock.kernels.gpu.draw import draw
 from penstock.kernels.gpu.keep_floor import keep_floor
 from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
-from penstock.kernels.gpu.sampler_memory import sampler_slots, sampler_space, stretches_of
+from penstock.kernels.gpu.sampler_memory import sampler_slots, sampler_space, vocab_splits
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.wire.messages.engine import EngineSizes
@@ -146,7 +146,7 @@ def sample(vocab: int, dtype: torch.dtype) -> None:
     slots, space = sampler_slots(1, vocab, 8, device), sampler_space(1, vocab, device)
     numbers = torch.zeros(1, 4096, dtype=torch.int32)
     one, logits = numbers[0], torch.empty(1, vocab, dtype=dtype)
-    best = torch.empty(ROWS * stretches_of(vocab))
+    best = torch.empty(ROWS * vocab_splits(vocab))
     ban_words(one, 1, slots, numbers, numbers, numbers)
     adjust_logits(logits, one, slots, space, 1e-5)
     keep_floor(logits, one, one, one, slots, space, 1e-5)

@@ -26,7 +26,7 @@ from penstock.kernels.gpu.sampler_memory import (
     SamplerSlots,
     sampler_slots,
     sampler_space,
-    stretches_of,
+    vocab_splits,
 )
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.sampling import WordTable, allowed_mask
@@ -124,9 +124,9 @@ class DeviceSampler:
         bases = draw_bases(np.full(count, seed, np.uint64), np.zeros(count, np.uint64))
         words_of = np.stack((bases & np.uint64(0xFFFFFFFF), bases >> np.uint64(32)))
         self.seeds = _on_device(words_of.astype(np.uint32).view(np.int32), torch.int32)
-        stretches = stretches_of(vocab)
-        self.best = torch.zeros(count * stretches, dtype=torch.float32, device=DEVICE)
-        self.token = torch.zeros(count * stretches, dtype=torch.int32, device=DEVICE)
+        splits = vocab_splits(vocab)
+        self.best = torch.zeros(count * splits, dtype=torch.float32, device=DEVICE)
+        self.token = torch.zeros(count * splits, dtype=torch.int32, device=DEVICE)
         self.last_token = torch.zeros(count, dtype=torch.int32, device=DEVICE)
         self.position = torch.zeros(count, dtype=torch.int32, device=DEVICE)
         self.result = torch.full((2, count), -7, dtype=torch.int32, device=DEVICE)
@@ -141,7 +141,7 @@ class DeviceSampler:
     def draw(self, logits: torch.Tensor, plain: bool = False) -> None:
         """Run until the tokens are chosen. plain: as if no row could ask for anything."""
         slots, space = (None, None) if plain else (self.slots, self.space)
-        self.stretches = draw(
+        self.splits = draw(
             logits, self.rows, self.slots.temperature, self.seeds[0], self.seeds[1],
             self.slots.num_output, self.best, self.token, GREEDY, slots, space,
         )  # fmt: skip
@@ -150,7 +150,7 @@ class DeviceSampler:
         """Tokens, and which rows have none."""
         commit(
             self.best, self.token, self.rows, self.last_token, self.position,
-            self.slots.num_output, self.result, count, self.stretches,
+            self.slots.num_output, self.result, count, self.splits,
         )  # fmt: skip
         add_tokens(self.rows, count, self.slots, self.last_token, self.words[2])
         tokens, bad = self.result[:, :count].cpu().tolist()

@@ -13,7 +13,7 @@ import pytest
 PRODUCTS = ("rows_linear_hopper", "compressed_linear_hopper")
 GATED = ("gated_linear_hopper",)
 ATTENTION = (
-    "decode_plan", "decode_stretches_hopper", "shared_prefix_hopper", "prefill_attention_hopper",
+    "decode_plan", "decode_splits_hopper", "shared_prefix_hopper", "prefill_attention_hopper",
 )  # fmt: skip
 """Begun at the same time by ``GpuDecoder``: a thread each, attention in this order."""
 DRAW = ("draw",)

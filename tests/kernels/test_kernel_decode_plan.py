@@ -75,7 +75,7 @@ def check(cached: list[int | None], shared: list[int], prefixed: bool, programs:
     ],
     ids=str,
 )
-def test_every_item_is_in_one_stretch_and_stretches_are_even(
+def test_every_item_is_in_one_split_and_splits_are_even(
     cached: list[int | None], programs: int
 ) -> None:
     check(cached, [0] * len(cached), False, programs)

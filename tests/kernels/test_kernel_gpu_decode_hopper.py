@@ -114,7 +114,7 @@ class Rows:
         self.out.fill_(float("nan"))
         self.prefix.partial.fill_(float("nan"))
         self.prefix.sums.fill_(float("nan"))
-        self.attention.own.fill_(float("nan"))
+        self.attention.suffix.fill_(float("nan"))
 
     def attend(self, ahead: Callable[[], object] = lambda: None) -> None:
         """ahead: starts what is between the plan and the first kernel that reads QKV."""

@@ -183,7 +183,7 @@ def test_tokens_do_not_depend_on_how_rows_are_cut(
     monkeypatch.setattr(draw, "_PROGRAMS", programs)
     many = DeviceSampler(requests, vocab)
     assert many.step(logits) == tokens
-    assert many.stretches < few.stretches
+    assert many.splits < few.splits
 
 
 def test_a_row_is_the_same_alone_and_rows_without_a_slot_are_left_alone() -> None:
@@ -290,7 +290,7 @@ def test_a_count_stays_at_its_limit() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", [20, 33, 200, LARGE])
 def test_logprobs_equal_the_reference(vocab: int, dtype: torch.dtype) -> None:
-    """Rounded logits: many tie, across groups and stretches too."""
+    """Rounded logits: many tie, across groups and splits too."""
     count = 7
     logits = ((random_logits(count, vocab, 3) * 4).round() / 4).to(dtype)
     tokens = torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(1))

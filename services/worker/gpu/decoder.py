@@ -200,7 +200,7 @@ class GpuDecoder:
             self.prefix.kernels(index, qkv, batch, heads)
         fast = num_decode >= self._least_rows and self._attends_to_all[index]
         attend = self.decode.kernels if fast else self._triton
-        attend(index, qkv, batch, heads, self.space.mixed[:num_decode], shared)
+        attend(index, qkv, batch, heads, self.space.attention_output[:num_decode], shared)
 
     def _batch(self, num_decode: int) -> DecodeBatch:
         state = self.state
@@ -218,14 +218,14 @@ class GpuDecoder:
         attend = self.prefill.kernels if attends_to_all else self._windowed_prefill
         attend(
             index, space.query[:rows], chunks.last_tiles if last else chunks.tiles,
-            chunks.num_tiles, state.table, space.mixed[:rows],
+            chunks.num_tiles, state.table, space.attention_output[:rows],
         )  # fmt: skip
 
     def head(self, count: int) -> None:
         """After the body: logits of the ``count`` rows that ``BatchState.sample_index`` names."""
         space = self.space
         index = self.state.sample_index[:count]
-        bring_forward(space.mixed.flatten(1), space.residual, index)
+        bring_forward(space.attention_output.flatten(1), space.residual, index)
         self._finish(count, mixed=False)
         hopper = self.products.kernels
         if hopper and hopper.head and count <= hopper.bounds[1]:
@@ -268,18 +268,18 @@ class GpuDecoder:
     def draw(self, count: int) -> None:
         """Choose a token for each logits row, greedy or plainly drawn, and advance its slot."""
         space, state = self.space, self.state
-        stretches = draw(
+        splits = draw(
             space.logits[:count], state.sample_slots, state.temperature, state.seed_low,
             state.seed_high, state.num_output, space.best, space.token, GREEDY_TEMPERATURE,
         )  # fmt: skip
-        self.commit(count, stretches)
+        self.commit(count, splits)
 
-    def commit(self, count: int, stretches: int) -> None:
+    def commit(self, count: int, splits: int) -> None:
         """Advance the slots by the tokens in ``best`` and ``token``."""
         space, state = self.space, self.state
         commit(
             space.best, space.token, state.sample_slots, state.last_token, state.position,
-            state.num_output, space.result, count, stretches,
+            state.num_output, space.result, count, splits,
         )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ class LayerProducts(Protocol):
 
     What comes behind the last attention may be done by others than what comes before, for fewer
     rows: behind ``down`` ``residual`` is complete, and ``output`` reads nothing but it and
-    ``mixed``.
+    ``attention_output``.
     """
 
     def begin(self, rows: int) -> None:
@@ -57,7 +57,7 @@ class LayerProducts(Protocol):
         """Write ``qkv``."""
 
     def output(self, layer: int, rows: int) -> None:
-        """Add to ``residual``, from ``mixed``."""
+        """Add to ``residual``, from ``attention_output``."""
 
     def gate_up(self, layer: int, rows: int) -> None:
         """Write ``activated``."""
@@ -96,9 +96,12 @@ class LibraryProducts:
         _linear(space.normed[:rows], weights.qkv, weights.qkv_bias, space.qkv[:rows].flatten(1))
 
     def output(self, layer: int, rows: int) -> None:
-        weights, mixed = self._layers[layer], self._space.mixed[:rows].flatten(1)
+        weights, attention_output = (
+            self._layers[layer],
+            self._space.attention_output[:rows].flatten(1),
+        )
         norms = weights.output_norm, weights.post_norm
-        self._add(mixed, weights.output, weights.output_bias, *norms)
+        self._add(attention_output, weights.output, weights.output_bias, *norms)
 
     def gate_up(self, layer: int, rows: int) -> None:
         if self._gated is not None and self._gated.pays(rows):
@@ -118,16 +121,16 @@ class LibraryProducts:
         """The last layer's sum was normed already."""
 
     def _add(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None, norm: Tensor
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, x_norm: Tensor | None, norm: Tensor
     ) -> None:
-        """own: the norm of what is added; norm: of the sum."""
+        """x_norm: the norm of what is added; norm: of the sum."""
         space, rows = self._space, len(x)
         projected, residual = space.projected[:rows], space.residual[:rows]
         _linear(x, weight, bias, projected)
-        if own is None:
+        if x_norm is None:
             add_rms_norm(projected, residual, norm, self._eps, space.normed[:rows])
         else:
-            add_normed(projected, own, residual, norm, self._eps, space.normed[:rows])
+            add_normed(projected, x_norm, residual, norm, self._eps, space.normed[:rows])
 
 
 class FusedProducts:
@@ -153,8 +156,10 @@ class FusedProducts:
 
     def output(self, layer: int, rows: int) -> None:
         weights, space = self._layers[layer], self._space
-        mixed, residual = space.mixed[:rows].flatten(1), space.residual[:rows]
-        self._linear(rows)(mixed, weights.output, weights.output_bias, residual, add=True)
+        attention_output, residual = space.attention_output[:rows].flatten(1), space.residual[:rows]
+        self._linear(rows)(
+            attention_output, weights.output, weights.output_bias, residual, add=True
+        )
 
     def gate_up(self, layer: int, rows: int) -> None:
         weights, space = self._layers[layer], self._space
@@ -274,8 +279,8 @@ def _compressed_linears(
 
 def _inputs(space: Workspace) -> dict[str, Tensor]:
     """What each of a layer's products reads."""
-    mixed, normed = space.mixed.flatten(1), space.normed
-    return {"qkv": normed, "output": mixed, "gate_up": normed, "down": space.activated}
+    attention_output, normed = space.attention_output.flatten(1), space.normed
+    return {"qkv": normed, "output": attention_output, "gate_up": normed, "down": space.activated}
 
 
 def _biases(layers: list[DenseLayer], name: str) -> list[Tensor | None]:

@@ -121,8 +121,8 @@ class GpuSampler:
         return bool((limited & drawn).any() or table.asks[at].any())
 
     def draw(self, logits: Tensor, best: Tensor, token: Tensor) -> int:
-        """The best token of every stretch of every row; the step's rows are those of the state.
-        Returns the number of stretches."""
+        """The best token of every split of every row; the step's rows are those of the state.
+        Returns the number of splits."""
         state, slots, rows = self._state, self.slots, self._state.sample_slots
         ban_words(rows, len(logits), slots, *self._word_arrays)
         adjust_logits(logits, rows, slots, self.space, GREEDY_TEMPERATURE)

@@ -111,7 +111,7 @@ def _batch(sizes: ExecutorSizes) -> int:
 
 
 def _attention(sizes: ExecutorSizes) -> int:
-    """What is known of stretches of contexts and of a shared prefix: ``decode_workspace`` and
+    """What is known of splits of contexts and of a shared prefix: ``decode_workspace`` and
     ``shared_prefix``."""
     config, slots = sizes.config, sizes.capacity.max_num_seqs
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -131,7 +131,7 @@ def _attention(sizes: ExecutorSizes) -> int:
 
 def _logits(sizes: ExecutorSizes) -> int:
     vocab, slots = sizes.config.vocab_size, sizes.capacity.max_num_seqs
-    return slots * (vocab * sizes.item_bytes + 2 * _WORD * (_stretches(vocab) + 1))
+    return slots * (vocab * sizes.item_bytes + 2 * _WORD * (_vocab_splits(vocab) + 1))
 
 
 def _sampler(sizes: ExecutorSizes) -> int:
@@ -140,7 +140,7 @@ def _sampler(sizes: ExecutorSizes) -> int:
     groups = -(-vocab // _GROUP)
     entries = 3 * (MAX_BIASES + 2 * MAX_STOP_TOKENS)
     words = 2 * _WORDS + 1 + _WORD_TOKENS + _RING
-    space = vocab + groups + 4 * _stretches(vocab) + _power_of_two(groups) + 2 * _CANDIDATES + 3
+    space = vocab + groups + 4 * _vocab_splits(vocab) + _power_of_two(groups) + 2 * _CANDIDATES + 3
     logprobs = 3 + 2 * MAX_LOGPROBS
     return slots * (2 * vocab + _WORD * (entries + words + space + logprobs))
 
@@ -154,7 +154,7 @@ def _padded(count: int) -> int:
     return -(-count // 32) * 32
 
 
-def _stretches(vocab: int) -> int:
+def _vocab_splits(vocab: int) -> int:
     return -(-vocab // _STRETCH)
 
 

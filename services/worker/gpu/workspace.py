@@ -6,7 +6,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.sampler_memory import stretches_of
+from penstock.kernels.gpu.sampler_memory import vocab_splits
 from penstock.services.worker.models.dense import DenseConfig
 
 
@@ -19,8 +19,8 @@ class Workspace(msgspec.Struct):
     qkv: Tensor
     """[T, Hq + 2 Hkv, D]."""
     query: Tensor
-    """[T, Hq, D]: turned queries of chunk rows."""
-    mixed: Tensor
+    """[T, Hq, D]: rotated queries of chunk rows."""
+    attention_output: Tensor
     """[T, Hq, D]: what attention gives."""
     projected: Tensor
     """[T, hidden]: what is added to the residual stream next."""
@@ -41,13 +41,13 @@ def make_workspace(
         return torch.empty(*shape, dtype=kind, device=device)
 
     hidden, heads, dim = config.hidden_size, config.num_heads, config.head_dim
-    parts = logits_rows * stretches_of(config.vocab_size)
+    parts = logits_rows * vocab_splits(config.vocab_size)
     return Workspace(
         residual=empty(rows, hidden),
         normed=empty(rows, hidden),
         qkv=empty(rows, heads + 2 * config.num_kv_heads, dim),
         query=empty(rows, heads, dim),
-        mixed=torch.zeros(rows, heads, dim, dtype=dtype, device=device),
+        attention_output=torch.zeros(rows, heads, dim, dtype=dtype, device=device),
         projected=empty(rows, hidden),
         gate_up=empty(rows, 2 * config.intermediate_size),
         activated=empty(rows, config.intermediate_size),

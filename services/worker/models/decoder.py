@@ -71,11 +71,11 @@ class _QueryKeyNorm:
         )
         self._parts = [_Norm(norm, weight)]
 
-    def __call__(self, turned: Tensor) -> Tensor:
-        """turned: [N, Hq + Hkv, D]. Returns the same in fp32."""
+    def __call__(self, query_key: Tensor) -> Tensor:
+        """query_key: [N, Hq + Hkv, D]. Returns the same in fp32."""
         if not self._whole:
-            return self._parts[0].fp32(turned)
-        halves = turned[:, : self._heads], turned[:, self._heads :]
+            return self._parts[0].fp32(query_key)
+        halves = query_key[:, : self._heads], query_key[:, self._heads :]
         normed = [
             norm.fp32(half.flatten(1)).view(half.shape)
             for norm, half in zip(self._parts, halves, strict=True)
@@ -118,8 +118,8 @@ class _Layer:
     def linears(self) -> tuple[Linear, ...]:
         return self.qkv, self.output, self.up, self.down
 
-    def add_attention(self, residual: Tensor, mixed: Tensor) -> Tensor:
-        return self._add(residual, self.output, mixed, self._output_norm)
+    def add_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
+        return self._add(residual, self.output, attended, self._output_norm)
 
     def add_mlp(self, residual: Tensor, x: Tensor) -> Tensor:
         return self._add(residual, self.down, self.activate(self.up(x)), self._down_norm)
@@ -222,11 +222,11 @@ class Decoder:
         last = self._layers[-1]
         for layer, kv, inputs in zip(self._layers, cache, step.layers, strict=True):
             x = residual if layer.input_norm is None else layer.input_norm(residual)
-            mixed = self._attention(x, layer, kv, inputs, tables)
+            attended = self._attention(x, layer, kv, inputs, tables)
             if layer is last and rows is not None:
-                residual, mixed = residual.index_select(0, rows), mixed.index_select(0, rows)
+                residual, attended = residual.index_select(0, rows), attended.index_select(0, rows)
                 x = x.index_select(0, rows) if layer.parallel else x
-            summed = layer.add_attention(residual, mixed)
+            summed = layer.add_attention(residual, attended)
             if not layer.parallel:
                 x = residual = summed
             if layer.mlp_norm is not None:
@@ -246,13 +246,13 @@ class Decoder:
         part = layer.attention
         heads, kv_heads, dim = part.num_heads, part.num_kv_heads, part.head_dim
         fused = layer.qkv(x).view(len(x), heads + 2 * kv_heads, dim)
-        turned, value = fused[:, : heads + kv_heads], fused[:, heads + kv_heads :]
+        query_key, value = fused[:, : heads + kv_heads], fused[:, heads + kv_heads :]
         if layer.head_norm is not None:
-            turned = layer.head_norm(turned)
+            query_key = layer.head_norm(query_key)
         if part.rotary is not None:
-            turned = _rotate(turned, part.rotary.dim, *tables[part.rotary])
-        turned = turned.to(self.dtype)
-        query, key = turned[:, :heads], turned[:, heads:]
+            query_key = _rotate(query_key, part.rotary.dim, *tables[part.rotary])
+        query_key = query_key.to(self.dtype)
+        query, key = query_key[:, :heads], query_key[:, heads:]
         write_kv(key, value, kv[0], kv[1], inputs.slot_mapping)
         return paged_attention(query, kv[0], kv[1], inputs.attention, part.scale)
 

@@ -114,10 +114,10 @@ def _factor(norm: Norm | None, weight: Tensor) -> Tensor:
 def _place_heads(attention: Attention, weights: LayerWeights, width: int) -> None:
     """Bring each head's elements to where the kernels have them, in ``width`` elements."""
     dim, heads, kv_heads = attention.head_dim, attention.num_heads, attention.num_kv_heads
-    turned = dim if attention.rotary is None else attention.rotary.dim
-    if width == dim and turned == dim:
+    rotary_dim = dim if attention.rotary is None else attention.rotary.dim
+    if width == dim and rotary_dim == dim:
         return
-    places = _places(dim, turned, width)
+    places = _places(dim, rotary_dim, width)
     values = torch.arange(dim)
 
     def spread(tensor: Tensor, where: Tensor) -> Tensor:
@@ -142,13 +142,13 @@ def _place_heads(attention: Attention, weights: LayerWeights, width: int) -> Non
         weights.output.weight = spread(columns, values).t().contiguous()
 
 
-def _places(dim: int, turned: int, width: int) -> Tensor:
-    """Where each of a head's ``dim`` elements goes, so that the ``turned`` first ones are pairs
+def _places(dim: int, rotary_dim: int, width: int) -> Tensor:
+    """Where each of a head's ``dim`` elements goes, so that the ``rotary_dim`` first ones are pairs
     (i, i + width / 2) and the rest fills the places that are left."""
-    half = turned // 2
+    half = rotary_dim // 2
     pairs = [*range(half), *range(width // 2, width // 2 + half)]
     left = [place for place in range(width) if place not in set(pairs)]
-    return torch.tensor(pairs + left[: dim - turned])
+    return torch.tensor(pairs + left[: dim - rotary_dim])
 
 
 def half_tables(

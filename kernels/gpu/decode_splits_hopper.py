@@ -1,12 +1,12 @@
 """Attention of decode rows on Hopper: the kernel that ``decode_attention_hopper`` starts.
 
-Every program has the same share of a step's work, a stretch of tiles of cached positions
+Every program has the same share of a step's work, a split of tiles of cached positions
 (``decode_plan``: stream-K, Osama et al. 2023; "Lean attention", Sanovar et al. 2024). It streams
 its tiles through shared memory by the tensor memory accelerator, also past the end of a row, so
-that loads are under way at all times. Each of its warps has its own share of a tile's positions and
-its own online softmax; they meet at the end of a row or stretch. A (row, KV head) that lies in one
-stretch is written at once; the parts of others are added up, in the order of positions, by the
-program that ends last: the same bits in every run.
+that loads are under way at all times. Each of its warps has a share of a tile's positions and an
+online softmax to itself; they meet at the end of a row or split. A (row, KV head) that lies in one
+split is written at once; the parts of others are merged, in the order of positions, by the program
+that ends last: the same bits in every run. Reference: ``penstock.kernels.attention``.
 
 Where rows share a prefix, their tiles begin behind it, which need not be at a multiple of a tile. A
 program leaves each row that it has completed as a part, and adds those that ``shared_prefix`` has
@@ -35,46 +35,46 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from penstock.kernels.gpu.decode_parts_hopper import add_parts, finish_rows, store_part
-from penstock.kernels.gpu.device_functions_hopper import rms_scale, rotated, softmax_step
+from penstock.kernels.gpu.decode_parts_hopper import merge_parts, merge_prefix, store_part
+from penstock.kernels.gpu.device_functions_hopper import rotated_halves, softmax_step
 
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # triton 3.6
 
 
 @gluon.jit
 def _owner(item, each, longer):
-    """The program whose stretch holds an item."""
+    """The program whose split holds an item."""
     high = longer * (each + 1)
     late = longer + (item - high) // gl.maximum(each, 1)
     return gl.where(item < high, item // (each + 1), late)
 
 
 @gluon.jit
-def _slot_of(rows, last_position, shared_lengths, row, there, KEYS: gl.constexpr):
+def _slot_of(rows, last_position, shared_lengths, row, valid, KEYS: gl.constexpr):
     """A row's slot, positions of a shared prefix, cached positions and tiles."""
-    slot = gl.load(rows + row, mask=there, other=-1)
+    slot = gl.load(rows + row, mask=valid, other=-1)
     cached = gl.load(last_position + slot, mask=slot >= 0, other=0)
-    passed = _passed(shared_lengths, slot, slot >= 0)
-    return slot, passed, cached, _tiles(cached - passed, KEYS)
+    skipped = _skipped(shared_lengths, slot, slot >= 0)
+    return slot, skipped, cached, _tiles(cached - skipped, KEYS)
 
 
 @gluon.jit
-def _passed(shared_lengths, slot, there):
+def _skipped(shared_lengths, slot, valid):
     """Positions of a slot that a shared prefix covers."""
-    passed = slot * 0
+    skipped = slot * 0
     if shared_lengths is not None:
-        passed = gl.load(shared_lengths + slot, mask=there, other=0)
-    return passed
+        skipped = gl.load(shared_lengths + slot, mask=valid, other=0)
+    return skipped
 
 
 @gluon.jit
-def _tiles(own, KEYS: gl.constexpr):
-    return gl.maximum((own + KEYS - 1) // KEYS, 1)
+def _tiles(length, KEYS: gl.constexpr):
+    return gl.maximum((length + KEYS - 1) // KEYS, 1)
 
 
 @gluon.jit
 def _fetch(
-    key_box, value_box, keys, values, ready, stage, table, table_stride, slot, passed, cached,
+    key_box, value_box, keys, values, ready, stage, table, table_stride, slot, skipped, cached,
     kv_head, tile,
     KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
@@ -84,7 +84,7 @@ def _fetch(
     last = gl.maximum(cached - 1, 0) // BLOCK_SIZE
     mbarrier.expect(ready.index(stage), KEYS * HALF * 2 * 2 * 2)
     for part in gl.static_range(KEYS // BOX):
-        position = passed + tile * KEYS + part * BOX
+        position = skipped + tile * KEYS + part * BOX
         block = gl.load(entries + gl.minimum(position // BLOCK_SIZE, last))
         line = (block * KV_HEADS + kv_head) * BLOCK_SIZE
         if BLOCK_SIZE > BOX:
@@ -103,7 +103,7 @@ def _fetch(
 
 @gluon.jit
 def _advance(
-    rows, last_position, shared_lengths, row, head, tile, slot, passed, cached, tiles, more,
+    rows, last_position, shared_lengths, row, head, tile, slot, skipped, cached, tiles, more,
     KV_HEADS: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
     """The item behind an item."""
@@ -114,35 +114,15 @@ def _advance(
         if head == KV_HEADS:
             head = head * 0
             row += 1
-            slot, passed, cached, tiles = _slot_of(
+            slot, skipped, cached, tiles = _slot_of(
                 rows, last_position, shared_lengths, row, more, KEYS
             )
-    return row, head, tile, slot, passed, cached, tiles
-
-
-@gluon.jit
-def _turned(
-    first, second, weight, half, c, s, eps,
-    HALF: gl.constexpr, NORM: gl.constexpr, AXIS: gl.constexpr,
-):  # fmt: skip
-    """Halves of heads along ``AXIS``, normed if asked and rotated."""
-    if NORM:
-        square_sum = gl.sum(first * first, AXIS) + gl.sum(second * second, AXIS)
-        factor = rms_scale(square_sum, eps, 2 * HALF)
-        first_weight = gl.load(weight + half).to(gl.float32)
-        second_weight = gl.load(weight + HALF + half).to(gl.float32)
-        if AXIS == 1:
-            factor = factor[:, None]
-            first_weight = first_weight[None, :]
-            second_weight = second_weight[None, :]
-        first = first * factor * first_weight
-        second = second * factor * second_weight
-    return rotated(first, second, c, s)
+    return row, head, tile, slot, skipped, cached, tiles
 
 
 @gluon.jit
 def _attend_tile(
-    keys, values, stage, start, cached, first, second, top, total, low, high, scale,
+    keys, values, stage, start, cached, first, second, row_max, row_sum, low, high, scale,
     KEYS: gl.constexpr, HALF: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax: the tile of positions ``start`` …, a share for each warp."""
@@ -172,11 +152,11 @@ def _attend_tile(
         inside = (position < cached).expand_dims(2)
         value_low = gl.where(inside, value_low, 0.0)
         value_high = gl.where(inside, value_high, 0.0)
-    top, total, decay, weight = softmax_step(score, top, total, 1.0, 2)
+    row_max, row_sum, decay, weight = softmax_step(score, row_max, row_sum, 1.0, 2)
     weight = gl.convert_layout(weight.to(first.dtype), left)
     low = mma_v2(weight, value_low, low * decay[:, :, None])
     high = mma_v2(weight, value_high, high * decay[:, :, None])
-    return top, total, low, high
+    return row_max, row_sum, low, high
 
 
 # One compiled kernel serves every call: nothing depends on these integers' values.
@@ -184,7 +164,7 @@ def _attend_tile(
 def hopper_decode_kernel(
     qkv, plan, rows, last_position, table, key_box, value_box, key_cache, value_cache, cos, sin,
     query_weight, key_weight, out, partial, sums, arrived, shared_lengths, prefix_partial,
-    prefix_sums, prefix_parts, own_parts, own_sums, scale, eps, table_stride,
+    prefix_sums, prefix_parts, suffix_parts, suffix_sums, scale, eps, table_stride,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HALF: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, COMBINE: gl.constexpr,
     NORM: gl.constexpr,
@@ -193,7 +173,7 @@ def hopper_decode_kernel(
     WARPS: gl.constexpr = gl.num_warps()
     SHARED: gl.constexpr = HEADS // KV_HEADS
     DIM: gl.constexpr = 2 * HALF
-    kind: gl.constexpr = qkv.dtype.element_ty
+    dtype: gl.constexpr = qkv.dtype.element_ty
     program = gl.program_id(0)
     record = plan + program * 8
     row = gl.load(record, cache_modifier=".cg")
@@ -208,13 +188,13 @@ def hopper_decode_kernel(
         # Not before the kernel ahead is over: the next one waits for this one alone.
         tl.extra.cuda.gdc_wait()
         return
-    passed = _passed(shared_lengths, slot, slot >= 0)
-    tiles = _tiles(cached - passed, KEYS)
-    own_begin = program * each + gl.minimum(program, longer)
+    skipped = _skipped(shared_lengths, slot, slot >= 0)
+    tiles = _tiles(cached - skipped, KEYS)
+    first_item = program * each + gl.minimum(program, longer)
 
     swizzled: gl.constexpr = gl.NVMMASharedLayout(HALF * 2, 16, 2)
-    keys = gl.allocate_shared_memory(kind, [STAGES * 2, KEYS, HALF], swizzled)
-    values = gl.allocate_shared_memory(kind, [STAGES * 2, KEYS, HALF], swizzled)
+    keys = gl.allocate_shared_memory(dtype, [STAGES * 2, KEYS, HALF], swizzled)
+    values = gl.allocate_shared_memory(dtype, [STAGES * 2, KEYS, HALF], swizzled)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for early in gl.static_range(STAGES):
         mbarrier.init(ready.index(early), count=1)
@@ -223,18 +203,18 @@ def hopper_decode_kernel(
 
     # Where the copies are: always STAGES tiles ahead of the products.
     next_row, next_head, next_tile = row, head, tile
-    next_slot, next_passed, next_cached, next_tiles = slot, passed, cached, tiles
+    next_slot, next_skipped, next_cached, next_tiles = slot, skipped, cached, tiles
     for early in gl.static_range(STAGES):
         if early < count:
             _fetch(
                 key_box, value_box, keys, values, ready, early, table, table_stride, next_slot,
-                next_passed, next_cached, next_head, next_tile, KV_HEADS, BLOCK_SIZE, KEYS, HALF,
+                next_skipped, next_cached, next_head, next_tile, KV_HEADS, BLOCK_SIZE, KEYS, HALF,
             )  # fmt: skip
             (
-                next_row, next_head, next_tile, next_slot, next_passed, next_cached, next_tiles,
+                next_row, next_head, next_tile, next_slot, next_skipped, next_cached, next_tiles,
             ) = _advance(
                 rows, last_position, shared_lengths, next_row, next_head, next_tile, next_slot,
-                next_passed, next_cached, next_tiles, early + 1 < count, KV_HEADS, KEYS,
+                next_skipped, next_cached, next_tiles, early + 1 < count, KV_HEADS, KEYS,
             )  # fmt: skip
     if shared_lengths is None:
         tl.extra.cuda.gdc_wait()
@@ -267,43 +247,43 @@ def hopper_decode_kernel(
         s = gl.load(sin + angle)
         block = gl.load(table + slot.to(gl.int64) * table_stride + cached // BLOCK_SIZE)
         begin = source + head * SHARED * DIM + query[:, None] * DIM + half[None, :]
-        there = (query < SHARED)[:, None]
-        first = gl.load(begin, mask=there, other=0.0).to(gl.float32)
-        second = gl.load(begin + HALF, mask=there, other=0.0).to(gl.float32)
+        valid = (query < SHARED)[:, None]
+        first = gl.load(begin, mask=valid, other=0.0).to(gl.float32)
+        second = gl.load(begin + HALF, mask=valid, other=0.0).to(gl.float32)
         new_key = source + (HEADS + head) * DIM + half
         new_first = gl.load(new_key).to(gl.float32)
         new_second = gl.load(new_key + HALF).to(gl.float32)
         new_value = source + (HEADS + KV_HEADS + head) * DIM + column
         low_value = gl.load(new_value)
         high_value = gl.load(new_value + HALF)
-        first, second = _turned(
+        first, second = rotated_halves(
             first, second, query_weight, half, c[None, :], s[None, :], eps, HALF, NORM, 1
         )
-        first = first.to(kind)
-        second = second.to(kind)
+        first = first.to(dtype)
+        second = second.to(dtype)
 
-        top = gl.full([WARPS, 16], -1e30, gl.float32, per_query)
-        total = gl.zeros([WARPS, 16], gl.float32, per_query)
+        row_max = gl.full([WARPS, 16], -1e30, gl.float32, per_query)
+        row_sum = gl.zeros([WARPS, 16], gl.float32, per_query)
         low = gl.zeros([WARPS, 16, HALF], gl.float32, mma)
         high = gl.zeros([WARPS, 16, HALF], gl.float32, mma)
         if tile == 0:
-            new_first, new_second = _turned(
+            new_first, new_second = rotated_halves(
                 new_first, new_second, key_weight, half, c, s, eps, HALF, NORM, 0
             )
-            turned_first = new_first.to(kind)
-            turned_second = new_second.to(kind)
+            key_first = new_first.to(dtype)
+            key_second = new_second.to(dtype)
             line = (block.to(gl.int64) * KV_HEADS + head) * BLOCK_SIZE + cached % BLOCK_SIZE
-            gl.store(key_cache + line * DIM + half, turned_first)
-            gl.store(key_cache + line * DIM + HALF + half, turned_second)
+            gl.store(key_cache + line * DIM + half, key_first)
+            gl.store(key_cache + line * DIM + HALF + half, key_second)
             gl.store(value_cache + line * DIM + column, low_value)
             gl.store(value_cache + line * DIM + HALF + column, high_value)
-            product = first.to(gl.float32) * turned_first.to(gl.float32)[None, :]
-            product += second.to(gl.float32) * turned_second.to(gl.float32)[None, :]
-            own = gl.convert_layout(gl.sum(product, 1) * scale, query_axis)
+            product = first.to(gl.float32) * key_first.to(gl.float32)[None, :]
+            product += second.to(gl.float32) * key_second.to(gl.float32)[None, :]
+            new_score = gl.convert_layout(gl.sum(product, 1) * scale, query_axis)
             # It is the first warp's.
             here = (gl.arange(0, WARPS, gl.SliceLayout(1, per_query)) == 0)[:, None]
-            top = gl.where(here, own[None, :], top)
-            total = gl.where(here, 1.0, total)
+            row_max = gl.where(here, new_score[None, :], row_max)
+            row_sum = gl.where(here, 1.0, row_sum)
             here = here.expand_dims(2)
             low = gl.where(here, low_value.to(gl.float32)[None, None, :], low)
             high = gl.where(here, high_value.to(gl.float32)[None, None, :], high)
@@ -311,56 +291,56 @@ def hopper_decode_kernel(
         first = gl.convert_layout(first, gl.SliceLayout(0, left)).expand_dims(0)
         second = gl.convert_layout(second, gl.SliceLayout(0, left)).expand_dims(0)
         if WARPS > 1:
-            first, _ = gl.broadcast(first, gl.zeros([WARPS, 16, HALF], kind, left))
-            second, _ = gl.broadcast(second, gl.zeros([WARPS, 16, HALF], kind, left))
+            first, _ = gl.broadcast(first, gl.zeros([WARPS, 16, HALF], dtype, left))
+            second, _ = gl.broadcast(second, gl.zeros([WARPS, 16, HALF], dtype, left))
         for turn in range(tile, stop):
             at = done + turn - tile
             stage = at % STAGES
             mbarrier.wait(ready.index(stage), (at // STAGES) & 1)
-            top, total, low, high = _attend_tile(
-                keys, values, stage, passed + turn * KEYS, cached, first, second, top, total, low,
-                high, scale, KEYS, HALF, mma,
+            row_max, row_sum, low, high = _attend_tile(
+                keys, values, stage, skipped + turn * KEYS, cached, first, second, row_max, row_sum,
+                low, high, scale, KEYS, HALF, mma,
             )  # fmt: skip
             if WARPS > 1:
                 _barrier()
             if at + STAGES < count:
                 _fetch(
                     key_box, value_box, keys, values, ready, stage, table, table_stride,
-                    next_slot, next_passed, next_cached, next_head, next_tile, KV_HEADS,
+                    next_slot, next_skipped, next_cached, next_head, next_tile, KV_HEADS,
                     BLOCK_SIZE, KEYS, HALF,
                 )  # fmt: skip
                 (
-                    next_row, next_head, next_tile, next_slot, next_passed, next_cached,
+                    next_row, next_head, next_tile, next_slot, next_skipped, next_cached,
                     next_tiles,
                 ) = _advance(
                     rows, last_position, shared_lengths, next_row, next_head, next_tile, next_slot,
-                    next_passed, next_cached, next_tiles, at + STAGES + 1 < count, KV_HEADS, KEYS,
+                    next_skipped, next_cached, next_tiles, at + STAGES + 1 < count, KV_HEADS, KEYS,
                 )  # fmt: skip
 
         # The warps' parts become one.
-        highest = gl.max(top, 0)
-        share = gl.exp2(top - highest[None, :])
-        whole = gl.sum(total * share, 0)
+        new_max = gl.max(row_max, 0)
+        share = gl.exp2(row_max - new_max[None, :])
+        whole = gl.sum(row_sum * share, 0)
         low_sum = gl.sum(low * share[:, :, None], 0)
         high_sum = gl.sum(high * share[:, :, None], 0)
         whole_row = stop - tile == tiles
         queries = gl.arange(0, 16, query_axis)
         if whole_row:
-            if own_parts is not None:
+            if suffix_parts is not None:
                 store_part(
-                    low_sum, high_sum, highest, whole, own_parts, own_sums, pair, place, wanted,
-                    queries, SHARED, HALF,
+                    low_sum, high_sum, new_max, whole, suffix_parts, suffix_sums, pair, place,
+                    wanted, queries, SHARED, HALF,
                 )  # fmt: skip
             else:
                 divisor = gl.convert_layout(whole, gl.SliceLayout(1, of_one))[:, None]
                 target = out + pair * (SHARED * DIM) + place
-                gl.store(target, (low_sum / divisor).to(kind), mask=wanted)
-                gl.store(target + HALF, (high_sum / divisor).to(kind), mask=wanted)
+                gl.store(target, (low_sum / divisor).to(dtype), mask=wanted)
+                gl.store(target + HALF, (high_sum / divisor).to(dtype), mask=wanted)
         else:
-            start = own_begin + done - tile
+            start = first_item + done - tile
             mine = program * 2 + (done > 0).to(gl.int32)
             store_part(
-                low_sum, high_sum, highest, whole, partial, sums, mine, place, wanted, queries,
+                low_sum, high_sum, new_max, whole, partial, sums, mine, place, wanted, queries,
                 SHARED, HALF,
             )  # fmt: skip
             begin_program = _owner(start, each, longer)
@@ -371,8 +351,8 @@ def hopper_decode_kernel(
             if whole_row:
                 gl.store(arrived + pair, 0)
                 first_begin = begin_program * each + gl.minimum(begin_program, longer)
-                add_parts(
-                    partial, sums, out, own_parts, own_sums, pair, begin_program, end_program,
+                merge_parts(
+                    partial, sums, out, suffix_parts, suffix_sums, pair, begin_program, end_program,
                     (first_begin != start).to(gl.int32), SHARED, DIM, PARTS, COMBINE,
                 )  # fmt: skip
             elif done == 0:
@@ -387,15 +367,16 @@ def hopper_decode_kernel(
             if head == KV_HEADS:
                 head = head * 0
                 row += 1
-                slot, passed, cached, tiles = _slot_of(
+                slot, skipped, cached, tiles = _slot_of(
                     rows, last_position, shared_lengths, row, done < count, KEYS
                 )
 
-    if own_parts is not None:
+    if suffix_parts is not None:
         # Until here the kernel ahead, which attends to the prefix, may have been at work.
         tl.extra.cuda.gdc_wait()
         _barrier()
-        finish_rows(
-            own_parts, own_sums, prefix_partial, prefix_sums, prefix_parts, rows, shared_lengths,
-            completed_from, completed_to, out, KV_HEADS, SHARED, DIM, PARTS, COMBINE,
+        merge_prefix(
+            suffix_parts, suffix_sums, prefix_partial, prefix_sums, prefix_parts, rows,
+            shared_lengths, completed_from, completed_to, out, KV_HEADS, SHARED, DIM, PARTS,
+            COMBINE,
         )  # fmt: skip

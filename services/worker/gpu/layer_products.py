@@ -96,10 +96,8 @@ class LibraryProducts:
         _linear(space.normed[:rows], weights.qkv, weights.qkv_bias, space.qkv[:rows].flatten(1))
 
     def output(self, layer: int, rows: int) -> None:
-        weights, attention_output = (
-            self._layers[layer],
-            self._space.attention_output[:rows].flatten(1),
-        )
+        weights = self._layers[layer]
+        attention_output = self._space.attention_output[:rows].flatten(1)
         norms = weights.output_norm, weights.post_norm
         self._add(attention_output, weights.output, weights.output_bias, *norms)
 

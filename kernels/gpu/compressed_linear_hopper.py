@@ -33,6 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from penstock.kernels.gpu import compressed_weights
+from penstock.kernels.gpu.compressed_tiles_hopper import entry_at, restore_tile
 from penstock.kernels.gpu.compressed_weights import TILE, CompressedWeight
 from penstock.kernels.gpu.rows_linear_hopper import tiles_for, write_columns
 from penstock.kernels.gpu.side_by_side import side_by_side
@@ -43,72 +44,6 @@ _SHARED_BYTES = 227 * 1024
 _MOST_STAGES, _LEAST_PROGRAMS = 4, 100
 # 256 or 512 threads begin with 128 registers each; the groups take from the fetching warps.
 _REGISTERS = 128
-
-# $0 to $3: pairs of bf16; $4, $5: words of ``low``; $6: of ``high``. Each pair is its two bytes of
-# low and the constant upper half of the exponent, with sign and lower half from high rotated right.
-_RESTORE = gl.constexpr("""{
-.reg .b32 bytes, rotated;
-prmt.b32 bytes, $4, 0x38383838, 0x4140;
-lop3.b32 $0, $6, 0x87008700, bytes, 0xEA;
-prmt.b32 bytes, $4, 0x38383838, 0x4342;
-shf.r.wrap.b32 rotated, $6, $6, 4;
-lop3.b32 $1, rotated, 0x87008700, bytes, 0xEA;
-prmt.b32 bytes, $5, 0x38383838, 0x4140;
-shf.r.wrap.b32 rotated, $6, $6, 8;
-lop3.b32 $2, rotated, 0x87008700, bytes, 0xEA;
-prmt.b32 bytes, $5, 0x38383838, 0x4342;
-shf.r.wrap.b32 rotated, $6, $6, 12;
-lop3.b32 $3, rotated, 0x87008700, bytes, 0xEA;
-}""")
-
-
-@gluon.jit
-def _numbers(words):
-    """[16, 32] words as [16, 32, 2] bf16."""
-    both = words.expand_dims(2).broadcast_to([16, 32, 2])
-    return gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r,r", [both], dtype=gl.bfloat16, is_pure=True, pack=2
-    )
-
-
-@gluon.jit
-def _entry(listed, index):
-    """The exception at ``index``, a scalar."""
-    plain: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(listed.index(index).load(plain), 0)
-
-
-@gluon.jit
-def _restore(lows, highs, left: gl.constexpr, listed, index, entry, now):
-    """Tile ``now`` of the part as [64, 64] bf16 in registers of the first operand; the place of the
-    next exception, and that. lows: [32, 32]; highs: [16, 32]."""
-    pairs: gl.constexpr = gl.BlockedLayout([1, 4, 2], [4, 8, 1], [4, 1, 1], [2, 1, 0])
-    plain: gl.constexpr = gl.SliceLayout(2, pairs)
-    a, b, c, d = gl.inline_asm_elementwise(
-        _RESTORE, "=&r,=&r,=&r,=&r,r,r,r",
-        [lows.slice(0, 16).load(plain), lows.slice(16, 16).load(plain), highs.load(plain)],
-        dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
-    )  # fmt: skip
-    word = (
-        gl.arange(0, 16, gl.SliceLayout(1, plain))[:, None] * 32
-        + gl.arange(0, 32, gl.SliceLayout(0, plain))[None, :]
-    )
-    while (entry >> 43) == now:
-        beyond = (entry >> 32 & 0x7FF).to(gl.int32) - word
-        numbers = entry.to(gl.int32)
-        a = gl.where(beyond == 0, numbers, a)
-        b = gl.where(beyond == 512, numbers, b)
-        c = gl.where(beyond == 1024, numbers, c)
-        d = gl.where(beyond == 1536, numbers, d)
-        index += 1
-        entry = _entry(listed, index)
-    near = gl.join(_numbers(a), _numbers(b))
-    far = gl.join(_numbers(c), _numbers(d))
-    bits = gl.join(near, far).reshape([2] * 12)
-    # Of a word: warp, thread / 8; thread % 8, v. Of its number: column's lowest bit, row's bit of
-    # eight, column's bit of eight.
-    tile = bits.permute((0, 1, 10, 2, 3, 4, 7, 8, 11, 5, 6, 9)).reshape([64, 64])
-    return gl.convert_layout(tile, left, assert_trivial=True), index, entry
 
 
 @gluon.jit
@@ -188,13 +123,13 @@ def _multiply(
     listed.store(gl.load(exceptions + place, mask=place < most, other=END))
     listed = listed._reinterpret(gl.int64, [CAPACITY, 1], flat)
     index = block * 0
-    entry = _entry(listed, index)
+    entry = entry_at(listed, index)
     total = gl.zeros([64, ROWS], gl.float32, mma)
     for step in range(STEPS):
         stage = step % STAGES
         mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
         for sub in gl.static_range(SUBS):
-            tile, index, entry = _restore(
+            tile, index, entry = restore_tile(
                 lows.index(stage * GROUPS + GROUP).slice(sub * 32, 32),
                 highs.index(stage * GROUPS + GROUP).slice(sub * 16, 16),
                 left, listed, index, entry, step * SUBS + sub,

@@ -8,15 +8,18 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.ownership.refusals import Refusals
+from penstock.protocol.ownership.rejections import failed
 from penstock.protocol.ownership.text_rows import Choice, Stream
 from penstock.protocol.ownership.tombstones import RESEND_SECONDS
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Enqueue,
+    Rejected,
     RequestHead,
     Submit,
     TokenWork,
+    Work,
     submission_of,
 )
 from penstock.protocol.wire.messages.tokens import Content
@@ -24,6 +27,15 @@ from penstock.protocol.wire.messages.tokens import Content
 MakeStream = Callable[[int], Stream]
 """Makes the stream of the choice with this number."""
 _encode = msgspec.msgpack.Encoder().encode
+_decode_work = msgspec.msgpack.Decoder(Work).decode
+
+
+def read_work(submit: Submit) -> Work | Rejected:
+    """What a client asked for, or the refusal of what cannot be read."""
+    try:
+        return _decode_work(submit.work)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return failed(submit.id, submit.attempt, f"malformed: {error}")
 
 
 class OwnedRequest:

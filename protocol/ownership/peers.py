@@ -19,6 +19,12 @@ class Peers(Protocol):
     peers: dict[int, Peer]
 
 
+def incarnation_at(members: Peers, address: str) -> int:
+    """Of the process at this address; 0 where the membership names none."""
+    found = (peer.incarnation for peer in members.peers.values() if peer.address == address)
+    return next(found, 0)
+
+
 def disown(members: Peers, send: Send, sender: int, ids: list[int], attempts: list[int]) -> None:
     """Tell a process that works for nobody to drop it; one that is no member hears nothing."""
     peer = members.peers.get(sender)

@@ -297,3 +297,9 @@ class TextRows:
             self.details,
             self.events,
         )
+
+
+def whole_answer(request_id: int, attempt: int, event: Event) -> TextBatch:
+    """An answer that is one event and takes no token."""
+    ends, rows = [End(0, EndReason.STOP)], [RowEvents(0, [event], Released())]
+    return TextBatch([request_id], [0], [attempt], [0], [0], b"", [""], [0], ends, events=rows)

@@ -10,10 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import msgspec
-
-from penstock.protocol.ownership.owned_request import MakeStream, OwnedRequest
-from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
+from penstock.protocol.ownership.owned_request import MakeStream, OwnedRequest, read_work
+from penstock.protocol.ownership.peers import Peers, Send, disown, incarnation_at, reconcile
 from penstock.protocol.ownership.rejections import failed, given_up, going_down, too_long
 from penstock.protocol.ownership.text_rows import (
     NO_EXTRAS,
@@ -22,6 +20,7 @@ from penstock.protocol.ownership.text_rows import (
     TokenExtras,
     joined,
     token_extras,
+    whole_answer,
 )
 from penstock.protocol.ownership.tombstones import (
     GRACE_SECONDS,
@@ -44,17 +43,8 @@ from penstock.protocol.wire.messages.requests import (
     Work,
     submission_of,
 )
-from penstock.protocol.wire.messages.tokens import (
-    End,
-    EndReason,
-    Event,
-    Released,
-    RowEvents,
-    TextBatch,
-    TokenBatch,
-)
+from penstock.protocol.wire.messages.tokens import Event, TokenBatch
 
-_decode_work = msgspec.msgpack.Decoder(Work).decode
 _log = logging.getLogger("penstock.ownership")
 
 
@@ -120,14 +110,11 @@ class TokenizerLedger:
         if self._tombstones.covers(submit.id, submit.attempt):
             return
         if self.draining:
-            rejected = going_down(submit.id, submit.attempt, "this process")
-            self._send(submit.reply_to, rejected)
+            self._send(submit.reply_to, going_down(submit.id, submit.attempt, "this process"))
             return
-        try:
-            work = _decode_work(submit.work)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            rejected = failed(submit.id, submit.attempt, f"malformed: {error}")
-            self._send(submit.reply_to, rejected)
+        work = read_work(submit)
+        if isinstance(work, Rejected):
+            self._send(submit.reply_to, work)
             return
         request = self.open[submit.id] = OwnedRequest(submit, work.head, now)
         self._find_frontend(request, now)
@@ -167,9 +154,7 @@ class TokenizerLedger:
             return
         del self.open[request_id]
         self._send(request.reply_to, Accepted(request_id, attempt, prompt))
-        ends, rows = [End(0, EndReason.STOP)], [RowEvents(0, [event], Released())]
-        batch = TextBatch([request_id], [0], [attempt], [0], [0], b"", [""], [0], ends, events=rows)
-        self._send(request.reply_to, batch)
+        self._send(request.reply_to, whole_answer(request_id, attempt, event))
 
     def refuse(self, request_id: int, attempt: int, rejected: Rejected) -> None:
         """The service cannot turn the request into tokens: it ends."""
@@ -199,14 +184,9 @@ class TokenizerLedger:
                 continue
             if submission_of(named.get(request.id, 0)) != submission_of(request.attempt):
                 self._drop(request)
-        unknown = [
-            (request_id, attempt)
-            for request_id, attempt in named.items()
-            if request_id not in self.open
-        ]
+        unknown = {one: attempt for one, attempt in named.items() if one not in self.open}
         if unknown:
-            ids, attempts = [i for i, _ in unknown], [a for _, a in unknown]
-            self._send(message.reply_to, Unknown(ids, attempts))
+            self._send(message.reply_to, Unknown([*unknown], [*unknown.values()]))
 
     # --- to and from the engine
 
@@ -261,12 +241,9 @@ class TokenizerLedger:
             self._tell_accepted(request)
 
     def _tell_accepted(self, request: OwnedRequest) -> None:
-        work = request.work
-        if work is not None:
-            self._send(
-                request.reply_to,
-                Accepted(request.id, request.attempt, work.prompt, work.max_tokens),
-            )
+        if (work := request.work) is not None:
+            accepted = Accepted(request.id, request.attempt, work.prompt, work.max_tokens)
+            self._send(request.reply_to, accepted)
 
     def _on_rejected(self, sender: int, message: Rejected, now: float) -> None:
         request = self.open.get(message.id)
@@ -419,8 +396,5 @@ class TokenizerLedger:
 
     def _find_frontend(self, request: OwnedRequest, now: float) -> bool:
         """Name the frontend as soon as the membership does; ``False`` when it never came."""
-        for peer in self._members.peers.values():
-            if peer.address == request.reply_to:
-                request.frontend = peer.incarnation
-                return True
-        return now - request.began < GRACE_SECONDS
+        request.frontend = incarnation_at(self._members, request.reply_to)
+        return bool(request.frontend) or now - request.began < GRACE_SECONDS

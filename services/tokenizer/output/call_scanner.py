@@ -18,12 +18,12 @@ from typing import NamedTuple
 from penstock.services.tokenizer.output.conversion import quoted
 from penstock.services.tokenizer.output.escapes import unescaped
 from penstock.services.tokenizer.output.family import Action, Arguments, Stops
+from penstock.services.tokenizer.output.literals import PREFIXES, end_of_space, json_literal
 
 _MAX_DEPTH = 64
 """Brackets within brackets."""
 _MAX_PARTS = 16_384
 """Keys, values and brackets of one call. A call that has more goes out as it stands."""
-_SPACE = re.compile(r"[ \t\r\n]*+")
 _ENDS = r",:)\]}"
 """Behind a quote that ends a string. So are marks."""
 _HEX = "[0-9a-fA-F]"
@@ -33,18 +33,7 @@ _ESCAPE = (
     rf"|\\(?:[^uUx\ud800-\udfff]|[uUx](?!{_HEX}{{0,7}}\Z)(?!{_HEX}{{4}}\\?u?{_HEX}{{0,3}}\Z))"
 )
 """An escape that more text cannot change."""
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,400})(?:\.[0-9]{1,400})?(?:[eE][+-]?[0-9]{1,3})?")
-_WHOLE = re.compile(
-    r"[+-]?(?:0[xX][0-9a-fA-F_]{1,99}|0[oO][0-7_]{1,99}|0[bB][01_]{1,99}|[1-9][0-9_]{0,99})"
-)
-_POINT = re.compile(r"[+-]?(?:[0-9]{1,99}\.[0-9]{0,99}|\.[0-9]{1,99})(?:[eE][+-]?[0-9]{1,3})?")
-_CONSTANTS = {
-    "true": "true", "True": "true", "false": "false", "False": "false",
-    "null": "null", "None": "null",
-}  # fmt: skip
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
-_PREFIXES = frozenset({"f", "u", "r", "b", "F", "U", "R", "B"})
-"""What Python allows before a string. It is dropped."""
 
 
 class Syntax(NamedTuple):
@@ -179,7 +168,7 @@ class CallScanner:
 
     def _key(self, text: str, place: int) -> int:
         """Where a name or the end of an object may stand."""
-        place = _end_of_space(text, place)
+        place = end_of_space(text, place)
         if place == len(text) or self._too_many():
             return place
         character = text[place]
@@ -211,7 +200,7 @@ class CallScanner:
 
     def _assign(self, text: str, place: int) -> int:
         """Behind a name."""
-        place = _end_of_space(text, place)
+        place = end_of_space(text, place)
         if place == len(text):
             return place
         if text[place] not in "=:":
@@ -229,7 +218,7 @@ class CallScanner:
         return place + 1
 
     def _value(self, text: str, place: int) -> int:
-        place = _end_of_space(text, place)
+        place = end_of_space(text, place)
         if place == len(text) or self._too_many():
             return place
         character = text[place]
@@ -256,7 +245,7 @@ class CallScanner:
             return end
         character = text[end]
         if character in self._syntax.quotes:
-            if len(self._chunks) == 1 and self._chunks[0] in _PREFIXES:
+            if len(self._chunks) == 1 and self._chunks[0] in PREFIXES:
                 self._chunks.clear()
                 self._begin_string(character)
             elif not self._too_many():
@@ -274,7 +263,7 @@ class CallScanner:
 
     def _put_word(self, word: str) -> None:
         """A value that is no string by its quotes."""
-        json = _json(word)
+        json = json_literal(word)
         if self._stack:
             self._pieces.append(quoted(word) if json is None else json)
             return
@@ -311,7 +300,7 @@ class CallScanner:
 
     def _after(self, text: str, place: int) -> int:
         """Behind a value."""
-        place = _end_of_space(text, place)
+        place = end_of_space(text, place)
         if place == len(text):
             return place
         character = text[place]
@@ -409,26 +398,3 @@ class CallScanner:
         self._arguments.write(text[place:end])
         self._stopped = True
         return end
-
-
-def _end_of_space(text: str, place: int) -> int:
-    found = _SPACE.match(text, place)
-    return found.end() if found is not None else place
-
-
-def _json(word: str) -> str | None:
-    """A literal as JSON; ``None``: it is none."""
-    constant = _CONSTANTS.get(word)
-    if constant is not None:
-        return constant
-    if _NUMBER.fullmatch(word):
-        return word
-    try:
-        if _WHOLE.fullmatch(word):
-            return str(int(word, 0))
-        if _POINT.fullmatch(word):
-            value = float(word)
-            return repr(value) if value - value == 0 else None
-    except ValueError:
-        return None
-    return None

@@ -10,6 +10,8 @@ import pydantic
 import pytest
 from served import Served, served
 
+pytestmark = pytest.mark.slow
+
 WEATHER: dict[str, Any] = {
     "name": "get_weather",
     "description": "Get the weather of a city",

@@ -19,6 +19,8 @@ sys.path.append(str(Path(__file__).parent.parent / "pipeline"))
 
 from served import Served, served
 
+pytestmark = pytest.mark.slow
+
 TOOL: FunctionToolParam = {
     "type": "function",
     "name": "set_timer",

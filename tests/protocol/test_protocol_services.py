@@ -342,6 +342,7 @@ def test_a_loop_works_between_the_messages_of_a_burst(
 # --- the inbox's edge-triggered descriptor
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_messages_in_random_bursts_never_stall(
     address: str, start: Start, observe: Callable[..., Observer]
 ) -> None:

@@ -17,7 +17,7 @@ from penstock.services.worker.models.dense import DenseConfig, tables_of
 
 _WORD = 4
 """Bytes of an int32 or fp32."""
-_STRETCH, _GROUP, _CANDIDATES = 4096, 64, 4096
+_SPLIT, _GROUP, _CANDIDATES = 4096, 64, 4096
 """As in ``penstock.kernels.gpu.sampler_memory``."""
 _WORDS, _WORD_TOKENS, _RING = 128, 2048, 64
 """As in ``penstock.kernels.sampling.bad_words``."""
@@ -155,7 +155,7 @@ def _padded(count: int) -> int:
 
 
 def _vocab_splits(vocab: int) -> int:
-    return -(-vocab // _STRETCH)
+    return -(-vocab // _SPLIT)
 
 
 def _power_of_two(count: int) -> int:

@@ -268,6 +268,7 @@ def test_launcher_uses_almost_no_cpu_when_idle(shared: Server) -> None:
     assert sum(launcher.cpu_times()[:2]) - before <= 0.04
 
 
+@pytest.mark.slow
 def test_launcher_waits_for_an_import_that_stops_all_threads_of_a_process(
     start: Start, tmp_path: Path
 ) -> None:

@@ -204,8 +204,8 @@ def test_what_a_step_takes_is_without_the_kv_memory_of_its_profile(tiny_folder: 
 
 
 def test_sizes_that_a_plan_knows_without_torch_are_those_of_the_kernels() -> None:
-    assert (sampler_memory.STRETCH, sampler_memory.GROUP, sampler_memory.CANDIDATES) == (
-        static_memory._STRETCH, static_memory._GROUP, static_memory._CANDIDATES,
+    assert (sampler_memory.SPLIT, sampler_memory.GROUP, sampler_memory.CANDIDATES) == (
+        static_memory._SPLIT, static_memory._GROUP, static_memory._CANDIDATES,
     )  # fmt: skip
     assert (bad_words.WORDS, bad_words.WORD_TOKENS, bad_words.RING) == (
         static_memory._WORDS, static_memory._WORD_TOKENS, static_memory._RING,

@@ -93,7 +93,6 @@ class EventStream:
         self.request_id = request_id
         self._generation = generation
         self._renderer = renderer
-        self._keep_alive = renderer.keep_alive
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._chunked = True
@@ -205,8 +204,13 @@ class EventStream:
             return
         if transport.is_closing():
             self._lost()
-        elif not self.held and self._keep_alive and now - self._written_at >= keep_alive_s:
-            self.write(self._keep_alive)
+        elif not self.held and now - self._written_at >= keep_alive_s:
+            self.keep_alive()
+
+    def keep_alive(self) -> None:
+        """What its API says while there is nothing else to say."""
+        if said := self._renderer.keep_alive:
+            self.write(said)
 
     def poll(self, now: float) -> bool:
         """Look after a slow reader; False: no longer needed. Called by the clock."""

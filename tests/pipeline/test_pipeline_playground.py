@@ -358,6 +358,7 @@ def test_a_slow_network_is_waited_for_and_silence_is_said(show: Open) -> None:
     assert "stopped" in shown.answer().locator(".stats").inner_text()
 
 
+@pytest.mark.slow
 def test_a_restart_and_a_drain_are_said_and_the_text_that_had_arrived_is_kept(
     browser: Any,
 ) -> None:

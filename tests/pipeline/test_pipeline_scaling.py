@@ -202,6 +202,7 @@ def test_a_tokenizer_of_other_files_under_the_same_name_is_refused_with_the_reme
     assert "start all processes of a model with the same MODEL" in output
 
 
+@pytest.mark.slow
 def test_one_to_three_to_one_without_a_failed_request() -> None:
     with served("--device", "null", "--null-step-ms", "5") as server:
         load = asyncio.run(scale(server))

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import psutil
+import pytest
 from clients import Answer, ask
 from reference_models import write_model
 from served import Served, served, start_service

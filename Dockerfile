@@ -47,8 +47,10 @@ COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS frontend-packages
+# Of the extras: "grpcio grpcio-health-checking grpcio-reflection googleapis-common-protos", "valkey".
+ARG FRONTEND_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/penstock/bin/python install --group frontend
+    pip --python /opt/penstock/bin/python install --group frontend ${FRONTEND_PACKAGES}
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 

@@ -16,7 +16,7 @@ ARGS ?=
 JOBS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow test-gpu bfcl chaos lint format format-check types imports \
+.PHONY: help setup serve test test-slow test-gpu conformance bfcl protos chaos lint format format-check types imports \
 	check clean
 
 help: ## list the targets
@@ -50,9 +50,36 @@ test-slow: setup ## run the tests that take minutes
 test-gpu: setup ## run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --timeout 1800 $(ARGS)
 
+# The clients talk HTTP to a server from .venv, and have an environment of their own: 700 MB, no torch.
+CLIENTS := build/clients
+CLIENT_CASES := tests/conformance/clients
+NODE_CASES := tests/conformance/node
+
+conformance: setup $(CLIENTS)/.installed $(NODE_CASES)/node_modules ## run many clients against a server
+	@$(BIN)/python -m pytest tests/conformance/test_clients.py $(ARGS)
+
+$(CLIENTS)/.installed: $(CLIENT_CASES)/requirements.txt $(CLIENT_CASES)/constraints.txt
+	@echo "installing clients into $(CLIENTS)"
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install -qq --disable-pip-version-check \
+		-r $(CLIENT_CASES)/requirements.txt -c $(CLIENT_CASES)/constraints.txt
+	@touch $@
+
+$(NODE_CASES)/node_modules: $(NODE_CASES)/package-lock.json
+	@if command -v npm >/dev/null; then npm ci --silent --prefix $(NODE_CASES) && touch $@; \
+		else echo "there is no npm: clients for Node are left out"; fi
+
 # Only the data in it is read; nothing of it is installed.
 bfcl: setup ## fetch the BFCL data, by which make test-slow checks tool calls
 	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --dest build/bfcl bfcl-eval==2026.3.23
+
+# An older compiler: what it makes runs with every protobuf from 6.31 to the next major version.
+PROTOC := build/protoc
+protos: ## make the Python of the .proto files anew
+	@test -x $(PROTOC)/bin/python || $(PYTHON) -m venv $(PROTOC)
+	@$(PROTOC)/bin/python -m pip install -qq --disable-pip-version-check grpcio-tools==1.78.0
+	@$(PROTOC)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
+		$$(find protocol/grpc -name '*.proto' -printf 'penstock/protocol/grpc/%P ')
 
 chaos: setup ## kill processes for a long time
 	@$(BIN)/python -m pytest -m chaos --timeout 36000 $(ARGS)
@@ -75,5 +102,5 @@ imports: setup ## does every service import only what it may?
 check: lint format-check types imports test ## all that CI checks
 
 clean: ## remove the environment and everything that was made
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist $(NODE_CASES)/node_modules *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,7 +23,13 @@ from dataclasses import dataclass, field, replace
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.wire.messages.membership import Demand
-from penstock.protocol.wire.messages.requests import Chat, Prompt, PromptText, Rejected
+from penstock.protocol.wire.messages.requests import (
+    Chat,
+    Pair,
+    Prompt,
+    PromptText,
+    Rejected,
+)
 
 BYTES_PER_TOKEN = 4
 """Bytes of text that count as a token until the tokenizer has said how many tokens there are."""
@@ -43,6 +49,8 @@ def prompt_tokens(prompt: Prompt) -> int:
         return len(prompt.text) // BYTES_PER_TOKEN + 1
     if isinstance(prompt, Chat):
         return len(prompt.messages) // BYTES_PER_TOKEN + 1
+    if isinstance(prompt, Pair):
+        return (len(prompt.text) + len(prompt.other)) // BYTES_PER_TOKEN + 1
     return len(prompt.ids) // 4
 
 
@@ -255,8 +263,8 @@ class AdmissionController:
             return None
         return (
             429,
-            f"{own} requests of this API key or user are waiting already, which is their share "
-            f"(--max-tenant-share {share:g}) while others come as well; try again later",
+            f"{own} requests of this API key, user or address are waiting already, which is their "
+            f"share (--max-tenant-share {share:g}) while others come as well; try again later",
         )
 
     def _full(

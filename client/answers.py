@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -22,7 +22,6 @@ from penstock.protocol.wire.messages.tokens import (
     End,
     EndReason,
     Event,
-    Pooled,
     Reasoning,
     RowDetails,
     RowStart,
@@ -39,15 +38,31 @@ FINISH_REASONS: dict[EndReason, FinishReason] = {EndReason.STOP: "stop", EndReas
 class Answer:
     """What has come of one choice and was not taken yet."""
 
-    __slots__ = ("content", "details", "end", "has_ended", "last")
+    __slots__ = (
+        "_places", "content", "details", "end", "has_ended", "held", "ids", "last", "prompt",
+        "thinking", "tokens",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.content: list[str | Event] = []
         """In order; a string is plain text."""
         self.details: list[RowDetails] = []
         """Logprobs of its tokens, in order, whatever the tokens became."""
+        self._places: list[int] = []
+        """Of each of the details: the part of the content that came next."""
         self.end: End | None = None
+        self.ids: list[bytes] = []
+        """Ids of its tokens as int32, row by row; where its request wants them."""
+        self.prompt: bytes | None = None
+        """Ids of its prompt's tokens, likewise; they come with the first of its own."""
         self.has_ended = False
+        self.tokens = 0
+        """Of the choice, those that were taken as well."""
+        self.thinking = 0
+        """Tokens of rows that brought thinking, and of those between them that brought nothing:
+        about what its end says exactly."""
+        self.held = 0
+        """Tokens of rows that have brought nothing since the last thinking."""
         self.last = 0.0
         """Time of the newest token; 0 before the first."""
 
@@ -59,16 +74,21 @@ class Answer:
         """Add a row that brings more than plain text."""
         details = extras.details
         if details is not None:
-            self.details.append(details)
+            self._detail(details)
             text = details.echo + text
         if text:
             self.content.append(text)
-        for event in extras.events or ():
-            self.content.append(event)
-            if not isinstance(event, Pooled) and event.logprobs is not None:
-                self.details.append(RowDetails(0, event.logprobs))
+        self.content += extras.events or ()
         if extras.end is not None:
             self.end = extras.end
+        if extras.ids:
+            self.ids.append(extras.ids)
+        if extras.prompt is not None:
+            self.prompt = extras.prompt
+
+    def _detail(self, details: RowDetails) -> None:
+        self.details.append(details)
+        self._places.append(len(self.content))
 
     @property
     def finish(self) -> tuple[FinishReason, int | str | None]:
@@ -88,38 +108,62 @@ class Answer:
         """All that was thought."""
         return "".join(part.text for part in self.content if isinstance(part, Reasoning))
 
-    def calls(self) -> list[tuple[str, str, str]]:
-        """(id, name, arguments as JSON) of each tool that is called."""
-        found: dict[int, tuple[str, str, str]] = {}
+    def calls(self, opened: dict[int, tuple[str, str]] | None = None) -> list[tuple[str, str, str]]:
+        """(id, name, arguments as JSON) of each tool that is called. opened: (id, name) of calls
+        that were taken already, of which more arguments may have come; new ones are added."""
+        opened = {} if opened is None else opened
+        found: dict[int, str] = {}
         for part in self.content:
             if isinstance(part, ToolCallOpened):
-                found[part.index] = (part.id, part.name, "")
+                opened[part.index] = (part.id, part.name)
+                found[part.index] = ""
             elif isinstance(part, ToolArguments):
-                identity, name, arguments = found[part.index]
-                found[part.index] = (identity, name, arguments + part.text)
-        return list(found.values())
+                found[part.index] = found.get(part.index, "") + part.text
+        return [(*opened[index], arguments) for index, arguments in found.items()]
 
     def events(self) -> list[Event]:
-        """The content, parts of one channel that follow each other joined; without logprobs."""
+        """The content, parts of one channel that follow each other joined."""
         if len(self.content) == 1:  # as nearly every row of a stream
             (part,) = self.content
-            if isinstance(part, Reasoning) and part.logprobs is None:
+            if isinstance(part, Reasoning):
                 return [part]
-        found: list[Event] = []
-        parts = (Text(part) if isinstance(part, str) else part for part in self.content)
-        for _, group in itertools.groupby(parts, _channel):
-            event = next(group)
-            if isinstance(event, Text | Reasoning | ToolArguments):
-                text = "".join((event.text, *(one.text for one in group)))  # type: ignore[union-attr]
-                event = msgspec.structs.replace(event, text=text, logprobs=None)
-            found.append(event)
-        return found
+        return _joined(self.content)
+
+    def rows(self) -> Iterator[tuple[RowDetails | None, list[Event]]]:
+        """The content as ``events`` has it, but cut where details came: they are those of the
+        tokens that brought the events beside them. Before ``join`` only."""
+        places = [*self._places, len(self.content)]
+        if places[0]:
+            yield None, _joined(self.content[: places[0]])
+        for details, (begin, end) in zip(self.details, itertools.pairwise(places), strict=True):
+            yield details, _joined(self.content[begin:end])
+
+    def join(self) -> None:
+        """Hold what has come in as few parts as it needs."""
+        if len(self.content) > 1:
+            self.content = list(self.events())
 
     def clear(self) -> None:
         """Everything in it was taken."""
         self.content.clear()
         self.details.clear()
+        self._places.clear()
         self.end = None
+        self.ids.clear()
+        self.prompt = None
+
+
+def _joined(content: Sequence[str | Event]) -> list[Event]:
+    """Parts of one channel that follow each other become one."""
+    found: list[Event] = []
+    parts = (Text(part) if isinstance(part, str) else part for part in content)
+    for _, group in itertools.groupby(parts, _channel):
+        event = next(group)
+        if isinstance(event, Text | Reasoning | ToolArguments):
+            text = "".join((event.text, *(one.text for one in group)))  # type: ignore[union-attr]
+            event = msgspec.structs.replace(event, text=text)
+        found.append(event)
+    return found
 
 
 def _text_of(event: Event) -> str:
@@ -155,6 +199,12 @@ class RequestProgress:
         """Seconds that the last of its choices waited until an engine began with it."""
         self.reasons: dict[str, None] = {}
         """Why its choices ended, each reason once."""
+        self.engines: dict[str, None] = {}
+        """Names of the engines in which its choices first ran, each once."""
+        self.preemptions: int | None = None
+        """How often its choices lost their KV blocks; ``None``: no engine has said."""
+        self.continuations = 0
+        """How often one of its prompts was started again elsewhere after a loss."""
         self.rejected: Rejected | None = None
         self.failed: End | None = None
         """The error that ended it: as a whole, or one of its choices."""
@@ -175,6 +225,8 @@ class RequestProgress:
         if choice == 0:
             self.usage.cached += start.cached
         self.queued_s = max(self.queued_s, start.queued_s)
+        if start.engine:
+            self.engines[start.engine] = None
 
     def on_first_token(self, now: float) -> None:
         """The first token of one of the prompts came."""
@@ -187,6 +239,8 @@ class RequestProgress:
         """A choice ended without an error."""
         reason = FINISH_REASONS[end.reason]
         self.usage.reasoning += end.reasoning_tokens
+        if end.preemptions >= 0:
+            self.preemptions = (self.preemptions or 0) + end.preemptions
         self.open_choices -= 1
         self.reasons[reason] = None
         self.meters.finished(reason)
@@ -207,11 +261,16 @@ class RequestProgress:
 class AnswerSink:
     """Takes the rows of one prompt's choices: meters them, and gives them to their answers."""
 
-    __slots__ = ("_between_tokens", "_has_first", "_now", "_progress", "_usage", "answers")
+    __slots__ = (
+        "_between_tokens", "_has_first", "_now", "_progress", "_usage", "answers", "wants_ids",
+    )  # fmt: skip
 
-    def __init__(self, progress: RequestProgress, answers: Sequence[Answer]) -> None:
-        """answers: one for each choice of the prompt."""
+    def __init__(
+        self, progress: RequestProgress, answers: Sequence[Answer], *, wants_ids: bool = False
+    ) -> None:
+        """answers: one for each choice of the prompt. wants_ids: of their tokens."""
         self.answers = answers
+        self.wants_ids = wants_ids
         self._progress = progress
         self._usage = progress.usage
         self._between_tokens = progress.meters.between_tokens
@@ -220,6 +279,9 @@ class AnswerSink:
 
     def on_accepted(self, prompt_tokens: int) -> None:
         self._progress.on_accepted(prompt_tokens)
+
+    def on_continued(self) -> None:
+        self._progress.continuations += 1
 
     def on_rejected(self, rejected: Rejected) -> None:
         self._progress.on_rejected(rejected)
@@ -234,13 +296,18 @@ class AnswerSink:
                 self._has_first = True
                 self._progress.on_first_token(now)
             answer.last = now
+            answer.tokens += tokens
             self._usage.completion += tokens
         if extras is not None:
-            self._on_extras(choice, answer, text, extras)
+            self._on_extras(choice, answer, text, tokens, extras)
         elif text:
             answer.add_text(text)
+        else:
+            answer.held += tokens
 
-    def _on_extras(self, choice: int, answer: Answer, text: str, extras: RowExtras) -> None:
+    def _on_extras(
+        self, choice: int, answer: Answer, text: str, tokens: int, extras: RowExtras
+    ) -> None:
         if extras.start is not None:
             self._progress.on_start(choice, extras.start)
         if answer.has_ended:
@@ -251,6 +318,21 @@ class AnswerSink:
             if end.reason not in FINISH_REASONS:
                 self._progress.on_failed(end)
                 return
+        self._count_thinking(answer, text, tokens, extras.events)
         answer.add(text, extras)  # what this raises ends the request: it must still be open
         if end is not None:
+            self._usage.reasoning -= answer.thinking
             self._progress.on_end(end)
+
+    def _count_thinking(
+        self, answer: Answer, text: str, tokens: int, events: Sequence[Event] | None
+    ) -> None:
+        """An answer that is ended from outside gets no other count."""
+        if not events and not text:
+            answer.held += tokens
+            return
+        if events and any(type(event) is Reasoning for event in events):
+            thought = tokens + (answer.held if answer.thinking else 0)
+            answer.thinking += thought
+            self._usage.reasoning += thought
+        answer.held = 0

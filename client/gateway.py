@@ -19,6 +19,7 @@ from penstock.client.gateway_interface import Overloaded, Readiness, ServedModel
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.model_state import ModelState
 from penstock.client.parts import Parts
+from penstock.client.peer_questions import PeerQuestions
 from penstock.client.sink import RowExtras, Sink
 from penstock.client.tasks import task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
@@ -27,6 +28,7 @@ from penstock.protocol.process.trace import ACCEPT, TRACE
 from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.mailbox import Mailbox
+from penstock.protocol.wire.messages.administration import Told
 from penstock.protocol.wire.messages.membership import (
     Identity,
     MetricsAnswer,
@@ -40,6 +42,8 @@ MAX_OPEN_REQUESTS = 16_384
 """For one model."""
 METRICS_SECONDS = 1.0
 SLOW_ROUTER_BYTES = 32 * 1024 * 1024
+SILENT = frozenset({"launcher", "observer"})
+"""Members that answer no questions."""
 UNINFORMED_SECONDS = 0.1
 """A request that waits to hear what is served looks again so often."""
 GOING_DOWN = "the server is shutting down; try again"
@@ -76,6 +80,7 @@ class PipelineGateway:
         self._models: dict[str, ServedModel] = {}
         self._mailbox = mailbox
         self._participant = participant
+        self._questions = PeerQuestions(mailbox.address, mailbox.send)
         self._metrics_waiters: list[asyncio.Future[MetricsAnswer]] = []
         self._last_metrics = MetricsAnswer([])
 
@@ -90,8 +95,11 @@ class PipelineGateway:
             work = msgspec.structs.replace(work, head=head)
         if self.is_closed:
             raise Overloaded(_unavailable(GOING_DOWN))
-        if head.task != GENERATE and (refused := task_refusal(head, self.models())) is not None:
-            raise Overloaded(refused)
+        known = self._models.get(head.model)
+        if head.task != GENERATE or (known is not None and not known.generates):
+            refused = task_refusal(head, self.models())
+            if refused is not None:
+                raise Overloaded(refused)
         state = self._state(head.model, now)
         # While draining, open connections are still served.
         if not state.parts.look(now) and (reason := state.parts.hopeless(now)):
@@ -187,6 +195,9 @@ class PipelineGateway:
                     capacity.max_model_len,
                     capacity.vocab_size,
                     capacity.tasks,
+                    capacity.generates,
+                    capacity.labels,
+                    capacity.longest_task_prompt,
                 )
         known = self._models | found
         order = {name: place for place, name in enumerate(self._expected)}
@@ -224,6 +235,20 @@ class PipelineGateway:
         finally:
             if waiter in self._metrics_waiters:  # nobody answered, or the asker has left
                 self._metrics_waiters.remove(waiter)
+
+    async def ask(self, service: str, what: str, about: bytes) -> list[bytes]:
+        """The answers of all other processes of a service, or of all services, that have one."""
+        participant = self._participant
+        addresses = [
+            peer.address
+            for peer in participant.peers.values()
+            if (peer.service == service or not service)
+            and peer.service not in SILENT
+            and peer.address != self._mailbox.address
+        ]
+        if not service:
+            addresses.append(participant.router_address)
+        return await self._questions.ask(dict.fromkeys(addresses), what, about)
 
     def members(self) -> list[Peer]:
         """The living processes, this one among them."""
@@ -298,6 +323,9 @@ class PipelineGateway:
                 if not waiter.done():
                     waiter.set_result(message)
             return True
+        if isinstance(message, Told):
+            self._questions.told(message)
+            return True
         return self.ledger.handle(sender, message, now)
 
 
@@ -314,6 +342,10 @@ class _UntilFirstRow:
         self._admission = admission
         self._sink = sink
 
+    @property
+    def wants_ids(self) -> bool:
+        return self._sink.wants_ids
+
     def on_accepted(self, prompt_tokens: int) -> None:
         self._admission.counted(self.request_id, prompt_tokens)
         self._sink.on_accepted(prompt_tokens)
@@ -322,6 +354,9 @@ class _UntilFirstRow:
         self._admission.started(self.request_id)
         self._gateway.begun(self.request_id, self._sink)
         self._sink.on_row(choice, text, tokens, extras)
+
+    def on_continued(self) -> None:
+        self._sink.on_continued()
 
     def on_rejected(self, rejected: Rejected) -> None:
         self._admission.left(self.request_id)

@@ -22,6 +22,11 @@ class ServedModel(msgspec.Struct, frozen=True):
     vocab_size: int
     tasks: list[str] = []
     """What its engines do beside to generate."""
+    generates: bool = True
+    labels: list[str] = []
+    """What the scores of the task ``classify`` stand for, in their order."""
+    longest_task_prompt: int = 2**31
+    """Tokens of a prompt that a task gets, at most."""
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -68,6 +73,11 @@ class Gateway(Protocol):
         ...
 
     async def metrics(self) -> MetricsAnswer: ...
+
+    async def ask(self, service: str, what: str, about: bytes) -> list[bytes]:
+        """Ask all other processes of a service, or of all services where it is empty, and return
+        what those say that have an answer (``penstock.protocol.wire.messages.administration``)."""
+        ...
 
     def members(self) -> list[Peer]:
         """The living processes, this one among them."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.client.open_request import OpenRequest
-from penstock.client.sink import Sink, row_extras
+from penstock.client.sink import NO_EXTRAS, Sink, row_extras
 from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
 from penstock.protocol.ownership.rejections import too_long
 from penstock.protocol.ownership.tombstones import (
@@ -22,11 +22,13 @@ from penstock.protocol.ownership.tombstones import (
     RECONCILE_SECONDS,
     RESEND_SECONDS,
 )
+from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import MAX_WORK_BYTES, Message
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.requests import (
     Accepted,
     Cancel,
+    Pair,
     Rejected,
     Submit,
     Taken,
@@ -123,9 +125,11 @@ class ClientLedger:
                 for number, choice in request.choices.items()
                 if not choice.ended
             ]
-        if request.prompt:
+        if request.prompt and not isinstance(work.prompt, Pair):
             changes["prompt"] = Tokens(request.prompt)
             changes["params"] = msgspec.structs.replace(work.params, max_tokens=request.max_tokens)
+            if work.pooling is not None:  # the ids have the prompt of that name already
+                changes["pooling"] = msgspec.structs.replace(work.pooling, prompt_name="")
         body = _encode(msgspec.structs.replace(work, **changes))
         if len(body) > MAX_WORK_BYTES:
             attempt = first_attempt(request.submission)
@@ -134,7 +138,14 @@ class ClientLedger:
         request.resend_at = now + RESEND_SECONDS
         self._send(
             self._members.router_address,
-            Submit(request.id, first_attempt(request.submission), self._address, body, head.model),
+            Submit(
+                request.id,
+                first_attempt(request.submission),
+                self._address,
+                body,
+                head.model,
+                request.open_choices,
+            ),
         )
 
     def _continue(self, request: OpenRequest, now: float, cause: str) -> None:
@@ -151,6 +162,7 @@ class ClientLedger:
             )
             return
         self.continuations += 1
+        request.sink.on_continued()
         request.submission += 1
         request.tokenizer = 0
         request.untaken_since = now
@@ -171,11 +183,13 @@ class ClientLedger:
         try:
             request.sink.on_rejected(rejected)
         except Exception:
-            _log.exception("a request's sink failed on its error", extra=_bound(request))
+            _log.exception(
+                "a request's sink failed on its error", extra=log_fields(request.work.head)
+            )
 
     def _sink_failed(self, request: OpenRequest) -> None:
         """The sink of this request raised: its request ends with an error, and only that one."""
-        _log.exception("a request's sink failed", extra=_bound(request))
+        _log.exception("a request's sink failed", extra=log_fields(request.work.head))
         self._cancel_downstream(request)
         self._reject(request, 500, "server_error", "the frontend failed on this request's answer")
 
@@ -286,6 +300,12 @@ class ClientLedger:
                 request.open_choices -= 1
                 if request.open_choices == 0:
                     self._forget(request)
+            if request.wants_ids and (count or choice.ended):
+                more = msgspec.structs.replace(
+                    more or NO_EXTRAS,
+                    ids=bytes(tokens[first:offset]),
+                    prompt=request.prompt if index == 0 else None,
+                )
             try:
                 request.sink.on_row(number, text, count, more)
             except Exception:
@@ -313,7 +333,9 @@ class ClientLedger:
         for request in list(self.open.values()):
             if request.deadline is not None and now > request.deadline:
                 self._cancel_downstream(request)
-                self._reject(request, 504, "timeout_error", "the request's time is over")
+                left = f"{request.work.head.time_left:.3g} s"
+                message = f"the request did not finish in its time: {left} were left for it"
+                self._reject(request, 504, "timeout_error", message)
             elif request.tokenizer == 0:
                 self._tick_untaken(request, now)
         if now >= self._reconcile_at:
@@ -332,8 +354,3 @@ class ClientLedger:
             )
         elif now >= request.resend_at:
             self._submit(request, now)
-
-
-def _bound(request: OpenRequest) -> dict[str, str]:
-    """What stands in a log line about the request."""
-    return {"id": request.work.head.request_id}

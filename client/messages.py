@@ -14,12 +14,12 @@ from msgspec import Meta
 from penstock.protocol.declared import Declared
 from penstock.protocol.shown_values import show
 from penstock.protocol.validation import InvalidValue, check_text, read
+from penstock.protocol.wire.messages.tokens import MAX_CALLS
 
 MAX_MESSAGES = 8192
 MAX_PARTS = 1024
 MAX_NAME_LENGTH = 128
-MAX_CALLS = 128
-"""Tool calls of one message."""
+MAX_TEMPLATE_VALUE_LENGTH = 64
 
 Name = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
 
@@ -97,6 +97,14 @@ Messages = Annotated[
     list[Message],
     Meta(min_length=1, max_length=MAX_MESSAGES, description="The conversation, oldest first."),
 ]
+
+
+class TemplateVariables(Declared, kw_only=True):
+    """Variables of the chat template that a client may set; the rest are the server's."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=MAX_TEMPLATE_VALUE_LENGTH)] | None = None
 
 
 def read_messages(value: Any, where: str = "messages") -> list[Message]:

@@ -15,7 +15,8 @@ class Usage:
         self.completion = 0
         self.cached = 0
         self.reasoning = 0
-        """Of the completion: thinking. Known of choices that have ended."""
+        """Of the completion: thinking. Exact of choices that have ended by themselves, and for
+        others without the marks around it."""
         self.first_token_s = 0.0
         """Seconds from the request's arrival to its first token; 0 before."""
         self.total_s = 0.0

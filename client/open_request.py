@@ -48,6 +48,7 @@ class OpenRequest:
         "submission",
         "tokenizer",
         "untaken_since",
+        "wants_ids",
         "work",
     )
 
@@ -55,6 +56,7 @@ class OpenRequest:
         self.id = request_id
         self.work = work
         self.sink = sink
+        self.wants_ids = sink.wants_ids
         self.arrived = now - work.head.age
         self.began = now
         time_left = work.head.time_left

@@ -20,6 +20,13 @@ class RowExtras(msgspec.Struct, frozen=True, gc=False):
     """Comes where the request asks for logprobs or its prompt."""
     events: list[Event] | None = None
     """The events of a row that is more than one plain text; its text is empty then."""
+    ids: bytes = b""
+    """The row's token ids as int32, for a sink that wants them."""
+    prompt: bytes | None = None
+    """The prompt's token ids as int32, for a sink that wants ids; with the choice's first ones."""
+
+
+NO_EXTRAS = RowExtras()
 
 
 class Sink(Protocol):
@@ -28,11 +35,18 @@ class Sink(Protocol):
     What a sink raises ends its own request with a 500 and concerns no other.
     """
 
+    @property
+    def wants_ids(self) -> bool:
+        """Rows bring the ids of their tokens. Asked once, when the request is opened."""
+
     def on_accepted(self, prompt_tokens: int) -> None:
         """The request waits or runs in an engine. Called once, before any row."""
 
     def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
         """One row: ``text`` may be empty; ``tokens`` counts new output tokens."""
+
+    def on_continued(self) -> None:
+        """It is started again elsewhere, after what has come so far: a process was lost."""
 
     def on_rejected(self, rejected: Rejected) -> None:
         """The whole request ends with this error, before or after ``on_accepted``."""

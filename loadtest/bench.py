@@ -11,7 +11,7 @@ COMMANDS = {
     "serve": "put load on any OpenAI-compatible server and measure its answers",
     "throughput": "many prompts at once through the library: tokens a second",
     "latency": "one batch at a time through the library: milliseconds a token",
-    "prefill": "prompts by their length and by what is cached of them: tokens a second",
+    "prefill": "prompts by length and by what is cached of them: tokens a second",
     "steps": "decode steps of the executor alone: device, host, kernels",
     "kernels": "each kernel alone, beside the floor of its bytes and operations",
     "startup": "from the command to the first token, phase by phase",
@@ -26,17 +26,23 @@ def main(arguments: Sequence[str]) -> int:
         module = importlib.import_module(f"penstock.loadtest.bench_{name}")
         code: int = module.main(arguments[1:])
         return code
+    found = parser()
+    parsed, _ = found.parse_known_args(arguments[:1])
+    if parsed.command is not None:
+        found.error(f"there is no command {parsed.command!r}; there are {', '.join(COMMANDS)}")
+    found.print_help(sys.stderr)
+    return WRONG_FLAGS
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of ``penstock bench`` alone; each command has one of its own."""
     table = "\n".join(f"  {name:12}{summary}" for name, summary in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    found = argparse.ArgumentParser(
         "penstock bench",
         description="Measure a server or the library.",
         usage="penstock bench COMMAND [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"commands:\n{table}\n\n`penstock bench COMMAND --help` lists the flags.",
     )
-    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
-    parsed, _ = parser.parse_known_args(arguments[:1])
-    if parsed.command is not None:
-        parser.error(f"there is no command {parsed.command!r}; there are {', '.join(COMMANDS)}")
-    parser.print_help(sys.stderr)
-    return WRONG_FLAGS
+    found.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    return found

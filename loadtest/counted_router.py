@@ -38,7 +38,7 @@ def address_of(number: int) -> str:
 
 
 def engine_beat(number: int, load: int, slots: int, prefixes: PrefixReport | None) -> Beat:
-    """What an engine with so many open requests says."""
+    """What an engine with so many open sequences says."""
     return Beat(
         address=address_of(number),
         incarnation=number,
@@ -80,22 +80,22 @@ class CountedRouter:
     def request(self, message: Enqueue, now: float) -> None:
         """From the frame that comes in to the frame that goes out."""
         frame = self._peer(message)
-        began = time.process_time()
+        began = time.thread_time()
         _, decoded = codec.decode(frame)
         if isinstance(decoded, Enqueue):
             self.requests += 1
             self.dispatcher.request(decoded, now)
-        self.seconds[Enqueue] += time.process_time() - began
+        self.seconds[Enqueue] += time.thread_time() - began
 
     def beat(self, message: Beat, now: float) -> int:
         """One beat of an engine, and the router's tick; returns the beat's bytes."""
         frame = self._peer(message)
-        began = time.process_time()
+        began = time.thread_time()
         _, decoded = codec.decode(frame)
         if isinstance(decoded, Beat):
             self.roster.beat(decoded, now)
         self.dispatcher.tick(now)
-        self.seconds[Beat] += time.process_time() - began
+        self.seconds[Beat] += time.thread_time() - began
         return len(frame)
 
     def _send(self, address: str, message: Message) -> bool:

@@ -51,7 +51,7 @@ def _count(text: str) -> int:
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "penstock eval",
         description="Ask held-out questions over the API and report the accuracy of each skill. "
@@ -222,12 +222,12 @@ def _verdict(result: dict[str, Any], outcomes: Sequence[Outcome], require: float
 
 def main(arguments: Sequence[str]) -> int:
     """Run with these flags. Returns the exit code."""
-    parser = _parser()
-    parsed, rest = parser.parse_known_args(arguments)
+    reader = parser()
+    parsed, rest = reader.parse_known_args(arguments)
     if parsed.base_url and rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)} (a running server is asked)")
+        reader.error(f"unrecognized arguments: {' '.join(rest)} (a running server is asked)")
     if parsed.question_set == "skills" and (parsed.text or parsed.reference):
-        parser.error("--text and --reference go with --set facts")
+        reader.error("--text and --reference go with --set facts")
     path = Path(parsed.output_json) if parsed.output_json else None
     try:
         text = parsed.text.read_text(encoding="utf-8") if parsed.text else ""

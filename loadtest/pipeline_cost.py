@@ -2,6 +2,8 @@
 token, streamed tokens per second, and idle CPU. The null device stands in for the model.
 
     python -m penstock.loadtest.pipeline_cost
+    python -m penstock.loadtest.pipeline_cost --requests chat tools thinking
+    python -m penstock.loadtest.pipeline_cost --stream sse json msgpack
 
 Linux only (reads /proc). The client shares the machine: on few cores it is the limit of the
 streamed tokens per second, and its own share is reported beside them.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import re
 import signal
@@ -20,9 +23,28 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
+
+from penstock.loadtest.multiplexed_streams import Encoding, multiplexed
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"Says {name}",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    }
+    for name in ("weather", "traffic", "news")
+]
+REQUESTS = ("text", "chat", "tools", "thinking")
+"""A text completion; a chat; one with three tools; one with tools whose prompt ends in thinking."""
 
 ROLES = ("frontend", "tokenizer", "router", "scheduler", "worker")
 
@@ -87,12 +109,13 @@ class Server:
 class Stream(asyncio.Protocol):
     """One streamed request on a raw connection; counts events without parsing them."""
 
-    def __init__(self, body: bytes, done: asyncio.Future[None]) -> None:
+    def __init__(self, path: str, body: bytes, done: asyncio.Future[None]) -> None:
         self.first: float | None = None
         self.events = 0
         self._request = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+            b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+            % (path.encode(), len(body), body)
         )
         self._done = done
         self.sent = 0.0
@@ -113,24 +136,59 @@ class Stream(asyncio.Protocol):
             self._done.set_result(None)
 
 
-async def stream(address: tuple[str, int], prompt: str, tokens: int) -> Stream:
+def request(kind: str, prompt: str) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request of one of ``REQUESTS``."""
+    if kind == "text":
+        return "/v1/completions", {"prompt": prompt}
+    messages = [{"role": "user", "content": prompt}]
+    body: dict[str, Any] = {"messages": messages}
+    if kind != "chat":
+        body["tools"] = TOOLS
+    if kind == "thinking":
+        messages.append({"role": "assistant", "content": "<think>\nLet me see."})
+        body |= {"add_generation_prompt": False, "continue_final_message": True}
+    return "/v1/chat/completions", body
+
+
+async def stream(address: tuple[str, int], prompt: str, tokens: int, kind: str = "text") -> Stream:
     loop = asyncio.get_running_loop()
-    body = json.dumps(
-        {"prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
-    ).encode()
+    path, asked = request(kind, prompt)
+    body = json.dumps({**asked, "max_tokens": tokens, "stream": True, "ignore_eos": True}).encode()
     done: asyncio.Future[None] = loop.create_future()
-    _, protocol = await loop.create_connection(lambda: Stream(body, done), *address)
+    _, protocol = await loop.create_connection(lambda: Stream(path, body, done), *address)
     await done
     return protocol
 
 
-async def many(address: tuple[str, int], streams: int, tokens: int) -> tuple[int, float]:
+class Sent(NamedTuple):
+    """How answers are sent."""
+
+    encoding: Encoding | None = None
+    """On WebSockets of /v1/stream; ``None``: as server-sent events."""
+    per_connection: int = 1
+
+    @property
+    def name(self) -> str:
+        return "sse" if self.encoding is None else f"{self.encoding} x{self.per_connection}"
+
+
+async def many(
+    address: tuple[str, int], streams: int, tokens: int, kind: str, sent: Sent
+) -> tuple[int, float]:
     """``streams`` requests at once; returns (events, seconds)."""
     began = time.perf_counter()
-    done = await asyncio.gather(
-        *(stream(address, f"stream number {n}", tokens) for n in range(streams))
-    )
-    return sum(s.events for s in done), time.perf_counter() - began
+    prompts = [f"stream number {n}" for n in range(streams)]
+    if sent.encoding is None:
+        done = await asyncio.gather(*(stream(address, one, tokens, kind) for one in prompts))
+        return sum(s.events for s in done), time.perf_counter() - began
+    kind_of_frame = "completion" if kind == "text" else "chat"
+    more = {"max_tokens": tokens, "ignore_eos": True}
+    frames = [
+        {"id": str(number), "type": kind_of_frame, "body": {**request(kind, prompt)[1], **more}}
+        for number, prompt in enumerate(prompts)
+    ]
+    events = await multiplexed(address, frames, sent.encoding, sent.per_connection)
+    return events, time.perf_counter() - began
 
 
 async def first_tokens(address: tuple[str, int], count: int) -> list[float]:
@@ -148,12 +206,18 @@ def percent(values: list[float], share: float) -> float:
 
 
 def measure(
-    frontends: int, streams: int, tokens: int, step_ms: float, idle_seconds: float
+    frontends: int,
+    streams: int,
+    tokens: int,
+    step_ms: float,
+    idle_seconds: float,
+    kind: str,
+    sent: Sent,
 ) -> dict[str, Any]:
     """One server, one run. CPU figures are µs a streamed token."""
     server = Server(frontends, step_ms, max(streams, 64))
     try:
-        asyncio.run(many(server.url, 8, 32))
+        asyncio.run(many(server.url, 8, 32, kind, sent))
         asyncio.run(first_tokens(server.url, 20))
         waits = asyncio.run(first_tokens(server.url, 200)) if step_ms == 0 else []
         time.sleep(1.0)
@@ -161,13 +225,15 @@ def measure(
         time.sleep(idle_seconds)
         idle_after = server.cpu()
         before, own_before = server.cpu(), time.process_time()
-        events, seconds = asyncio.run(many(server.url, streams, tokens))
+        events, seconds = asyncio.run(many(server.url, streams, tokens, kind, sent))
         own = time.process_time() - own_before
         after = server.cpu()
         total = streams * tokens
     finally:
         server.stop()
     return {
+        "requests": kind,
+        "stream": sent.name,
         "frontends": frontends,
         "streams": streams,
         "step_ms": step_ms,
@@ -194,17 +260,22 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=800)
     parser.add_argument("--step-ms", type=float, nargs="+", default=[5.0, 0.0])
     parser.add_argument("--frontends", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--requests", choices=REQUESTS, nargs="+", default=["text"])
     parser.add_argument("--idle-seconds", type=float, default=5.0)
+    parser.add_argument("--stream", choices=("sse", "json", "msgpack"), nargs="+", default=["sse"])
+    parser.add_argument(
+        "--per-connection", type=int, nargs="+", default=[1, 64], help="requests on a WebSocket"
+    )
     options = parser.parse_args()
-    for step_ms in options.step_ms:
-        for frontends in options.frontends:
-            print(
-                json.dumps(
-                    measure(
-                        frontends, options.streams, options.tokens, step_ms, options.idle_seconds
-                    )
-                )
-            )
+    ways: list[Sent] = []
+    for way in options.stream:
+        ways += [Sent()] if way == "sse" else [Sent(way, one) for one in options.per_connection]
+    cases = itertools.product(options.requests, options.step_ms, options.frontends, ways)
+    for kind, step_ms, frontends, sent in cases:
+        found = measure(
+            frontends, options.streams, options.tokens, step_ms, options.idle_seconds, kind, sent
+        )
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

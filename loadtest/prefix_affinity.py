@@ -150,7 +150,7 @@ class _Engine:
         prefixes = self.core.prefixes
         return engine_beat(
             self.number,
-            self.core.stats().open_requests,
+            self.core.open_sequences,
             self.limits.max_num_seqs,
             None if prefixes is None else prefixes.report(known),
         )

@@ -235,18 +235,23 @@ def _result_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse(arguments: Sequence[str]) -> ServeOptions:
-    """Read the flags. Wrong ones end the process with code 2, as argparse does."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
         "penstock bench serve",
         description="Put load on an OpenAI-compatible server and measure its answers.",
         allow_abbrev=False,
     )
-    _target_flags(parser)
-    _prompt_flags(parser)
-    _load_flags(parser)
-    _result_flags(parser)
-    found = vars(parser.parse_args(arguments))
+    _target_flags(found)
+    _prompt_flags(found)
+    _load_flags(found)
+    _result_flags(found)
+    return found
+
+
+def parse(arguments: Sequence[str]) -> ServeOptions:
+    """Read the flags. Wrong ones end the process with code 2, as argparse does."""
+    reader = parser()
+    found = vars(reader.parse_args(arguments))
     host = found.pop("host")
     host = f"[{host}]" if ":" in host else host
     port = found.pop("port")
@@ -254,11 +259,11 @@ def parse(arguments: Sequence[str]) -> ServeOptions:
     try:
         found["goodput"] = goodput_limits(found["goodput"])
     except ValueError as error:
-        parser.error(str(error))
+        reader.error(str(error))
     if not found["endpoint"].startswith("/"):
-        parser.error(f"--endpoint {found['endpoint']}: it must begin with /")
+        reader.error(f"--endpoint {found['endpoint']}: it must begin with /")
     if found["dataset_name"] != "random" and not found["dataset_path"]:
-        parser.error(f"--dataset-name {found['dataset_name']} needs --dataset-path")
+        reader.error(f"--dataset-name {found['dataset_name']} needs --dataset-path")
     sampling: dict[str, Any] = {name: found.pop(name) for name in SAMPLING_FLAGS}
     sampling["ignore_eos"] = True if found.pop("ignore_eos") else None
     sampling = {name: value for name, value in sampling.items() if value is not None}

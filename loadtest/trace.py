@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
     Raises ``ConfigError``, ``AddressError`` and ``SecurityError``.
     """
-    parsed = _parser().parse_args(arguments)
+    parsed = parser().parse_args(arguments)
     config, sources = resolve(_GROUPS, parsed, os.environ)
     if parsed.show_config:
         print(show(config, sources, _GROUPS))
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     return INCOMPLETE if silent else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = build_parser(
         "penstock trace", "Record what each process of a running server does.", _GROUPS
     )

@@ -16,23 +16,30 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 if _TYPE_CHECKING:
     from penstock.protocol.config.sources import ConfigError
     from penstock.protocol.sampling import SamplingParams
+    from penstock.services.library.async_llm import AsyncLLM
+    from penstock.services.library.engine import LLMEngine, ModelLimits
     from penstock.services.library.llm import LLM
     from penstock.services.library.outputs import (
         CompletionOutput,
         Logprob,
         RequestError,
         RequestOutput,
+        RequestRefused,
     )
     from penstock.services.library.server_process import ServerFailed
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "ConfigError",
+    "LLMEngine",
     "Logprob",
+    "ModelLimits",
     "RequestError",
     "RequestOutput",
+    "RequestRefused",
     "SamplingParams",
     "ServerFailed",
 ]
@@ -42,12 +49,16 @@ if not (_root / "penstock" / "services").is_dir() and (_root / "services").is_di
     __path__ = [*__path__, str(_root)]  # a checkout without symbolic links
 
 _HOMES = {
+    "AsyncLLM": "penstock.services.library.async_llm",
+    "ModelLimits": "penstock.services.library.engine",
+    "LLMEngine": "penstock.services.library.engine",
     "LLM": "penstock.services.library.llm",
     "SamplingParams": "penstock.protocol.sampling",
     "CompletionOutput": "penstock.services.library.outputs",
     "Logprob": "penstock.services.library.outputs",
     "RequestOutput": "penstock.services.library.outputs",
     "RequestError": "penstock.services.library.outputs",
+    "RequestRefused": "penstock.services.library.outputs",
     "ServerFailed": "penstock.services.library.server_process",
     "ConfigError": "penstock.protocol.config.sources",
 }

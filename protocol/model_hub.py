@@ -67,6 +67,23 @@ def find_model(name: str, config: Config, *, only_look: bool = False) -> Path:
         raise _failed(lack, _reason(name, error), name) from None
 
 
+def fetch_model(name: str) -> Path:
+    """Ask the hub for the newest version of the model ``name``, and fetch what is not in the local
+    cache yet. Says and raises what ``find_model`` does."""
+    from huggingface_hub import constants
+
+    if not is_hub_name(name):
+        raise BadModelFolder(f"{name}: expected a name on the hub, ORG/NAME")
+    if constants.HF_HUB_OFFLINE:
+        raise BadModelFolder(f"{name}: HF_HUB_OFFLINE forbids to fetch it; unset that")
+    try:
+        return _download(name, [*_TEXTS, _WEIGHTS], weights=True)
+    except BadModelFolder:
+        raise
+    except Exception as error:  # whatever the hub's client and its HTTP library raise
+        raise _failed(name, _reason(name, error), name) from None
+
+
 def _failed(lack: str, reason: str, name: str) -> BadModelFolder:
     return BadModelFolder(f"{lack}; {reason}: hf download {name}")
 
@@ -88,10 +105,10 @@ def _cached(name: str, wanted: list[str], weights: bool) -> tuple[Path | None, l
             return None, []
         folder = Path(begun)
     no_gguf(folder)
-    return folder, _missing(folder, weights)
+    return folder, missing_files(folder, weights)
 
 
-def _missing(folder: Path, weights: bool) -> list[str]:
+def missing_files(folder: Path, weights: bool) -> list[str]:
     """Files that a model must have and ``folder`` has not, a few of them."""
     gone = [] if (folder / "config.json").exists() else ["config.json"]
     if not any((folder / name).exists() for name in _TOKENIZERS):
@@ -129,7 +146,7 @@ def _download(name: str, wanted: list[str], weights: bool) -> Path:
     if not sys.stderr.isatty():
         disable_progress_bars()
     folder = Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=_IGNORED))
-    if gone := _missing(folder, weights):
+    if gone := missing_files(folder, weights):
         raise BadModelFolder(f"{name}: the hub's repository has no {', '.join(gone)}")
     return folder
 

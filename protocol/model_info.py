@@ -29,6 +29,8 @@ WHAT_MODEL_IS = (
 
 
 MAX_MESSAGE = 4000
+_WITHOUT_LENGTH = ("Mamba", "FalconMamba", "Rwkv", "RWKV", "Bloom", "Falcon", "Mpt", "MPT")
+"""How the names of architectures begin that need none."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -95,28 +97,54 @@ def _number(config: dict[str, Any], key: str, path: Path) -> int:
     return value
 
 
+def _rows_ahead(config: dict[str, Any], architecture: str) -> int:
+    """Rows of the table of positions that stand for none: RoBERTa and its kin begin behind that of
+    padding."""
+    if not architecture.startswith(("Roberta", "XLMRoberta", "Camembert", "MPNet")):
+        return 0
+    padding = config.get("pad_token_id", 1)
+    return padding + 1 if type(padding) is int and 0 <= padding < 16 else 2
+
+
+def _sentence_length(folder: Path) -> int:
+    """Tokens of a text, as a folder of sentence-transformers says; 0: it does not."""
+    path = folder / "sentence_bert_config.json"
+    config = read_json(path) if path.is_file() else None
+    found = config.get("max_seq_length") if isinstance(config, dict) else None
+    return found if type(found) is int and found > 0 else 0
+
+
 def _longest(config: dict[str, Any], architecture: str, path: Path) -> int:
     """Positions that the model was trained for; older families have names of their own for it."""
     if config.get("max_position_embeddings") is not None:
-        return max(_number(config, "max_position_embeddings", path), _extended(config))
+        rows = _number(config, "max_position_embeddings", path)
+        longest = max(rows - _rows_ahead(config, architecture), _extended(config, architecture))
+        return min(longest, _sentence_length(path.parent) or longest)
     for key in ("n_positions", "max_seq_len", "seq_length", "n_ctx"):
         if config.get(key) is not None:
             return _number(config, key, path)
+    remedy = "add the key, with the number of tokens that it was trained for"
+    if architecture.startswith(_WITHOUT_LENGTH):
+        remedy = (
+            "models without one are not supported: those that keep another state than keys and "
+            "values (Mamba, RWKV), and those with attention of another form (BLOOM, Falcon 1, MPT)"
+        )
     raise BadModelFolder(
         f"{path}: max_position_embeddings must be a positive integer, got None: architecture "
-        f"{architecture!r} states no length that it was trained for. Models without one are not "
-        "supported: those that keep another state than keys and values (Mamba), and those with "
-        "attention of another form (BLOOM, Falcon 1)"
+        f"{architecture!r} states no length that it was trained for; {remedy}"
     )
 
 
-def _extended(config: dict[str, Any]) -> int:
+def _extended(config: dict[str, Any], architecture: str) -> int:
     """Positions to which YaRN extends the model, 0 without: some folders are extended by these
     settings alone (Qwen2.5). Malformed ones are refused where all of them are read."""
-    table = config.get("rope_parameters") or config.get("rope_scaling")
+    table = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(table, dict) or "yarn" not in (table.get("rope_type"), table.get("type")):
         return 0
-    trained, factor = table.get("original_max_position_embeddings"), table.get("factor")
+    if architecture == "Phi3ForCausalLM":  # there it is another name of LongRoPE
+        return 0
+    key = "original_max_position_embeddings"
+    trained, factor = config.get(key) or table.get(key), table.get("factor")
     if not isinstance(trained, int) or not isinstance(factor, int | float):
         return 0
     length = trained * factor

@@ -20,12 +20,24 @@ if TYPE_CHECKING:
     from penstock.protocol.wire.messages.tokens import Event
 
 GENERATE = "generate"
-"""The task that brings tokens. Every engine does it."""
+"""The task that brings tokens. Most engines do it (``Capacity.generates``)."""
 TOKENIZE = "tokenize"
 """The task that brings the ids of its prompt. A tokenizer answers it, and no engine hears of it."""
 DETOKENIZE = "detokenize"
 """The task that brings the text of its prompt, token ids; likewise."""
 OF_TOKENIZERS = frozenset({TOKENIZE, DETOKENIZE})
+EMBED = "embed"
+"""The task that brings a ``Vector`` for its prompt: float32, cut and normalized as the request's
+``PoolingParams`` and the model's folder say."""
+SCORE = "score"
+"""The task that brings ``Scores`` of one float32: how well the texts of a ``Pair`` fit together, or
+how a single text is rated. The higher the better."""
+CLASSIFY = "classify"
+"""The task that brings ``Scores`` of a float32 for each of the engine's labels
+(``Capacity.labels``), of one text or of a ``Pair``."""
+OF_FOLDERS = frozenset({EMBED, SCORE, CLASSIFY})
+"""Tasks that a model's folder decides on (``penstock.protocol.pooling``). The worker sends what it
+computes as float32, before any normalization or activation: the tokenizer adds those."""
 ENTRY_POINT_GROUP = "penstock.tasks"
 MEMBERS = ("name", "pool", "event")
 
@@ -55,7 +67,7 @@ def load_tasks() -> dict[str, Task]:
     found: dict[str, Task] = {}
     for extension in extensions(ENTRY_POINT_GROUP, "the task"):
         task: Any = extension.make(MEMBERS, f"{Task.__module__}.Task", "")
-        if task.name in (GENERATE, *OF_TOKENIZERS) or task.name in found:
+        if task.name in (GENERATE, *OF_TOKENIZERS, *OF_FOLDERS) or task.name in found:
             raise ConfigError(
                 f"the task {task.name!r} of {extension} has the name of another one; uninstall one "
                 "of them"

@@ -1,9 +1,9 @@
 """Values of clients, read as a declaration says: ``Declared`` structs with bounds on their fields.
 
 ``read`` goes through a value that msgspec refuses piece by piece. ``null`` counts as left out, a
-field of another server that asks for nothing is dropped, all unknown names are found at once, and
-the first value that is wrong becomes one sentence: ``temperature is 3; 0 to 2 is allowed``. An
-object's unknown names and its first wrong value are told together.
+field of another server that asks for nothing is dropped, and all that is wrong with an object is
+told at once: its unknown names, and a sentence for each wrong field (``temperature is 3; 0 to 2 is
+allowed``). Of an array the first wrong item is told.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MAX_NAMED = 16
 """Names that one error lists."""
 MAX_ADVISED = 4
 """The first of them are told with what was probably meant: the search takes 0.1 ms for each."""
+MAX_WRONG = 8
+"""Wrong fields of one object that are explained; of more the number is told."""
 MAX_PARAM_LENGTH = 128
 NOT_YET = "not supported yet"
 _WRONG = (msgspec.ValidationError, OverflowError, RecursionError, UnicodeEncodeError)
@@ -45,8 +47,8 @@ _WRONG = (msgspec.ValidationError, OverflowError, RecursionError, UnicodeEncodeE
 class InvalidValue(ValueError):
     """A client's value is not what its declaration says; the message is one for the client.
 
-    ``param`` is the parameter at fault, without the place within an array; ``code`` is
-    ``unknown_parameter`` or ``unsupported_parameter`` where a name is at fault.
+    ``param`` is the parameter at fault (the first of several), without the place within an array;
+    ``code`` is ``unknown_parameter`` or ``unsupported_parameter`` where a name is at fault.
     """
 
     def __init__(self, message: str, param: str, code: str | None = None) -> None:
@@ -164,7 +166,7 @@ def _is_same(value: Any, one: Any) -> bool:
 
 
 def _explain(value: Any, declared: Any, where: str) -> None:
-    """Raise ``InvalidValue`` for the first piece of a cleaned value that is wrong, if any."""
+    """Raise ``InvalidValue`` for what is wrong with a cleaned value, if anything is."""
     try:
         msgspec.convert(value, declared, str_keys=True)
         return None
@@ -263,13 +265,23 @@ def _explain_object(value: dict[Any, Any], declared: type[Declared], where: str)
 
 
 def _explain_fields(value: dict[Any, Any], declared: type[Declared], where: str) -> None:
+    faults: list[InvalidValue] = []
     for name, of in fields_of(declared).items():
         place = _place(where, name)
         if name in value:
-            _explain(value[name], of, place)
+            try:
+                _explain(value[name], of, place)
+            except InvalidValue as fault:
+                faults.append(fault)
         elif name in required(declared):
             message = f"{place} is missing; {describe(of)} is required"
-            raise InvalidValue(message, _param(place))
+            faults.append(InvalidValue(message, _param(place)))
+    if not faults:
+        return
+    told = [fault.message for fault in faults[:MAX_WRONG]]
+    if (more := len(faults) - MAX_WRONG) > 0:
+        told.append(f"and {more} more {'is' if more == 1 else 'are'} wrong")
+    raise InvalidValue("; ".join(told), faults[0].param, faults[0].code)
 
 
 def _place(where: str, name: str) -> str:

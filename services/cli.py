@@ -1,8 +1,9 @@
 """The command ``penstock``: settings in, one process out.
 
-Exit codes: 0 ended as asked, 1 internal error, 2 wrong settings, 3 the model's folder cannot be
-served, 4 an address or port cannot be used, 5 refused or declared lost by the router, 6 not ready
-in time (``serve``), 128 + signal when a second signal cut the draining short.
+Exit codes: 0 ended as asked, 1 internal error, or a server's refusal, 2 wrong settings, 3 the
+model's folder cannot be served, 4 an address or port cannot be used, 5 refused or declared lost by
+the router, 6 not ready in time (``serve``), 128 + signal when a second signal cut the draining
+short.
 
 Everything that costs time (zmq, aiohttp, torch) is imported after the arguments are read.
 """
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 import penstock
-from penstock.protocol.config import Config, ConfigError, build_parser, resolve
+from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.derive import derive
 from penstock.protocol.config.machine import Machine, read_machine
@@ -28,72 +29,25 @@ from penstock.protocol.config.models import check_names, of_each, together
 from penstock.protocol.config.shown import show
 from penstock.protocol.config.sources import Provenance, Source
 from penstock.protocol.suggestions import closest
+from penstock.services.command_table import (
+    COMMANDS,
+    MODEL_COMMANDS,
+    TOOLS,
+    Tool,
+    listed,
+    service_parser,
+)
+from penstock.services.commands.failure import CommandError
 
 INTERNAL_ERROR, BAD_SETTINGS, BAD_MODEL, BAD_ADDRESS = 1, 2, 3, 4
 INTERRUPTED = 130
 
 
-class Command(msgspec.Struct, frozen=True):
-    """One subcommand."""
-
-    summary: str
-    groups: tuple[str, ...]
-    """The groups of settings that it reads."""
-    takes_model: bool = False
-
-
-COMMANDS = {
-    "serve": Command(
-        "start a whole server and watch over it",
-        (
-            "model", "cache", "scheduler", "admission", "device", "loading", "server", "cluster",
-            "launch", "observability", "test",
-        ),
-        takes_model=True,
-    ),
-    "router": Command(
-        "who is alive, and which process a new request goes to",
-        ("admission", "cluster", "observability", "test"),
-    ),
-    "tokenizer": Command(
-        "text to tokens and tokens to text",
-        ("model", "cluster", "launch", "observability", "test"),
-        takes_model=True,
-    ),
-    "scheduler": Command(
-        "queue, KV blocks and step plans of one engine",
-        (
-            "model", "cache", "scheduler", "admission", "cluster", "launch", "observability",
-            "test",
-        ),
-        takes_model=True,
-    ),
-    "worker": Command(
-        "one device: weights, KV memory, kernels",
-        (
-            "model", "cache", "scheduler", "device", "loading", "cluster", "launch",
-            "observability", "test",
-        ),
-        takes_model=True,
-    ),
-    "frontend": Command(
-        "the OpenAI-compatible HTTP API",
-        ("admission", "server", "cluster", "launch", "observability", "test"),
-    ),
-}  # fmt: skip
-TOOLS = {
-    "version": "print the version",
-    "plan": "how a model fits into a device's memory, before anything is loaded",
-    "bench": "measure a server or the library",
-    "eval": "ask a server held-out questions: the accuracy of each skill",
-    "trace": "what each process of a running server does, on one timeline",
-}
 NOT_EVERYWHERE = {
     "aiohttp", "huggingface_hub", "jinja2", "numpy", "psutil", "safetensors", "tokenizers", "torch",
     "transformers",
 }  # fmt: skip
 """Packages of single roles: the dependency groups of pyproject.toml."""
-OPTIONAL_MODEL = "Without MODEL it serves penstock-demo, the small built-in model."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -121,6 +75,8 @@ def _users_fault(error: Exception) -> int | None:
     """The exit code of an error that the user can repair; ``None``: a fault of ours."""
     if isinstance(error, ConfigError):
         return BAD_SETTINGS
+    if isinstance(error, CommandError):
+        return error.code
     # Only a service raises these, so their modules are loaded already.
     from penstock.protocol.model_info import BadModelFolder
     from penstock.protocol.process.faults import BadFault
@@ -142,29 +98,19 @@ def _main(arguments: Sequence[str], began: float) -> int:
         return _no_service(arguments)
     command = COMMANDS[name]
     internal, rest = _internal(arguments[1:])
-    description = command.summary[0].upper() + command.summary[1:] + "."
-    if command.takes_model:
-        description += " " + OPTIONAL_MODEL
     several = name == "serve"
-    parser = build_parser(
-        f"penstock {name}",
-        description,
-        command.groups,
-        positional_model=command.takes_model,
-        several_models=several,
-    )
-    parsed = parser.parse_args(rest)
+    parsed = service_parser(name).parse_args(rest)
     config, sources = resolve(command.groups, parsed, os.environ, several=several)
     builtin = command.takes_model and not (config.model.model or config.model.models)
     found = of_each(config, sources, devices=read_machine(environment=os.environ).gpus)
     if builtin or several:
-        with _naming_what_is_missing(name):
-            found = [_with_named_model(*one, only_look=parsed.show_config) for one in found]
-    found = [_complete(*one, may_lack_model=parsed.show_config) for one in found]
+        with naming_what_is_missing(name):
+            found = [with_named_model(*one, only_look=parsed.show_config) for one in found]
+    found = [complete(*one, may_lack_model=parsed.show_config) for one in found]
     configs = [one for one, _ in found]
     check_names(configs)
     if len(found) > 1:
-        config, sources = _complete(config, sources, may_lack_model=True)
+        config, sources = complete(config, sources, may_lack_model=True)
     config, sources = together(config, sources, found)
     if name != "serve":
         config = _with_router(config, sources)
@@ -176,12 +122,12 @@ def _main(arguments: Sequence[str], began: float) -> int:
         from penstock.protocol.process.parent_death import end_with_parent
 
         end_with_parent(internal.parent_pid)
-    with _naming_what_is_missing(name):
+    with naming_what_is_missing(name):
         return _run(name, configs, sources, internal, began, builtin)
 
 
 @contextlib.contextmanager
-def _naming_what_is_missing(name: str) -> Iterator[None]:
+def naming_what_is_missing(name: str) -> Iterator[None]:
     """An image of one role lacks what the other roles import: say so. Raises ``ConfigError``."""
     try:
         yield
@@ -197,32 +143,24 @@ def _naming_what_is_missing(name: str) -> Iterator[None]:
 
 def _no_service(arguments: Sequence[str]) -> int:
     """``penstock``, ``penstock --help``, what is no process, and what is unknown."""
-    if arguments[:1] == ["bench"]:
-        from penstock.loadtest import bench
+    if arguments and arguments[0] in MODEL_COMMANDS:
+        from penstock.services import model_commands
 
-        return bench.main(arguments[1:])
-    if arguments[:1] == ["eval"]:
-        from penstock.loadtest import eval as evaluation
-
-        return evaluation.main(arguments[1:])
-    if arguments[:1] == ["plan"]:
-        return _plan(arguments[1:])
-    if arguments[:1] == ["trace"]:
-        from penstock.loadtest import trace
-
-        return trace.main(arguments[1:])
-    summaries = {name: command.summary for name, command in COMMANDS.items()} | TOOLS
-    width = max(map(len, summaries)) + 2
-    table = "\n".join(f"  {name:{width}}{summary}" for name, summary in summaries.items())
+        return model_commands.main(arguments[0], arguments[1:])
+    tool = TOOLS.get(arguments[0]) if arguments else None
+    if tool is not None and tool.module:
+        return _tool(arguments[0], tool, arguments[1:])
     parser = argparse.ArgumentParser(
         "penstock",
-        description="An LLM inference server made of small processes.",
+        description=f"An LLM inference server made of small processes.\n\n{listed()}",
         usage="penstock COMMAND [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"commands:\n{table}\n\n`penstock COMMAND --help` lists the flags of a command.",
+        epilog="`penstock COMMAND --help` shows the flags of a command.",
+        add_help=False,
     )
+    parser.add_argument("-h", "--help", "--help-all", action="help", help=argparse.SUPPRESS)
     version = f"penstock {penstock.__version__}"
-    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("--version", action="version", version=version, help=argparse.SUPPRESS)
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     parsed, unread = parser.parse_known_args(arguments[:1])
     if parsed.command == "version":
@@ -236,42 +174,11 @@ def _no_service(arguments: Sequence[str]) -> int:
     return BAD_SETTINGS
 
 
-def _plan(arguments: Sequence[str]) -> int:
-    """``penstock plan``: it takes the flags of ``penstock serve``, and ``--gpu``."""
-    command = COMMANDS["serve"]
-    parser = build_parser(
-        "penstock plan",
-        "How a model would fit into a device's memory. Takes the flags of `penstock serve`. "
-        "Exit code 1: it does not fit.",
-        command.groups,
-        positional_model=True,
-    )
-    parser.add_argument(
-        "--gpu", metavar="NAME", help="a GPU that need not be here: h100, a100, l40s, 4090, …"
-    )
-    parsed = parser.parse_args(arguments)
-    config, sources = resolve(command.groups, parsed, os.environ)
-    with _naming_what_is_missing("plan"):
-        from penstock.services.worker import plan
-        from penstock.services.worker.gpus import gpu_named
-
-        gpu = None if parsed.gpu is None else gpu_named(parsed.gpu)
-        if config.device.device == "null":
-            raise ConfigError("--device null loads no model: there is nothing to plan")
-        if gpu is not None and config.device.device == "cpu":
-            raise ConfigError(
-                f"--gpu {parsed.gpu} and --device {config.device.device} name two devices"
-            )
-        config, sources = _with_named_model(config, sources, only_look=False)
-        machine = read_machine(environment=os.environ)
-        if gpu is not None:
-            machine = msgspec.structs.replace(machine, gpus=max(1, machine.gpus))
-        config, sources = _complete(config, sources, machine, may_lack_model=False)
-        if parsed.show_config:
-            print(show(config, sources, command.groups))
-            return 0
-        text, code = plan.report(config, gpu)
-        print(text)
+def _tool(name: str, tool: Tool, arguments: Sequence[str]) -> int:
+    with naming_what_is_missing(name):
+        module = importlib.import_module(f"penstock.{tool.module}")
+        more = [os.environ] if tool.module.startswith("services.commands.") else []
+        code: int = module.main(arguments, *more)
         return code
 
 
@@ -305,7 +212,7 @@ def _internal(arguments: Sequence[str]) -> tuple[Internal, list[str]]:
     return Internal(**vars(found)), rest
 
 
-def _complete(
+def complete(
     config: Config, sources: Provenance, machine: Machine | None = None, *, may_lack_model: bool
 ) -> tuple[Config, Provenance]:
     """Derive what was left out from the model and the machine (this one, unless another is given);
@@ -325,7 +232,7 @@ def _complete(
     return config, sources
 
 
-def _with_named_model(
+def with_named_model(
     config: Config, sources: Provenance, *, only_look: bool
 ) -> tuple[Config, Provenance]:
     """The folder of the model that no folder was given for. Raises ``BadModelFolder``."""

@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 if not Path("/dev/nvidiactl").exists():
     # Without a GPU, Triton's kernels run in its interpreter. Triton reads this when it is imported,
     # which torch and transformers may do at any moment, and whenever a kernel is declared.
@@ -15,6 +17,11 @@ if not Path("/dev/nvidiactl").exists():
 # What is imported and collected stays. A collection of garbage that looks through all of it takes a
 # good part of a second, and a test that makes many objects has many of them.
 gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of this folder first: a long one that comes last keeps one process busy alone."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
 def pytest_collection_finish() -> None:

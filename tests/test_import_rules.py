@@ -33,7 +33,7 @@ UNSAFE_MODULES = {
 UNSAFE_CALLS = {"eval", "exec"}
 UNSAFE_ATTRIBUTES = {"recv_pyobj", "send_pyobj", "recv_pyobj_multipart", "send_serialized"}
 MAY_READ_ENVIRONMENT = (
-    "services/cli.py", "services/launcher/", "protocol/config/",
+    "services/cli.py", "services/model_commands.py", "services/launcher/", "protocol/config/",
     "services/library/server_process.py",
 )  # fmt: skip
 
@@ -50,9 +50,14 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@functools.cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
 def imported(tree: ast.Module, package: str) -> Iterator[str]:
     """Every module that a file imports, with the names taken from it: ``a.b`` and ``a.b.c``."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -113,6 +118,13 @@ def test_only_the_frontend_and_the_library_import_the_client() -> None:
                 assert not within(module, ("penstock.client",)), f"{path} imports {module}"
 
 
+def test_no_process_of_a_server_imports_the_commands() -> None:
+    """They are clients of one."""
+    for path, tree in sources("protocol", "client", *(f"services/{name}" for name in SERVICES)):
+        for module in imported(tree, package_of(path)):
+            assert not within(module, ("penstock.services.commands",)), f"{path} imports {module}"
+
+
 def test_kernels_import_nothing_of_ours_but_kernels() -> None:
     for path, tree in sources("kernels"):
         for module in imported(tree, package_of(path)):
@@ -129,7 +141,7 @@ def test_nothing_that_is_shipped_can_run_code_from_bytes() -> None:
     for path, tree in sources(*SHIPPED):
         for module in imported(tree, package_of(path)):
             assert not within(module, tuple(UNSAFE_MODULES)), f"{path} imports {module}"
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             assert name not in UNSAFE_CALLS, f"{path}:{getattr(node, 'lineno', 0)} calls {name}()"
             assert not name.startswith("torch.load"), f"{path} calls {name}()"
@@ -144,10 +156,10 @@ def test_only_the_command_line_the_launcher_and_the_configuration_read_the_envir
             continue
         setters = {
             node.value
-            for node in ast.walk(tree)
+            for node in nodes(tree)
             if isinstance(node, ast.Attribute) and node.attr == "setdefault"
         }
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Attribute) and node not in setters:
                 text = ast.unparse(node)
                 assert text not in {"os.environ", "os.getenv"}, f"{path}:{node.lineno} reads {text}"
@@ -189,6 +201,12 @@ def test_a_light_service_starts_without_torch_and_transformers(service: str) -> 
 
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 SHOW_THE_TIME = {
+    "protocol/keys/record.py",
+    "services/commands/keys.py",
+    "services/frontend/keys/key_table.py",
+    "services/frontend/keys/local_limits.py",
+    "services/frontend/keys/shared_limits.py",
+    "services/frontend/keys/standing.py",
     "protocol/process/console.py",
     "protocol/process/logs.py",
     "services/frontend/connection.py",
@@ -197,11 +215,11 @@ SHOW_THE_TIME = {
     "services/frontend/dialects/responses/renderer.py",
     "services/tokenizer/template_sandbox.py",
 }
-"""Files that tell a user, a client or a template what time it is."""
+"""Files that tell a user, a client or a template what time it is, or know when a key expires."""
 
 
 def test_no_deadline_hangs_on_a_clock_that_can_be_set() -> None:
     for path, tree in sources("protocol", "services", "kernels"):
-        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        calls = {ast.unparse(node.func) for node in nodes(tree) if isinstance(node, ast.Call)}
         assert not calls & WALL_CLOCK or str(path) in SHOW_THE_TIME, f"{path}: {calls & WALL_CLOCK}"
         assert not WALL_CLOCK & set(imported(tree, package_of(path))), path

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import penstock
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -14,6 +16,7 @@ PAGE = (ROOT / "docs/library.md").read_text()
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_examples_print_what_the_page_says() -> None:
     blocks = BLOCK.findall(PAGE)
     program = "\n".join(text for kind, text in blocks if kind == "python")

@@ -208,7 +208,7 @@ def test_the_procfile_serves_and_another_tokenizer_joins(tmp_path: Path) -> None
     shutil.rmtree(runtime, ignore_errors=True)
 
 
-@pytest.mark.parametrize("of_each_skill", [5, pytest.param(NUM_QUESTIONS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of_each_skill", [2, pytest.param(NUM_QUESTIONS, marks=pytest.mark.slow)])
 def test_the_evaluation_of_the_readme_finds_the_built_in_model_right(of_each_skill: int) -> None:
     text = command(".venv/bin/penstock eval")
     done = subprocess.run(

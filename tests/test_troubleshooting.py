@@ -1,4 +1,4 @@
-"""The troubleshooting page quotes messages that the program has, and links that lead somewhere."""
+"""The pages are found, their links lead somewhere, and the messages quoted are the program's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from bad_folders import CASES, Case
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()
@@ -37,6 +38,19 @@ def test_each_quoted_message_is_one_of_the_program(fragment: str) -> None:
     pieces = [p for p in re.split(r"\d+(?:\.\d+)?", fragment) if len(p.strip()) >= 6]
     for piece in pieces:
         assert piece.strip(" ():;") in SOURCE
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_bad_folder_has_a_row_with_what_its_message_says(case: Case) -> None:
+    (row,) = re.findall(rf"^\| {re.escape(case.name)} \| (.*) \|$", PAGE, re.MULTILINE)
+    for part in case.says:
+        assert part in row
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"]({page.name})" in index, page.name
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)

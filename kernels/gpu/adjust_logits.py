@@ -26,6 +26,7 @@ from penstock.kernels.gpu.adjusted_row import (
     penalised,
     reason_of,
 )
+from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.sampler_memory import (
     ASKS_BAD_WORDS,
@@ -44,8 +45,9 @@ _BAD_WORDS = tl.constexpr(ASKS_BAD_WORDS)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _CHUNK = 128
 """Entries that are applied at once."""
-_PROGRAMS = 2112
-"""Rows are cut into no more programs than this needs, and one for each split at most."""
+_PROGRAMS_EACH = 16
+"""Rows are cut into no more programs than this needs for each multiprocessor, and one for each
+split at most."""
 
 
 @triton.jit
@@ -196,7 +198,7 @@ def adjust_logits(
     """
     count, vocab = logits.shape
     splits = vocab_splits(vocab)
-    each = triton.cdiv(splits, max(1, _PROGRAMS // count))
+    each = triton.cdiv(splits, max(1, _PROGRAMS_EACH * multiprocessors() // count))
     _adjust_kernel[(count, triton.cdiv(splits, each))](
         logits, rows, slots.asks, slots.temperature, slots.top_k, slots.top_p, slots.min_p,
         slots.repetition, slots.frequency, slots.presence, slots.num_output, slots.counts,

@@ -3,11 +3,20 @@ arguments."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 LOG2_E = 1.4426950408889634
+_LEAST_HALF = 16
+"""What a product of matrices takes at least."""
+
+
+def padded_half(dim: int) -> int:
+    """The width with which half a head of ``dim`` is computed: a power of two. In memory it is as
+    wide as it is."""
+    return max(_LEAST_HALF, 1 << (dim // 2 - 1).bit_length())
 
 
 class DecodeBatch(NamedTuple):
@@ -51,3 +60,8 @@ class Scores(NamedTuple):
     def in_binary(self) -> tuple[float, float]:
         """Scale and soft cap times log2(e)."""
         return self.scale * LOG2_E, self.softcap * LOG2_E
+
+
+def binary_scales(scales: Sequence[float], layers: int, dim: int) -> list[float]:
+    """Of each layer, times log2(e); none given: 1 / sqrt(dim) for all."""
+    return [scale * LOG2_E for scale in scales or [dim**-0.5] * layers]

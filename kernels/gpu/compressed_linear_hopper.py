@@ -107,7 +107,7 @@ def _multiply(
     xs, lows, highs, ready, free, lists, scales, exceptions, most, bias, out, rows,
     STEPS: gl.constexpr, STAGES: gl.constexpr, SUBS: gl.constexpr, OUTS: gl.constexpr,
     PART: gl.constexpr, HALVES: gl.constexpr, ROWS: gl.constexpr, BIAS: gl.constexpr,
-    GROUPS: gl.constexpr, GROUP: gl.constexpr,
+    GELU: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """What a group of four warps does: the product of a block's tiles, in transposed form."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
@@ -140,7 +140,7 @@ def _multiply(
         if step + STAGES < STEPS:
             mbarrier.arrive(free.index(stage))
     total *= scale[:, None]
-    write_columns(total, block, bias, out, rows, OUTS, PART, HALVES, ROWS, BIAS)
+    write_columns(total, block, bias, out, rows, OUTS, PART, HALVES, ROWS, BIAS, GELU)
 
 
 # One compiled kernel serves every call: nothing depends on these integers' values.
@@ -149,7 +149,7 @@ def _compressed_kernel(
     x_box, low_box, high_box, scales, exceptions, most, bias, out, rows,
     WIDTH: gl.constexpr, OUTS: gl.constexpr, ROWS: gl.constexpr, PART: gl.constexpr,
     SPLITS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SUBS: gl.constexpr,
-    HALVES: gl.constexpr, BIAS: gl.constexpr,
+    HALVES: gl.constexpr, BIAS: gl.constexpr, GELU: gl.constexpr,
 ):  # fmt: skip
     """A program: ``PART`` columns of up to ``ROWS`` rows of ``out`` for each group, over a part of
     the width."""
@@ -173,7 +173,7 @@ def _compressed_kernel(
             [
                 (_multiply, (xs, lows, highs, ready, free, lists, scales, exceptions, most, bias,
                              out, rows, STEPS, STAGES, SUBS, OUTS, PART, HALVES, ROWS, BIAS,
-                             GROUPS, 0)),
+                             GELU, GROUPS, 0)),
                 (_fetch, (x_box, low_box, high_box, xs, lows, highs, ready, free,
                           STEPS, STAGES, SUBS, GROUPS, ROWS)),
             ],
@@ -185,13 +185,13 @@ def _compressed_kernel(
             [
                 (_multiply, (xs, lows, highs, ready, free, lists, scales, exceptions, most, bias,
                              out, rows, STEPS, STAGES, SUBS, OUTS, PART, HALVES, ROWS, BIAS,
-                             GROUPS, 0)),
+                             GELU, GROUPS, 0)),
                 (_multiply, (xs, lows, highs, ready, free, lists, scales, exceptions, most, bias,
                              out, rows, STEPS, STAGES, SUBS, OUTS, PART, HALVES, ROWS, BIAS,
-                             GROUPS, 1)),
+                             GELU, GROUPS, 1)),
                 (_multiply, (xs, lows, highs, ready, free, lists, scales, exceptions, most, bias,
                              out, rows, STEPS, STAGES, SUBS, OUTS, PART, HALVES, ROWS, BIAS,
-                             GROUPS, 2)),
+                             GELU, GROUPS, 2)),
                 (_fetch, (x_box, low_box, high_box, xs, lows, highs, ready, free,
                           STEPS, STAGES, SUBS, GROUPS, ROWS)),
             ],
@@ -250,6 +250,8 @@ class CompressedConstants(NamedTuple):
     halves: int
     """2: gate and up."""
     bias: bool
+    gelu: bool
+    """SiLU otherwise, where there are halves."""
 
 
 class _Ready(NamedTuple):
@@ -275,13 +277,15 @@ class CompressedLinear:
         bounds: tuple[int, int],
         *,
         gated: bool = False,
+        activation: str = "silu",
     ) -> None:
         """x: [T, K] bf16, contiguous; weights: compressed with the same ``gated``, in as many parts
         each; biases: as many numbers as a weight has rows. bounds: numbers of rows that calls are
-        for, from and to.
+        for, from and to; activation: of the gate, silu or gelu_tanh.
 
         Raises what Triton raises where it cannot compile or load the kernels.
         """
+        self._gelu = gated and activation == "gelu_tanh"
         self._weights, self._biases = weights, biases
         self._halves = 2 if gated else 1
         self._outs = len(weights[0].scales) // self._halves
@@ -321,6 +325,7 @@ class CompressedLinear:
             subs=shape.subs,
             halves=self._halves,
             bias=bias is not None,
+            gelu=self._gelu,
         )
         kernel = _compressed_kernel.warmup(
             box, *boxes[0], torch.float32, torch.int64, 1, None if bias is None else bias.dtype,

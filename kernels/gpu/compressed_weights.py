@@ -110,26 +110,43 @@ def lines_of_blocks(rows: int, gated: bool) -> Tensor:
 
 def compress(weight: Tensor, *, gated: bool = False, splits: int = 1) -> CompressedWeight:
     """weight: [N, K] bf16, contiguous, N and K multiples of 64; gated: [gate; up]. splits: programs
-    that share the width, K / ``splits`` a multiple of 64.
+    that share the width, K / ``splits`` a multiple of 64. Of one on the meta device the form is
+    given, without numbers.
 
     Raises ``CannotCompress`` where it has too many exceptions, or numbers that cannot be kept
     exactly: not finite, subnormal in all of a row, or more than 2^100 times smaller than others.
     """
     rows, width = weight.shape
     bits, device = weight.view(torch.int16), weight.device
+    tops = torch.empty(rows, dtype=torch.int32, device=device) if weight.is_meta else _tops(bits)
+    low = torch.empty(rows * width // 4 // 32, 32, dtype=torch.int32, device=device)
+    high = torch.empty(rows * width // 8 // 32, 32, dtype=torch.int32, device=device)
+    _compress_kernel[(rows // TILE, width // TILE)](
+        bits, tops, low, high, width, rows // 2 if gated else 0
+    )
+    if weight.is_meta:
+        exceptions = torch.empty(rows // TILE * splits, 16, dtype=torch.int64, device=device)
+        return CompressedWeight(low, high, tops.view(torch.float32), exceptions)
+    order = lines_of_blocks(rows, gated).to(device).flatten()
+    exceptions = _listed(*_exceptions(weight, tops, order, width // splits), rows, splits)
+    scales = (tops << 23).view(torch.float32)[order]  # 2^(top - 127); 0 for a row of zeros
+    return CompressedWeight(low, high, scales, exceptions)
+
+
+def _tops(bits: Tensor) -> Tensor:
+    """Each row's highest exponent. Raises ``CannotCompress``."""
     highest = (bits & 0x7FFF).amax(1).to(torch.int32)
     tops = highest >> 7
     if (tops == _NOT_FINITE).any():
         raise CannotCompress("numbers that are not finite")
     if ((tops == 0) & (highest > 0)).any():
         raise CannotCompress("a row of subnormal numbers")
-    low = torch.empty(rows * width // 4 // 32, 32, dtype=torch.int32, device=device)
-    high = torch.empty(rows * width // 8 // 32, 32, dtype=torch.int32, device=device)
-    _compress_kernel[(rows // TILE, width // TILE)](
-        bits, tops, low, high, width, rows // 2 if gated else 0
-    )
-    order = lines_of_blocks(rows, gated).to(device).flatten()
-    parts, entries = _exceptions(weight, tops, order, width // splits)
+    return tops
+
+
+def _listed(parts: Tensor, entries: Tensor, rows: int, splits: int) -> Tensor:
+    """``CompressedWeight.exceptions`` of W with so many rows, from the part of each entry."""
+    device = entries.device
     counts = torch.bincount(parts, minlength=rows // TILE * splits)
     most = int(counts.max())
     if most >= CAPACITY:
@@ -137,8 +154,7 @@ def compress(weight: Tensor, *, gated: bool = False, splits: int = 1) -> Compres
     exceptions = torch.full((len(counts), most // 16 * 16 + 16), END, device=device)
     place = torch.arange(len(entries), device=device) - (counts.cumsum(0) - counts)[parts]
     exceptions[parts, place] = entries
-    scales = (tops << 23).view(torch.float32)[order]  # 2^(top - 127); 0 for a row of zeros
-    return CompressedWeight(low, high, scales, exceptions)
+    return exceptions
 
 
 def _too_many(found: str) -> CannotCompress:

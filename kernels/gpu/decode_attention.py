@@ -27,29 +27,45 @@ from penstock.kernels.gpu.attention_arguments import (
     HeadInputs,
     LayerCache,
     Scores,
+    padded_half,
 )
+from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.device_functions import (
     capped,
     dot,
     rotated_head,
     rotated_heads,
     softmax_step,
+    within,
 )
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 
-SHAPE = (32, 1, 4)
-"""Positions of the context that are read at once, warps, loads in flight: the fastest of nine on an
-H200 from batch 8 on, and within 3 % at batch 1."""
-_PROGRAMS = 1056
-"""Programs that keep an H200 (132 multiprocessors) busy: a row is split until there are so many."""
+
+class Shape(NamedTuple):
+    tile: int
+    """Positions of the context that are read at once."""
+    warps: int
+    stages: int
+    """Loads in flight."""
+
+
+SHAPE = Shape(32, 1, 4)
+"""The fastest of nine on an H200 for heads of 128 from batch 8 on, and within 3 % at batch 1 ..."""
+WIDE_SHAPE = Shape(32, 2, 2)
+"""... and of twelve for wider heads on an H100 from batch 64 on, and within 5 % at batch 1: 64 rows
+of 430 positions take 52 µs a layer of Gemma 2 2B, 56 with the other."""
+_PROGRAMS_EACH = 8
+"""Programs that keep a multiprocessor busy: a row is split until there are so many."""
 _MOST_SPLITS = 32
+_COMBINED = 8
+"""Splits that are combined at once."""
 
 
 @triton.jit
 def _with_prefix(
     row_max, row_sum, accumulator, partial, sums, pair, query, column, valid,
-    SHARED: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
+    SHARED: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of the shared prefix to what the heads of a (row, KV head) pair have."""
     inside = (query < SHARED) & valid
@@ -57,8 +73,9 @@ def _with_prefix(
         at = (pair.to(tl.int64) * PARTS + part) * SHARED + query
         part_max = tl.load(sums + 2 * at, mask=inside, other=float("-inf"))
         part_sum = tl.load(sums + 2 * at + 1, mask=inside, other=0.0)
+        there = within(inside[:, None], column[None, :], DIM, PADDED)
         part_accumulator = tl.load(
-            partial + at[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0
+            partial + at[:, None] * DIM + column[None, :], mask=there, other=0.0
         )
         new_max = tl.maximum(row_max, part_max)
         decay = tl.exp2(row_max - new_max)
@@ -75,19 +92,21 @@ def _decode_kernel(
     out, partial, partial_sums, arrived, prefix_lengths, prefix_partial, prefix_sums, scale, eps,
     table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, QUERIES: tl.constexpr,
-    HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
-    PREFIX_PARTS: tl.constexpr, NORM: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    EARLY: tl.constexpr,
+    HALF: tl.constexpr, PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    MOST_SPLITS: tl.constexpr, COMBINED: tl.constexpr, PREFIX_PARTS: tl.constexpr,
+    NORM: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
+    splits = tl.num_programs(2)
     dim: tl.constexpr = 2 * HALF
+    padded: tl.constexpr = 2 * PADDED_HALF
     query = tl.arange(0, QUERIES)
-    column = tl.arange(0, dim)
-    half = tl.arange(0, HALF)
-    shared = query[:, None] < SHARED
+    column = tl.arange(0, padded)
+    half = tl.arange(0, PADDED_HALF)
+    shared = within(query[:, None] < SHARED, column[None, :], dim, padded)
     target = out + (row.to(tl.int64) * HEADS + kv_head * SHARED) * dim
     target = target + query[:, None] * dim + column[None, :]
     slot = tl.load(rows + row)
@@ -100,7 +119,7 @@ def _decode_kernel(
     if PREFIX_PARTS:
         skipped = tl.load(prefix_lengths + slot)
     tiles = tl.cdiv(cached - skipped, TILE)
-    each = tl.maximum(tl.cdiv(tiles, SPLITS), 1)
+    each = tl.maximum(tl.cdiv(tiles, splits), 1)
     active = tl.maximum(tl.cdiv(tiles, each), 1)
     if split >= active:
         return
@@ -108,7 +127,7 @@ def _decode_kernel(
     source = qkv + row.to(tl.int64) * (HEADS + 2 * KV_HEADS) * dim
     first, second = rotated_heads(
         source + kv_head * SHARED * dim, SHARED, cos, sin, query_weight, cached, eps,
-        QUERIES, HALF, NORM,
+        QUERIES, HALF, PADDED_HALF, NORM,
     )  # fmt: skip
     first = first.to(dtype)
     second = second.to(dtype)
@@ -116,30 +135,39 @@ def _decode_kernel(
 
     if split == 0:
         new_first, new_second = rotated_head(
-            source + (HEADS + kv_head) * dim, cos, sin, key_weight, cached, eps, HALF, NORM
-        )
+            source + (HEADS + kv_head) * dim, cos, sin, key_weight, cached, eps,
+            HALF, PADDED_HALF, NORM,
+        )  # fmt: skip
         new_first = new_first.to(dtype)
         new_second = new_second.to(dtype)
-        new_value = tl.load(source + (HEADS + KV_HEADS + kv_head) * dim + column)
         block = tl.load(entries + cached // BLOCK_SIZE).to(tl.int64)
         place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + cached % BLOCK_SIZE) * dim
-        tl.store(key_cache + place + half, new_first)
-        tl.store(key_cache + place + HALF + half, new_second)
-        tl.store(value_cache + place + column, new_value)
+        value = source + (HEADS + KV_HEADS + kv_head) * dim + column
+        if HALF == PADDED_HALF:
+            new_value = tl.load(value)
+            tl.store(key_cache + place + half, new_first)
+            tl.store(key_cache + place + HALF + half, new_second)
+            tl.store(value_cache + place + column, new_value)
+        else:
+            new_value = tl.load(value, mask=column < dim, other=0.0)
+            tl.store(key_cache + place + half, new_first, mask=half < HALF)
+            tl.store(key_cache + place + HALF + half, new_second, mask=half < HALF)
+            tl.store(value_cache + place + column, new_value, mask=column < dim)
         score = tl.sum(first.to(tl.float32) * new_first.to(tl.float32)[None, :], 1)
         score += tl.sum(second.to(tl.float32) * new_second.to(tl.float32)[None, :], 1)
         row_max = capped(score, scale, CAP)
         row_sum = tl.full([QUERIES], 1.0, tl.float32)
-        accumulator = tl.zeros([QUERIES, dim], tl.float32) + new_value.to(tl.float32)[None, :]
+        accumulator = tl.zeros([QUERIES, padded], tl.float32) + new_value.to(tl.float32)[None, :]
         if PREFIX_PARTS:
             row_max, row_sum, accumulator = _with_prefix(
                 row_max, row_sum, accumulator, prefix_partial, prefix_sums,
-                row * KV_HEADS + kv_head, query, column, skipped > 0, SHARED, dim, PREFIX_PARTS,
+                row * KV_HEADS + kv_head, query, column, skipped > 0,
+                SHARED, dim, padded, PREFIX_PARTS,
             )  # fmt: skip
     else:
         row_max = tl.full([QUERIES], float("-inf"), tl.float32)
         row_sum = tl.zeros([QUERIES], tl.float32)
-        accumulator = tl.zeros([QUERIES, dim], tl.float32)
+        accumulator = tl.zeros([QUERIES, padded], tl.float32)
 
     begin = skipped + split * each * TILE
     end = tl.minimum(begin + each * TILE, cached)
@@ -149,11 +177,11 @@ def _decode_kernel(
         block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * dim
         keys = key_cache + place[:, None] + half[None, :]
-        key_first = tl.load(keys, mask=inside[:, None], other=0.0)
-        key_second = tl.load(keys + HALF, mask=inside[:, None], other=0.0)
-        value = tl.load(
-            value_cache + place[:, None] + column[None, :], mask=inside[:, None], other=0.0
-        )
+        of_keys = within(inside[:, None], half[None, :], HALF, PADDED_HALF)
+        of_values = within(inside[:, None], column[None, :], dim, padded)
+        key_first = tl.load(keys, mask=of_keys, other=0.0)
+        key_second = tl.load(keys + HALF, mask=of_keys, other=0.0)
+        value = tl.load(value_cache + place[:, None] + column[None, :], mask=of_values, other=0.0)
         score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
         score = tl.where(inside[None, :], capped(score, scale, CAP), float("-inf"))
         row_max, row_sum, accumulator = softmax_step(
@@ -165,7 +193,8 @@ def _decode_kernel(
         return
 
     # [row, kv head, split, query]: of this program
-    at = ((row.to(tl.int64) * KV_HEADS + kv_head) * SPLITS + split) * SHARED + query
+    pair = (row.to(tl.int64) * KV_HEADS + kv_head) * splits
+    at = (pair + split) * SHARED + query
     tl.store(partial + at[:, None] * dim + column[None, :], accumulator, mask=shared)
     tl.store(partial_sums + 2 * at, row_max, mask=query < SHARED)
     tl.store(partial_sums + 2 * at + 1, row_sum, mask=query < SHARED)
@@ -173,24 +202,38 @@ def _decode_kernel(
     ticket = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
     if ticket == active - 1:
         tl.store(arrived + row * KV_HEADS + kv_head, 0)
-        part = tl.arange(0, SPLITS)
-        valid = part < active
+        every = tl.arange(0, MOST_SPLITS)
         for query_head in range(SHARED):
-            of = ((row.to(tl.int64) * KV_HEADS + kv_head) * SPLITS + part) * SHARED + query_head
-            part_maxima = tl.load(
-                partial_sums + 2 * of, mask=valid, other=float("-inf"), cache_modifier=".cg"
-            )
-            part_sums = tl.load(
-                partial_sums + 2 * of + 1, mask=valid, other=0.0, cache_modifier=".cg"
-            )
-            parts = tl.load(
-                partial + of[:, None] * dim + column[None, :], mask=valid[:, None], other=0.0,
+            of = (pair + every) * SHARED + query_head
+            maxima = tl.load(
+                partial_sums + 2 * of, mask=every < active, other=float("-inf"),
                 cache_modifier=".cg",
             )  # fmt: skip
-            share = tl.exp2(part_maxima - tl.max(part_maxima, 0))
-            whole = tl.sum(parts * share[:, None], 0) / tl.sum(part_sums * share, 0)
+            sums = tl.load(
+                partial_sums + 2 * of + 1, mask=every < active, other=0.0, cache_modifier=".cg"
+            )
+            highest = tl.max(maxima, 0)
+            total = tl.sum(sums * tl.exp2(maxima - highest), 0)
+            whole = tl.zeros([padded], tl.float32)
+            for first_part in range(0, active, COMBINED):
+                part = first_part + tl.arange(0, COMBINED)
+                valid = part < active
+                some = (pair + part) * SHARED + query_head
+                some_maxima = tl.load(
+                    partial_sums + 2 * some, mask=valid, other=float("-inf"), cache_modifier=".cg"
+                )
+                parts = tl.load(
+                    partial + some[:, None] * dim + column[None, :],
+                    mask=within(valid[:, None], column[None, :], dim, padded), other=0.0,
+                    cache_modifier=".cg",
+                )  # fmt: skip
+                whole += tl.sum(parts * tl.exp2(some_maxima - highest)[:, None], 0)
             head = row.to(tl.int64) * HEADS + kv_head * SHARED + query_head
-            tl.store(out + head * dim + column, whole.to(out.dtype.element_ty))
+            result = (whole / total).to(out.dtype.element_ty)
+            if HALF == PADDED_HALF:
+                tl.store(out + head * dim + column, result)
+            else:
+                tl.store(out + head * dim + column, result, mask=column < dim)
 
 
 class DecodeConstants(NamedTuple):
@@ -203,10 +246,11 @@ class DecodeConstants(NamedTuple):
     queries: int
     """Those, filled up to what a product takes."""
     half: int
+    padded_half: int
     block_size: int
     tile: int
-    """Positions of the context that are read at once."""
-    splits: int
+    most_splits: int
+    combined: int
     prefix_parts: int
     """0: there is no prefix."""
     norm: bool
@@ -226,7 +270,7 @@ class DecodeWorkspace(NamedTuple):
 
 def splits_for(rows: int, kv_heads: int) -> int:
     """The number of splits that a row's context may be cut into: a power of two."""
-    wanted = max(1, _PROGRAMS // (rows * kv_heads))
+    wanted = max(1, _PROGRAMS_EACH * multiprocessors() // (rows * kv_heads))
     return int(min(_MOST_SPLITS, 1 << (wanted.bit_length() - 1)))
 
 
@@ -258,8 +302,8 @@ def decode_attention(
     qkv: [N, Hq + 2 Hkv, D], not yet normed or rotated; the new positions are written into the
     cache; out: [N, Hq, D], rows of padding are left alone; eps: of the norms of heads; prefix: what
     ``prefix_attention`` was called with just before, for the same rows; scores: by default scaled
-    by 1 / sqrt(D); with a window there is no prefix. All contiguous, D and the block size powers of
-    two.
+    by 1 / sqrt(D); with a window there is no prefix. All contiguous, D even, the block size a power
+    of two.
     """
     count, all_heads, dim = qkv.shape
     _, kv_heads, block_size, _ = cache.keys.shape
@@ -270,16 +314,18 @@ def decode_attention(
     if made.window and prefix:
         raise ValueError("rows with a window share no prefix")
     scale, cap = made.in_binary
-    keys, warps, stages = SHAPE
+    shape = WIDE_SHAPE if dim > 128 else SHAPE
     constants = DecodeConstants(
         heads=num_heads,
         kv_heads=kv_heads,
         shared=shared,
         queries=max(16, triton.next_power_of_2(shared)),
         half=dim // 2,
+        padded_half=padded_half(dim),
         block_size=block_size,
-        tile=keys,
-        splits=splits,
+        tile=shape.tile,
+        most_splits=_MOST_SPLITS,
+        combined=_COMBINED,
         prefix_parts=parts_for(count, num_heads, kv_heads) if prefix else 0,
         norm=heads.query_weight is not None,
         window=made.window,
@@ -290,5 +336,5 @@ def decode_attention(
     _decode_kernel[(count, kv_heads, splits)](
         qkv, *batch, *heads, *cache, out, *workspace, *of_prefix, scale, eps,
         batch.table.stride(0), *constants,
-        num_warps=warps, num_stages=stages, launch_pdl=EARLY,
+        num_warps=shape.warps, num_stages=shape.stages, launch_pdl=EARLY,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Attention of decode rows on Hopper GPUs, compiled and started: the host's side.
 
-The result is that of ``penstock.kernels.gpu.decode_attention``. A step's work is planned once
+The result is that of ``penstock.kernels.gpu.decode_attention``; the reference of both is the plain
+computation of ``penstock.kernels.attention``. A step's work is planned once
 (``decode_plan``), then computed in every layer by programs with equal shares of it
 (``decode_splits_hopper``).
 
@@ -11,6 +12,7 @@ Compute capability 9.0 alone. The interpreter cannot run it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +22,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from penstock.kernels.gpu.attention_arguments import (
-    LOG2_E,
     DecodeBatch,
     HeadInputs,
     LayerCache,
+    binary_scales,
 )
 from penstock.kernels.gpu.decode_plan import FIELDS, PROGRAMS_EACH, plan_kernel
 from penstock.kernels.gpu.decode_splits_hopper import hopper_decode_kernel
@@ -150,16 +152,16 @@ class HopperDecodeAttention:
         norm: bool,
         eps: float,
         prefix: SharedPrefix | None = None,
-        scale: float | None = None,
+        scales: Sequence[float] = (),
     ) -> None:
         """keys, values: [L, num_blocks, Hkv, block_size, D], contiguous; heads: Hq; max_rows: of a
         step, at least 1; norm: whether queries and keys are normed, with eps; prefix: what the
-        rows of a step may share; scale: of scores, by default 1 / sqrt(D).
+        rows of a step may share; scales: of each layer's scores, by default 1 / sqrt(D).
 
         Raises what Triton raises where it cannot compile or load the kernels.
         """
         self._heads, self._kv_heads, self._dim = heads, keys.shape[2], keys.shape[4]
-        self._eps, self._scale = eps, (scale or keys.shape[4] ** -0.5) * LOG2_E
+        self._eps, self._scales = eps, binary_scales(scales, len(keys), keys.shape[4])
         self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
         self._shared = heads // self._kv_heads
         self.least_rows = 1 if self._shared <= MOST_SHARED_BY_FEW else MANY_ROWS
@@ -217,7 +219,7 @@ class HopperDecodeAttention:
         of_prefix = (int32, fp32, fp32, 1, fp32, fp32) if shape == _PREFIXED else (None,) * 6
         kernel = hopper_decode_kernel.warmup(
             dtype, int32, int32, int32, int32, *boxes[0], dtype, dtype, fp32, fp32, weight, weight,
-            dtype, fp32, fp32, int32, *of_prefix, self._scale, self._eps, 1, *constants,
+            dtype, fp32, fp32, int32, *of_prefix, self._scales[0], self._eps, 1, *constants,
             grid=(1,), num_warps=shape.warps, launch_pdl=True,
         )  # fmt: skip
         kernel[shape.programs, 1, 1]
@@ -257,7 +259,7 @@ class HopperDecodeAttention:
         ready.kernel[ready.shape.programs, 1, 1](
             qkv, self._plan, *batch, *ready.boxes[layer], *self._caches[layer], *heads, out,
             self._partial, self._sums, self.arrived, *self._of_prefix(count, prefixed),
-            self._scale, self._eps, batch.table.stride(0), *ready.constants,
+            self._scales[layer], self._eps, batch.table.stride(0), *ready.constants,
         )  # fmt: skip
 
     def _of_prefix(self, rows: int, prefixed: bool) -> tuple[Any, ...]:

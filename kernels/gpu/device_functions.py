@@ -2,10 +2,6 @@
 activations. Gluon kernels have theirs in ``device_functions_hopper``.
 
 References: ``penstock.kernels.rms_norm``, ``rotary``, ``attention`` and ``activation``.
-
-What kernels call that may be compiled side by side uses no constant of this module: else the hash
-by which Triton finds such a kernel again depends on which of them was hashed first (Triton 3.6).
-``dot`` does; attention alone calls it.
 """
 
 from __future__ import annotations
@@ -34,16 +30,34 @@ def rms_normed(value, weight, eps, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def within(mask, index, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """The mask, of a shape that broadcasts with ``index``, where ``index`` is below ``SIZE``;
+    unchanged if nothing is filled up: no load pays for it then."""
+    if SIZE == PADDED:
+        return mask
+    else:
+        return mask & (index < SIZE)
+
+
+@triton.jit
 def _normed_halves(
-    first, second, weight, half, eps, HALF: tl.constexpr, AXIS: tl.constexpr
+    first, second, weight, half, eps,
+    HALF: tl.constexpr, PADDED: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
-    """Halves of heads along ``AXIS``, normed."""
+    """Halves of heads along ``AXIS``, zeros behind them, normed."""
     square_sum = tl.sum(first * first, AXIS) + tl.sum(second * second, AXIS)
     scale = rms_scale(square_sum, eps, 2 * HALF)
     if AXIS == 1:
         scale = scale[:, None]
-    first *= scale * tl.load(weight + half).to(tl.float32)
-    second *= scale * tl.load(weight + HALF + half).to(tl.float32)
+    if HALF == PADDED:
+        first_factor = tl.load(weight + half)
+        second_factor = tl.load(weight + HALF + half)
+    else:
+        inside = half < HALF
+        first_factor = tl.load(weight + half, mask=inside, other=0.0)
+        second_factor = tl.load(weight + HALF + half, mask=inside, other=0.0)
+    first *= scale * first_factor.to(tl.float32)
+    second *= scale * second_factor.to(tl.float32)
     return first, second
 
 
@@ -54,45 +68,66 @@ def _rotated(first, second, c, s):
 
 
 @triton.jit
-def rotated_head(source, cos, sin, weight, position, eps, HALF: tl.constexpr, NORM: tl.constexpr):
-    """One head of ``2 * HALF`` values: normed if asked, rotated; its halves in fp32."""
-    half = tl.arange(0, HALF)
-    first = tl.load(source + half).to(tl.float32)
-    second = tl.load(source + HALF + half).to(tl.float32)
-    if NORM:
-        first, second = _normed_halves(first, second, weight, half, eps, HALF, 0)
+def rotated_head(
+    source, cos, sin, weight, position, eps,
+    HALF: tl.constexpr, PADDED: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One head, as a row of ``rotated_heads``."""
+    half = tl.arange(0, PADDED)
     angle = position.to(tl.int64) * HALF + half
-    return _rotated(first, second, tl.load(cos + angle), tl.load(sin + angle))
+    if HALF == PADDED:
+        first = tl.load(source + half).to(tl.float32)
+        second = tl.load(source + HALF + half).to(tl.float32)
+        c = tl.load(cos + angle)
+        s = tl.load(sin + angle)
+    else:
+        inside = half < HALF
+        first = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(source + HALF + half, mask=inside, other=0.0).to(tl.float32)
+        c = tl.load(cos + angle, mask=inside, other=0.0)
+        s = tl.load(sin + angle, mask=inside, other=0.0)
+    if NORM:
+        first, second = _normed_halves(first, second, weight, half, eps, HALF, PADDED, 0)
+    return _rotated(first, second, c, s)
 
 
 @triton.jit
 def rotated_heads(
     source, count, cos, sin, weight, position, eps,
-    ROWS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+    ROWS: tl.constexpr, HALF: tl.constexpr, PADDED: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """``count`` heads that follow each other, as [ROWS, HALF] twice; rows past them are 0."""
-    half = tl.arange(0, HALF)[None, :]
+    """``count`` heads of ``2 * HALF`` values that follow each other, normed if asked and rotated,
+    as [ROWS, PADDED] twice, fp32; rows past them and columns past ``HALF`` are 0."""
+    half = tl.arange(0, PADDED)[None, :]
     row = tl.arange(0, ROWS)[:, None]
-    inside = row < count
+    inside = within(row < count, half, HALF, PADDED)
     source = source + row * 2 * HALF
     first = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF + half, mask=inside, other=0.0).to(tl.float32)
     if NORM:
-        first, second = _normed_halves(first, second, weight, half, eps, HALF, 1)
+        first, second = _normed_halves(first, second, weight, half, eps, HALF, PADDED, 1)
     angle = position.to(tl.int64) * HALF + half
-    return _rotated(first, second, tl.load(cos + angle), tl.load(sin + angle))
+    if HALF == PADDED:
+        return _rotated(first, second, tl.load(cos + angle), tl.load(sin + angle))
+    else:
+        c = tl.load(cos + angle, mask=half < HALF, other=0.0)
+        s = tl.load(sin + angle, mask=half < HALF, other=0.0)
+        return _rotated(first, second, c, s)
 
 
 @triton.jit
 def rotated_queries(
-    source, cos, sin, weight, position, inside, eps, HALF: tl.constexpr, NORM: tl.constexpr
-):
-    """Heads at ``source`` [Q, 1], each at its position; halves, fp32; where not ``inside`` 0."""
-    half = tl.arange(0, HALF)[None, :]
+    source, cos, sin, weight, position, inside, eps,
+    HALF: tl.constexpr, PADDED: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Heads at ``source`` [Q, 1], each at its position; halves [Q, PADDED], fp32; where not
+    ``inside`` 0."""
+    half = tl.arange(0, PADDED)[None, :]
+    inside = within(inside, half, HALF, PADDED)
     first = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF + half, mask=inside, other=0.0).to(tl.float32)
     if NORM:
-        first, second = _normed_halves(first, second, weight, half, eps, HALF, 1)
+        first, second = _normed_halves(first, second, weight, half, eps, HALF, PADDED, 1)
     angle = position.to(tl.int64)[:, None] * HALF + half
     c = tl.load(cos + angle, mask=inside, other=0.0)
     s = tl.load(sin + angle, mask=inside, other=0.0)

@@ -52,6 +52,11 @@ def softmax_step(score, row_max, row_sum, scale, AXIS: gl.constexpr):
 
 
 @gluon.jit
-def silu_and_mul(gate, up):
-    """SiLU(gate) * up, fp32."""
-    return gate / (1.0 + gl.exp(-gate)) * up
+def activated(gate, up, GELU: gl.constexpr):
+    """SiLU(gate) * up, or GELU(gate) * up with the tanh form of GELU; fp32."""
+    if GELU:
+        # 2 sqrt(2 / pi) (x + 0.044715 x³)
+        slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    else:
+        slope = gate
+    return gate / (1.0 + gl.exp(-slope)) * up

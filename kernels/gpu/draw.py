@@ -30,6 +30,7 @@ from penstock.kernels.gpu.adjusted_row import (
     penalised,
     reason_of,
 )
+from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.gumbel import (
     LEAST,
@@ -51,9 +52,9 @@ _LANES = 128
 """Tokens of a tile where rows are few, four warps wide: their programs have few tiles each."""
 _MANY_LANES = 64
 """Tokens of a tile where rows are many: one warp, which waits for no other."""
-_FEW = 1056
-"""Programs of four warps: eight for each multiprocessor of an H200."""
-_PROGRAMS = 4224
+_FEW_EACH = 8
+"""Programs of four warps for each multiprocessor."""
+_PROGRAMS_EACH = 32
 """Programs of one warp, likewise. Within a split most tokens are passed by: the longer it is,
 the more."""
 _LEAST_PADDED = 64
@@ -317,9 +318,9 @@ def draw(
     """
     count, vocab = logits.shape
     splits, length, lanes, warps = vocab_splits(vocab), SPLIT, _LANES, 4
-    if count * splits > _FEW:
+    if count * splits > _FEW_EACH * multiprocessors():
         lanes, warps = _MANY_LANES, 1
-        wanted = max(1, min(splits, _PROGRAMS // count))
+        wanted = max(1, min(splits, _PROGRAMS_EACH * multiprocessors() // count))
         length = triton.cdiv(triton.cdiv(vocab, wanted), 8 * lanes) * 8 * lanes
         splits = triton.cdiv(vocab, length)
     asked: tuple[Tensor | None, ...] = (None,) * 10

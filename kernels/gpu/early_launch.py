@@ -8,14 +8,16 @@ capability 9.0 and newer. The interpreter runs one kernel after the other anyway
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+
+from penstock.kernels.gpu.device_facts import device_capability
 
 
 def available() -> bool:
     """Whether kernels on the current device may start early."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    capability = device_capability()
+    return capability is not None and capability >= (9, 0)
 
 
 EARLY = available()

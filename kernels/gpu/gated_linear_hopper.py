@@ -1,4 +1,4 @@
-"""SiLU(x W_gateᵀ) * (x W_upᵀ) of many rows on Hopper's matrix unit, in one kernel.
+"""activation(x W_gateᵀ) * (x W_upᵀ) of many rows on Hopper's matrix unit, in one kernel.
 
 The library's product is as fast, but writes 2 I values a row that the gate's kernel reads again.
 Here a program computes 128 rows of 128 columns of both halves and writes I values a row. As many
@@ -28,7 +28,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from penstock.kernels.gpu.device_functions_hopper import silu_and_mul
+from penstock.kernels.gpu.device_facts import multiprocessors
+from penstock.kernels.gpu.device_functions_hopper import activated
 
 DTYPES = (torch.bfloat16, torch.float16)
 _ROWS, _COLUMNS, _SLAB = 128, 128, 64
@@ -94,7 +95,7 @@ def _fetch(
 def _multiply(
     out_box, xs, weights, outs, ready, free, row_tiles,
     SLABS: gl.constexpr, STAGES: gl.constexpr, COLUMN_TILES: gl.constexpr, BAND: gl.constexpr,
-    GROUP: gl.constexpr,
+    GELU: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """What a group of four warps does: 64 rows of each tile."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
@@ -121,7 +122,7 @@ def _multiply(
         gate, up = total.reshape([64, 2, 128]).permute((0, 2, 1)).split()
         gate = gl.convert_layout(gate, half)
         up = gl.convert_layout(up, half)
-        result = silu_and_mul(gate, up)
+        result = activated(gate, up, GELU)
         tma.store_wait(0)
         outs.index(GROUP).store(result.to(dtype))
         fence_async_shared()
@@ -135,7 +136,7 @@ def _multiply(
 def _gated_kernel(
     x_box, weight_box, out_box, row_tiles,
     SLABS: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
-    GROUP_REGISTERS: gl.constexpr, FETCH_REGISTERS: gl.constexpr,
+    GELU: gl.constexpr, GROUP_REGISTERS: gl.constexpr, FETCH_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = x_box.dtype
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -151,9 +152,9 @@ def _gated_kernel(
     gl.warp_specialize(
         [
             (_multiply, (out_box, xs, weights, outs, ready, free, row_tiles,
-                         SLABS, STAGES, COLUMN_TILES, BAND, 0)),
+                         SLABS, STAGES, COLUMN_TILES, BAND, GELU, 0)),
             (_multiply, (out_box, xs, weights, outs, ready, free, row_tiles,
-                         SLABS, STAGES, COLUMN_TILES, BAND, 1)),
+                         SLABS, STAGES, COLUMN_TILES, BAND, GELU, 1)),
             (_fetch, (x_box, weight_box, xs, weights, ready, free, row_tiles,
                       SLABS, STAGES, COLUMN_TILES, BAND)),
         ],
@@ -187,6 +188,8 @@ class GatedConstants(NamedTuple):
     column_tiles: int
     stages: int
     band: int
+    gelu: bool
+    """SiLU otherwise."""
     group_registers: int
     fetch_registers: int
 
@@ -199,9 +202,11 @@ class HopperGatedLinear:
     descriptor is copied into every launch, and so into the graphs that record it.
     """
 
-    def __init__(self, x: Tensor, weights: list[Tensor], out: Tensor) -> None:
+    def __init__(
+        self, x: Tensor, weights: list[Tensor], out: Tensor, activation: str = "silu"
+    ) -> None:
         """x: [T, K]; weights: [2 I, K] each, gate first; out: [T, I]; all contiguous, and of a
-        type and sizes that ``why_not`` has nothing against.
+        type and sizes that ``why_not`` has nothing against. activation: silu or gelu_tanh.
 
         Raises what Triton raises where it cannot compile or load the kernel.
         """
@@ -217,6 +222,7 @@ class HopperGatedLinear:
             column_tiles=self._outs // _COLUMNS,
             stages=_STAGES,
             band=_BAND,
+            gelu=activation == "gelu_tanh",
             group_registers=_GROUP_REGISTERS,
             fetch_registers=_FETCH_REGISTERS,
         )
@@ -225,8 +231,7 @@ class HopperGatedLinear:
             grid=(1,), num_warps=4, maxnreg=_REGISTERS,
         )  # fmt: skip
         self._kernel[1, 1, 1]  # loads it
-        properties = torch.cuda.get_device_properties(x.device)
-        self._multiprocessors = properties.multi_processor_count
+        self._multiprocessors = multiprocessors()
 
     def pays(self, rows: int) -> bool:
         """Whether so many rows are faster with it than with the library."""

@@ -44,9 +44,19 @@ def _add_and_norm(value, factor, residual, out, at, inside, eps, WIDTH: tl.const
 
 
 @triton.jit
+def _sum_of_parts(x, at, inside, stride, PARTS: tl.constexpr):
+    """A row of the sum of ``PARTS`` arrays that lie ``stride`` apart, fp32; at: its places in the
+    first."""
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        value += tl.load(x + part * stride + at, mask=inside, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit(do_not_specialize=["rows"])
 def _add_normed_kernel(
-    x, x_weight, residual, weight, out, eps,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+    x, x_weight, residual, weight, out, eps, rows,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
@@ -55,7 +65,7 @@ def _add_normed_kernel(
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     begin_early(EARLY)
     at = row * WIDTH + column
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    value = _sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
     value = rms_normed(value, x_factor, eps, WIDTH).to(residual.dtype.element_ty)
     _add_and_norm(value.to(tl.float32), factor, residual, out, at, inside, eps, WIDTH)
 
@@ -71,9 +81,7 @@ def _add_rms_norm_kernel(
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     begin_early(EARLY)
     at = row * WIDTH + column
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        value += tl.load(x + part * rows * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
+    value = _sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
     _add_and_norm(value, factor, residual, out, at, inside, eps, WIDTH)
 
 
@@ -95,12 +103,13 @@ def add_normed(
     x: Tensor, x_weight: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor
 ) -> None:
     """``residual += rms_norm(x, x_weight)``, both rounded to its type, then out =
-    rms_norm(residual, weight). x, residual, out: [N, D], contiguous; weights: [D]."""
+    rms_norm(residual, weight). x: [N, D], or [P, N, D], parts whose sum is it; residual, out:
+    [N, D]; all contiguous; weights: [D]."""
     rows, width = residual.shape
     if rows:
         _add_normed_kernel[(rows,)](
-            x, x_weight, residual, weight, out, eps, width, triton.next_power_of_2(width), EARLY,
-            num_warps=_warps(width), launch_pdl=EARLY,
+            x, x_weight, residual, weight, out, eps, rows, width, triton.next_power_of_2(width),
+            len(x) if x.ndim == 3 else 1, EARLY, num_warps=_warps(width), launch_pdl=EARLY,
         )  # fmt: skip
 
 

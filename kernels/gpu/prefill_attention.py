@@ -10,16 +10,15 @@ Bound by arithmetic: 4 D operations for each pair of query and key.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.attention_arguments import LayerCache, Scores
-from penstock.kernels.gpu.device_functions import LOWEST, capped, dot, softmax_step
+from penstock.kernels.gpu.attention_arguments import LayerCache, Scores, padded_half
+from penstock.kernels.gpu.device_facts import shared_bytes
+from penstock.kernels.gpu.device_functions import LOWEST, capped, dot, softmax_step, within
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
 QUERY_TILE = 128
@@ -41,11 +40,11 @@ _LARGE_BYTES = 220 * 1024
 def _tile_of_keys(
     query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start, limit,
     positions, scale,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
-    MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     position = start + tl.arange(0, KEYS)
-    column = tl.arange(0, DIM)
+    column = tl.arange(0, PADDED)
     if MASKED:
         inside = position < limit
         block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
@@ -53,9 +52,11 @@ def _tile_of_keys(
         block = tl.load(entries + position // BLOCK_SIZE).to(tl.int64)
     place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * DIM
     at = place[:, None] + column[None, :]
-    if MASKED:
-        key = tl.load(key_cache + at, mask=inside[:, None], other=0.0)
-        value = tl.load(value_cache + at, mask=inside[:, None], other=0.0)
+    if MASKED or DIM != PADDED:
+        there = (position < limit)[:, None]
+        there = within(there, column[None, :], DIM, PADDED)
+        key = tl.load(key_cache + at, mask=there, other=0.0)
+        value = tl.load(value_cache + at, mask=there, other=0.0)
     else:
         key = tl.load(key_cache + at)
         value = tl.load(value_cache + at)
@@ -74,9 +75,9 @@ def _tile_of_keys(
 @triton.jit(do_not_specialize=["max_tiles"])
 def _prefill_kernel(
     queries, tiles, table, key_cache, value_cache, out, scale, table_stride, max_tiles,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    EARLY: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
+    CAP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     # Heads side by side share keys and values; the last tiles come first.
@@ -90,15 +91,16 @@ def _prefill_kernel(
     first_position = tl.load(tiles + 3 * max_tiles + tile)
     kv_head = head // (HEADS // KV_HEADS)
     row = tl.arange(0, ROWS)
-    column = tl.arange(0, DIM)
+    column = tl.arange(0, PADDED)
     at = ((first_row + row).to(tl.int64) * HEADS + head) * DIM
     at = at[:, None] + column[None, :]
-    query = tl.load(queries + at, mask=(row < count)[:, None], other=0.0)
+    inside = within((row < count)[:, None], column[None, :], DIM, PADDED)
+    query = tl.load(queries + at, mask=inside, other=0.0)
     positions = first_position + row
     limit = first_position + count
     entries = table + slot * table_stride
     row_sum = tl.zeros([ROWS], tl.float32)
-    accumulator = tl.zeros([ROWS, DIM], tl.float32)
+    accumulator = tl.zeros([ROWS, PADDED], tl.float32)
     # Tiles that every query sees whole need no mask.
     begin = 0
     whole = (first_position + 1) // KEYS * KEYS
@@ -110,7 +112,8 @@ def _prefill_kernel(
         for start in range(begin, edge, KEYS):
             row_max, row_sum, accumulator = _tile_of_keys(
                 query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head,
-                start, limit, positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
+                start, limit, positions, scale,
+                KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
             )  # fmt: skip
         begin = tl.maximum(begin, edge)
     else:
@@ -118,30 +121,22 @@ def _prefill_kernel(
     for start in range(begin, whole, KEYS):
         row_max, row_sum, accumulator = _tile_of_keys(
             query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start,
-            limit, positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, False, WINDOW, CAP,
+            limit, positions, scale, KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, False, WINDOW, CAP,
         )  # fmt: skip
     for start in range(whole, limit, KEYS):
         row_max, row_sum, accumulator = _tile_of_keys(
             query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start,
-            limit, positions, scale, KV_HEADS, DIM, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
+            limit, positions, scale, KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
         )  # fmt: skip
     result = accumulator / row_sum[:, None]
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=(row < count)[:, None])
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
 
 
 def shape_for(dim: int, itemsize: int, shared_bytes: int) -> tuple[int, int, int] | None:
     """Keys in a tile, warps and loads in flight, for heads of ``dim`` numbers of ``itemsize``
     bytes, where a program may have so much shared memory. ``None``: it does not fit."""
-    return (_LARGE if shared_bytes >= _LARGE_BYTES else _SMALL).get((dim, itemsize))
-
-
-@functools.cache
-def shared_bytes() -> int:
-    """Shared memory that a program may have on the current device."""
-    if not torch.cuda.is_available():
-        return _LARGE_BYTES
-    properties = triton.runtime.driver.active.utils.get_device_properties
-    return int(properties(torch.cuda.current_device())["max_shared_mem"])
+    shapes = _LARGE if shared_bytes >= _LARGE_BYTES else _SMALL
+    return shapes.get((2 * padded_half(dim), itemsize))
 
 
 class PrefillConstants(NamedTuple):
@@ -150,6 +145,8 @@ class PrefillConstants(NamedTuple):
     heads: int
     kv_heads: int
     dim: int
+    padded: int
+    """It, filled up to a power of two."""
     block_size: int
     rows: int
     """Queries of a tile."""
@@ -185,8 +182,9 @@ def prefill_attention(
     made = scores or Scores(dim**-0.5)
     scale, cap = made.in_binary
     constants = PrefillConstants(
-        heads, kv_heads, dim, block_size, QUERY_TILE, keys, made.window, cap, EARLY
-    )
+        heads, kv_heads, dim, 2 * padded_half(dim), block_size, QUERY_TILE, keys, made.window, cap,
+        EARLY,
+    )  # fmt: skip
     _prefill_kernel[(heads, num_tiles)](
         queries, tiles, table, *cache, out, scale, table.stride(0), tiles.shape[1], *constants,
         num_warps=warps, num_stages=stages, launch_pdl=EARLY,

@@ -1,6 +1,7 @@
 """Causal attention of prefill chunks on Hopper's matrix unit, over the paged KV cache.
 
-The tiles and the result are those of ``penstock.kernels.gpu.prefill_attention``. A program computes
+The tiles and the result are those of ``penstock.kernels.gpu.prefill_attention``; the reference of
+both is the plain computation of ``penstock.kernels.attention``. A program computes
 one tile of one query head, or in large steps several, one after the other: a warp fetches queries,
 and tiles of keys and values, a block of the cache at a time, through the tensor memory accelerator,
 ahead into the program's next item; two groups of four warps take half of the queries each
@@ -14,6 +15,7 @@ Compute capability 9.0 alone. The interpreter cannot run it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,7 +29,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from penstock.kernels.gpu.attention_arguments import LOG2_E
+from penstock.kernels.gpu.attention_arguments import binary_scales
+from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.query_tile_hopper import (
     OUT,
     attend_tiles,
@@ -270,10 +273,10 @@ class HopperPrefillAttention:
     """
 
     def __init__(
-        self, keys: Tensor, values: Tensor, queries: Tensor, scale: float | None = None
+        self, keys: Tensor, values: Tensor, queries: Tensor, scales: Sequence[float] = ()
     ) -> None:
         """keys, values: [L, num_blocks, Hkv, block_size, D], queries: [T, Hq, D]; contiguous;
-        scale: what scores are multiplied by, by default 1 / sqrt(D).
+        scales: what scores of each layer are multiplied by, by default 1 / sqrt(D).
 
         Raises what Triton raises where it cannot compile or load the kernel.
         """
@@ -282,16 +285,15 @@ class HopperPrefillAttention:
         heads = queries.shape[1]
         self._heads, self._queries = heads, queries
         self._box = TensorDescriptor.from_tensor(queries.flatten(1), [64, 64], layout)
-        properties = torch.cuda.get_device_properties(keys.device)
-        self._multiprocessors = properties.multi_processor_count
+        self._multiprocessors = multiprocessors()
         self._caches = cache_boxes(keys, values)
-        self._scale = (scale or dim**-0.5) * LOG2_E
+        self._scales = binary_scales(scales, len(keys), dim)
         self._constants = PrefillConstants(
             heads, kv_heads, dim, block_size, _KEYS, _STAGES, _GROUP_REGISTERS, _FETCH_REGISTERS
         )
         self._kernel = _hopper_prefill_kernel.warmup(
-            self._box, torch.int32, torch.int32, *self._caches[0], keys.dtype, self._scale, 1, 1, 1,
-            *self._constants, grid=(1,), num_warps=4, maxnreg=_REGISTERS,
+            self._box, torch.int32, torch.int32, *self._caches[0], keys.dtype, self._scales[0],
+            1, 1, 1, *self._constants, grid=(1,), num_warps=4, maxnreg=_REGISTERS,
         )  # fmt: skip
         self._kernel[1, 1, 1]  # loads it
 
@@ -307,6 +309,6 @@ class HopperPrefillAttention:
             items = self._heads * num_tiles
             programs = items if len(out) < _LARGE_ROWS else min(items, self._multiprocessors)
             self._kernel[programs, 1, 1](
-                self._box, tiles, table, *self._caches[layer], out, self._scale, table.stride(0),
-                num_tiles, tiles.shape[1], *self._constants,
+                self._box, tiles, table, *self._caches[layer], out, self._scales[layer],
+                table.stride(0), num_tiles, tiles.shape[1], *self._constants,
             )  # fmt: skip

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.attention_arguments import HeadInputs, LayerCache
-from penstock.kernels.gpu.device_functions import rotated_heads
+from penstock.kernels.gpu.attention_arguments import HeadInputs, LayerCache, padded_half
+from penstock.kernels.gpu.device_functions import rotated_heads, within
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
 
@@ -23,8 +23,9 @@ from penstock.kernels.gpu.early_launch import EARLY, begin_early
 def _rope_cache_kernel(
     qkv, slots, positions, table, cos, sin, query_weight, key_weight, query_out, key_cache,
     value_cache, eps, table_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    PADDED: tl.constexpr, KV_PADDED: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, PADDED: tl.constexpr, KV_PADDED: tl.constexpr, NORM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -34,27 +35,30 @@ def _rope_cache_kernel(
     position = tl.load(positions + row)
     dim: tl.constexpr = 2 * HALF
     source = qkv + row * (HEADS + 2 * KV_HEADS) * dim
-    half = tl.arange(0, HALF)[None, :]
+    half = tl.arange(0, PADDED_HALF)[None, :]
     head = tl.arange(0, PADDED)[:, None]
     first, second = rotated_heads(
-        source, HEADS, cos, sin, query_weight, position, eps, PADDED, HALF, NORM
+        source, HEADS, cos, sin, query_weight, position, eps, PADDED, HALF, PADDED_HALF, NORM
     )
     target = query_out + (row * HEADS + head) * dim + half
-    tl.store(target, first.to(query_out.dtype.element_ty), mask=head < HEADS)
-    tl.store(target + HALF, second.to(query_out.dtype.element_ty), mask=head < HEADS)
+    inside = within(head < HEADS, half, HALF, PADDED_HALF)
+    tl.store(target, first.to(query_out.dtype.element_ty), mask=inside)
+    tl.store(target + HALF, second.to(query_out.dtype.element_ty), mask=inside)
 
     block = tl.load(table + slot.to(tl.int64) * table_stride + position // BLOCK_SIZE)
     kv_head = tl.arange(0, KV_PADDED)[:, None]
-    inside = kv_head < KV_HEADS
+    inside = within(kv_head < KV_HEADS, half, HALF, PADDED_HALF)
     place = (block.to(tl.int64) * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE
     first, second = rotated_heads(
-        source + HEADS * dim, KV_HEADS, cos, sin, key_weight, position, eps, KV_PADDED, HALF, NORM
-    )
+        source + HEADS * dim, KV_HEADS, cos, sin, key_weight, position, eps,
+        KV_PADDED, HALF, PADDED_HALF, NORM,
+    )  # fmt: skip
     keys = key_cache + place * dim + half
     tl.store(keys, first.to(key_cache.dtype.element_ty), mask=inside)
     tl.store(keys + HALF, second.to(key_cache.dtype.element_ty), mask=inside)
-    column = tl.arange(0, dim)[None, :]
+    column = tl.arange(0, 2 * PADDED_HALF)[None, :]
     values = source + (HEADS + KV_HEADS + kv_head) * dim + column
+    inside = within(kv_head < KV_HEADS, column, dim, 2 * PADDED_HALF)
     tl.store(value_cache + place * dim + column, tl.load(values, mask=inside), mask=inside)
 
 
@@ -64,6 +68,7 @@ class RopeConstants(NamedTuple):
     heads: int
     kv_heads: int
     half: int
+    padded_half: int
     block_size: int
     padded: int
     """Heads, filled up to a power of two."""
@@ -83,8 +88,8 @@ def rope_and_cache(
     eps: float,
 ) -> None:
     """qkv: [N, Hq + 2 Hkv, D]; slots, positions: [N] int32, a row with slot -1 is left alone;
-    table: [S, W] int32; query_out: [N, Hq, D]; eps: of the norms of heads. All contiguous, D a
-    power of two.
+    table: [S, W] int32; query_out: [N, Hq, D]; eps: of the norms of heads. All contiguous, D
+    even.
     """
     rows, all_heads, dim = qkv.shape
     _, kv_heads, block_size, _ = cache.keys.shape
@@ -93,6 +98,7 @@ def rope_and_cache(
         heads=num_heads,
         kv_heads=kv_heads,
         half=dim // 2,
+        padded_half=padded_half(dim),
         block_size=block_size,
         padded=triton.next_power_of_2(num_heads),
         kv_padded=triton.next_power_of_2(kv_heads),

@@ -1,7 +1,7 @@
 """Linear layers of decode steps on Hopper's matrix unit, for some dozens of rows.
 
     out = x Wᵀ + b                                        plain
-    out = SiLU(x W_gateᵀ) * (x W_upᵀ)                     ``gated``, W = [W_gate; W_up]
+    out = activation(x W_gateᵀ) * (x W_upᵀ)               ``gated``, W = [W_gate; W_up]
     parts of x Wᵀ + b, whose sum is it                    ``splits`` of the width, in fp32
 
 For so few rows a product is bound by reading W, and for narrow layers by how soon the first of it
@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from penstock.kernels.gpu.device_functions_hopper import silu_and_mul
+from penstock.kernels.gpu.device_functions_hopper import activated
 from penstock.kernels.gpu.side_by_side import side_by_side
 
 _SLAB = 64
@@ -108,7 +108,7 @@ def _fetch(
 def write_columns(
     total, block, bias, out, rows,
     OUTS: gl.constexpr, PART: gl.constexpr, HALVES: gl.constexpr, ROWS: gl.constexpr,
-    BIAS: gl.constexpr,
+    BIAS: gl.constexpr, GELU: gl.constexpr,
 ):  # fmt: skip
     """Write the columns of out of a block of 64 rows of W from ``total`` [64, ROWS], the sum over
     the part of the width that the program's second number names. ``HALVES`` == 2: the first 32 rows
@@ -134,7 +134,7 @@ def write_columns(
             if HALVES == 2:
                 up += gl.load(bias + OUTS + place).to(gl.float32)[:, None]
     if HALVES == 2:
-        result = silu_and_mul(result, up)
+        result = activated(result, up, GELU)
     line = split * rows + row
     target = out + line.to(gl.int64)[None, :] * OUTS + place[:, None]
     gl.store(target, result.to(out.dtype.element_ty), mask=(row < rows)[None, :])
@@ -144,7 +144,7 @@ def write_columns(
 def _multiply(
     xs, weights, ready, free, bias, out, rows,
     SLABS: gl.constexpr, STAGES: gl.constexpr, OUTS: gl.constexpr, PART: gl.constexpr,
-    HALVES: gl.constexpr, ROWS: gl.constexpr, BIAS: gl.constexpr,
+    HALVES: gl.constexpr, ROWS: gl.constexpr, BIAS: gl.constexpr, GELU: gl.constexpr,
 ):  # fmt: skip
     """What the other warps do: the product of the program's tiles, in transposed form."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
@@ -159,7 +159,7 @@ def _multiply(
             mbarrier.arrive(free.index((slab - 1) % STAGES))
     total = warpgroup_mma_wait(0, deps=(total,))
 
-    write_columns(total, gl.program_id(0), bias, out, rows, OUTS, PART, HALVES, ROWS, BIAS)
+    write_columns(total, gl.program_id(0), bias, out, rows, OUTS, PART, HALVES, ROWS, BIAS, GELU)
 
 
 # One compiled kernel serves every call: nothing depends on this integer's value.
@@ -168,6 +168,7 @@ def _rows_kernel(
     x_box, weight_box, bias, out, rows,
     WIDTH: gl.constexpr, OUTS: gl.constexpr, ROWS: gl.constexpr, PART: gl.constexpr,
     SPLITS: gl.constexpr, STAGES: gl.constexpr, HALVES: gl.constexpr, BIAS: gl.constexpr,
+    GELU: gl.constexpr,
 ):  # fmt: skip
     """``PART`` columns of up to ``ROWS`` rows of ``out`` a program, over a part of the width."""
     tl.extra.cuda.gdc_launch_dependents()
@@ -185,7 +186,7 @@ def _rows_kernel(
     gl.warp_specialize(
         [
             (_multiply, (xs, weights, ready, free, bias, out, rows,
-                         SLABS, STAGES, OUTS, PART, HALVES, ROWS, BIAS)),
+                         SLABS, STAGES, OUTS, PART, HALVES, ROWS, BIAS, GELU)),
             (_fetch, (x_box, weight_box, xs, weights, ready, free,
                       SLABS, STAGES, OUTS, PART, HALVES)),
         ],
@@ -250,6 +251,8 @@ class RowsConstants(NamedTuple):
     halves: int
     """2: gate and up."""
     bias: bool
+    gelu: bool
+    """SiLU otherwise, where there are halves."""
 
 
 class _Ready(NamedTuple):
@@ -279,9 +282,11 @@ class HopperLinear:
         bounds: tuple[int, int],
         *,
         gated: bool = False,
+        activation: str = "silu",
         divided: bool = False,
     ) -> None:
-        """x: [T, K]; weights: [N, K] each, or [2 N, K] if ``gated``; biases: as many numbers as a
+        """x: [T, K]; weights: [N, K] each, or [2 N, K] if ``gated``; activation: of the gate, silu
+        or gelu_tanh; biases: as many numbers as a
         weight has rows; all contiguous. bounds: numbers of rows that calls are for, from and to.
         divided: whether a call may give parts of the sum.
 
@@ -291,6 +296,7 @@ class HopperLinear:
         self._outs = weights[0].shape[0] // (2 if gated else 1)
         self._halves = 2 if gated else 1
         self._part = 64 // self._halves
+        self._gelu = gated and activation == "gelu_tanh"
         self._biases = biases
         layout = gl.NVMMASharedLayout(_SLAB * 2, 16, 2)
         self._boxes = [
@@ -319,6 +325,7 @@ class HopperLinear:
             stages=shape.stages,
             halves=self._halves,
             bias=bias is not None,
+            gelu=self._gelu,
         )
         kernel = _rows_kernel.warmup(
             box, self._boxes[0], None if bias is None else bias.dtype,

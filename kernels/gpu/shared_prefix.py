@@ -29,8 +29,10 @@ from penstock.kernels.gpu.attention_arguments import (
     DecodeBatch,
     HeadInputs,
     LayerCache,
+    padded_half,
 )
-from penstock.kernels.gpu.device_functions import dot, rotated_queries, softmax_step
+from penstock.kernels.gpu.device_facts import multiprocessors
+from penstock.kernels.gpu.device_functions import dot, rotated_queries, softmax_step, within
 from penstock.kernels.gpu.early_launch import EARLY
 
 _MOST_PARTS = 16
@@ -45,11 +47,11 @@ class Shape(NamedTuple):
     stages: int
     """Loads under way; from three on the look-up of blocks is ahead of them, too."""
     programs: int
-    """Up to so many: a prefix is cut until there are (``parts_for``, for the kernel of Hopper GPUs,
-    too, which has half as many of twice the queries)."""
+    """Up to so many for each multiprocessor: a prefix is cut until there are (``parts_for``, for
+    the kernel of Hopper GPUs, too, which has half as many of twice the queries)."""
 
 
-SHAPE = Shape(64, 64, 4, 2, 264)
+SHAPE = Shape(64, 64, 4, 2, 2)
 """On an H200, 256 rows of Qwen3-8B behind 2,048 positions take 33 µs a layer; of ten others one was
 faster, 29 µs, by 128 queries with eight warps and five stages, more than other GPUs have memory
 for."""
@@ -68,6 +70,7 @@ class PrefixConstants(NamedTuple):
     """Those, filled up to a power of two."""
     queries: int
     half: int
+    padded_half: int
     block_size: int
     tile: int
     norm: bool
@@ -92,13 +95,13 @@ class SharedPrefix(NamedTuple):
 def _attended(
     entries, key_cache, value_cache, kv_head, start, end, first, second, row_max, row_sum,
     accumulator, scale,
-    KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    FULL: tl.constexpr,
+    KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax: positions ``start`` up to ``end``, no more than a tile."""
     dim: tl.constexpr = 2 * HALF
-    half = tl.arange(0, HALF)
-    column = tl.arange(0, dim)
+    half = tl.arange(0, PADDED_HALF)
+    column = tl.arange(0, 2 * PADDED_HALF)
     at = start + tl.arange(0, TILE)
     inside = at < end
     if FULL:
@@ -108,14 +111,16 @@ def _attended(
     place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + at % BLOCK_SIZE) * dim
     keys = key_cache + place[:, None] + half[None, :]
     values = value_cache + place[:, None] + column[None, :]
-    if FULL:
+    if FULL and HALF == PADDED_HALF:
         key_first = tl.load(keys)
         key_second = tl.load(keys + HALF)
         value = tl.load(values)
     else:
-        key_first = tl.load(keys, mask=inside[:, None], other=0.0)
-        key_second = tl.load(keys + HALF, mask=inside[:, None], other=0.0)
-        value = tl.load(values, mask=inside[:, None], other=0.0)
+        of_keys = within(inside[:, None], half[None, :], HALF, PADDED_HALF)
+        of_values = within(inside[:, None], column[None, :], dim, 2 * PADDED_HALF)
+        key_first = tl.load(keys, mask=of_keys, other=0.0)
+        key_second = tl.load(keys + HALF, mask=of_keys, other=0.0)
+        value = tl.load(values, mask=of_values, other=0.0)
     score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
     if not FULL:
         score = tl.where(inside[None, :], score, float("-inf"))
@@ -128,8 +133,8 @@ def _prefix_kernel(
     qkv, rows, last_position, shared_slot, shared_lengths, table, cos, sin, query_weight,
     key_cache, value_cache, partial, partial_sums, count, scale, eps, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, PADDED: tl.constexpr,
-    QUERIES: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    NORM: tl.constexpr, EARLY: tl.constexpr,
+    QUERIES: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     leader = tl.load(shared_slot)
     length = tl.load(shared_lengths + leader, mask=leader >= 0, other=0)
@@ -155,15 +160,15 @@ def _prefix_kernel(
     first_head = row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + kv_head * SHARED + head
     first, second = rotated_queries(
         qkv + first_head[:, None] * dim, cos, sin, query_weight, position,
-        takes_part[:, None], eps, HALF, NORM,
+        takes_part[:, None], eps, HALF, PADDED_HALF, NORM,
     )  # fmt: skip
     dtype = qkv.dtype.element_ty
     first = first.to(dtype)
     second = second.to(dtype)
-    column = tl.arange(0, dim)
+    column = tl.arange(0, 2 * PADDED_HALF)
     row_max = tl.full([QUERIES], float("-inf"), tl.float32)
     row_sum = tl.zeros([QUERIES], tl.float32)
-    accumulator = tl.zeros([QUERIES, dim], tl.float32)
+    accumulator = tl.zeros([QUERIES, 2 * PADDED_HALF], tl.float32)
     entries = table + leader.to(tl.int64) * table_stride
     each = tl.cdiv(tl.cdiv(length, TILE), parts) * TILE
     end = tl.minimum(part * each + each, length)
@@ -172,16 +177,17 @@ def _prefix_kernel(
     for start in range(begin, begin + full, TILE):
         row_max, row_sum, accumulator = _attended(
             entries, key_cache, value_cache, kv_head, start, end, first, second, row_max, row_sum,
-            accumulator, scale, KV_HEADS, HALF, BLOCK_SIZE, TILE, True,
+            accumulator, scale, KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, TILE, True,
         )  # fmt: skip
     if begin + full < end:
         row_max, row_sum, accumulator = _attended(
             entries, key_cache, value_cache, kv_head, begin + full, end, first, second, row_max,
-            row_sum, accumulator, scale, KV_HEADS, HALF, BLOCK_SIZE, TILE, False,
+            row_sum, accumulator, scale, KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, TILE, False,
         )  # fmt: skip
     # [row, kv head, part, query head]; a part without positions has weight 0
     to = ((row.to(tl.int64) * KV_HEADS + kv_head) * parts + part) * SHARED + head
-    tl.store(partial + to[:, None] * dim + column[None, :], accumulator, mask=takes_part[:, None])
+    written = within(takes_part[:, None], column[None, :], dim, 2 * PADDED_HALF)
+    tl.store(partial + to[:, None] * dim + column[None, :], accumulator, mask=written)
     tl.store(partial_sums + 2 * to, row_max, mask=takes_part)
     tl.store(partial_sums + 2 * to + 1, row_sum, mask=takes_part)
 
@@ -196,7 +202,8 @@ def why_not(shared: int) -> str:
 def parts_for(rows: int, heads: int, kv_heads: int) -> int:
     """The number of splits that the prefix is cut into: a power of two."""
     programs = _row_tiles(rows, heads // kv_heads) * kv_heads
-    return int(min(_MOST_PARTS, 1 << (max(1, SHAPE.programs // programs).bit_length() - 1)))
+    most = SHAPE.programs * multiprocessors()
+    return int(min(_MOST_PARTS, 1 << (max(1, most // programs).bit_length() - 1)))
 
 
 def _row_tiles(rows: int, shared: int) -> int:
@@ -243,6 +250,7 @@ def prefix_attention(
         padded=triton.next_power_of_2(shared),
         queries=SHAPE.queries,
         half=dim // 2,
+        padded_half=padded_half(dim),
         block_size=block_size,
         tile=SHAPE.tile // 2 if dim * qkv.element_size() > 256 else SHAPE.tile,
         norm=heads.query_weight is not None,

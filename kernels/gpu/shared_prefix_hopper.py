@@ -1,8 +1,9 @@
 """Attention over a prefix that decode rows share, on Hopper's matrix unit.
 
-The result is that of ``penstock.kernels.gpu.shared_prefix``. A program computes one part of the
-prefix for 128 queries to one KV head: a warp brings tiles of keys and values, two groups of four
-warps take 64 queries each (``query_tile_hopper``).
+The result is that of ``penstock.kernels.gpu.shared_prefix``; the reference of both is the plain
+computation of ``penstock.kernels.attention`` without a shared prefix. A program computes one part
+of the prefix for 128 queries to one KV head: a warp brings tiles of keys and values, two groups of
+four warps take 64 queries each (``query_tile_hopper``).
 
 Block tables, lengths and what earlier steps wrote are read before the program waits for the kernel
 ahead of it, K and V by the fetching warp, which never waits. That is right as in
@@ -17,6 +18,7 @@ Compute capability 9.0 alone. The interpreter cannot run it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,7 +29,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from penstock.kernels.gpu.attention_arguments import LOG2_E, DecodeBatch, HeadInputs
+from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs, binary_scales
 from penstock.kernels.gpu.device_functions_hopper import rms_scale
 from penstock.kernels.gpu.query_tile_hopper import (
     OUT,
@@ -246,17 +248,17 @@ class HopperPrefixAttention:
         norm: bool,
         eps: float,
         prefix: SharedPrefix,
-        scale: float | None = None,
+        scales: Sequence[float] = (),
     ) -> None:
         """keys, values: [L, num_blocks, Hkv, block_size, D], contiguous; heads: Hq; norm: whether
-        queries are normed, with eps; prefix: where the rows' parts go; scale: of scores, by default
-        1 / sqrt(D).
+        queries are normed, with eps; prefix: where the rows' parts go; scales: of each layer's
+        scores, by default 1 / sqrt(D).
 
         Raises what Triton raises where it cannot compile or load the kernel.
         """
         _, _, kv_heads, block_size, dim = keys.shape
         self._heads, self._kv_heads, self._prefix = heads, kv_heads, prefix
-        self._scale, self._eps = (scale or dim**-0.5) * LOG2_E, eps
+        self._scales, self._eps = binary_scales(scales, len(keys), dim), eps
         self._padded = triton.next_power_of_2(heads // kv_heads)
         self._caches = cache_boxes(keys, values)
         self._constants = PrefixConstants(
@@ -274,7 +276,7 @@ class HopperPrefixAttention:
         dtype, int32, fp32 = keys.dtype, torch.int32, torch.float32
         self._kernel = _hopper_prefix_kernel.warmup(
             dtype, int32, int32, int32, int32, int32, fp32, fp32, dtype if norm else None,
-            *self._caches[0], fp32, fp32, 1, self._scale, eps, 1, *self._constants,
+            *self._caches[0], fp32, fp32, 1, self._scales[0], eps, 1, *self._constants,
             grid=(1,), num_warps=4, maxnreg=_REGISTERS, launch_pdl=True,
         )  # fmt: skip
         self._kernel[1, 1, 1]  # loads it
@@ -295,6 +297,6 @@ class HopperPrefixAttention:
         slot, lengths, partial, sums = self._prefix
         self._kernel[tiles, self._kv_heads, parts](
             qkv, rows, last_position, slot, lengths, table, heads.cos, heads.sin,
-            heads.query_weight, *self._caches[layer], partial, sums, count, self._scale, self._eps,
-            table.stride(0), *self._constants,
+            heads.query_weight, *self._caches[layer], partial, sums, count, self._scales[layer],
+            self._eps, table.stride(0), *self._constants,
         )  # fmt: skip

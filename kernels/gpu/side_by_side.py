@@ -18,9 +18,7 @@ def side_by_side(make: Callable[[Item], Made], items: Iterable[Item]) -> list[Ma
     """``make`` of each item, in their order, in threads. Raises what the first that fails raises.
 
     ``make`` must only compile, load and allocate: whether a thread is in inference mode is its own
-    matter, and these are in none. All of them should compile versions of one kernel, or of kernels
-    that call no function in common: the hash by which Triton finds a kernel again in its cache
-    depends on whether such a function was hashed before (Triton 3.6).
+    matter, and these are in none.
     """
     with ThreadPoolExecutor(_MOST_THREADS, "compile") as threads:
         return list(threads.map(make, items))

@@ -1,4 +1,5 @@
-"""Configuration: declared in ``fields``, resolved once by ``resolve``, completed by ``derive``."""
+"""Configuration: declared in ``fields`` and ``server_fields``, resolved once by ``resolve``,
+completed by ``derive``."""
 
 from penstock.protocol.config.fields import (
     AdmissionConfig,
@@ -11,11 +12,11 @@ from penstock.protocol.config.fields import (
     ModelConfig,
     ObservabilityConfig,
     SchedulerConfig,
-    ServerConfig,
     TestConfig,
 )
 from penstock.protocol.config.flags import build_parser
 from penstock.protocol.config.resolve import resolve
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.sources import ConfigError, Provenance
 
 __all__ = [

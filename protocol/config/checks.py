@@ -3,8 +3,12 @@ both sides with their flags and values."""
 
 from __future__ import annotations
 
+import importlib.util
+import ipaddress
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -13,10 +17,14 @@ from penstock.protocol.config.fields import Config
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import contradictions_of_several
 from penstock.protocol.config.sources import ConfigError, Provenance
+from penstock.protocol.keys.key_file import KeyFileError, read_keys
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.addresses import is_loopback
 from penstock.protocol.wire.codec import MAX_PROMPT_BYTES
 
+GRPC_MODULES = ("grpc", "google.protobuf", "google.rpc", "grpc_health", "grpc_reflection")
+"""What the extra ``grpc`` brings."""
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 _ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
@@ -203,18 +211,40 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
         read_api_keys(server.api_key)
     except ConfigError as error:
         yield str(error)
+    if server.keys_file:
+        try:
+            read_keys(Path(server.keys_file).expanduser())
+        except KeyFileError as error:
+            yield f"--keys-file {error}"
     reached = server.published_host or server.host
-    if not (is_loopback(reached) or server.api_key or server.insecure):
+    if not (is_loopback(reached) or server.has_keys or server.insecure):
         yield (
             f"--{'published-' if server.published_host else ''}host {reached} is open to other "
-            "hosts, but there is no --api-key, so anybody could use the server; --insecure allows "
-            "that"
+            "hosts, but there is no --api-key and no --keys-file, so anybody could use the server; "
+            "--insecure allows that"
         )
+    yield from _grpc(config, sources)
     if server.max_body_bytes > MAX_PROMPT_BYTES:
         yield (
             f"--max-body-bytes {server.max_body_bytes} is more than {MAX_PROMPT_BYTES}, the "
             "longest prompt that a message to the tokenizer can carry beside its parameters"
         )
+    if bool(server.tls_cert) != bool(server.tls_key):
+        yield "--tls-cert and --tls-key go together: give both"
+    for name in ("tls_cert", "tls_key"):
+        path = getattr(server, name)
+        if path and not os.access(os.path.expanduser(path), os.R_OK):
+            yield f"--{name.replace('_', '-')} {path}: there is no such file that can be read"
+    if server.root_path and not _ROOT_PATH.fullmatch(server.root_path):
+        yield (
+            f"--root-path {server.root_path}: expected a path as /llm, of letters, digits and "
+            ". _ ~ -, without a slash at its end"
+        )
+    for proxy in server.trusted_proxies:
+        try:
+            ipaddress.ip_network(proxy, strict=False)
+        except ValueError:
+            yield f"--trusted-proxies {proxy}: expected an address or a network, as 10.0.0.0/8"
     for origin in server.allowed_origins:
         if not _ORIGIN.fullmatch(origin):
             yield f"--allowed-origins {origin}: expected http(s)://HOST[:PORT], and no wildcard"
@@ -238,6 +268,36 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
             f"--drain-timeout-s {launch.drain_timeout_s:g} is longer than --request-timeout-s "
             f"{server.request_timeout_s:g}: every request has ended by then"
         )
+
+
+def _grpc(config: Config, sources: Provenance) -> Iterator[str]:
+    server = config.server
+    if server.grpc_port is None:
+        for name in ("grpc_host", "grpc_tokenizer"):
+            if _given(config, sources, name):
+                flag = f"--{name.replace('_', '-')} {getattr(server, name)}"
+                yield f"{flag} has no meaning without --grpc-port"
+        return
+    if missing := [name for name in GRPC_MODULES if not _is_installed(name)]:
+        yield (
+            f"--grpc-port {server.grpc_port} needs packages that are not installed "
+            f"({', '.join(missing)}): pip install 'penstock[grpc]'"
+        )
+    if server.grpc_port and server.grpc_port == server.port:
+        yield f"--grpc-port {server.grpc_port} is --port as well; each needs one of its own"
+    host = server.grpc_host
+    if host and not (is_loopback(host) or server.has_keys or server.insecure):
+        yield (
+            f"--grpc-host {host} is open to other hosts, but there is no --api-key, so anybody "
+            "could use the server; --insecure allows that"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def _model(config: Config, info: ModelInfo | None) -> Iterator[str]:

@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.protocol.config.server_fields import ServerConfig
+
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
@@ -44,9 +46,30 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "native", "transformers"],
         Meta(
             description="Whose code computes the model: native is Penstock's own, transformers is "
-            "that library's; auto takes native where there is one."
+            "that library's; auto takes native where there is one that accepts the model."
         ),
     ] = "auto"
+    task: Annotated[
+        Literal["auto", "generate", "embed", "score", "classify"],
+        Meta(
+            description="What the model is for: auto is what its folder says; embed makes vectors, "
+            "score judges pairs, classify gives labels."
+        ),
+    ] = "auto"
+    pooling: Annotated[
+        Literal["auto", "last", "cls", "mean", "max"],
+        Meta(
+            description="Which positions of a prompt a vector is made of; auto is what the folder "
+            "says. A model that generates makes vectors too if this is given."
+        ),
+    ] = "auto"
+    allow_dimensions: Annotated[
+        bool,
+        Meta(
+            description="Let requests cut vectors to any number of dimensions, also where the "
+            "folder does not say that the model is trained for it."
+        ),
+    ] = False
     tool_parser: Annotated[
         str,
         Meta(
@@ -201,67 +224,6 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="Fetch a MODEL of the Hugging Face hub that its local cache lacks."),
     ] = True
-
-
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    host: Annotated[str, Meta(description="Address that the HTTP server listens on.")] = "127.0.0.1"
-    port: Annotated[
-        int, Meta(ge=0, le=65535, description="HTTP port; 0 takes a free one and prints it.")
-    ] = 8000
-    api_key: Annotated[
-        list[str],
-        Meta(
-            description="A key that clients may use, or file:PATH for a file with one key a line."
-        ),
-    ] = []
-    insecure: Annotated[
-        bool, Meta(description="Serve without an API key on an address that other hosts reach.")
-    ] = False
-    published_host: Annotated[
-        str,
-        Meta(description="Address at which a proxy publishes a port that nothing else reaches."),
-    ] = ""
-    expected_models: Annotated[
-        list[str],
-        Meta(
-            description="Models that /ready waits for before they were ever ready; serve names "
-            "its own."
-        ),
-    ] = []
-    allowed_origins: Annotated[
-        list[str],
-        Meta(description="Origins (https://HOST[:PORT]) whose web pages may call the API."),
-    ] = []
-    max_body_bytes: Annotated[
-        int, Meta(ge=1024, le=2**31 - 1, description="Largest request body; a larger one gets 413.")
-    ] = 8 * 1024 * 1024
-    response_store: Annotated[
-        str,
-        Meta(
-            description="Where /v1/responses keeps responses: memory (of each frontend), off, or a "
-            "folder, which all frontends share."
-        ),
-    ] = "memory"
-    response_store_bytes: Annotated[
-        int,
-        Meta(
-            ge=1024 * 1024,
-            le=2**45,
-            description="Most bytes of kept responses; those used longest ago make room.",
-        ),
-    ] = 256 * 1024 * 1024
-    request_timeout_s: Annotated[
-        float,
-        Meta(gt=0.0, le=86_400.0, description="Most time for a request, until its last token."),
-    ] = 3600.0
-    keep_alive_comment_s: Annotated[
-        float,
-        Meta(
-            gt=0.0,
-            le=3600.0,
-            description="Send a comment this often on a stream that has nothing to say.",
-        ),
-    ] = 10.0
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from penstock.protocol.config.foreign import FOREIGN_SETTINGS
 from penstock.protocol.config.resolve import MODEL, Field, fields, flag_of
 
+COMMON = frozenset(
+    {
+        *("model", "served_model_name", "max_model_len", "dtype", "device", "host", "port"),
+        *("max_num_seqs", "gpu_memory_utilization", "data_parallel_size", "router", "api_key"),
+        "log_level",
+    }
+)
+"""Settings that ``--help`` shows, each by the beginning of its text; ``--help-all`` shows all."""
+TEST_ONLY = frozenset({"null_step_ms", "fault"})
+"""No help shows them."""
 WRONG_FLAGS = 2
 """Exit code."""
 _REWORDED = {
@@ -23,6 +34,32 @@ class FlagParser(argparse.ArgumentParser):
 
     An error is told in a few lines, not behind the whole list of flags.
     """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.whole_help: dict[str, str] = {}
+        """The text of each setting by its name, where ``--help`` shows less."""
+
+    def show_all(self) -> None:
+        """Have the help show each setting with its whole text, but those for tests."""
+        for action in self._actions:
+            action.help = self.whole_help.get(action.dest, action.help)
+        self.whole_help = {}
+        self.epilog = None
+
+    def format_help(self) -> str:
+        """Settings stand below the name of their group where all are shown, else together."""
+        groups = self._action_groups
+        if self.whole_help:
+            settings = [one for one in self._actions if one.dest in self.whole_help]
+            together = argparse.ArgumentParser(add_help=False).add_argument_group("common flags")
+            together._group_actions += settings
+            rest = [one for one in groups if not set(one._group_actions) & set(settings)]
+            self._action_groups = [*rest, together]
+        try:
+            return super().format_help()
+        finally:
+            self._action_groups = groups
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, extra = self.parse_known_args(args, namespace)
@@ -54,13 +91,23 @@ class FlagParser(argparse.ArgumentParser):
             return f"unknown flag {flag}: {self.prog} does not read it, `penstock serve` does"
         return f"unknown flag {flag}" + FOREIGN_SETTINGS.advice(name, here, flag_of)
 
+    def _lists_all(self) -> str:
+        return "--help-all" if self.whole_help else "--help"
+
     def error(self, message: str) -> NoReturn:
         """Ends with code 2. ``message``: one or more lines, each an error."""
         for theirs, ours in _REWORDED.items():
             message = message.replace(theirs, ours)
         lines = "".join(f"{self.prog}: error: {line}\n" for line in message.splitlines())
-        usage = f"{self.format_usage()}{lines}`{self.prog} --help` lists the flags\n"
+        usage = f"{self.format_usage()}{lines}`{self.prog} {self._lists_all()}` lists the flags\n"
         self.exit(WRONG_FLAGS, usage)
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: Any, *_: Any, **__: Any) -> None:
+        parser.show_all()
+        parser.print_help()
+        parser.exit()
 
 
 def build_parser(
@@ -74,7 +121,14 @@ def build_parser(
     """A parser with the flags of ``groups``."""
     models = "[MODEL …] " if several_models else "[MODEL] " if positional_model else ""
     usage = f"{program} {models}[flags]"
-    parser = FlagParser(program, usage=usage, description=description, allow_abbrev=False)
+    parser = FlagParser(
+        program,
+        usage=usage,
+        description=description,
+        epilog=f"`{program} --help-all` shows all flags.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags and exit")
     if positional_model:
         number = "*" if several_models else "?"
         parser.add_argument("MODEL", nargs=number, help="the same as --model")
@@ -88,7 +142,10 @@ def build_parser(
             form = _form(field)
             if several_models and field.name == MODEL:
                 form["action"] = "append"
-            section.add_argument(field.flag, default=None, help=_help(field), **form)
+            shown = _brief(field) if field.name in COMMON else argparse.SUPPRESS
+            section.add_argument(field.flag, default=None, help=shown, **form)
+            if field.name not in TEST_ONLY:
+                parser.whole_help[field.name] = _help(field)
     return parser
 
 
@@ -100,6 +157,13 @@ def _form(field: Field) -> dict[str, Any]:
         return {"action": "append", "metavar": "VALUE"}
     choices = "{" + ",".join(map(str, field.choices)) + "}"
     return {"metavar": choices if field.choices else "VALUE"}
+
+
+def _brief(field: Field) -> str:
+    """The first part of its text, and the default where that says something."""
+    text = re.split(r"[;.](?: |$)", field.help)[0]
+    default = "" if field.default in (None, "", []) else f" [{field.default}]"
+    return f"{text}{default}".replace("%", "%%")
 
 
 def _help(field: Field) -> str:

@@ -31,6 +31,8 @@ _RENAMED = {
     "page_size": "block_size",
     "random_seed": "seed",
     "schedule_policy": "scheduling_policy",
+    "ssl_certfile": "tls_cert",
+    "ssl_keyfile": "tls_key",
     "tokenizer_worker_num": "tokenizers",
     "tool_call_parser": "tool_parser",
     "tool_strict_level": "tool_strictness",
@@ -48,7 +50,6 @@ _NO_LORA = "not supported yet: LoRA adapters; merge the adapter into the checkpo
 _NO_SPECULATION = "not supported yet: speculative decoding"
 _NO_KV_DTYPE = "not supported yet: KV memory has the model's dtype"
 _NO_OFFLOAD = "not supported yet: weights and KV memory stay on the device"
-_NO_TLS = "there is no TLS in the server: put a proxy in front of it"
 _NO_MULTIMODAL = "not supported yet: models take text alone"
 _BY_HAND = "on several hosts each process is started by itself: docs/deployment.md"
 _TEMPLATE = "not supported yet: the chat template is the one in the model's folder"
@@ -120,18 +121,14 @@ _EXPLAINED = {
     "quantization": _NO_QUANTIZATION,
     "quantize": _NO_QUANTIZATION,
     "revision": _REVISION,
-    "root_path": "not supported yet: a proxy in front must take its prefix off the path",
-    "runner": "leave it out: models generate text, and there is no other task yet",
+    "runner": "use --task, which is generate, embed, score or classify",
     "sampling_backend": _CHOSEN,
     "served_model_names": "use --served-model-name, once for each name",
     "speculative_algorithm": _NO_SPECULATION,
     "speculative_config": _NO_SPECULATION,
     "speculative_model": _NO_SPECULATION,
-    "ssl_certfile": _NO_TLS,
-    "ssl_keyfile": _NO_TLS,
     "structured_outputs_config": _GRAMMARS,
     "swap_space": _NO_OFFLOAD,
-    "task": "leave it out: models generate text, and there is no other task yet",
     "tensor_parallel_size": _NO_PARALLEL,
     "tokenizer": _FOLDER,
     "tokenizer_mode": _FOLDER,

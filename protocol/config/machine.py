@@ -57,3 +57,13 @@ def _physical_cores(root: Path, cores: int) -> int:
         except OSError:
             return cores
     return min(cores, len(lists)) if lists else cores
+
+
+def triton_cache_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """Where Triton keeps compiled kernels, as it reads ``environment``; by default that of this
+    process."""
+    found = os.environ if environment is None else environment
+    if given := found.get("TRITON_CACHE_DIR"):
+        return Path(given)
+    home = found.get("TRITON_HOME") or Path.home()
+    return Path(home) / ".triton" / "cache"

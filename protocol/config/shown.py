@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from penstock.protocol.config.api_keys import FILE
 from penstock.protocol.config.fields import Config
@@ -31,7 +32,7 @@ def show(config: Config, sources: Provenance, groups: Sequence[str]) -> str:
 def _line(name: str, value: Any, origin: str) -> str:
     if value is None:
         return f"# {name}: {'not set' if origin == 'default' else origin}"
-    if name in SECRET and value and not _in_files(value):
+    if value and (_has_password(value) or (name in SECRET and not _in_files(value))):
         return f"# {name} = {HIDDEN}  # {origin}"
     return f"{name} = {_toml(value)}  # {origin}"
 
@@ -40,6 +41,13 @@ def _in_files(value: str | list[str]) -> bool:
     """Whether the secret itself stands elsewhere."""
     parts = value if isinstance(value, list) else [value]
     return all(part.startswith(FILE) for part in parts)
+
+
+def _has_password(value: Any) -> bool:
+    """Whether it is a URL with a password in it."""
+    if not isinstance(value, str) or "://" not in value:
+        return False
+    return "@" in urlsplit(value).netloc
 
 
 def _origin(source: Source) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,12 @@ WHITESPACE = r" {1,2}|\n[ \t]{0,20}"
 """Allowed between the parts of JSON: a model can indent, and cannot emit blanks for ever."""
 _JSON_OPTIONS: dict[str, Any] = {**OPTIONS, "whitespace_pattern": WHITESPACE}
 """Every option by name: none is left to ``x-guidance`` in a client's schema."""
+_SPELLED = '%llguidance {"no_forcing": true}\n'
+"""The model chooses the tokens of a text where no other may come. By itself the library gives those
+that the tokenizer makes of it; where a special token has the same text, that token is among them,
+and no text is made of it."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_TAKEN_FOR = re.compile(r"\[([0-9]{1,9})\]\" doesn't satisfy the grammar; forced bytes")
 _COMPACT_OPTIONS = {**_JSON_OPTIONS, "whitespace_flexible": False, "whitespace_pattern": None}
 
 
@@ -100,7 +106,36 @@ def make_tokenizer(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) ->
         raise ValueError(f"llguidance cannot read the tokenizer: {error}") from None
     if made.vocab_size != vocab_size:
         raise ValueError(f"llguidance sees {made.vocab_size} tokens, the model has {vocab_size}")
+    _special_texts(made)
     return made
+
+
+class _SpecialTexts:
+    """The texts of a vocabulary's special tokens. Takes 10 ms for 150,000 tokens."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        special = filter(tokenizer.is_special_token, range(tokenizer.vocab_size))
+        self._texts = {text for token in special if (text := tokenizer.decode_str([token]))}
+        lengths: dict[str, set[int]] = {}
+        for text in self._texts:
+            lengths.setdefault(text[0], set()).add(len(text))
+        self._lengths = lengths
+        self._firsts = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
+
+    def stand_in(self, source: str) -> bool:
+        """Whether one stands in a source, perhaps with backslashes in it. At each of their first
+        characters it costs a look-up for each of their lengths, however many texts there are."""
+        if self._firsts is None:
+            return False
+        plain = source.replace("\\", "")
+        return any(
+            plain[place.start() : place.start() + length] in self._texts
+            for place in self._firsts.finditer(plain)
+            for length in self._lengths[place[0]]
+        )
+
+
+_special_texts = lru_cache(maxsize=4)(_SpecialTexts)
 
 
 def _fitted(tokenizer_json: str, vocab_size: int) -> str:
@@ -189,6 +224,8 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     has vetted the grammar before.
     """
     text = grammar_text(grammar)
+    if _special_texts(tokenizer).stand_in(grammar.source):
+        text = _begun(text, f"{_SPELLED}start: @answer")
     matcher = _compiled(grammar, text, tokenizer)
     if grammar.padded:
         (blank, *_) = tokenizer.tokenize_bytes(b" ")
@@ -200,10 +237,14 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 def _padded(text: str, *, optional: bool) -> str:
     """The grammar with the blank before it that decoding drops. It is a must where the answer may
     begin with another one: else that would be dropped."""
-    rest = msgspec.json.decode(text)["grammars"][1:] if text.startswith("{") else []
-    start = {"name": "padded", "lark_grammar": f'start: " "{"?" if optional else ""} @answer'}
+    return _begun(text, f'start: " "{"?" if optional else ""} @answer')
+
+
+def _begun(text: str, lark: str) -> str:
+    """A grammar in Lark's syntax that names another one as ``@answer``."""
+    start = {"name": "begun", "lark_grammar": lark}
     answer = _first(text) | {"name": "answer"}
-    return msgspec.json.encode({"grammars": [start, answer, *rest]}).decode()
+    return msgspec.json.encode({"grammars": [start, answer, *_rest(text)]}).decode()
 
 
 def _compiled(grammar: Grammar, text: str, tokenizer: LLTokenizer) -> LLMatcher:
@@ -255,19 +296,27 @@ def _calls(grammar: Grammar) -> str:
     for name, schema in source.schemas.items():
         parts.append(_first(_json(grammar, schema)) | {"name": name})
     if source.content is not None:
+        name = "content"
         if "@content" not in lark:
-            lark = lark.replace("start: ", "start: calls | @content\ncalls: ", 1)
-        parts.append(_first(grammar_text(source.content)) | {"name": "content"})
+            name = "instead"
+            lark = lark.replace("start: ", "start: calls | @instead\ncalls: ", 1)
+        text = grammar_text(source.content)
+        parts += [_first(text) | {"name": name}, *_rest(text)]
     start = {"name": "calls", "lark_grammar": lark}
     return msgspec.json.encode({"grammars": [start, *parts]}).decode()
 
 
 def _first(text: str) -> dict[str, Any]:
-    """The grammar of a text as llguidance reads it, which has but one."""
+    """The grammar of a text as llguidance reads it, or the first of its grammars."""
     if not text.startswith("{"):
         return {"lark_grammar": text}
     found: dict[str, Any] = msgspec.json.decode(text)["grammars"][0]
     return found
+
+
+def _rest(text: str) -> list[dict[str, Any]]:
+    """The grammars that the first one of a text names."""
+    return msgspec.json.decode(text)["grammars"][1:] if text.startswith("{") else []
 
 
 def _choice_rule(grammar: Grammar) -> str:
@@ -306,6 +355,12 @@ def _lark(grammar: Grammar) -> str:
 def no_extension(reason: str) -> bool:
     """Whether a matcher's error says that no token is left, and nothing else."""
     return reason.startswith("NoExtension")
+
+
+def special_token(reason: str) -> int | None:
+    """The special token that the library took a text for; ``None``: another error."""
+    found = _TAKEN_FOR.search(reason)
+    return int(found[1]) if found else None
 
 
 def one_line(reason: str) -> str:

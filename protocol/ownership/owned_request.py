@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
+from penstock.protocol.ownership.choice import Choice, Stream
 from penstock.protocol.ownership.refusals import Refusals
 from penstock.protocol.ownership.rejections import failed
-from penstock.protocol.ownership.text_rows import Choice, Stream
 from penstock.protocol.ownership.tombstones import RESEND_SECONDS
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import (
+    TOKEN_BYTES,
     ChoiceState,
     Enqueue,
     Rejected,
@@ -20,7 +21,6 @@ from penstock.protocol.wire.messages.requests import (
     Submit,
     TokenWork,
     Work,
-    submission_of,
 )
 from penstock.protocol.wire.messages.tokens import Content
 
@@ -70,14 +70,26 @@ class OwnedRequest:
         self.engine = 0
         """Incarnation of the scheduler that accepted it; 0 until then."""
         self.accepted = False
+        """An engine has taken it while it was here."""
         self.work: TokenWork | None = None
         self.choices: dict[int, Choice] = {}
-        self.open_choices = 0
+        self.open_choices = submit.choices
         self.replayed: dict[int, Content] = {}
         """What goes out with the next row: of a continuation, what it found unreleased."""
         self.refusals = Refusals()
         self.stalls = 0
         self.resend_at = 0.0
+
+    @property
+    def was_accepted(self) -> bool:
+        """An engine has taken it, here or before it came here."""
+        return self.accepted or self.head.accepted
+
+    def taken(self, max_tokens: int) -> None:
+        """An engine has taken it, and leaves it so many tokens: what it goes on with elsewhere."""
+        if self.work is not None and 0 < max_tokens < self.work.max_tokens:
+            self.work = msgspec.structs.replace(self.work, max_tokens=max_tokens)
+        self.accepted = True
 
     def encoded(self, work: TokenWork, params: SamplingParams, make_stream: MakeStream) -> None:
         """The prompt is turned into tokens; streams begin after what the work brings along."""
@@ -97,7 +109,7 @@ class OwnedRequest:
         head, passed = work.head, now - self.began
         changes: dict[str, Any] = {
             "age": head.age + passed,
-            "accepted": self.accepted or submission_of(self.attempt) > 1,
+            "accepted": self.was_accepted,
         }
         if head.time_left is not None:
             changes["time_left"] = max(0.0, head.time_left - passed)
@@ -115,4 +127,13 @@ class OwnedRequest:
                 stalls=self.stalls,
             )
         )
-        return Enqueue(self.id, self.attempt, own_address, body, head.model, work.prefix)
+        return Enqueue(
+            self.id,
+            self.attempt,
+            own_address,
+            body,
+            head.model,
+            work.prefix,
+            len(choices),
+            len(work.prompt) // TOKEN_BYTES + work.max_tokens,
+        )

@@ -10,6 +10,7 @@ import msgspec
 from penstock.protocol.ownership.peers import Peers, Send
 from penstock.protocol.ownership.rejections import failed, going_down
 from penstock.protocol.ownership.tombstones import GRACE_SECONDS, Tombstones
+from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.requests import (
@@ -42,6 +43,9 @@ class Core(Protocol):
 
     def holding(self, owner: str) -> list[tuple[int, int]]:
         """(id, attempt) of every open request of an owner."""
+
+    def max_output(self, request_id: int) -> int:
+        """Tokens that a choice of an open request may have, at most; 0 for any other."""
 
     def failures(self, request_id: int) -> int:
         """Steps that died with an open request since its last token."""
@@ -81,7 +85,7 @@ class SchedulerLedger:
         holder = self.core.holder(message.id)
         if holder is not None and message.attempt <= holder[0]:
             if (message.attempt, message.reply_to) == holder:
-                self._send(message.reply_to, Accepted(message.id, message.attempt))
+                self._accepted(message)
             return
         if self.draining:
             self._send(message.reply_to, going_down(message.id, message.attempt, "this engine"))
@@ -89,9 +93,13 @@ class SchedulerLedger:
         rejected = self._add(message, now)
         if rejected is None:
             self._taken_at[message.id] = now
-            self._send(message.reply_to, Accepted(message.id, message.attempt))
+            self._accepted(message)
         else:
             self._send(message.reply_to, rejected)
+
+    def _accepted(self, message: Enqueue) -> None:
+        most = self.core.max_output(message.id)
+        self._send(message.reply_to, Accepted(message.id, message.attempt, max_tokens=most))
 
     def _add(self, message: Enqueue, now: float) -> Rejected | None:
         """Raises what the core raises. The request that it failed on has been answered then: sent
@@ -104,7 +112,7 @@ class SchedulerLedger:
         try:
             return self.core.add(number, attempt, message.reply_to, work, now)
         except Exception:
-            _log.error("a request could not be taken in", extra={"id": work.head.request_id})
+            _log.error("a request could not be taken in", extra=log_fields(work.head))
             reason = (
                 "the scheduler failed when it took this request in, and is started again; its log "
                 "says why"

@@ -10,15 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from penstock.protocol.ownership.choice import Choice, joined
 from penstock.protocol.ownership.owned_request import MakeStream, OwnedRequest, read_work
 from penstock.protocol.ownership.peers import Peers, Send, disown, incarnation_at, reconcile
 from penstock.protocol.ownership.rejections import failed, given_up, going_down, too_long
 from penstock.protocol.ownership.text_rows import (
     NO_EXTRAS,
-    Choice,
     TextRows,
     TokenExtras,
-    joined,
     token_extras,
     whole_answer,
 )
@@ -29,6 +28,7 @@ from penstock.protocol.ownership.tombstones import (
     Tombstones,
 )
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import MAX_WORK_BYTES, Message
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.requests import (
@@ -237,7 +237,7 @@ class TokenizerLedger:
             return
         request.refusals.clear()
         if not request.accepted:
-            request.accepted = True
+            request.taken(message.max_tokens)
             self._tell_accepted(request)
 
     def _tell_accepted(self, request: OwnedRequest) -> None:
@@ -252,7 +252,7 @@ class TokenizerLedger:
         if request.engine not in (0, sender):
             return
         if message.retry_elsewhere:
-            again = request.refusals.next_try(now, started=request.accepted)
+            again = request.refusals.next_try(now, started=request.was_accepted)
             if again is not None and request.attempt & 0xFF < 0xFF:
                 request.engine = 0
                 request.attempt += 1
@@ -352,9 +352,7 @@ class TokenizerLedger:
 
     def _give_up(self, request: OwnedRequest) -> None:
         """Its tokens cannot be turned into text: it ends, and the others' rows go out."""
-        _log.exception(
-            "no text can be made of the tokens of a request", extra={"id": request.head.request_id}
-        )
+        _log.exception("a request's tokens make no text", extra=log_fields(request.head))
         if request.id in self.open:
             self._drop(request)
         reason = "the output could not be turned into text"

@@ -7,6 +7,7 @@ import signal
 import time
 
 from penstock.protocol.process import logs
+from penstock.protocol.process.flusher import Flusher
 from penstock.protocol.process.large_blocks import give_back_large_blocks
 from penstock.protocol.process.participant import Ended
 from penstock.protocol.process.service import TICK_SECONDS, Service
@@ -41,7 +42,7 @@ class AsyncService(Service):
         self.loop = asyncio.get_running_loop()
         self._finished = asyncio.Event()
         self._draining_since: float | None = None
-        self._planned_flush: asyncio.TimerHandle | None = None
+        self._flusher = Flusher(self.loop, self.mailbox)
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self._on_signal)
         self.loop.add_reader(self.mailbox.fd, self._drain)
@@ -100,19 +101,7 @@ class AsyncService(Service):
 
     def flush(self) -> None:
         """Send what waits in the outboxes, now or in a moment."""
-        if self.mailbox.flush():
-            return
-        due = self.loop.time() + self.mailbox.retry_s()
-        planned = self._planned_flush
-        if planned is not None:
-            if planned.when() <= due:
-                return
-            planned.cancel()  # one that waits since long must not delay a new one
-        self._planned_flush = self.loop.call_at(due, self._flush_later)
-
-    def _flush_later(self) -> None:
-        self._planned_flush = None
-        self.flush()
+        self._flusher.flush()
 
     def _on_timer(self) -> None:
         if self._finished.is_set():

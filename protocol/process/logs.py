@@ -25,6 +25,8 @@ from penstock.protocol.process.plain_structlog import Logger, structlog
 MAX_QUEUED_LINES = 4096
 _LINES_A_WRITE = 64
 _MAX_TEXT = 2000
+_BOUND = ("id", "trace")
+"""What stands in a line about a request."""
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
@@ -82,6 +84,10 @@ _record: Callable[[str, str, dict[str, Any]], None] = lambda level, event, field
 """Writes one line of this process; nothing before ``set_up``."""
 
 
+_set_up: tuple[str, str] | None = None
+"""Service and form that the log was set up for."""
+
+
 class _Lines:
     """What structlog writes its finished lines to."""
 
@@ -116,7 +122,8 @@ def set_up(service: str, level: str, form: str) -> Logger:
 
     ``form``: ``json`` (one object a line), ``console``, or ``auto``.
     """
-    global _writer, _record
+    global _set_up, _writer, _record
+    _set_up = service, form
     if _writer is None:
         _writer = _Writer(2)
         _writer.start()
@@ -152,13 +159,22 @@ def set_up(service: str, level: str, form: str) -> Logger:
     return logger
 
 
+def change_level(level: str) -> bool:
+    """Log from this level on; returns whether there is such a level."""
+    if level not in _LEVELS or _set_up is None:
+        return False
+    set_up(_set_up[0], level, _set_up[1])
+    return True
+
+
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             level = max(10, min(50, record.levelno // 10 * 10))
             logger = structlog.get_logger(library=record.name)
-            request_id = getattr(record, "id", "")  # ``extra={"id": …}`` of our own code
-            bound = {"id": request_id} if request_id else {}
+            # What our own code gives as ``extra``; see ``trace_context.line_fields``.
+            given = {name: getattr(record, name, "") for name in _BOUND}
+            bound = {name: value for name, value in given.items() if value}
             logger.log(level, record.getMessage(), exc_info=record.exc_info, **bound)
         except Exception:  # a library's malformed record must not end its caller
             structlog.get_logger(library=record.name).error("unreadable log record")

@@ -105,7 +105,26 @@ _DECLARED = (
         "Choices that ended, by reason: stop, length, abort, error, rejected.",
         ("reason",),
     ),
-    Metric("http_requests_total", "counter", "HTTP answers.", ("route", "status")),
+    Metric(
+        "http_requests_total",
+        "counter",
+        "Answers to requests, over HTTP and on WebSockets: one on a WebSocket counts under the "
+        "route and the status that HTTP would have given; 101 counts WebSockets that closed.",
+        ("route", "status"),
+    ),
+    Metric(
+        "grpc_requests_total",
+        "counter",
+        "Answers to calls over gRPC.",
+        ("method", "code"),
+    ),
+    Metric(
+        "requests_limited_total",
+        "counter",
+        "Requests that a limit of their key refused: requests or tokens a minute, tokens a day, "
+        "or concurrent ones.",
+        ("limit",),
+    ),
     # Every service.
     Metric("queue_depth", "gauge", "Requests that wait at a hop of the pipeline.", ("hop",)),
     Metric("continuations_total", "counter", "Requests continued after a loss.", ("service",)),

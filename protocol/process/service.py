@@ -24,6 +24,7 @@ from penstock.protocol.process.trace import TRACE
 from penstock.protocol.wire.advertised_address import find_own_address
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.mailbox import AddressError, Mailbox
+from penstock.protocol.wire.messages.administration import LOG_LEVEL, Ask, Told
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase, Trace
 from penstock.protocol.wire.security import CurveKeys
 
@@ -136,11 +137,19 @@ class Service:
         """The membership's messages first; what a lost peer still sends is dropped there."""
         if self.participant.handle(sender, message, now):
             return
-        if isinstance(message, Trace):
+        if isinstance(message, Ask) and message.what == LOG_LEVEL:
+            self._change_log_level(message)
+        elif isinstance(message, Trace):
             if refusal := TRACE.ask(message, now):
                 self.mailbox.send(message.reply_to, refusal)
         else:
             self.on_message(sender, message, now)
+
+    def _change_log_level(self, asked: Ask) -> None:
+        level = asked.about.decode(errors="replace")
+        if logs.change_level(level):
+            self.log.info("the log's level was changed", level_now=level)
+        self.mailbox.send(asked.reply_to, Told(asked.number, level.encode()))
 
     def _send_trace(self, now: float) -> None:
         """The next piece of a recording that is over, if its observer is still there."""

@@ -12,9 +12,9 @@ import struct
 import msgspec
 from msgspec import inspect
 
-from penstock.protocol.wire.messages import membership, requests, steps, tokens
+from penstock.protocol.wire.messages import administration, membership, requests, steps, tokens
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 20
 
 Message = (
     membership.Hello
@@ -30,6 +30,8 @@ Message = (
     | membership.MetricsAnswer
     | membership.Trace
     | membership.Traced
+    | administration.Ask
+    | administration.Told
     | requests.Submit
     | requests.Taken
     | requests.Enqueue

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Sequence
+import ssl
+from collections.abc import Mapping, Sequence
 
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.typedefs import Handler
 
 from penstock.client.gateway_interface import Gateway, Overloaded
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.shown_values import show
+from penstock.protocol.trace_context import line_fields, trace_id
 from penstock.services.frontend import access, api_page, dialect_handler, playground, system
 from penstock.services.frontend.body import check_is_json
 from penstock.services.frontend.connection import ConnectionLimits, Runner
-from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
+from penstock.services.frontend.context import CONTEXT, KEY, REQUEST_ID, TENANT, TRACE, Context
 from penstock.services.frontend.dialects.anthropic.headers import VERSION_HEADER
 from penstock.services.frontend.dialects.anthropic.messages import MESSAGES
 from penstock.services.frontend.dialects.interface import Dialect, endpoints_of
 from penstock.services.frontend.dialects.registry import BUILT_IN
 from penstock.services.frontend.dialects.responses.state import RESPONSES, ResponsesState
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
-from penstock.services.frontend.request_log import ERROR_KIND, GENERATION, log_request
+from penstock.services.frontend.keys.known_key import ANYBODY, KnownKey, Right
+from penstock.services.frontend.keys.standing import utc_now
+from penstock.services.frontend.request_log import (
+    CLIENT_GONE,
+    ERROR_KIND,
+    GENERATION,
+    log_request,
+)
+from penstock.services.frontend.requests import routes as request_routes
 from penstock.services.frontend.stream import STALL_S
 
 BACKLOG = 1024
@@ -39,14 +49,21 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/metrics", system.show_metrics),
     ("GET", "/version", system.version),
     *api_page.ROUTES,
+    *request_routes.ROUTES,
     *playground.ROUTES,
 )
 OPEN_ROUTES = (
     frozenset({"/live", "/health", "/ready"}) | api_page.OPEN_ROUTES | playground.OPEN_ROUTES
 )
 """Routes that need no API key: probes have none, and pages ask for one."""
+RIGHTS: Mapping[str, Right] = {
+    "/metrics": "metrics",
+    "/version": "any",
+    "other": "any",
+    **request_routes.RIGHTS,
+}
+"""What a route asks of a key; all others are for the role user."""
 _PATHS = web.AppKey("paths", frozenset[str])
-_CLIENT_GONE = 499
 
 _log = logging.getLogger("penstock.frontend")
 
@@ -100,8 +117,8 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         context.browsers.check(request)
         if context.browsers.answers_preflight(request):
             return web.Response(status=204)
-        keys = context.keys
-        request[TENANT] = "" if route_of(request) in OPEN_ROUTES else keys.tenant(request)
+        request[KEY] = _key_of(request)
+        request[TENANT] = request[KEY].tenant
         if request.method == hdrs.METH_POST and request.match_info.http_exception is None:
             check_is_json(request)
         return await handler(request)
@@ -117,8 +134,18 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise
     except Exception:
         error_id = request[REQUEST_ID]
-        _log.exception("a request failed", extra={"id": error_id})
+        _log.exception("a request failed", extra=line_fields(error_id, request[TRACE]))
         return _refusal(request, status_error(500, f"Internal error in request {error_id}"))
+
+
+def _key_of(request: web.Request) -> KnownKey:
+    """Who calls, where the route is not for everybody. Raises ``ApiError``: 401, 403."""
+    route = route_of(request)
+    if route in OPEN_ROUTES:
+        return ANYBODY
+    key = request.app[CONTEXT].keys.of_request(request)
+    key.check_right(RIGHTS.get(route, "user"))
+    return key
 
 
 def _refusal(request: web.Request, error: ApiError) -> web.Response:
@@ -139,7 +166,7 @@ async def every_request(request: web.Request, handler: Handler) -> web.StreamRes
     """Access, errors, counting and the log, on every route and on none."""
     request[REQUEST_ID] = access.request_id(request)
     request[TRACE] = access.traceparent(request)
-    status = _CLIENT_GONE
+    status = CLIENT_GONE
     request.app[CONTEXT].active += 1
     try:
         response = await _answer(request, handler)
@@ -155,7 +182,7 @@ async def every_request(request: web.Request, handler: Handler) -> web.StreamRes
             status,
             request.get(ERROR_KIND, ""),
             request.get(GENERATION),
-            access.trace_id(request[TRACE]),
+            trace_id(request[TRACE]),
         )
 
 
@@ -172,6 +199,10 @@ async def _on_prepare(request: web.Request, response: web.StreamResponse) -> Non
     # aiohttp answers an unknown path with an Expect header before any middleware runs.
     _stamp(response, request.get(REQUEST_ID) or access.request_id(request))
     request.app[CONTEXT].browsers.stamp(request, response)
+    generation = request.get(GENERATION)
+    if generation is not None and generation.standing is not None:
+        anthropic = _dialect_of(request) is request.app[CONTEXT].dialects.get(MESSAGES)
+        response.headers.update(generation.standing.headers(utc_now(), anthropic=anthropic))
     if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
         response.force_close()  # aiohttp reads no further request on this connection
     if request.app[CONTEXT].gateway.draining():
@@ -179,7 +210,20 @@ async def _on_prepare(request: web.Request, response: web.StreamResponse) -> Non
         response.headers[hdrs.CONNECTION] = "close"
 
 
+async def _on_startup(app: web.Application) -> None:
+    app[RESPONSES].begin()
+    if (table := app[CONTEXT].keys.table) is not None:
+        table.begin()
+    if (shared := app[CONTEXT].limits.shared) is not None:
+        shared.begin()
+
+
 async def _on_cleanup(app: web.Application) -> None:
+    await app[RESPONSES].end()
+    if (table := app[CONTEXT].keys.table) is not None:
+        await table.end()
+    if (shared := app[CONTEXT].limits.shared) is not None:
+        await shared.end()
     app[CONTEXT].large_bodies.shutdown(wait=False, cancel_futures=True)
 
 
@@ -211,9 +255,10 @@ def make_app(
     served = routes(dialects)
     app[_PATHS] = frozenset(path for _, path, _ in served)
     app[api_page.DESCRIPTION] = api_page.Description(
-        dialects, OPEN_ROUTES, with_keys=bool(config.api_key)
+        dialects, OPEN_ROUTES, with_keys=config.has_keys
     )
     app.on_response_prepare.append(_on_prepare)
+    app.on_startup.append(_on_startup)
     app.on_cleanup.append(_on_cleanup)
     for method, path, handler in served:
         if method == "GET":
@@ -224,7 +269,10 @@ def make_app(
 
 
 async def start(
-    app: web.Application, sock: socket.socket, limits: ConnectionLimits | None = None
+    app: web.Application,
+    sock: socket.socket,
+    limits: ConnectionLimits | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> web.AppRunner:
     """Serve on a bound socket. Call ``cleanup`` of the result to stop.
 
@@ -241,8 +289,12 @@ async def start(
         return response
 
     runner = Runner(
-        app, error_response, limits or ConnectionLimits(), shutdown_timeout=SHUTDOWN_TIMEOUT_S
+        app,
+        error_response,
+        limits or ConnectionLimits(),
+        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+        root_path=app[CONTEXT].config.root_path,
     )
     await runner.setup()
-    await web.SockSite(runner, sock, backlog=BACKLOG).start()
+    await web.SockSite(runner, sock, backlog=BACKLOG, ssl_context=tls).start()
     return runner

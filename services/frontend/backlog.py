@@ -13,6 +13,26 @@ FRAME_BYTES = 320
 """About one event without logprobs, its token's text included."""
 LOGPROB_BYTES = 100
 """About one token's name, bytes and logprob, as JSON."""
+ID_BYTES = 2
+"""About what a byte of an int32 id takes as JSON: a number of six digits and its comma are 7."""
+
+
+class Share:
+    """What one of several writers has waiting on a connection: never less than it really is, and
+    no more than that and what waited beside it when it last wrote."""
+
+    __slots__ = ("_most",)
+
+    def __init__(self) -> None:
+        self._most = 0
+
+    def add(self, size: int, waits: int) -> None:
+        """It writes so many bytes, while ``waits`` of all writers wait."""
+        self._most = min(self._most, waits) + size
+
+    def of(self, waits: int) -> int:
+        """Its bytes among those of all writers that wait, at most."""
+        return min(self._most, waits)
 
 
 def backlog_limit(choices: int, logprobs: int | None) -> int:
@@ -27,18 +47,21 @@ def rendered_bytes(text: str, extras: RowExtras) -> int:
     details = extras.details or RowDetails(0, None)
     parts: list[NamedLogprobs | None] = [details.tokens, details.prompt]
     size = len(text.encode()) + len(details.echo.encode())
+    size += ID_BYTES * (len(extras.ids) + len(extras.prompt or b""))
     for event in extras.events or ():
         size += FRAME_BYTES
         if isinstance(event, Pooled):
             size += 4 * len(event.values)
             continue
-        parts.append(event.logprobs)
         if not isinstance(event, ToolCallOpened):
             size += len(event.text.encode())
     return size + sum(LOGPROB_BYTES * len(named.pieces) for named in parts if named is not None)
 
 
-def prompt_bytes(details: RowDetails) -> int:
-    """About what they bring once, of the prompt: no sign of a slow reader."""
+def prompt_bytes(extras: RowExtras) -> int:
+    """About what a row brings once, of the prompt: no sign of a slow reader."""
+    ids, details = ID_BYTES * len(extras.prompt or b""), extras.details
+    if details is None:
+        return ids
     listed = 0 if details.prompt is None else LOGPROB_BYTES * len(details.prompt.pieces)
-    return len(details.echo.encode()) + listed
+    return len(details.echo.encode()) + listed + ids

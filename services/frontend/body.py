@@ -57,7 +57,7 @@ def check_is_json(request: web.Request) -> None:
     )
 
 
-def _too_large(limit: int) -> ApiError:
+def too_large(limit: int) -> ApiError:
     return ApiError(
         413,
         f"The request body is larger than {limit} bytes; --max-body-bytes sets the limit",
@@ -70,14 +70,14 @@ class BodyBudget:
 
     def __init__(self, limit: int) -> None:
         self.used = 0
-        self._limit = limit
+        self.limit = limit
 
     def take(self, size: int) -> None:
         """Raises ``ApiError`` 503 where there is no room."""
-        if self.used + size > self._limit:
+        if self.used + size > self.limit:
             raise ApiError(
                 503,
-                f"Request bodies of more than {self._limit} bytes are being read; try again",
+                f"Request bodies of more than {self.limit} bytes are being read; try again",
                 kind="overloaded_error",
                 headers=retry_after(1.0),
             )
@@ -92,7 +92,7 @@ async def body_of(request: web.Request, limit: int, budget: BodyBudget) -> Async
     """
     length = request.content_length
     if length is not None and length > limit:
-        raise _too_large(limit)
+        raise too_large(limit)
     data = bytearray()
     try:
         await _read(request.content, data, limit, budget)
@@ -107,7 +107,7 @@ async def _read(content: StreamReader, data: bytearray, limit: int, budget: Body
         async with asyncio.timeout(READ_TIMEOUT_S):
             while piece := await content.readany():
                 if len(data) + len(piece) > limit:
-                    raise _too_large(limit)
+                    raise too_large(limit)
                 budget.take(len(piece))
                 data += piece
     except TimeoutError:

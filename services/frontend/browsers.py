@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.shown_values import show
 from penstock.protocol.wire.addresses import is_loopback
 from penstock.services.frontend.errors import ApiError
@@ -23,6 +23,18 @@ _HEADERS = (
     "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta, "
     "anthropic-dangerous-direct-browser-access"
 )
+_EXPOSED = ", ".join(
+    (
+        "x-request-id",
+        "retry-after",
+        *(
+            f"x-ratelimit-{what}-{of}"
+            for what in ("limit", "remaining", "reset")
+            for of in ("requests", "tokens")
+        ),
+    )
+)
+"""Headers of answers that a page may read."""
 _PREFLIGHT_SECONDS = "600"
 
 
@@ -33,7 +45,7 @@ class Browsers:
         self._allowed = frozenset(origin.lower() for origin in config.allowed_origins)
         self._hosts = frozenset(_name(urlsplit(one).netloc) for one in self._allowed)
         # With keys a page must know one; on other addresses any name may be ours.
-        self._checks_host = is_loopback(config.host) and not config.api_key
+        self._checks_host = is_loopback(config.host) and not config.has_keys
 
     def check(self, request: web.Request) -> None:
         """Raise ``ApiError`` 403 where the call comes from the page of somebody else."""
@@ -68,7 +80,7 @@ class Browsers:
         if not self._is_named(request):
             return
         headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = request.headers[hdrs.ORIGIN]
-        headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = "x-request-id, retry-after"
+        headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
         if request.method == hdrs.METH_OPTIONS:
             headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = _METHODS
             headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = _HEADERS

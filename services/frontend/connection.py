@@ -27,6 +27,7 @@ from aiohttp.web_protocol import _ErrInfo
 
 from penstock.services.frontend.errors import ApiError, bad_request, retry_after, status_error
 from penstock.services.frontend.open_files import MAX_CONNECTIONS
+from penstock.services.frontend.root_path import below
 
 MAX_REASON = 300
 """Characters that an answer repeats of what the parser says."""
@@ -199,11 +200,15 @@ class Server(web.Server):
     """Makes a ``Connection`` for each client. Call it inside the event loop."""
 
     def __init__(
-        self, application: web.Server, error_response: ErrorResponse, limits: ConnectionLimits
+        self,
+        application: web.Server,
+        error_response: ErrorResponse,
+        limits: ConnectionLimits,
+        root_path: str,
     ) -> None:
         super().__init__(
             application.request_handler,
-            request_factory=application.request_factory,
+            request_factory=below(root_path, application.request_factory),
             handler_cancellation=application.handler_cancellation,
         )
         self.limits = limits
@@ -229,8 +234,10 @@ class Runner(web.AppRunner):
         limits: ConnectionLimits,
         *,
         shutdown_timeout: float,
+        root_path: str = "",
     ) -> None:
-        """``shutdown_timeout`` in seconds: how long ``cleanup`` waits for handlers.
+        """``root_path``: see ``root_path.below``. ``shutdown_timeout`` in seconds: how long
+        ``cleanup`` waits for handlers.
 
         A handler is cancelled when its client leaves.
         """
@@ -239,7 +246,9 @@ class Runner(web.AppRunner):
         )
         self._error_response = error_response
         self._limits = limits
+        self._root_path = root_path
 
     async def _make_server(self) -> web.Server:
         """The one step of ``BaseRunner`` that its subclasses are to define."""
-        return Server(await super()._make_server(), self._error_response, self._limits)
+        application = await super()._make_server()
+        return Server(application, self._error_response, self._limits, self._root_path)

@@ -15,13 +15,14 @@ from aiohttp.typedefs import Handler
 from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.meters import Usage
+from penstock.client.request_terms import Caller
 from penstock.services.frontend.bodies.routes import JSON
 from penstock.services.frontend.body import Pause, body_of
-from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT, TRACE, Context
+from penstock.services.frontend.context import CONTEXT, KEY, REQUEST_ID, TENANT, TRACE, Context
 from penstock.services.frontend.dialects.interface import Dialect, Renderer, first_of, media_type_of
 from penstock.services.frontend.generation import Generation
-from penstock.services.frontend.parse import Caller, GenerateRequest, UnknownModel
-from penstock.services.frontend.request_body import LARGE_BODY_BYTES, let_others_run
+from penstock.services.frontend.parse import GenerateRequest, UnknownModel
+from penstock.services.frontend.request_body import beside
 from penstock.services.frontend.request_log import GENERATION
 from penstock.services.frontend.running import Running
 from penstock.services.frontend.stream import EventStream
@@ -30,6 +31,8 @@ _STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would hold the events back
 }
+MANY_ANSWERS = 8
+"""More are rendered beside the event loop."""
 Parsed = TypeVar("Parsed")
 Keep = Callable[[], Awaitable[None]]
 
@@ -72,7 +75,9 @@ def generation_of(request: web.Request, asked: GenerateRequest, arrival: float) 
         context.gateway,
         context.meters,
         asked,
-        caller=Caller(request[REQUEST_ID], request[TENANT], request[TRACE]),
+        caller=caller_of(request, request[REQUEST_ID]),
+        key=request[KEY],
+        gate=context.gate,
         timeout_s=context.config.request_timeout_s,
         arrival=arrival,
         now=context.clock.now,
@@ -84,7 +89,14 @@ def generation_of(request: web.Request, asked: GenerateRequest, arrival: float) 
 def owner(request: web.Request) -> str:
     """Whose requests those of this caller are, for the names that it gives them: those of its key,
     or where there are no keys of its address."""
-    return request[TENANT] or f"at {request.remote}"
+    return caller_of(request).tenant()
+
+
+def caller_of(request: web.Request, request_id: str = "") -> Caller:
+    """Who asks, under the id of one of the requests that come of it."""
+    return Caller(
+        request_id, request[TENANT], request.app[CONTEXT].proxies.client_of(request), request[TRACE]
+    )
 
 
 async def parsed(
@@ -106,11 +118,7 @@ async def parsed(
 async def _parsed_once(
     context: Context, size: int, parse: Callable[[list[ServedModel], Pause | None], Parsed]
 ) -> Parsed:
-    models = context.gateway.models()
-    if size <= LARGE_BODY_BYTES:
-        return parse(models, None)
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(context.large_bodies, parse, models, let_others_run)
+    return await beside(context, size, partial(parse, context.gateway.models()))
 
 
 async def answered(
@@ -127,11 +135,12 @@ async def answered(
 
 async def _whole(generation: Generation, renderer: Renderer, keep: Keep | None) -> web.Response:
     answers = [Answer() for _ in range(generation.open_choices)]
-    generation.open(answers)
+    await generation.open(answers)
     await generation.finished
     if generation.error is not None:
         raise generation.error
-    if any(answer.details for answer in answers):  # thousands of small objects: others go on
+    # Thousands of small objects, or of numbers: others go on.
+    if len(answers) > MANY_ANSWERS or any(answer.details or answer.prompt for answer in answers):
         body = await asyncio.to_thread(renderer.body, answers, generation.usage)
     else:
         body = renderer.body(answers, generation.usage)
@@ -149,7 +158,7 @@ async def _streamed(
 ) -> web.StreamResponse:
     clock, request_id = request.app[CONTEXT].clock, request[REQUEST_ID]
     stream = EventStream(generation, renderer, clock, request_id)
-    generation.open([stream.answer(index) for index in range(generation.open_choices)])
+    await generation.open([stream.answer(index) for index in range(generation.open_choices)])
     await generation.accepted
     if generation.error is not None:
         raise generation.error

@@ -73,5 +73,6 @@ def from_rejected(rejected: Rejected) -> ApiError:
         rejected.message,
         kind=rejected.kind,
         param=rejected.param,
+        code=rejected.code,
         headers=retry_after(rejected.retry_after),
     )

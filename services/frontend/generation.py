@@ -13,10 +13,18 @@ from collections.abc import Callable, Sequence
 from penstock.client.answers import Answer, AnswerSink, RequestProgress
 from penstock.client.gateway_interface import Gateway, Overloaded
 from penstock.client.meters import Meters
+from penstock.client.request_terms import Caller
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.protocol.wire.messages.tokens import End
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
-from penstock.services.frontend.parse import Caller, GenerateRequest
+from penstock.services.frontend.keys.gate import Gate
+from penstock.services.frontend.keys.known_key import KnownKey
+from penstock.services.frontend.keys.limits import Admission
+from penstock.services.frontend.keys.standing import LimitReached, Standing
+from penstock.services.frontend.parse import GenerateRequest
+
+OPEN_AT_ONCE = 32
+"""Prompts of a request with a window that are opened in one turn of the event loop."""
 
 
 class Generation(RequestProgress):
@@ -33,6 +41,8 @@ class Generation(RequestProgress):
         request: GenerateRequest,
         *,
         caller: Caller,
+        key: KnownKey,
+        gate: Gate,
         timeout_s: float,
         arrival: float,
         now: Callable[[], float] = time.monotonic,
@@ -47,36 +57,95 @@ class Generation(RequestProgress):
         self.answers: Sequence[Answer] = ()
         """Of all choices, prompt by prompt, once it was opened."""
         self._gateway = gateway
-        self._caller = caller
-        self._timeout_s = timeout_s = min(timeout_s, request.deadline_s or timeout_s)
-        self._own_deadline = timeout_s == request.deadline_s
+        self.caller = caller
+        self.accepted_at = 0.0
+        """When engines had all of its prompts; 0 before."""
+        self.key = key
+        self.standing: Standing | None = None
+        """What is left of the limits of its key, once it has asked to be let in."""
+        self._gate = gate
+        self._admission: Admission | None = None
+        self._timeout_s = timeout_s = min(timeout_s, request.terms.deadline_s or timeout_s)
+        self._own_deadline = timeout_s == request.terms.deadline_s
         self._ids: list[int] = []
+        self._next = 0
+        """The first prompt that was not opened yet."""
+        self._opens_later = False
         self._waiting = True
         self._closed = False
         self._deadline = loop.call_later(max(0.0, arrival + timeout_s - now()), self._on_deadline)
 
-    def open(self, answers: Sequence[Answer]) -> None:
-        """Hand every prompt to the gateway. Raises ``ApiError`` where it is overloaded.
+    async def open(self, answers: Sequence[Answer]) -> None:
+        """Hand every prompt to the gateway, or the first ones where the request has a window, once
+        the key may. Raises ``ApiError`` where it may not (401, 403, 429), or where the gateway is
+        overloaded.
 
         answers: of all choices, prompt by prompt.
         """
         self.answers = answers
-        n = self.request.params.n
-        for prompt in range(len(self.request.prompts)):
-            sink = AnswerSink(self, answers[prompt * n : (prompt + 1) * n])
+        await self._enter()
+        if not self.finished.done():  # else nobody waits for it any more
+            self._open_next()
+
+    def _open_next(self) -> None:
+        """Open as many prompts as the window has room for, some of them in this turn of the event
+        loop. Raises ``ApiError``."""
+        n, window, answers = self.request.params.n, self.request.window, self.answers
+        self._opens_later = False
+        last = len(self.request.prompts)
+        if window:
+            ended = len(answers) - self.open_choices
+            last = min(last, ended // n + window)
+            self._opens_later = last > self._next + OPEN_AT_ONCE
+            last = min(last, self._next + OPEN_AT_ONCE)
+        for prompt in range(self._next, last):
+            self._next = prompt + 1
+            own = answers[prompt * n : (prompt + 1) * n]
+            sink = AnswerSink(self, own, wants_ids=self.request.returns_ids)
             age = self.now() - self.arrival
             left = max(0.0, self._timeout_s - age)
-            work = self.request.work(prompt, self._caller, time_left=left, age=age)
+            work = self.request.work(prompt, self.caller, time_left=left, age=age)
             try:
                 self._ids.append(self._gateway.open(work, sink))
             except Overloaded as overloaded:
                 self.fail(from_rejected(overloaded.rejected))
             if self.error is not None:
                 raise self.error
+        if self._opens_later:
+            asyncio.get_running_loop().call_soon(self._open_later)
+
+    def _open_later(self) -> None:
+        if self.finished.done():
+            return
+        try:
+            self._open_next()
+        except ApiError as error:
+            self.fail(error)
+
+    def on_end(self, end: End) -> None:
+        super().on_end(end)
+        if self._next < len(self.request.prompts) and not self._opens_later:
+            self._opens_later = True  # the gateway is in the middle of its rows
+            asyncio.get_running_loop().call_soon(self._open_later)
+
+    async def _enter(self) -> None:
+        """Raises ``ApiError`` where its key may not."""
+        if not self.request.is_part:
+            self._gate.history.began(self)
+        try:
+            self._admission = await self._gate.admit(self.key, self.request)
+        except ApiError as error:
+            if isinstance(error, LimitReached):
+                self.standing = error.standing
+            self.fail(error)
+            raise
+        if self._admission is not None:
+            self.standing = self._admission.standing
 
     def on_accepted(self, prompt_tokens: int) -> None:
         super().on_accepted(prompt_tokens)
         if self.unaccepted == 0:
+            self.accepted_at = self.now()
             self._set_accepted()
 
     def on_rejected(self, rejected: Rejected) -> None:
@@ -114,6 +183,14 @@ class Generation(RequestProgress):
             self._closed = True
             self._deadline.cancel()
             self.abandon()
+            self._gate.history.ended(self)
+            if self._admission is not None:
+                self._settle(self._admission)
+
+    def _settle(self, admission: Admission) -> None:
+        """Its key pays for the tokens that there were."""
+        used = self.usage.prompt + self.usage.completion
+        self._gate.settle(admission, used, took_place=bool(used) or self.error is None)
 
     def _on_deadline(self) -> None:
         limit = "its deadline_s" if self._own_deadline else "--request-timeout-s sets the limit"

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
 from penstock.client.gateway_interface import ServedModel
+from penstock.client.request_terms import (
+    DEFAULT_TERMS,
+    Caller,
+    RequestTerms,
+    head_of,
+    terms_of,
+)
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import closest
+from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     OutputFormat,
+    PoolingParams,
     Prompt,
-    RequestHead,
     Work,
-    kind_of,
 )
 from penstock.services.frontend.bodies.requests import GenerationBody, StreamOptions
 from penstock.services.frontend.errors import ApiError, bad_request, retry_after
 
 MAX_CHOICES_IN_ALL = 256
-
-
-class Caller(msgspec.Struct, frozen=True):
-    """What is known of a request beside its body."""
-
-    request_id: str = ""
-    tenant: str = ""
-    """The tenant whose API key was sent; empty where no keys are configured."""
-    trace: str = ""
-    """W3C ``traceparent``; empty where there is none."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -44,50 +39,46 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     """The first name of the model that is served under it."""
     prompts: list[Prompt]
     """Without any, nothing is asked of the pipeline."""
-    params: SamplingParams
-    stream: bool
-    options: StreamOptions
-    user: str
-    priority: int
-    cache_salt: str
+    params: SamplingParams = SamplingParams()
+    stream: bool = False
+    options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    terms: RequestTerms = DEFAULT_TERMS
     lists_prompt: bool = False
     """``prompt_logprobs`` were asked for by name, not by ``echo``."""
-    deadline_s: float | None = None
-    """Seconds in which the client wants the whole answer; ``None``: the server's own limit."""
-    task: str = "generate"
+    task: str = GENERATE
+    pooling: PoolingParams | None = None
+    """For the tasks that make a vector or scores of each prompt."""
+    window: int = 0
+    """So many prompts are open at once, the next ones when others have ended; 0: all of them."""
     output: OutputFormat | None = None
     """How the answer is read; ``None``: as text alone."""
     fits_window: bool = False
     """``max_tokens`` may be more than what fits behind the prompt."""
+    returns_ids: bool = False
+    """The answer holds the ids of its tokens, and those of its prompt."""
+    is_part: bool = False
+    """It serves another request of the same client, which is the one that counts."""
     handle: str | None = None
     """The client's name for it, by which it may ask for it while it runs; ``None``: it may not."""
 
     def work(self, prompt: int, caller: Caller, *, time_left: float, age: float) -> Work:
         """The gateway request for one of the prompts."""
-        head = RequestHead(
-            request_id=caller.request_id,
+        head = head_of(
+            self.terms,
+            caller,
+            self.prompts[prompt],
             model=self.served,
             task=self.task,
-            prompt_kind=kind_of(self.prompts[prompt]),
-            tenant=caller.tenant or self.user,
-            priority=self.priority,
-            cache_salt=_salt(caller.tenant, self.cache_salt),
-            time_left=time_left,
-            age=age,
-            trace=caller.trace,
             streamed=self.stream,
             siblings=len(self.prompts) * self.params.n,
+            time_left=time_left,
+            age=age,
         )
         choices = [ChoiceState(choice) for choice in range(self.params.n)]
-        return Work(head, self.prompts[prompt], self.params, choices, self.output, self.fits_window)
-
-
-def _salt(key: str, given: str) -> str:
-    """Callers with different API keys share no cached prefix: its speed would tell one of them
-    what another has asked."""
-    if not key:
-        return given
-    return hashlib.blake2b(f"{key}\0{given}".encode(), digest_size=16).hexdigest()
+        return Work(
+            *(head, self.prompts[prompt], self.params, choices, self.output, self.fits_window),
+            self.pooling,
+        )
 
 
 class UnknownModel(ApiError):
@@ -163,10 +154,8 @@ def generate_request(
         params=params,
         stream=bool(body.stream),
         options=body.stream_options or StreamOptions(),
-        user=body.user or "",
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
+        terms=terms_of(body),
         lists_prompt=params.prompt_logprobs is not None,
-        deadline_s=body.deadline_s,
         output=output,
+        returns_ids=bool(body.return_token_ids),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.client.gateway_interface import ServedModel
 from penstock.protocol.shown_values import show
@@ -13,90 +13,118 @@ from penstock.services.frontend.errors import ApiError, bad_request
 from penstock.services.frontend.token_arrays import IdArray, check_vocabulary
 
 MAX_PROMPTS = 128
+_BOTH = " for prompt and answer together"
+
+
+class PromptField(NamedTuple):
+    """A field that holds prompts."""
+
+    name: str
+    most: int
+    """Prompts, at most."""
+    longest: int
+    """Tokens of one, at most."""
+    why: str
+    """What an error says ahead of that number."""
+    add_special_tokens: bool = True
+    """Around texts."""
 
 
 def parse_prompts(
-    value: str | list[Any] | IdArray, model: ServedModel, keep: int | None = None
+    value: str | list[Any] | IdArray,
+    model: ServedModel,
+    keep: int | None = None,
+    field: PromptField | None = None,
 ) -> list[Prompt]:
-    """``prompt`` of /v1/completions: text, token ids, or a list of either. keep: so many last ids
-    of each (a tokenizer cuts what is text).
+    """``prompt`` of /v1/completions, or another field: text, token ids, or a list of either. keep:
+    so many last ids of each (a tokenizer cuts what is text).
 
     Raises ``ApiError`` 400.
     """
+    if field is None:
+        field = PromptField(
+            "prompt", MAX_PROMPTS, model.max_model_len, "the maximum context length is"
+        )
+    name = field.name
     if isinstance(value, str):
-        return [_text(value, "prompt")]
+        return [_text(value, name, field)]
     if isinstance(value, IdArray):
-        return [_long_tokens(value, "prompt", model, keep)]
+        return [_long_tokens(value, name, model, keep, field)]
     if not value:
-        raise _empty("prompt")
+        raise _empty(name, field)
     if not isinstance(value[0], str | list | IdArray):
-        return [_tokens(value, "prompt", model, keep)]
-    if len(value) > MAX_PROMPTS:
+        return [_tokens(value, name, model, keep, field)]
+    if len(value) > field.most:
         raise bad_request(
-            f"prompt holds {len(value)} prompts; at most {MAX_PROMPTS} are allowed in one request",
-            param="prompt",
+            f"{name} holds {len(value)} prompts; at most {field.most} are allowed in one request",
+            param=name,
         )
     prompts: list[Prompt] = []
     for index, one in enumerate(value):
-        where = f"prompt[{index}]"
+        where = f"{name}[{index}]"
         if isinstance(one, str):
-            prompts.append(_text(one, where))
+            prompts.append(_text(one, where, field))
         elif isinstance(one, list):
-            prompts.append(_tokens(one, where, model, keep))
+            prompts.append(_tokens(one, where, model, keep, field))
         elif isinstance(one, IdArray):
-            prompts.append(_long_tokens(one, where, model, keep))
+            prompts.append(_long_tokens(one, where, model, keep, field))
         else:
             raise bad_request(
                 f"{where} is {show(one)} among prompts; text or an array of token ids is allowed",
-                param="prompt",
+                param=name,
             )
     return prompts
 
 
-def _empty(where: str) -> ApiError:
-    message = f"{where} is empty; there must be something to continue"
-    return bad_request(message, param="prompt", code="empty_prompt")
+def _empty(where: str, field: PromptField) -> ApiError:
+    wanted = "something to continue" if field.name == "prompt" else "at least one token"
+    message = f"{where} is empty; there must be {wanted}"
+    return bad_request(message, param=field.name, code="empty_prompt")
 
 
-def _text(text: str, where: str) -> PromptText:
+def _text(text: str, where: str, field: PromptField) -> PromptText:
     if not text:
-        raise _empty(where)
-    return PromptText(text)
+        raise _empty(where, field)
+    return PromptText(text, field.add_special_tokens)
 
 
-def _tokens(ids: list[Any], where: str, model: ServedModel, keep: int | None) -> Tokens:
+def _tokens(
+    ids: list[Any], where: str, model: ServedModel, keep: int | None, field: PromptField
+) -> Tokens:
     if not ids:
-        raise _empty(where)
+        raise _empty(where, field)
     try:
-        check_vocabulary(ids, where, model.vocab_size)
+        check_vocabulary(ids, where, model.vocab_size, param=field.name)
     except TypeError:
         index, wrong = next((i, one) for i, one in enumerate(ids) if type(one) is not int)
         raise bad_request(
             f"{where}[{index}] is {show(wrong)} among token ids; a whole number is allowed",
-            param="prompt",
+            param=field.name,
         ) from None
     if keep is not None:
         ids = ids[-keep:]
-    if len(ids) > model.max_model_len:
-        raise _too_long(where, str(len(ids)), model)
+    if len(ids) > field.longest:
+        raise _too_long(where, str(len(ids)), field)
     return _packed(array("i", ids))
 
 
-def _long_tokens(ids: IdArray, where: str, model: ServedModel, keep: int | None) -> Tokens:
+def _long_tokens(
+    ids: IdArray, where: str, model: ServedModel, keep: int | None, field: PromptField
+) -> Tokens:
     """As ``_tokens``, with the length first where all ids count."""
-    if keep is None and ids.is_longer_than(model.max_model_len):
-        raise _too_long(where, f"more than {model.max_model_len}", model)
+    if keep is None and ids.is_longer_than(field.longest):
+        raise _too_long(where, f"more than {field.longest}", field)
     checked = ids.decode(where, model.vocab_size)
-    if keep is not None and len(checked := checked[-keep:]) > model.max_model_len:
-        raise _too_long(where, str(len(checked)), model)
+    if keep is not None and len(checked := checked[-keep:]) > field.longest:
+        raise _too_long(where, str(len(checked)), field)
     return _packed(checked)
 
 
-def _too_long(where: str, tokens: str, model: ServedModel) -> ApiError:
+def _too_long(where: str, tokens: str, field: PromptField) -> ApiError:
     return bad_request(
-        f"{where} has {tokens} tokens; prompt and output together may have "
-        f"{model.max_model_len} (--max-model-len)",
-        param="prompt",
+        f"the prompt is too long: {where} has {tokens} tokens; {field.why} {field.longest} tokens"
+        f"{_BOTH if field.name == 'prompt' else ''} (--max-model-len)",
+        param=field.name,
         code="context_length_exceeded",
     )
 

@@ -20,6 +20,8 @@ QUIET_ROUTES = frozenset({"/live", "/health", "/ready"})
 GENERATION = web.RequestKey("generation", Generation)
 ERROR_KIND = web.RequestKey("error_kind", str)
 """Code or type of the error that was answered."""
+CLIENT_GONE = 499
+"""The status of a request whose client left before its answer was whole (nginx's number)."""
 
 
 def log_request(
@@ -45,7 +47,7 @@ def log_request(
             error = generation.error.code or generation.error.kind
     if error:
         fields["error"] = error
-    failed = (status >= 400 and status != 499) or bool(error)
+    failed = (status >= 400 and status != CLIENT_GONE) or bool(error)
     logs.record("warning" if failed else "info", "request", fields)
 
 
@@ -53,7 +55,11 @@ def _figures(generation: Generation) -> dict[str, Any]:
     """Sizes in tokens, times in milliseconds."""
     usage, arrival = generation.usage, generation.arrival
     ended, first = generation.ended_at or generation.now(), generation.first_at
-    found: dict[str, Any] = {
+    found: dict[str, Any] = {}
+    if generation.key.name:
+        found["key"] = generation.key.name
+    found |= {
+        "model": generation.request.served,
         "prompt_tokens": usage.prompt,
         "cached_tokens": usage.cached,
         "output_tokens": usage.completion,
@@ -62,8 +68,12 @@ def _figures(generation: Generation) -> dict[str, Any]:
         found["queue_ms"] = round(1000 * generation.queued_s, 1)
     if first:
         found["first_token_ms"] = round(1000 * (first - arrival), 1)
+        found["prefill_ms"] = max(0.0, round(1000 * (first - arrival - generation.queued_s), 1))
+        found["decode_ms"] = max(0.0, round(1000 * (ended - first), 1))
         if usage.completion > 1 and ended > first:
             found["tokens_per_s"] = round((usage.completion - 1) / (ended - first), 1)
     found["total_ms"] = round(1000 * (ended - arrival), 1)
+    if generation.continuations:
+        found["continuations"] = generation.continuations
     found["finish"] = ",".join(generation.reasons) or "abort"
     return found

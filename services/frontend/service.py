@@ -7,8 +7,11 @@ import contextlib
 import gc
 import math
 import os
+import signal
 import socket
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -18,14 +21,19 @@ from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.mailbox import AddressError
+from penstock.protocol.wire.messages.administration import Ask
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
 from penstock.protocol.wire.syn_filter import take_no_more_connections
 from penstock.services.frontend.app import BACKLOG, make_app, start
 from penstock.services.frontend.connection import ConnectionLimits
-from penstock.services.frontend.context import CONTEXT
+from penstock.services.frontend.context import CONTEXT, Context
 from penstock.services.frontend.dialects.registry import load_dialects
-from penstock.services.frontend.dialects.responses.state import RESPONSES
 from penstock.services.frontend.open_files import connection_limit
+from penstock.services.frontend.requests.routes import BEGIN_DRAIN, Scope, answer
+from penstock.services.frontend.tls import Certificates, certificates_of
+
+if TYPE_CHECKING:
+    from penstock.services.frontend.grpc.server import GrpcServer
 
 JOIN_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.1
@@ -56,6 +64,8 @@ class FrontendService(AsyncService):
         )
         self._runner: web.AppRunner | None = None
         self._app: web.Application | None = None
+        self._grpc: GrpcServer | None = None
+        self._certificates: Certificates | None = None
         self._closing: asyncio.Task[None] | None = None
         self._closed_at = math.inf
         """When the port was closed."""
@@ -71,32 +81,76 @@ class FrontendService(AsyncService):
 
     async def start(self) -> None:
         app = self._app = make_app(self.config.server, self.gateway, self.metrics, self._dialects)
+        app[BEGIN_DRAIN] = self._begin_drain
         self._listener = self._inherited or await self._listen()
-        self._runner = await start(app, self._listener, ConnectionLimits(connection_limit()))
+        self._certificates = certificates_of(self.config.server)
+        tls = None
+        if self._certificates is not None:
+            tls = self._certificates.context
+            self._certificates.begin()
+        limits = ConnectionLimits(connection_limit())
+        self._runner = await start(app, self._listener, limits, tls)
+        if self.config.server.grpc_port is not None:
+            self._grpc = await self._start_grpc(app[CONTEXT])
         gc.collect()
         gc.freeze()
         self.set_phase(Phase.READY)
 
+    async def _start_grpc(self, context: Context) -> GrpcServer:
+        """Raises ``AddressError`` and ``ConfigError``."""
+        from penstock.services.frontend.grpc.server import GrpcServer
+
+        server = self.config.server
+        if self._inherited is None and server.grpc_port:  # else the launcher holds the port
+            host = server.grpc_host or server.host
+            alone = await self._bound(host, server.grpc_port, "--grpc-port", self._is_beside)
+            if alone is not None:
+                alone.close()
+        grpc = GrpcServer(context)
+        port = await grpc.start()
+        self.log.info("gRPC listens", port=port)
+        return grpc
+
+    def _is_beside(self, peer: Peer) -> bool:
+        """Whether it is another frontend of this server, on this host."""
+        return peer.identity.host == socket.gethostname() and peer.identity.pid != os.getpid()
+
+    def _is_at_port(self, peer: Peer) -> bool:
+        """Whether it is a frontend that has the same address."""
+        identity = peer.identity
+        return identity.host == socket.gethostname() and identity.http == self._http_address()
+
+    def _begin_drain(self) -> Scope:
+        """The launcher ends the whole server; who was started by hand ends alone."""
+        launched = self._inherited is not None
+        os.kill(os.getppid() if launched else os.getpid(), signal.SIGTERM)
+        return "server" if launched else "frontend"
+
     async def _listen(self) -> socket.socket:
-        """Bind the port; share it only with another frontend of the same server.
+        """Bind the port of HTTP. Raises ``AddressError``."""
+        host, port = self.config.server.host, self.config.server.port
+        alone = await self._bound(host, port, "--port", self._is_at_port)
+        return alone or _bind(host, port, share=True)
+
+    async def _bound(
+        self, host: str, port: int, flag: str, shares: Callable[[Peer], bool]
+    ) -> socket.socket | None:
+        """Bind a port that nobody has. ``None``: one of the frontends that this one may share it
+        with has it.
 
         Raises ``AddressError`` when somebody else holds it.
         """
-        server = self.config.server
         try:
-            return _bind(server.host, server.port, share=False)
+            return _bind(host, port, share=False)
         except OSError as error:
             refusal = AddressError(
-                f"cannot listen on {server.host}:{server.port}: {error.strerror or error}; "
-                "choose another --port"
+                f"cannot listen on {host}:{port}: {error.strerror or error}; choose another {flag}"
             )
         deadline = time.monotonic() + JOIN_SECONDS
         while not self.participant.joined and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        mine = self.participant.of("frontend")
-        here = socket.gethostname()
-        if any(p.identity.http == self._http_address() and p.identity.host == here for p in mine):
-            return _bind(server.host, server.port, share=True)
+        if any(map(shares, self.participant.of("frontend"))):
+            return None
         raise refusal
 
     async def stop(self) -> None:
@@ -104,12 +158,18 @@ class FrontendService(AsyncService):
         if left := len(self.gateway.ledger.open):
             self.log.warning("requests ended unfinished: the server goes down", requests=left)
         self.gateway.end_all()
+        if self._grpc is not None:
+            await self._grpc.stop(LAST_WORDS_SECONDS)
+        if self._certificates is not None:
+            await self._certificates.end()
         if self._runner is not None:
             await asyncio.sleep(LAST_WORDS_SECONDS)
             await self._runner.cleanup()
 
     def on_message(self, sender: int, message: Message, now: float) -> None:
-        if not self.gateway.handle(sender, message, now):
+        if isinstance(message, Ask) and self._app is not None:
+            self.mailbox.send(message.reply_to, answer(self._app[CONTEXT], message))
+        elif not self.gateway.handle(sender, message, now):
             self.metrics.inc("dropped_messages_total", "unexpected")
 
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:
@@ -119,6 +179,8 @@ class FrontendService(AsyncService):
         self.gateway.tick(now)
         self.metrics.set("queue_depth", len(self.gateway.ledger.open), "frontend")
         self.report(self.metrics)
+        if self._grpc is not None:
+            self._grpc.health.look()
         if self.gateway.is_draining:
             self._tell_open()
 
@@ -131,7 +193,9 @@ class FrontendService(AsyncService):
         self.gateway.is_draining = True
         self._tell_open()
         if self._app is not None:
-            self._app[RESPONSES].drain()
+            self._app[CONTEXT].sockets.drain()
+        if self._grpc is not None:
+            self._grpc.drain(self.config.server.request_timeout_s)
         if self._runner is not None:
             self._closing = self.loop.create_task(self._close_port(self._runner))
 
@@ -151,7 +215,8 @@ class FrontendService(AsyncService):
             while runner.server is not None:
                 if (connection := _accepted(rest)) is not None:
                     with contextlib.suppress(OSError):  # its client is gone again
-                        await self.loop.connect_accepted_socket(runner.server, connection)
+                        tls = None if self._certificates is None else self._certificates.context
+                        await self.loop.connect_accepted_socket(runner.server, connection, ssl=tls)
                 elif self.loop.time() < last:
                     await asyncio.sleep(0.01)
                 else:
@@ -162,6 +227,8 @@ class FrontendService(AsyncService):
         if self._app is None or self._runner is None:
             return True
         if self.gateway.ledger.open or self._app[CONTEXT].active:
+            return False
+        if self._grpc is not None and not self._grpc.drained:
             return False
         if time.monotonic() - self._closed_at > LINGER_SECONDS:
             return True

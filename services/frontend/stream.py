@@ -22,7 +22,8 @@ from collections.abc import Callable
 
 from penstock.client.answers import Answer
 from penstock.client.sink import RowExtras
-from penstock.services.frontend.backlog import backlog_limit, prompt_bytes, rendered_bytes
+from penstock.protocol.trace_context import line_fields
+from penstock.services.frontend.backlog import Share, backlog_limit, prompt_bytes, rendered_bytes
 from penstock.services.frontend.dialects.interface import ChoiceFrames, Renderer
 from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.json_lines import encode
@@ -61,8 +62,8 @@ class StreamedAnswer(Answer):
 
     def add(self, text: str, extras: RowExtras) -> None:
         super().add(text, extras)
-        if extras.details is not None:
-            self._stream.expect(prompt_bytes(extras.details))
+        if extras.details is not None or extras.prompt is not None:
+            self._stream.expect(prompt_bytes(extras))
         self._stream.added(self, rendered_bytes(text, extras))
 
     def take(self) -> bytes:
@@ -90,7 +91,7 @@ class EventStream:
         self._all_direct = renderer.direct
         choices = len(request.prompts) * request.params.n
         self._limit = backlog_limit(choices, request.params.logprobs)
-        self.request_id = request_id
+        self.log_fields = line_fields(request_id, generation.caller.trace)
         self._generation = generation
         self._renderer = renderer
         self._clock = clock
@@ -102,6 +103,8 @@ class EventStream:
         """The clock knows of them."""
         self._holding: dict[StreamedAnswer, None] = {}
         self._held_bytes = 0
+        self._share = Share()
+        """Of what waits on the transport: others may write to it too."""
         self._written_at = 0.0
         self._backlog = 0
         self._progress_at = 0.0
@@ -138,7 +141,7 @@ class EventStream:
         self._holding[answer] = None
         transport = self._transport
         if transport is not None:
-            total = self._held_bytes + transport.get_write_buffer_size()
+            total = self._held_bytes + self._share.of(transport.get_write_buffer_size())
             if total > self._limit:
                 self.give_up(f"{total} bytes wait for it; {self._limit} may")
 
@@ -171,7 +174,9 @@ class EventStream:
             return
         payload = b"".join(self.pending)
         self.pending.clear()
-        transport.write(self._framed(payload))
+        framed = self._framed(payload)
+        self._share.add(len(framed), transport.get_write_buffer_size())
+        transport.write(framed)
         self._written_at = now
         backlog = transport.get_write_buffer_size()
         if backlog > HOLD_BYTES and not self.held:
@@ -271,7 +276,7 @@ class EventStream:
     def give_up(self, reason: str) -> None:
         """Tear the connection down and cancel the request."""
         if self._transport is not None:
-            _log.warning("a reader is cut off: %s", reason, extra={"id": self.request_id})
+            _log.warning("a reader is cut off: %s", reason, extra=self.log_fields)
             self._transport.abort()
             self._transport = None  # the rows of this turn that are still to come change nothing
         self._lost()
@@ -333,7 +338,7 @@ class StreamClock:
             try:
                 do(stream)
             except Exception:
-                _log.exception("a stream failed", extra={"id": stream.request_id})
+                _log.exception("a stream failed", extra=stream.log_fields)
                 self._watched.pop(stream, None)
                 stream.give_up("its stream failed")
 

@@ -18,7 +18,7 @@ from penstock.services.frontend.bodies.responses import (
     Ready,
     Version,
 )
-from penstock.services.frontend.context import CONTEXT
+from penstock.services.frontend.context import CONTEXT, KEY, models_for
 from penstock.services.frontend.dialects.anthropic.headers import VERSION_HEADER
 from penstock.services.frontend.dialects.anthropic.models import model_info, model_infos
 from penstock.services.frontend.errors import ApiError
@@ -40,10 +40,10 @@ def _model_card(model: ServedModel, name: str, created: int) -> ModelCard:
 async def list_models(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     if VERSION_HEADER in request.headers:
-        return json_response(model_infos(context.gateway.models(), context.created))
+        return json_response(model_infos(models_for(request), context.created))
     cards = [
         _model_card(model, name, context.created)
-        for model in context.gateway.models()
+        for model in models_for(request)
         for name in dict.fromkeys((model.name, *model.aliases))
     ]
     return json_response(ModelList(data=cards))
@@ -52,6 +52,7 @@ async def list_models(request: web.Request) -> web.Response:
 async def show_model(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     model, name = find_model(request.match_info["model"], context.gateway.models())
+    request[KEY].check_model(model, name)
     if VERSION_HEADER in request.headers:
         return json_response(model_info(model, name, context.created))
     return json_response(_model_card(model, name, context.created))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from array import array
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ _SPACE = re.compile(rb"[ \t\r\n]{0,64}")
 _NUMBER_BEGINS = frozenset(b"-0123456789")
 _BACKSLASH = ord("\\")
 _decode = msgspec.json.Decoder(list[int]).decode
+Body = TypeVar("Body", bound=CompletionBody)
 
 
 class IdArray:
@@ -79,7 +80,9 @@ class IdArray:
         return ids
 
 
-def check_vocabulary(ids: list[int], where: str, vocab_size: int, before: int = 0) -> None:
+def check_vocabulary(
+    ids: list[int], where: str, vocab_size: int, before: int = 0, param: str = "prompt"
+) -> None:
     """Raise ``ApiError`` 400 for an id that the model does not have. before: how many ids of the
     prompt come ahead of these."""
     for worst in (min(ids), max(ids)):
@@ -87,23 +90,25 @@ def check_vocabulary(ids: list[int], where: str, vocab_size: int, before: int = 
             raise bad_request(
                 f"{where}: the token id {show(worst)} at position {before + ids.index(worst)} is "
                 f"not in the vocabulary; at least 0 and below {vocab_size} is allowed",
-                param="prompt",
+                param=param,
             )
 
 
-def decode_completion(body: bytes, pause: Pause) -> CompletionBody:
-    """A large body as ``decode_body`` gives it, in which long arrays of token ids in ``prompt``
-    are ``IdArray``. Raises ``ApiError`` 400."""
+def decode_completion(body: bytes, declared: type[Body], pause: Pause | None) -> Body:
+    """A body as ``decode_body`` gives it. In a large one, which has a ``pause``, long arrays of
+    token ids in ``prompt`` are ``IdArray``. Raises ``ApiError`` 400."""
+    if pause is None:
+        return decode_body(body, declared)
     spans = _long_arrays(body)
     if not spans:
-        return decode_body(body, CompletionBody, pause)
+        return decode_body(body, declared, pause)
     names = [secrets.token_hex(16) for _ in spans]  # what no client can have written
     pieces: list[bytes] = []
     done = 0
     for name, (begin, end) in zip(names, spans, strict=True):
         pieces += (body[done:begin], b'"%b"' % name.encode())
         done = end
-    decoded = decode_body(b"".join((*pieces, body[done:])), CompletionBody, pause)
+    decoded = decode_body(b"".join((*pieces, body[done:])), declared, pause)
     arrays = {
         name: IdArray(body, begin + 1, end - 1, pause)
         for name, (begin, end) in zip(names, spans, strict=True)
@@ -112,7 +117,7 @@ def decode_completion(body: bytes, pause: Pause) -> CompletionBody:
     found = prompt if isinstance(prompt, list) else [prompt]
     placed: Any = [arrays.pop(one, one) if isinstance(one, str) else one for one in found]
     if arrays:  # they stood elsewhere, and the key only looked like the one that counts
-        return decode_body(body, CompletionBody, pause)
+        return decode_body(body, declared, pause)
     decoded.prompt = placed if isinstance(prompt, list) else placed[0]
     return decoded
 

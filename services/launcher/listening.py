@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
+import ssl
 from pathlib import Path
 
 from penstock.protocol.wire.mailbox import AddressError
@@ -42,10 +44,30 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url(listener: socket.socket) -> str:
-    """Where a client on this host reaches the socket: ``http://127.0.0.1:8000``."""
+def reserve(host: str, port: int, flag: str) -> socket.socket:
+    """A TCP port that nobody listens on yet: processes with sockets of their own will, by
+    SO_REUSEPORT. Raises ``AddressError``.
+
+    A socket that has listened keeps its port when it is shut down, and the kernel hands it no more
+    connections (checked on Linux); so the port is known, and in nobody else's hands.
+    """
+    try:
+        listener = listen(host, port)
+    except AddressError as error:
+        raise AddressError(str(error).replace("--port", flag).replace("--host", flag)) from None
+    listener.shutdown(socket.SHUT_RDWR)
+    return listener
+
+
+def at(listener: socket.socket) -> str:
+    """``127.0.0.1:50051``: where a client on this host reaches the port of a socket."""
     host, port = _reachable(listener)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def url(listener: socket.socket, *, tls: bool = False) -> str:
+    """Where a client on this host reaches the socket: ``http://127.0.0.1:8000``."""
+    return f"{'https' if tls else 'http'}://{at(listener)}"
 
 
 def _reachable(listener: socket.socket) -> tuple[str, int]:
@@ -53,10 +75,17 @@ def _reachable(listener: socket.socket) -> tuple[str, int]:
     return _ANY.get(host, host), port
 
 
-def answers_ready(listener: socket.socket) -> bool:
+def answers_ready(listener: socket.socket, *, tls: bool = False) -> bool:
     """Whether a frontend behind the socket says on ``/ready`` that requests are served."""
     try:
-        with socket.create_connection(_reachable(listener), timeout=_PROBE_SECONDS) as probe:
+        with contextlib.ExitStack() as stack:
+            probe = stack.enter_context(
+                socket.create_connection(_reachable(listener), timeout=_PROBE_SECONDS)
+            )
+            if tls:  # it is our own socket: nobody's certificate is to be looked at
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                probe = stack.enter_context(context.wrap_socket(probe))
             probe.sendall(_PROBE)
             return probe.recv(64).startswith(b"HTTP/1.1 200")
     except OSError:

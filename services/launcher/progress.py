@@ -136,6 +136,8 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: float
     keys: bool
     """Clients need an API key."""
+    grpc: str = ""
+    """The address of gRPC; empty: it is not served."""
 
 
 def announce(server: Announcement, *, people: bool, style: Style) -> None:
@@ -148,6 +150,7 @@ def block(server: Announcement, style: Style) -> str:
     """For people: the page first, then all that a client needs, and a command that works."""
     device = ("Device", server.device)
     rows = [("Page", style.bold(f"{server.url}/")), ("API", f"{server.url}/v1")]
+    rows += [("gRPC", server.grpc)] if server.grpc else []
     for model in server.models:
         rows.append(("Model", f"{model.model}  {style.dim(model.folder)}"))
         rows += [device] if len(server.models) == 1 else []
@@ -181,6 +184,7 @@ def json_line(server: Announcement) -> str:
         for one in server.models
     ]
     told: dict[str, object] = {"url": server.url}
+    told |= {"grpc": server.grpc} if server.grpc else {}
     told |= models[0] if len(models) == 1 else {"models": models}
     told |= {name: getattr(server, name) for name in ("device", "router", "seconds")}
     return json.dumps(

@@ -11,17 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from penstock.protocol.wire.security import private_folder
+from penstock.services.launcher.running_servers import PREFIX, SERVER_FOLDERS, runtime_root
 
-_PREFIX = "penstock-serve-"
 _LOCK = "launcher.lock"
-
-
-def runtime_root(environment: Mapping[str, str]) -> Path:
-    """The user's folder for sockets: ``XDG_RUNTIME_DIR``, else the folder for temporary files."""
-    named = environment.get("XDG_RUNTIME_DIR", "")
-    if named and os.path.isdir(named) and os.stat(named).st_uid == os.getuid():
-        return Path(named)
-    return Path(tempfile.gettempdir())
+RESPONSES = "responses"
+"""The folder in it in which several frontends keep responses."""
 
 
 def default_router(environment: Mapping[str, str], runtime_dir: str = "") -> str:
@@ -50,7 +44,7 @@ def running_routers(environment: Mapping[str, str], runtime_dir: str = "") -> li
     default = default_router(environment, runtime_dir)
     paths = [Path(default.removeprefix("ipc://"))]
     if not runtime_dir:
-        paths += sorted(runtime_root(environment).glob(f"{_PREFIX}*/router.sock"))
+        paths += sorted(runtime_root(environment).glob(f"{SERVER_FOLDERS}/router.sock"))
     own = os.getuid()
     return [f"ipc://{path}" for path in paths if path.exists() and path.stat().st_uid == own]
 
@@ -68,11 +62,12 @@ def server_folder(environment: Mapping[str, str], runtime_dir: str = "") -> Iter
             yield named
         finally:
             _remove_dead_sockets(named)
+            shutil.rmtree(named / RESPONSES, ignore_errors=True)
         return
     root = runtime_root(environment)
     _remove_abandoned(root)
     # Locked before it gets the name that ``_remove_abandoned`` looks for.
-    hidden = Path(tempfile.mkdtemp(prefix="." + _PREFIX, dir=root))
+    hidden = Path(tempfile.mkdtemp(prefix="." + PREFIX, dir=root))
     lock = _lock(hidden / _LOCK)
     folder = hidden.rename(root / hidden.name.removeprefix("."))
     try:
@@ -100,7 +95,7 @@ def _lock(path: Path, *, create: bool = True) -> int | None:
 
 def _remove_abandoned(root: Path) -> None:
     """Remove the folders of launchers that were killed before they could do it."""
-    for folder in root.glob(_PREFIX + "*"):
+    for folder in root.glob(SERVER_FOLDERS):
         try:
             if folder.lstat().st_uid != os.getuid():
                 continue

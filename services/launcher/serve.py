@@ -16,6 +16,7 @@ import msgspec
 
 import penstock
 from penstock.protocol.config import ClusterConfig, Config
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.terminal import is_terminal, style_of
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.process import logs
@@ -25,7 +26,14 @@ from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.syn_filter import take_no_more_connections
 from penstock.services.launcher.cluster_view import ClusterView
 from penstock.services.launcher.environment import child_environment
-from penstock.services.launcher.listening import answers_ready, check_router_is_free, listen, url
+from penstock.services.launcher.listening import (
+    answers_ready,
+    at,
+    check_router_is_free,
+    listen,
+    reserve,
+    url,
+)
 from penstock.services.launcher.processes import Child
 from penstock.services.launcher.progress import (
     AnnouncedModel,
@@ -34,7 +42,8 @@ from penstock.services.launcher.progress import (
     announce,
     has_chat_template,
 )
-from penstock.services.launcher.runtime_folder import server_folder
+from penstock.services.launcher.running_servers import Registration
+from penstock.services.launcher.runtime_folder import RESPONSES, server_folder
 from penstock.services.launcher.supervisor import StartFailed, Supervisor
 
 
@@ -52,10 +61,21 @@ def run(configs: Sequence[Config], *, builtin: bool = False, began: float | None
     people = _for_people(config)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config.server.host, config.server.port))
-        cluster, log, members = stack.enter_context(_cluster(config))
-        configs = [msgspec.structs.replace(one, cluster=cluster) for one in configs]
+        grpc = _reserved(config.server, stack)
+        cluster, log, members, folder = stack.enter_context(_cluster(config))
+        server = config.server if config.cluster.router else sharing_responses(config, cluster)
+        if grpc is not None:
+            server = _with_grpc(server, grpc.getsockname()[1], configs)
+        configs = [msgspec.structs.replace(one, cluster=cluster, server=server) for one in configs]
+        registration = Registration(
+            folder,
+            cluster.router,
+            config.launch.drain_timeout_s,
+            [(one.model.names()[0], one.model.model) for one in configs],
+        )
+        stack.callback(registration.remove)
         children = make_children(configs, listener, os.environ)
-        style = style_of(2)
+        style, tls = style_of(2), bool(config.server.tls_cert)
         lines = StartupLines(
             log, style if style.cursor and logs.for_people(_form(config)) else None
         )
@@ -72,15 +92,34 @@ def run(configs: Sequence[Config], *, builtin: bool = False, began: float | None
             drain_timeout_s=config.launch.drain_timeout_s,
             startup_timeout_s=config.launch.startup_timeout_s,
             on_phase=lines.phase,
-            is_ready=lambda: answers_ready(listener),
-            on_ready=lambda: announce(
-                _announcement(configs, url(listener), members.own().values(), began),
-                people=people,
-                style=style_of(1),
+            is_ready=lambda: answers_ready(listener, tls=tls),
+            on_ready=lambda: _ready(
+                registration,
+                _announcement(configs, url(listener, tls=tls), grpc, members.own().values(), began),
+                people,
             ),
             on_stop=lambda: _close(listener),
         )
         return _supervise(supervisor, before_error=lines.clear)
+
+
+def _ready(registration: Registration, server: Announcement, people: bool) -> None:
+    registration.ready(server.url)
+    announce(server, people=people, style=style_of(1))
+
+
+def _with_grpc(server: ServerConfig, port: int, configs: Sequence[Config]) -> ServerConfig:
+    """What frontends are told of gRPC: a port, and whose tokenizer gateways may fetch."""
+    folder = server.grpc_tokenizer or (configs[0].model.model if len(configs) == 1 else "")
+    return msgspec.structs.replace(server, grpc_port=port, grpc_tokenizer=folder)
+
+
+def _reserved(server: ServerConfig, stack: contextlib.ExitStack) -> socket.socket | None:
+    """The port of gRPC, if there is to be one, held until the end."""
+    if server.grpc_port is None:
+        return None
+    host = server.grpc_host or server.host
+    return stack.enter_context(reserve(host, server.grpc_port, "--grpc-port"))
 
 
 def _close(listener: socket.socket) -> None:
@@ -100,19 +139,24 @@ def _for_people(config: Config) -> bool:
 
 
 def _announcement(
-    configs: Sequence[Config], address: str, peers: Iterable[Peer], began: float
+    configs: Sequence[Config],
+    address: str,
+    grpc: socket.socket | None,
+    peers: Iterable[Peer],
+    began: float,
 ) -> Announcement:
     """``peers``: this server's processes, whose engines know what they hold."""
     engines = [peer for peer in peers if peer.service == "scheduler"]
     config = configs[0]
     return Announcement(
         url=address,
+        grpc="" if grpc is None else at(grpc),
         models=[_announced(one, engines) for one in configs],
         device=config.device.device,
         router=config.cluster.router,
         seconds=round(time.monotonic() - began, 2),
         drain_timeout_s=config.launch.drain_timeout_s,
-        keys=bool(config.server.api_key),
+        keys=config.server.has_keys,
     )
 
 
@@ -136,7 +180,7 @@ def run_headless(config: Config) -> int:
     """
     config = _of_folder(config)
     alone = msgspec.structs.replace(config.cluster, router="")
-    with _cluster(msgspec.structs.replace(config, cluster=alone)) as (cluster, log, members):
+    with _cluster(msgspec.structs.replace(config, cluster=alone)) as (cluster, log, members, _):
         router = cluster.router
         supervisor = Supervisor(
             make_children([msgspec.structs.replace(config, cluster=cluster)], None, os.environ),
@@ -164,16 +208,18 @@ def _of_folder(config: Config) -> Config:
 @contextlib.contextmanager
 def _cluster(
     config: Config,
-) -> Iterator[tuple[ClusterConfig, Logger, ClusterView]]:
+) -> Iterator[tuple[ClusterConfig, Logger, ClusterView, Path]]:
     """A place for the sockets, the log, and a seat among the members, until the end.
 
-    Yields the settings of the cluster with the router's address. Raises ``AddressError``,
-    ``SecurityError``.
+    Yields the settings of the cluster with the router's address, and the folder last. Raises
+    ``AddressError``, ``SecurityError``.
     """
     with contextlib.ExitStack() as stack:
         cluster = config.cluster
+        # One that is named belongs to the server whose router is in it.
+        named = "" if cluster.router else cluster.runtime_dir
+        place = stack.enter_context(server_folder(os.environ, named))
         if not cluster.router:
-            place = stack.enter_context(server_folder(os.environ, cluster.runtime_dir))
             cluster = msgspec.structs.replace(cluster, router=f"ipc://{place}/router.sock")
         check_router_is_free(cluster.router)
         level, form = config.observability.log_level, config.observability.log_format
@@ -181,7 +227,7 @@ def _cluster(
         stack.callback(logs.flush)
         members = ClusterView(cluster, log)
         stack.callback(members.close)
-        yield cluster, log, members
+        yield cluster, log, members, place
 
 
 def _supervise(supervisor: Supervisor, before_error: Callable[[], None] = lambda: None) -> int:
@@ -193,6 +239,15 @@ def _supervise(supervisor: Supervisor, before_error: Callable[[], None] = lambda
         logs.flush()
         print(f"penstock: {failure}", file=sys.stderr)
         return failure.code
+
+
+def sharing_responses(config: Config, cluster: ClusterConfig) -> ServerConfig:
+    """Several frontends that are to keep responses in memory share a folder beside their sockets:
+    the next request of a client may come to any of them. It ends with the server, too."""
+    if config.launch.frontends == 1 or config.server.response_store != "memory":
+        return config.server
+    place = Path(cluster.router.removeprefix("ipc://")).parent / RESPONSES
+    return msgspec.structs.replace(config.server, response_store=str(place))
 
 
 def make_children(

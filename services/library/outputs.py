@@ -1,4 +1,4 @@
-"""What ``LLM.generate`` returns. Field names are those that vLLM's users know."""
+"""What the library hands out. Field names are those that vLLM's users know."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class CompletionOutput(msgspec.Struct, frozen=True):
     text: str
     token_ids: list[int]
     """The tokens up to the end; a stop token or the tokens of a stop string are the last ones."""
-    finish_reason: str
-    """``stop`` or ``length``."""
+    finish_reason: str | None
+    """``stop``, ``length`` or, of a request that the caller gave up, ``abort``; ``None`` while it
+    runs."""
     stop_reason: int | str | None
     """What was found of ``stop`` and ``stop_token_ids``; ``None`` for the model's end token."""
     logprobs: list[dict[int, Logprob]] | None = None
@@ -52,7 +53,21 @@ class RequestOutput(msgspec.Struct, frozen=True):
     """Prompt tokens that were found in the prefix cache."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """As ``CompletionOutput.logprobs``, with ``prompt_logprobs`` alone; the first is ``None``."""
+    request_id: str = ""
+    """As the caller named it; its number, where ``LLM`` was asked."""
+    finished: bool = True
+    """Nothing more will come of it."""
 
 
 class RequestError(RuntimeError):
-    """A prompt could not be served. Names its position in the list and the cause."""
+    """A prompt could not be served. Names it and the cause."""
+
+    request_id: str = ""
+    """As the caller named it, with ``AsyncLLM`` and ``LLMEngine``."""
+
+
+class RequestRefused(ValueError):
+    """The server refuses a prompt or its parameters. Names it and the cause."""
+
+    request_id: str = ""
+    """As the caller named it, with ``AsyncLLM`` and ``LLMEngine``."""

@@ -1,4 +1,4 @@
-"""What ``LLM.generate`` and ``LLM.chat`` take, and what they say of anything else."""
+"""What the library takes as prompts, and what it says of anything else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
-from penstock.client.messages import encode_messages, read_messages
+import msgspec
+
+from penstock.client.messages import TemplateVariables, encode_messages, read_messages
 from penstock.client.tools import (
     ToolChoice,
     ToolChoiceField,
@@ -72,14 +74,28 @@ def messages_of(prompts: Iterable[PromptLike]) -> Iterator[Prompt]:
         yield Tokens(packed.tobytes())
 
 
-def chats_of(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Chat]:
-    """One conversation, or each of a list of them. Raises ``ValueError``."""
+def chats_of(
+    messages: Sequence[Message] | Sequence[Sequence[Message]], variables: dict[str, Any] | None
+) -> list[Chat]:
+    """One conversation, or each of a list of them. variables: those of the chat template. Raises
+    ``ValueError``."""
+    given: TemplateVariables = read(variables or {}, TemplateVariables, "chat_template_kwargs")
+    encoded = msgspec.json.encode(given)
     several = isinstance(messages, list | tuple) and all(
         isinstance(one, list | tuple) for one in messages
     )
     if several:
-        return [_chat(one, f"messages[{index}]") for index, one in enumerate(messages)]
-    return [_chat(messages, "messages")]
+        return [_chat(one, f"messages[{index}]", encoded) for index, one in enumerate(messages)]
+    return [_chat(messages, "messages", encoded)]
+
+
+def one_prompt(given: PromptLike) -> tuple[PromptLike, Prompt]:
+    """A prompt as it was given and as the pipeline takes it. Raises ``ValueError``."""
+    listed = list_of_prompts(given)
+    if len(listed) != 1:
+        raise ValueError(f"{len(listed)} prompts were given; one request has one")
+    (prompt,) = messages_of(listed)
+    return listed[0], prompt
 
 
 def tools_of(
@@ -91,8 +107,8 @@ def tools_of(
     return output_format([tool.function for tool in declared], chosen(asked))
 
 
-def _chat(messages: Any, where: str) -> Chat:
-    return Chat(encode_messages(read_messages(messages, where), where))
+def _chat(messages: Any, where: str, variables: bytes) -> Chat:
+    return Chat(encode_messages(read_messages(messages, where), where), variables)
 
 
 def _wrong(where: str, value: Any) -> ValueError:

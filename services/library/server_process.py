@@ -33,8 +33,8 @@ class ServerFailed(RuntimeError):
     """The server could not start, or has ended. Carries what it said last."""
 
 
-def arguments_for(settings: Mapping[str, Any]) -> list[str]:
-    """Keyword arguments as the flags of ``penstock serve``.
+def arguments_for(settings: Mapping[str, Any], caller: str = "LLM") -> list[str]:
+    """Keyword arguments as the flags of ``penstock serve``. caller: the class that took them.
 
     Raises ``TypeError`` for a name that is no setting and ``ConfigError`` for a wrong value.
     """
@@ -42,7 +42,7 @@ def arguments_for(settings: Mapping[str, Any]) -> list[str]:
     unknown = [name for name in settings if name not in known]
     if unknown:
         told = "; ".join(name + FOREIGN_SETTINGS.advice(name, known) for name in unknown)
-        raise TypeError(f"LLM() has no setting {told}")
+        raise TypeError(f"{caller}() has no setting {told}")
     resolve(GROUPS, dict(settings), {})
     arguments = []
     for name, value in settings.items():
@@ -75,11 +75,13 @@ def _with_folder(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class ServerProcess:
-    """A running set of processes; ``router`` is where to join them."""
+    """A set of processes that starts at once."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Start it and wait until it is ready. Raises ``ServerFailed``, ``ConfigError``."""
-        arguments = arguments_for({"log_level": "warning", **_with_folder(settings)})
+    def __init__(self, settings: Mapping[str, Any], caller: str = "LLM") -> None:
+        """Downloads a model that is named as on the hub first. Raises ``ServerFailed``,
+        ``ConfigError`` and ``TypeError``."""
+        arguments_for(settings, caller)
+        arguments = arguments_for({"log_level": "warning", **_with_folder(settings)}, caller)
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed in close()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penstock.services", "serve", "--headless", "1", *arguments],
@@ -89,9 +91,10 @@ class ServerProcess:
             # Ctrl-C in a terminal or a notebook is for the user's code; the pipe ends the server.
             start_new_session=True,
         )
-        self.router = self._wait_ready()
 
-    def _wait_ready(self) -> str:
+    def wait_ready(self) -> str:
+        """The router's address, once all serve. Raises ``ServerFailed``, ``ConfigError``; soon
+        after ``release``, too."""
         output = self.process.stdout
         if output is None:
             raise ServerFailed("the server's output cannot be read")
@@ -116,10 +119,14 @@ class ServerProcess:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def close(self) -> None:
-        """End all processes; returns when they are gone."""
+    def release(self) -> None:
+        """Let all processes end, without waiting for that. Idempotent, from any thread."""
         if self.process.stdin is not None:
             self.process.stdin.close()
+
+    def close(self) -> None:
+        """End all processes; returns when they are gone."""
+        self.release()
         try:
             self.process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:

@@ -61,18 +61,22 @@ class Dispatcher:
             self._release_up_to(key, message.attempt)
             return
         prefix = message.prefix if isinstance(message, Enqueue) else b""
-        member = self.placement.choose(key, message.attempt, now, message.model, prefix)
+        choices = max(1, message.choices)
+        tokens = message.tokens if isinstance(message, Enqueue) else 0
+        member = self.placement.choose(
+            key, message.attempt, now, message.model, prefix, choices, tokens
+        )
         if now - self._began < YOUNG_SECONDS:
             member = None
         if member is None:
             self._wait_or_reject(message, service, now)
             return
         self.held.release(key)
-        self.placement.placed(key, message.attempt, member, now, prefix)
+        self.placement.placed(key, message.attempt, member, now, prefix, choices)
         if self._send(member.address, message):
-            member.routed += 1
             self.routed += 1
         else:
+            self.placement.gone(key, message.attempt)
             self._reject(message, f"the {service} with the least load does not keep up")
 
     def _wait_or_reject(self, message: Request, service: str, now: float) -> None:
@@ -142,6 +146,9 @@ class Dispatcher:
                 self._tombstones.bury(request_id, attempt, now)
                 for waited_for in ("tokenizer", "scheduler"):
                     self._release_up_to((request_id, waited_for), attempt)
+                    self.placement.gone((request_id, waited_for), attempt)
+            else:
+                self.placement.gone((request_id, service), attempt, 1)
             one = Cancel([request_id], [attempt], [choice])
             target = self.placement.where((request_id, service))
             targets = [target] if target else self._roster.ready(service)

@@ -39,9 +39,10 @@ class Member:
     """One living process."""
 
     __slots__ = (
-        "address", "beaten_at", "broken_at", "capacity", "connected", "demands", "due", "ending",
-        "heard_at", "identity", "incarnation", "item_age", "item_limit", "load", "metrics", "note",
-        "phase", "recent", "repaired_at", "routed", "said", "service", "told", "was_ready",
+        "address", "beaten_at", "beats", "broken_at", "capacity", "connected", "demands", "due",
+        "ending", "heard_at", "identity", "incarnation", "item_age", "item_limit", "load",
+        "metrics", "note", "phase", "recent", "repaired_at", "routed", "said", "service", "told",
+        "was_ready",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
@@ -61,11 +62,13 @@ class Member:
         self.capacity = Capacity()
         self.demands: list[Demand] = []
         self.load = 0
+        """Choices of requests that are open there, as its last beat says."""
         self.routed = 0
-        """Requests sent there since its last beat, which does not count them yet."""
+        """Choices sent there since its last beat, which does not count them yet."""
+        self.beats = 0
         self.beaten_at = now
         self.ending = 0.0
-        """Requests that end there in a second, as its beats show."""
+        """Choices that end there in a second, as its beats show."""
         self.recent = 0.0
         """Requests sent there lately; they fade (``Placement.tick``)."""
         self.item_age = 0.0
@@ -91,19 +94,20 @@ class Member:
         return self.identity.model
 
     def open_at(self, now: float) -> float:
-        """Requests that are open there now, about. It beats twice a second, each at another moment:
+        """Choices that are open there now, about. It beats twice a second, each at another moment:
         without those that end meanwhile, whoever beat last would seem to have the most room. From
         one that has stopped beating no more is expected to end."""
         since = min(now - self.beaten_at, RECKONED_SECONDS)
         return max(0.0, self.load + self.routed - self.ending * since)
 
     def beaten(self, load: int, now: float) -> None:
-        """It says how many requests are open there."""
+        """It says how many choices are open there."""
         passed = now - self.beaten_at
         if passed > 0:
             ended = max(0, self.load + self.routed - load)
             self.ending += min(1.0, passed / ENDING_SECONDS) * (ended / passed - self.ending)
         self.load, self.routed, self.beaten_at = load, 0, now
+        self.beats += 1
 
     def peer(self) -> Peer:
         return Peer(

@@ -1,12 +1,16 @@
 """Which member a request goes to: the one that has computed the most of its prompt before, or the
 one with the most room; and never twice to who refused it.
 
-What an engine holds of a prompt counts against the load there. Each request that is open beyond
-those of the engine with the most room costs ``TOKENS_A_REQUEST`` of it, and past ``MAX_EXCESS`` no
-prompt goes there for what it holds. An engine that got more than its share of the latest requests
+A request weighs as many as it has open choices: engines run sequences, one for each. What an engine
+holds of a prompt counts against the load there. Each sequence that is open beyond those of the
+engine with the most room costs ``TOKENS_A_SEQUENCE`` of it, and past ``MAX_EXCESS`` no prompt goes
+there for what it holds. An engine that got more than its share of the latest requests
 must hold the more of a prompt, the more that is: half of it for a sixteenth more, nine tenths for a
 fifth. Else chats that begin alike would fill one engine's cache while little is going on, and leave
 the others' empty.
+
+A request that not every engine can hold to its end goes to one that can, if there is one: it may be
+the continuation of one that was begun by a larger engine.
 
 A resent request goes where it went before, as long as that process lives: elsewhere it would run
 twice. Another attempt of it is placed anew, and elsewhere if there is an elsewhere: its last place
@@ -28,8 +32,8 @@ from penstock.services.router.roster import Roster
 
 ROUTE_SECONDS = 60.0
 MAX_ROUTES = 1_000_000
-TOKENS_A_REQUEST = 128
-"""Prompt tokens that must be spared for each request by which an engine is busier than another: so
+TOKENS_A_SEQUENCE = 128
+"""Prompt tokens that must be spared for each sequence by which an engine is busier than another: so
 the first turns of chats that share a short system prompt spread out, and long ones stay."""
 MAX_EXCESS = 0.25
 """An engine that is fuller than the emptiest by more than this share of its slots counts as one
@@ -55,6 +59,10 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     when: float
     refused: tuple[int, ...] = ()
     """Incarnations that earlier attempts of it came back from."""
+    counted: int = 0
+    """Choices by which ``Member.routed`` was raised for it, until the member's next beat."""
+    beats: int = 0
+    """The member's beats at that time."""
 
 
 class Placement:
@@ -69,27 +77,37 @@ class Placement:
         """Requests whose prompts have digests, by what chose their engine."""
 
     def choose(
-        self, key: Key, attempt: int, now: float, model: str = "", prefix: bytes = b""
+        self,
+        key: Key,
+        attempt: int,
+        now: float,
+        model: str = "",
+        prefix: bytes = b"",
+        choices: int = 1,
+        tokens: int = 0,
     ) -> Member | None:
         """The ready member of a model for an attempt of a request; ``None`` while there is none.
 
-        ``prefix``: digests of its prompt, see ``penstock.protocol.prefix_digest``.
+        ``prefix``: digests of its prompt, see ``penstock.protocol.prefix_digest``. ``choices``:
+        those that are open. ``tokens``: positions of the longest of them in the end.
         """
         route = self._routes.get(key)
         if route is not None and route.attempt == attempt:
             member = self._roster.members.get(route.incarnation)
             if member is not None and member.phase == Phase.READY:
                 return member
-        ready = self._roster.ready(key[1], model)
+        ready = _that_hold(tokens, self._roster.ready(key[1], model))
         refused = _refused(route, attempt)
         others = [member for member in ready if member.incarnation not in refused]
-        return self._best(others or ready, prefix, now)
+        return self._best(others or ready, prefix, choices, now)
 
-    def _best(self, members: list[Member], prefix: bytes, now: float) -> Member | None:
+    def _best(
+        self, members: list[Member], prefix: bytes, choices: int, now: float
+    ) -> Member | None:
         """Where the least is left to compute, for the load that is there."""
         if not members:
             return None
-        rooms = [_room(member, now) for member in members]
+        rooms = [_room(member, choices, now) for member in members]
         least = min(rooms)
         found = members[rooms.index(least)]
         if not prefix or len(members) == 1:
@@ -111,13 +129,27 @@ class Placement:
         return members[at]
 
     def placed(
-        self, key: Key, attempt: int, member: Member, now: float, prefix: bytes = b""
+        self,
+        key: Key,
+        attempt: int,
+        member: Member,
+        now: float,
+        prefix: bytes = b"",
+        choices: int = 1,
     ) -> None:
         """An attempt goes to a member. Once all have refused the request, all are asked again."""
-        refused = _refused(self._routes.pop(key, None), attempt)
+        known = self._routes.pop(key, None)
+        refused = _refused(known, attempt)
         if member.incarnation in refused:
             refused = ()
-        self._routes[key] = Route(member.incarnation, attempt, now, refused)
+        place = member.incarnation
+        counted, beats = choices, member.beats
+        if known is not None and (known.incarnation, known.attempt) == (place, attempt):
+            counted, beats = known.counted, known.beats  # sent again: it has been counted
+        else:
+            self._uncount(known)
+            member.routed += choices
+        self._routes[key] = Route(place, attempt, now, refused, counted, beats)
         if len(self._routes) > MAX_ROUTES:
             self._routes.popitem(last=False)
         member.recent += 1.0
@@ -129,6 +161,25 @@ class Placement:
         route = self._routes.pop(key, None)
         if route is not None:
             self._routes[key] = msgspec.structs.replace(route, when=now)
+
+    def gone(self, key: Key, attempt: int, choices: int | None = None) -> None:
+        """Attempts of a request up to this one are no load any more, or so many choices of them."""
+        route = self._routes.get(key)
+        if route is not None and route.attempt <= attempt:
+            left = self._uncount(route, choices)
+            self._routes[key] = msgspec.structs.replace(route, counted=left)
+
+    def _uncount(self, route: Route | None, choices: int | None = None) -> int:
+        """Take what a route has added to the load of its member from that, unless a beat of it has
+        said since what is open there. Returns what is left of it."""
+        if route is None:
+            return 0
+        member = self._roster.members.get(route.incarnation)
+        if member is None or member.beats != route.beats:
+            return 0
+        less = route.counted if choices is None else min(choices, route.counted)
+        member.routed -= less
+        return route.counted - less
 
     def knows(self, key: Key) -> bool:
         return key in self._routes
@@ -160,6 +211,15 @@ class Placement:
         return len(self._routes)
 
 
+def _that_hold(tokens: int, members: list[Member]) -> list[Member]:
+    """The members that can hold a sequence of so many positions, else those that hold the most."""
+    if not tokens or len(members) == 1:
+        return members
+    longest = [member.capacity.max_model_len or math.inf for member in members]
+    least = min(tokens, max(longest, default=0))
+    return [member for member, most in zip(members, longest, strict=True) if most >= least]
+
+
 def _refused(route: Route | None, attempt: int) -> tuple[int, ...]:
     """The engines that this attempt should avoid."""
     if route is None or attempt <= route.attempt:
@@ -171,12 +231,12 @@ def _slots(member: Member) -> int:
     return sum(demand.slots for demand in member.demands) or member.capacity.max_num_seqs or 1
 
 
-def _room(member: Member, now: float) -> tuple[float, float]:
-    """How full a member would be with one request more; the least is best.
+def _room(member: Member, choices: int, now: float) -> tuple[float, float]:
+    """How full a member would be with so many choices more; the least is best.
 
     What would run there over what can run at the same time, then the requests it got lately.
     """
-    return (member.open_at(now) + 1) / _slots(member), member.recent
+    return (member.open_at(now) + choices) / _slots(member), member.recent
 
 
 def _worth(
@@ -196,7 +256,7 @@ def _worth(
         share: of the latest requests, for each member.
     """
     excess = room[0] - least[0]
-    cost = TOKENS_A_REQUEST * excess * _slots(member)
+    cost = TOKENS_A_SEQUENCE * excess * _slots(member)
     if excess > MAX_EXCESS:
         held = 0
     elif (surplus := member.recent - share - FEW_REQUESTS) > 0:

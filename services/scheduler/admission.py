@@ -10,6 +10,7 @@ from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.prefix_digest import chain_root
 from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.requests import TOKEN_BYTES, Rejected, TokenWork
+from penstock.services.scheduler.endings import too_small
 from penstock.services.scheduler.limits import (
     MAX_SAMPLING_BYTES,
     MAX_SEQUENCE_TOKENS,
@@ -27,13 +28,27 @@ RETRY_AFTER_SECONDS = 1.0
 class Unservable(ValueError):
     """The request cannot be served here. ``status`` is the HTTP status it stands for."""
 
-    def __init__(self, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
+    status = 400
 
     def rejected(self, request_id: int, attempt: int) -> Rejected:
-        kind = "invalid_request_error" if self.status == 400 else "server_error"
-        return Rejected(request_id, attempt, self.status, kind, str(self))
+        return Rejected(request_id, attempt, self.status, "invalid_request_error", str(self))
+
+
+class TooLarge(Unservable):
+    """A larger engine had taken the request; there may be one again."""
+
+    status = 503
+
+    def rejected(self, request_id: int, attempt: int) -> Rejected:
+        return Rejected(
+            request_id,
+            attempt,
+            self.status,
+            "overloaded_error",
+            str(self),
+            retry_after=RETRY_AFTER_SECONDS,
+            retry_elsewhere=True,
+        )
 
 
 class WaitingRoom:
@@ -106,9 +121,11 @@ def make_request(
     """Read a request without its sequences. Raises ``Unservable``."""
     head = work.head
     prompt_len = len(_token_ids(work.prompt, "the prompt", limits))
-    _check_length(prompt_len, limits)
+    max_output = work.max_tokens
+    if not head.accepted:
+        _check_length(prompt_len, limits, whole=head.task != GENERATE)
+        max_output = min(limits.max_sequence_len - prompt_len, max_output)
     _check_sampling(work.sampling)
-    max_output = min(limits.max_sequence_len - prompt_len, work.max_tokens)
     return Request(
         id=request_id,
         attempt=attempt,
@@ -125,6 +142,7 @@ def make_request(
         reads_output=work.reads_output,
         reads_prompt=work.reads_prompt,
         has_task=head.task != GENERATE,
+        second=work.second,
     )
 
 
@@ -140,6 +158,10 @@ def make_sequences(
         output = _token_ids(state.output, f"the output of choice {state.choice}", limits)
         tokens = array("i", work.prompt)
         tokens.extend(output)
+        wanted_len = request.prompt_len + request.max_output
+        is_whole = request.has_task or (output and len(tokens) >= wanted_len)
+        if len(tokens) + (not is_whole) > limits.max_sequence_len and request.head.accepted:
+            raise TooLarge(too_small(len(tokens), wanted_len, limits.max_sequence_len))
         sequences.append(
             Sequence(
                 request=request,
@@ -147,7 +169,8 @@ def make_sequences(
                 number=next(numbers),
                 tokens=tokens,
                 prompt_len=request.prompt_len,
-                max_len=request.prompt_len + request.max_output,
+                max_len=min(wanted_len, limits.max_sequence_len),
+                wanted_len=wanted_len,
                 prompt_logprobs=PromptLogprobs(work.prompt_logprobs),
             )
         )
@@ -167,9 +190,17 @@ def _token_ids(data: bytes, what: str, limits: Limits) -> array[int]:
     return tokens
 
 
-def _check_length(prompt_len: int, limits: Limits) -> None:
+def _check_length(prompt_len: int, limits: Limits, *, whole: bool) -> None:
+    """whole: nothing is generated behind it."""
     if prompt_len == 0:
         raise Unservable("the prompt is empty: it must hold at least one token")
+    if whole and limits.task_prompts == "whole":
+        if prompt_len > limits.longest_task_prompt:
+            raise Unservable(
+                f"the prompt has {prompt_len} tokens; the model's limit is "
+                f"{limits.longest_task_prompt} (--max-model-len): shorten it"
+            )
+        return
     if prompt_len + 1 > limits.max_model_len:
         raise Unservable(
             f"the prompt has {prompt_len} tokens; with one token of output it is longer than the "

@@ -70,10 +70,12 @@ class SchedulerCore:
         max_waiting_tokens: int | None = None,
         shape: StepShape = StepShape(),  # noqa: B008 - it is frozen
         num_ranks: int = 1,
+        engine: str = "",
     ) -> None:
         """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
         shorter than a round trip to the worker. ``shape``: how its device likes steps.
-        ``num_ranks``: workers that execute each plan."""
+        ``num_ranks``: workers that execute each plan. ``engine``: its name, for who asks where a
+        request ran."""
         self.limits = limits
         self.epoch = epoch
         self.counters = Counters()
@@ -84,6 +86,7 @@ class SchedulerCore:
         self._sequences = OpenSequences(policy)
         self._requests, self._waiting = self._sequences.requests, self._sequences.waiting
         self._rows = self._sequences.rows
+        self._rows.engine = engine
         self._shape = shape
         self._prefill_budget = PrefillBudget(shape)
         self.prefixes = CachedPrefixes() if enable_prefix_caching else None
@@ -103,9 +106,9 @@ class SchedulerCore:
         """Take a request with all its choices, or say why not.
 
         A higher attempt replaces a lower one of the same id, silently; the same or a lower one
-        changes nothing. One that an engine had taken before is exempt from the limit on waiting
-        requests, and a choice that its output already ends, ends in the next batches. What was
-        started again twice without a new token may be what ends engines: it runs alone.
+        changes nothing. One that this or another engine had taken before is exempt from the limit
+        on waiting requests, and a choice that its output already ends, ends in the next batches.
+        What was started again twice without a new token may be what ends engines: it runs alone.
         """
         known = self._requests.get(request_id)
         if known is not None:
@@ -118,7 +121,8 @@ class SchedulerCore:
         except Unservable as error:
             self.counters.rejected_requests += 1
             return error.rejected(request_id, attempt)
-        continued = work.head.accepted or any(sequence.num_output for sequence in sequences)
+        has_output = any(sequence.num_output for sequence in sequences)
+        continued = known is not None or work.head.accepted or has_output
         if not continued:
             waiting = self._waiting
             lack = self._room.lacks(
@@ -165,6 +169,11 @@ class SchedulerCore:
         """(attempt, owner) of an open request."""
         request = self._requests.get(request_id)
         return None if request is None else (request.attempt, request.owner)
+
+    def max_output(self, request_id: int) -> int:
+        """Tokens that a choice of an open request may have, at most; 0 for any other."""
+        request = self._requests.get(request_id)
+        return 0 if request is None else request.max_output
 
     def holding(self, owner: str) -> list[tuple[int, int]]:
         """(id, attempt) of every open request of an owner."""
@@ -279,7 +288,8 @@ class SchedulerCore:
         self._in_flight.new_epoch()
         if limits is not None:
             self.limits = limits
-            self._failures.refit(limits.max_sequence_len)
+            whole = limits.task_prompts == "whole"
+            self._failures.refit(limits.max_sequence_len + whole)
         self._planner.kv.forget_all()
         self._new_planner()
         for sequence in self._requests.sequences():
@@ -312,6 +322,12 @@ class SchedulerCore:
         """How many sequences can run at once now. To be asked a few times a second."""
         full_with, self._planner.full_with = self._planner.full_with, 0
         return self._usable.observe(now, full_with, self.limits.max_num_seqs)
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that run or wait: the load, as the router weighs it."""
+        waiting = self._waiting
+        return len(self._planner.batch) + len(waiting) + waiting.num_put_off
 
     @property
     def idle(self) -> bool:

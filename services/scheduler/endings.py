@@ -76,7 +76,7 @@ def by_output(sequence: Sequence) -> Ending | None:
         return Ending(EndReason.STOP, sequence.tokens[-1])
     if len(sequence.tokens) < sequence.max_len or sequence.owes_prompt:
         return None
-    return LENGTH
+    return LENGTH if len(sequence.tokens) >= sequence.wanted_len else outgrown(sequence)
 
 
 def struck_out(sequence: Sequence, reason: str) -> Ending:
@@ -89,14 +89,19 @@ def struck_out(sequence: Sequence, reason: str) -> Ending:
     )
 
 
-def fits_no_longer(sequence: Sequence, max_sequence_len: int) -> Ending:
-    """A worker came back with less memory."""
-    return Ending(
-        EndReason.ERROR,
-        message=f"the request has {len(sequence.tokens)} tokens, but the engine that came back "
-        f"holds {max_sequence_len} for one request",
-        status=503,
+def too_small(tokens: int, wanted: int, max_sequence_len: int) -> str:
+    """What is said of an engine that cannot go on with what a larger one has begun."""
+    return (
+        f"the request was begun by a larger engine: it has {tokens} tokens of {wanted} at most, "
+        f"but the engine that went on with it holds {max_sequence_len} for one request "
+        "(--max-model-len, --num-kv-blocks)"
     )
+
+
+def outgrown(sequence: Sequence) -> Ending:
+    """It has as many tokens as the engine holds, and may have more."""
+    message = too_small(len(sequence.tokens), sequence.wanted_len, sequence.max_len)
+    return Ending(EndReason.ERROR, message=message, status=503)
 
 
 def overdue(sequence: Sequence) -> Ending:

@@ -18,7 +18,7 @@ from penstock.services.scheduler.endings import (
     MOST_PUT_OFF,
     NEVER_COMPILED,
     NOT_A_NUMBER,
-    fits_no_longer,
+    outgrown,
     put_off_seconds,
     row_failed,
     struck_out,
@@ -70,9 +70,9 @@ class FailureHandler:
         """The next worker holds so many tokens of a sequence; all of them wait. Those that no
         longer fit end with an error."""
         for sequence in self._sequences.requests.sequences():
-            sequence.max_len = min(sequence.max_len, max_sequence_len)
+            sequence.max_len = min(sequence.wanted_len, max_sequence_len)
             if len(sequence.tokens) >= max_sequence_len:
-                self._sequences.end(sequence, fits_no_longer(sequence, max_sequence_len))
+                self._sequences.end(sequence, outgrown(sequence))
 
     def _roll_back(self, died: list[Step], reason: str) -> None:
         """Forget all unanswered steps; ``died`` are those that may be to blame for it."""

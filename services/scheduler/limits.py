@@ -29,7 +29,7 @@ class Limits(EngineSizes, frozen=True, array_like=True, gc=False):
 
     def __post_init__(self) -> None:
         for name, value in msgspec.structs.asdict(self).items():
-            if name != "groups" and value < 1:
+            if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.max_row_tokens > MOST_ROW_TOKENS:
             raise ValueError(
@@ -41,6 +41,11 @@ class Limits(EngineSizes, frozen=True, array_like=True, gc=False):
                 f"max_num_seqs {self.max_num_seqs} is too large for max_num_batched_tokens "
                 f"{self.max_num_batched_tokens}: a step could not hold {each} of every running "
                 "sequence; lower --max-num-seqs or raise --max-num-batched-tokens"
+            )
+        if self.task_prompts == "whole" and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is too small for prompts "
+                f"of up to {self.max_model_len} tokens, each of which is computed in one step"
             )
         check_groups(self.layer_groups)
         if self.max_sequence_len < 2:

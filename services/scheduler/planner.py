@@ -120,6 +120,9 @@ class Planner:
         self._row_tokens = limits.max_row_tokens
         """Tokens that a row may bring, at most: as many positions are reserved for it."""
         self._row_blocks = self.kv.num_groups * self.kv.blocks_for(limits.max_row_tokens)
+        self._whole = limits.task_prompts == "whole"
+        """A prompt is computed in one step."""
+        self._tasks_compute_all = limits.task_prompts != "chunks"
         self._policy = policy
         self._caching = enable_prefix_caching
         self._waiting = waiting
@@ -186,6 +189,7 @@ class Planner:
     def _preempt(self, sequence: Sequence) -> None:
         """Take slot and blocks from a running sequence; it computes its tokens anew later."""
         self._counters.preemptions += 1
+        sequence.preemptions += 1
         self.batch.release(sequence)
         sequence.resumed = True
         self._waiting.push(sequence)
@@ -254,6 +258,8 @@ class Planner:
             sequence = self._waiting.first()
             if sequence.in_flight or (sequence.suspect and len(self.batch)):
                 return
+            if self._whole and len(sequence.tokens) > step.budget:
+                return
             if not self._head_room.may_fit(sequence.kv, owed):
                 self.full_with = len(self.batch)
                 return
@@ -281,7 +287,8 @@ class Planner:
 
     def _hits(self, sequence: Sequence) -> Prefix:
         """What of the prefix cache a sequence can start with."""
-        return NOTHING if sequence.wants_prompt else self.kv.match(sequence.kv)
+        anew = sequence.wants_prompt or (sequence.request.has_task and self._tasks_compute_all)
+        return NOTHING if anew else self.kv.match(sequence.kv)
 
     @staticmethod
     def _sent_from(sequence: Sequence, num_computed: int) -> int:
@@ -335,6 +342,7 @@ class Planner:
                 start=start,
                 prompt=prompt,
                 task=sequence.request.head.task if sequence.request.has_task else "",
+                second=sequence.request.second,
             )
         )
         self._add_chunk(step, sampled, sequence)

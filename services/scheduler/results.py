@@ -9,7 +9,7 @@ from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.wire.messages.requests import TOKEN_BYTES
 from penstock.protocol.wire.messages.steps import StepResult
 from penstock.protocol.wire.messages.tokens import EndReason
-from penstock.services.scheduler.endings import ALL_BANNED, NOT_POOLED
+from penstock.services.scheduler.endings import ALL_BANNED, NOT_POOLED, outgrown
 from penstock.services.scheduler.failures import FailureHandler
 from penstock.services.scheduler.open_sequences import OpenSequences
 from penstock.services.scheduler.planner import Step
@@ -99,6 +99,10 @@ class ResultReader:
                 tokens.pop()
                 self._end_of_prompt(sequence)
                 return False
+            if sequence.is_cut:
+                self._rows.token(sequence, token, None, None, logprobs)
+                self._sequences.end(sequence, outgrown(sequence))
+                return True
             self._rows.token(sequence, token, EndReason.LENGTH, None, logprobs)
             self._sequences.finish(sequence)
         else:
@@ -131,12 +135,15 @@ class ResultReader:
         if not sequence.trusted:
             sequence.trust()
         reason = EndReason.STOP if stop is not None else None
-        if reason is None and len(kept) == room:
+        is_full = reason is None and len(kept) == room
+        if is_full and not sequence.is_cut:
             reason = EndReason.LENGTH
         found = logprobs.first(len(kept)) if logprobs is not None else None
         self._rows.tokens(sequence, kept, reason, stop, found)
         if reason is not None:
             self._sequences.finish(sequence)
+        elif is_full:
+            self._sequences.end(sequence, outgrown(sequence))
         return len(kept)
 
     def _end_of_prompt(self, sequence: Sequence) -> None:

@@ -62,6 +62,8 @@ class Request:
     """And on the whole prompt."""
     has_task: bool = False
     """It brings what its task makes of the prompt, and no tokens."""
+    second: int = 0
+    """Where the second text of a pair begins in the prompt; 0: there is none."""
     num_cached: int = 0
     """Prompt tokens that the prefix cache held when the request came, as far as the policy asks
     for it; they may be gone when it starts."""
@@ -111,7 +113,9 @@ class Sequence:
     """Prompt and the output known so far. ``array('i')`` is int32 wherever torch runs."""
     prompt_len: int
     max_len: int
-    """Tokens at which it ends with LENGTH: max_tokens, max_model_len or KV memory."""
+    """Tokens at which it ends: max_tokens, max_model_len or KV memory."""
+    wanted_len: int
+    """Tokens at which it would end where the engine holds so many."""
     prompt_logprobs: PromptLogprobs = field(default_factory=lambda: PromptLogprobs(None))
     pooled: bytes | None = None
     """What its task has made of its prompt."""
@@ -145,6 +149,8 @@ class Sequence:
     """Prompt tokens found in the cache when it first ran; -1: never ran."""
     queued_s: float = 0.0
     """Seconds from the request's arrival until it first ran."""
+    preemptions: int = 0
+    """How often it lost its slot and its blocks to others."""
 
     times_put_off: int = 0
     """How often its grammar was not compiled yet when its next token was due."""
@@ -162,6 +168,11 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def is_cut(self) -> bool:
+        """It may have more tokens than this engine holds: a larger one had taken it."""
+        return self.max_len < self.wanted_len
 
     @property
     def owes_prompt(self) -> bool:

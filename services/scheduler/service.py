@@ -15,6 +15,7 @@ from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
+from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Capacity, Demand, Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Enqueue, Rejected
@@ -110,6 +111,7 @@ class SchedulerService(LoopService):
                 max_waiting_tokens=config.admission.max_waiting_tokens,
                 shape=whole.shape,
                 num_ranks=config.cluster.world_size,
+                engine=config.cluster.engine,
             )
             self.core.follow_faults(self._on_fault)
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
@@ -121,12 +123,14 @@ class SchedulerService(LoopService):
             Capacity(*msgspec.structs.astuple(limits)),
             max_model_len=limits.max_sequence_len,
             tasks=whole.tasks,
+            generates=whole.generates,
+            labels=whole.labels,
         )
         if self._draining_since is None:
             self.set_phase(Phase.READY)
 
     def _on_fault(self, request: Request, ending: Ending) -> None:
-        self.log.warning("a request failed", id=request.head.request_id, reason=ending.message)
+        self.log.warning("a request failed", reason=ending.message, **log_fields(request.head))
 
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:
         if self.ledger is not None:
@@ -187,7 +191,10 @@ class SchedulerService(LoopService):
     def _work(self, now: float) -> None:
         """Answers in, next plans out, then the tokens: the worker never waits for us."""
         core = self.core
-        if core is None or not self.group.attached:
+        if core is None:
+            return
+        self.status.load = core.open_sequences  # a beat may be due at any moment
+        if not self.group.attached:
             return
         batches: list[Batches] = []
         answers, self._answers = self._answers, []
@@ -273,7 +280,6 @@ class SchedulerService(LoopService):
         stats, metrics = core.stats(), self.metrics
         self._rate_line.look(stats, now)
         counters = stats.counters
-        self.status.load = stats.open_requests
         metrics.set("num_requests_running", stats.running)
         metrics.set("num_requests_waiting", stats.waiting)
         metrics.set("kv_blocks_used", stats.blocks_used)

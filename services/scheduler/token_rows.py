@@ -64,6 +64,8 @@ class TokenRows:
 
     def __init__(self) -> None:
         self._owners: dict[str, _OwnerColumns] = {}
+        self.engine = ""
+        """Name of the engine, which stands in each start."""
 
     def token(
         self,
@@ -107,7 +109,8 @@ class TokenRows:
         if logprobs is not None or prompt is not None:
             columns.logprobs.append(RowLogprobs(len(columns.ids) - 1, logprobs, prompt))
         if reason is not None:
-            columns.ends.append(End(len(columns.ids) - 1, reason, stop))
+            row = len(columns.ids) - 1
+            columns.ends.append(End(row, reason, stop, preemptions=sequence.preemptions))
 
     def end_of_prompt(self, sequence: Sequence) -> None:
         """Add a row that ends a sequence with what its computed prompt brings, and no token."""
@@ -117,7 +120,7 @@ class TokenRows:
             columns.logprobs.append(RowLogprobs(row, None, prompt))
         if sequence.pooled is not None:
             columns.pooled.append(RowPooled(row, sequence.pooled))
-        columns.ends.append(End(row, EndReason.LENGTH))
+        columns.ends.append(End(row, EndReason.LENGTH, preemptions=sequence.preemptions))
 
     def end(
         self,
@@ -129,7 +132,8 @@ class TokenRows:
     ) -> None:
         """Add a row that only ends."""
         columns = self._row(sequence, sequence.num_output, 0)
-        columns.ends.append(End(len(columns.ids) - 1, reason, stop, message, status))
+        row, preemptions = len(columns.ids) - 1, sequence.preemptions
+        columns.ends.append(End(row, reason, stop, message, status, preemptions=preemptions))
 
     def _row(self, sequence: Sequence, index: int, count: int) -> _OwnerColumns:
         request = sequence.request
@@ -143,7 +147,9 @@ class TokenRows:
         columns.counts.append(count)
         if index == 0 and sequence.cached_tokens >= 0:
             row = len(columns.ids) - 1
-            columns.starts.append(RowStart(row, sequence.cached_tokens, sequence.queued_s))
+            columns.starts.append(
+                RowStart(row, sequence.cached_tokens, sequence.queued_s, self.engine)
+            )
         return columns
 
     def drain(self) -> list[tuple[str, TokenBatch]]:

@@ -134,6 +134,7 @@ class WorkerGroup:
             pairs: list[tuple[str, object, object]] = [("model", first.model, other.model)]
             pairs.append(("model's files (fingerprint)", first.fingerprint, other.fingerprint))
             pairs.append(("tasks", _names(answers[0].tasks), _names(answers[rank].tasks)))
+            pairs.append(("generation", answers[0].generates, answers[rank].generates))
             for name in answers[0].sizes.__struct_fields__:
                 if name not in MAY_DIFFER:
                     mine, theirs = (getattr(answers[r].sizes, name) for r in (0, rank))

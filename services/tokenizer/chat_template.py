@@ -114,8 +114,8 @@ def _flatten(content: Any, where: str) -> str:
 def read_messages(encoded: bytes) -> list[dict[str, Any]]:
     """Decode and normalize the JSON array of messages. Raises ``PromptError``.
 
-    Null fields count as absent, content becomes a string, and reasoning is given under each name
-    that templates read it by.
+    Null fields and empty lists of calls count as absent, content becomes a string, and reasoning is
+    given under each name that templates read it by.
     """
     try:
         messages = msgspec.json.decode(encoded)
@@ -128,6 +128,8 @@ def read_messages(encoded: bytes) -> list[dict[str, Any]]:
         if not isinstance(given, dict):
             raise PromptError(f"messages[{number}] must be an object", "messages")
         message = {key: value for key, value in given.items() if value is not None}
+        if message.get("tool_calls") == []:
+            del message["tool_calls"]
         if "content" in message:
             message["content"] = _flatten(message["content"], f"messages[{number}].content")
         reasoning = next((message[name] for name in _REASONING_FIELDS if name in message), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TypeAlias
 
-from penstock.protocol.ownership.text_rows import Delta
+from penstock.protocol.ownership.choice import Delta
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.tasks import Task
 from penstock.protocol.wire.messages.tokens import (
@@ -104,11 +104,11 @@ class ChoiceStream:
         text = released[0] if len(released) == 1 else "".join(released)
         return Delta(text, count, stops.found)
 
-    def finish(self) -> Content:
+    def finish(self, *, complete: bool = False) -> Content:
         """The choice ended by length or end token: release what was held back.
 
         Bytes of an unfinished character become U+FFFD. The held text may itself complete a stop
-        string: then ``stop`` is set.
+        string: then ``stop`` is set. complete: the model has ended it.
         """
         if self.stop is not None:
             return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from penstock.protocol.wire.messages.requests import Chat, PromptText, Tokens, Work
+from penstock.protocol.wire.messages.requests import Chat, Pair, PromptText, Tokens, Work
 
 _Key = tuple[int, int]
 
@@ -18,6 +18,8 @@ def work_bytes(work: Work) -> int:
             prompt = len(text)
         case Tokens(ids):
             prompt = len(ids)
+        case Pair(text, other):
+            prompt = len(text) + len(other)
     grammar = work.params.structured_outputs
     source = 0 if grammar is None else len(grammar.source)
     return prompt + source + sum(len(choice.output) for choice in work.choices)
@@ -45,8 +47,8 @@ class EncodeRoom:
         most, most_bytes = self._most // 2, self._most_bytes // 2
         if held >= most or held_bytes + size > most_bytes:
             return 429, (
-                f"{held} requests of {held_bytes} bytes of one key or user wait for encoding; at "
-                f"most {most} of {most_bytes} are taken: try again"
+                f"{held} requests of {held_bytes} bytes of one key, user or address wait for "
+                f"encoding; at most {most} of {most_bytes} are taken: try again"
             )
         return None
 

@@ -31,6 +31,7 @@ from penstock.protocol.grammar.compiler import (
     load_tokenizer,
     no_extension,
     one_line,
+    special_token,
 )
 from penstock.protocol.grammar.json_schema.check import refuse
 from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, BadGrammar, Grammar, read_schema
@@ -262,6 +263,13 @@ def walk(grammar: Grammar, vocabulary: LLTokenizer) -> None:
         raise BadGrammar(
             f"{grammar.param}: to check one token of an answer takes up to "
             f"{1000 * max(taken):.0f} ms; ask for something simpler, or less ambiguous",
+            grammar.param,
+        )
+    if matcher.is_error() and (taken_for := special_token(matcher.get_error())) is not None:
+        raise BadGrammar(
+            f"{grammar.param}: it spells {vocabulary.decode_str([taken_for])!r}, a special token "
+            "of this model, in a way that cannot be told from that token; write the text as it "
+            "is, without classes or groups of characters in it",
             grammar.param,
         )
     if matcher.is_error() and not no_extension(matcher.get_error()):

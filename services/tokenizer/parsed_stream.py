@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.protocol.ownership.text_rows import Delta, joined
+from penstock.protocol.ownership.choice import Delta, joined
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.tokens import Content, Event, Reasoning, Text
 from penstock.services.tokenizer.choice_stream import ChoiceStream, TokenRow
@@ -37,6 +37,8 @@ class ParsedStream(ChoiceStream):
         stops, parser = self._stops, self._parser
         if stops is not None and stops.found is not None:
             return Delta("", 0, stops.found)
+        if self._is_over():
+            return Delta("", 0, None, over=True)
         count = len(tokens)
         rendered = count - 1 if last_is_stop and not self._include else count
         content: Content = ""
@@ -55,14 +57,16 @@ class ParsedStream(ChoiceStream):
                 if stops.found is not None:
                     return Delta(joined(content, found), position + 1, stops.found)
             content = joined(content, found) if content else found
+            if parser.ended:
+                return Delta(content, position + 1, None, over=True)
         return Delta(content, count, None)
 
-    def finish(self) -> Content:
+    def finish(self, *, complete: bool = False) -> Content:
         """See ``ChoiceStream``. What was held back of a mark is text."""
-        if self.stop is not None:
+        if self.stop is not None or self._is_over():
             return ""
         parser, stops = self._parser, self._stops
-        content = joined(parser.push(-1, self._flush_tokens()), parser.finish())
+        content = joined(parser.push(-1, self._flush_tokens()), parser.finish(complete=complete))
         if content.__class__ is not str:
             content = self._shown(content)  # type: ignore[arg-type]
         if stops is not None:
@@ -70,6 +74,10 @@ class ParsedStream(ChoiceStream):
             if stops.found is None:
                 content = joined(content, stops.flush())
         return content
+
+    def _is_over(self) -> bool:
+        """The only call has come."""
+        return self._parser.ended
 
     def _shown(self, events: list[Event]) -> list[Event]:
         if not self._hides:

@@ -17,28 +17,36 @@ from penstock.protocol.sampling import (
     resolve,
     token_ids,
 )
-from penstock.protocol.tasks import GENERATE
+from penstock.protocol.tasks import GENERATE, OF_FOLDERS
 from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
     Chat,
+    PoolingParams,
     Prompt,
     PromptText,
     TokenWork,
     Work,
 )
+from penstock.services.tokenizer.channel_budget import has_channel_budget
+from penstock.services.tokenizer.channel_grammar import Turn
+from penstock.services.tokenizer.folder_tasks import TRUNCATED_LENGTHS, FolderTasks
 from penstock.services.tokenizer.grammar_check import GrammarCheck
-from penstock.services.tokenizer.prompt_error import PromptError
+from penstock.services.tokenizer.output.family import Family
+from penstock.services.tokenizer.prompt_error import PromptError, window_exceeded
 from penstock.services.tokenizer.reading import Reading, family_of, reading_of
 from penstock.services.tokenizer.slot_sampling import slot_sampling
 from penstock.services.tokenizer.text_model import TextModel
-from penstock.services.tokenizer.thinking import thinking
+from penstock.services.tokenizer.thinking import begins_in_reasoning, channel_turn, thinking
 from penstock.services.tokenizer.token_table import drops_first_blank
-from penstock.services.tokenizer.tool_grammar import Strictness, tool_grammar, within_budget
+from penstock.services.tokenizer.tool_grammar import (
+    Strictness,
+    tool_grammar,
+    within_budget,
+    within_channels,
+)
 
 MAX_SHOWN = 40
 """Characters of a text that an error repeats."""
-TRUNCATED_LENGTHS = 8
-"""A prompt that is to be truncated may be so many times as long as what the model takes."""
 MAX_STREAMED_ECHO = 8192
 MAX_STREAMED_LOGPROBS = 2048
 """Tokens of a prompt that a stream may repeat, or send logprobs of: a connection's backlog must
@@ -47,7 +55,7 @@ MAX_BAD_WORD_TOKENS = 64
 MAX_BAD_WORDS_TOKENS = 2048
 """What a worker has room for in a slot (``penstock.kernels.sampling.bad_words``)."""
 
-__all__ = ["PromptError", "prepare"]
+__all__ = ["TRUNCATED_LENGTHS", "PromptError", "prepare"]
 
 
 class Prepared(NamedTuple):
@@ -59,6 +67,8 @@ class Prepared(NamedTuple):
     """Resolved; what the answer's text depends on stays in the tokenizer."""
     reading: Reading | None = None
     """How answers become events; ``None``: they are text."""
+    pooling: PoolingParams | None = None
+    """What the request asks of a task that the folder decides on."""
 
 
 def check_vocabulary(ids: np.ndarray[Any, np.dtype[Any]], vocab_size: int, param: str) -> None:
@@ -94,19 +104,23 @@ def _nothing_to_compute(prompt: Prompt) -> str:
     return "the prompt is empty; send at least one token"
 
 
-def _check_prompt(prompt: Prompt, ids: bytes, vocab_size: int, max_model_len: int) -> int:
-    """The length in tokens of the prompt's ``ids``. Raises ``PromptError``."""
-    param = "messages" if isinstance(prompt, Chat) else "prompt"
+def _check_prompt(
+    work: Work, ids: bytes, vocab_size: int, max_model_len: int, param: str = "prompt"
+) -> int:
+    """The length in tokens of the prompt's ``ids``. Raises ``PromptError``. What an engine had
+    taken is not too long: which one can go on with it, is the router's to know."""
+    prompt = work.prompt
+    param = "messages" if isinstance(prompt, Chat) else param
     if len(ids) % TOKEN_BYTES:
         raise PromptError(f"the prompt's {len(ids)} bytes are no row of int32 token ids", param)
     length = len(ids) // TOKEN_BYTES
     if not length:
         raise PromptError(_nothing_to_compute(prompt), param)
     check_vocabulary(np.frombuffer(ids, dtype="<i4"), vocab_size, param)
-    if length >= max_model_len:
-        raise PromptError(
-            f"the prompt has {length} tokens; this server's limit is {max_model_len} tokens for "
-            "prompt and answer together, so a prompt may have at most "
+    if length >= max_model_len and not work.head.accepted:
+        raise window_exceeded(
+            f"the prompt is too long: it has {length} tokens; the maximum context length is "
+            f"{max_model_len} tokens for prompt and answer together, so a prompt may have at most "
             f"{max_model_len - 1} (--max-model-len)",
             param,
         )
@@ -118,6 +132,8 @@ def _max_tokens(params: SamplingParams, work: Work, length: int, max_model_len: 
     if none and nothing of the prompt are asked for."""
     kind = work.head.prompt_kind
     room, asked = max_model_len - length, params.max_tokens
+    if work.head.accepted and asked is not None:
+        return asked  # resolved when it was new
     if asked is None:
         return room if kind == "chat" else min(DEFAULT_COMPLETION_TOKENS, room)
     if asked == 0 and not params.echo and params.prompt_logprobs is None:
@@ -128,10 +144,10 @@ def _max_tokens(params: SamplingParams, work: Work, length: int, max_model_len: 
             "max_tokens",
         )
     if asked > room and not work.fits_window:
-        raise PromptError(
+        raise window_exceeded(
             f"the prompt has {length} tokens and max_tokens is {asked}, together "
-            f"{length + asked}; this server's limit is {max_model_len} tokens (--max-model-len): "
-            f"shorten the prompt or ask for at most {room}",
+            f"{length + asked}; the maximum context length is {max_model_len} tokens "
+            f"(--max-model-len): shorten the prompt or ask for at most {room}",
             "max_tokens",
         )
     return min(asked, room)
@@ -214,6 +230,21 @@ def may_have_grammar(work: Work) -> bool:
     return output is not None and (bool(output.tools) or output.thinking_budget is not None)
 
 
+def _check_closable(family: Family, text_model: TextModel) -> None:
+    """Raise ``PromptError`` where no token closes the model's thinking."""
+    marks = family.reasoning
+    if family.channels and not has_channel_budget(family, text_model.vocabulary):
+        reason = "its vocabulary lacks tokens of the channels that it thinks in"
+    elif marks is not None and text_model.token_id(marks.close) is None:
+        reason = f"its vocabulary has no token {marks.close!r} that would close the thinking"
+    else:
+        return
+    raise PromptError(
+        f"thinking_token_budget: not possible with this model: {reason}; leave it out",
+        "thinking_token_budget",
+    )
+
+
 def _grammar(
     work: Work, text_model: TextModel, prompt: bytes, strictness: Strictness
 ) -> Grammar | None:
@@ -221,17 +252,25 @@ def _grammar(
     params, output = work.params, work.output
     grammar = params.structured_outputs
     allowed, bad_words = params.allowed_token_ids is not None, bool(params.bad_words)
+    budget = None if output is None else output.thinking_budget
+    family = text_model.form.family
     if output is not None:
         family = family_of(text_model, output)
+        if budget is not None:
+            _check_closable(family, text_model)
         asked = grammar is not None or output.mode == "required" or bool(output.strict)
+        asked |= budget is not None and family.channels
         if asked or not (allowed or bad_words):  # which a form that nobody asked for gives way to
             vocabulary = text_model.vocabulary
-            grammar = tool_grammar(family, vocabulary, output, strictness, grammar)
-        thought = thinking(text_model, prompt, family.reasoning)
-    else:
-        thought = thinking(text_model, prompt)
-    budget = None if output is None else output.thinking_budget
-    if budget is not None and thought.start_after:
+            turn = Turn.HEADER
+            if family.channels:
+                turn = channel_turn(text_model, prompt, family)
+            grammar = tool_grammar(family, vocabulary, output, strictness, grammar, turn)
+    thought = thinking(text_model, prompt, family.reasoning)
+    if budget is not None and grammar is None and family.channels:
+        begun = begins_in_reasoning(text_model, prompt, family)
+        grammar = within_channels(family, text_model.vocabulary, budget, begun=begun)
+    elif budget is not None and thought.start_after:
         grammar = within_budget(budget, thought, grammar)
     elif grammar is not None and not grammar.may_end:
         padded = drops_first_blank(text_model.token_table) and not thought.start_after
@@ -260,6 +299,7 @@ def prepare(
     seed: int,
     grammars: GrammarCheck | None = None,
     strictness: Strictness = "auto",
+    folder_tasks: FolderTasks | None = None,
 ) -> Prepared:
     """Encode the prompt and resolve every parameter.
 
@@ -268,12 +308,18 @@ def prepare(
         seed: used where the client gave none.
         grammars: vets grammars; without it a request that has one is refused.
         strictness: what tool calls are held to that are no must.
+        folder_tasks: what the model's folder makes of prompts, for requests of such a task.
 
     Raises ``PromptError`` for whatever the client can change, ``GrammarsBusy`` where no verdict on
     its grammar could be had.
     """
-    prompt = prompt_ids(text_model, work, max_model_len)
-    length = _check_prompt(work.prompt, prompt, info.vocab_size, max_model_len)
+    if work.head.task in OF_FOLDERS and folder_tasks is not None:
+        prompt, second = folder_tasks.encode(work, text_model, max_model_len)
+        # How long it may be was checked there.
+        length = _check_prompt(work, prompt, info.vocab_size, max_model_len + 1, "input")
+    else:
+        prompt, second = prompt_ids(text_model, work, max_model_len), 0
+        length = _check_prompt(work, prompt, info.vocab_size, max_model_len)
     params = resolve(work.params, info.defaults, seed)
     limit = 0
     if work.head.task == GENERATE:
@@ -303,8 +349,8 @@ def prepare(
         reads_output=adjustments is not None,
         reads_prompt=adjustments is not None and adjustments.reads_prompt,
         prefix=extended(b"", chain_root(work.head), prompt),
+        second=second,
     )
     skips = params.skip_special_tokens
-    return Prepared(
-        prepared, params, reading_of(text_model, work.output, prompt, skips_special=skips)
-    )
+    reading = reading_of(text_model, work.output, prompt, skips_special=skips)
+    return Prepared(prepared, params, reading, work.pooling)

@@ -25,11 +25,22 @@ class Reading(NamedTuple):
     in_reasoning: bool
     """The prompt ends within thinking."""
     hides_reasoning: bool
+    allowed: frozenset[str] = frozenset()
+    """Names of the tools that may be called; empty: all."""
+    single: bool = False
+    """An answer ends with its first call."""
 
     def parser(self, request_id: int, choice: int) -> OutputParser:
         """A new one, for one choice. request_id: unique in the cluster."""
         make_id = CallIds(self.machine.family.ids, str(request_id), choice)
-        return OutputParser(self.machine, self.tools, make_id, in_reasoning=self.in_reasoning)
+        return OutputParser(
+            self.machine,
+            self.tools,
+            make_id,
+            in_reasoning=self.in_reasoning,
+            allowed=self.allowed,
+            single=self.single,
+        )
 
 
 def reading_of(
@@ -61,6 +72,8 @@ def reading_of(
         _schemas(output.tools) if tools else ToolSchemas({}),
         begins_in_reasoning(text_model, prompt, family),
         output.reasoning == "hidden",
+        frozenset(output.allowed),
+        not output.parallel,
     )
 
 

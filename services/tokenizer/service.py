@@ -8,20 +8,24 @@ import os
 import socket
 import time
 from concurrent.futures import CancelledError, Future
+from functools import partial
 
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import ModelInfo, fingerprint, read_model_info
 from penstock.protocol.ownership.owned_request import MakeStream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
+from penstock.protocol.pooling import read_pooling
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
-from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS, load_tasks
+from penstock.protocol.tasks import GENERATE, OF_FOLDERS, OF_TOKENIZERS, load_tasks
+from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
-from penstock.protocol.wire.messages.requests import Rejected, Work
+from penstock.protocol.wire.messages.requests import Rejected, RequestHead, Work
 from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.encode_room import EncodeRoom, work_bytes
 from penstock.services.tokenizer.encode_threads import EncodeThreads
+from penstock.services.tokenizer.folder_tasks import FolderTasks
 from penstock.services.tokenizer.grammar_check import GrammarCheck, GrammarsBusy
 from penstock.services.tokenizer.own_tasks import Answered, answer
 from penstock.services.tokenizer.parsed_stream import ParsedStream
@@ -68,6 +72,7 @@ class TokenizerService(AsyncService):
         self.metrics = Registry()
         self.text: TextModel | None = None
         self.tasks = load_tasks()
+        self._folder_tasks = FolderTasks(read_pooling(self.info, config.model), self.info)
         self.encoding: dict[tuple[int, int], asyncio.TimerHandle] = {}
         self._vetting: set[tuple[int, int]] = set()
         """The requests of ``encoding`` that have a grammar."""
@@ -123,11 +128,11 @@ class TokenizerService(AsyncService):
             self._refuse(request_id, attempt, 503, "the tokenizer is still loading; try again")
             return
         task = work.head.task
-        if task not in (GENERATE, *OF_TOKENIZERS, *self.tasks):
+        if task not in (GENERATE, *OF_TOKENIZERS, *OF_FOLDERS, *self.tasks):
             message = f"the tokenizer does not know the task {task!r}: install its package here too"
             self._refuse(request_id, attempt, 400, message)
             return
-        tenant, name = work.head.tenant, work.head.request_id
+        head, tenant = work.head, work.head.tenant
         plain = not may_have_grammar(work)
         room = self._room if plain else self._vetting_room
         size = work_bytes(work)
@@ -145,13 +150,14 @@ class TokenizerService(AsyncService):
         else:
             seed = work.params.seed or 0
             strictness = self.config.model.tool_strictness
-            future = threads.submit(tenant, prepare, *known, seed, self.grammars, strictness)
+            make = partial(prepare, folder_tasks=self._folder_tasks)
+            future = threads.submit(tenant, make, *known, seed, self.grammars, strictness)
         self.encoding[request_id, attempt] = self.loop.call_later(
             ENCODE_SECONDS, self._too_late, request_id, attempt, future
         )
         future.add_done_callback(
             lambda done: self.loop.call_soon_threadsafe(
-                self._encoded, request_id, attempt, name, done
+                self._encoded, request_id, attempt, head, done
             )
         )
 
@@ -173,10 +179,9 @@ class TokenizerService(AsyncService):
         self,
         request_id: int,
         attempt: int,
-        name: str,
+        head: RequestHead,
         done: Future[Prepared] | Future[Answered],
     ) -> None:
-        """name: the request's, for the log."""
         self._vetting.discard((request_id, attempt))
         self._room.leave((request_id, attempt))
         self._vetting_room.leave((request_id, attempt))
@@ -189,13 +194,13 @@ class TokenizerService(AsyncService):
             return
         except PromptError as error:
             error.__traceback__ = None  # it holds the prompt, in a circle
-            self._refuse(request_id, attempt, 400, str(error), error.param)
+            self._refuse(request_id, attempt, 400, str(error), error.param, error.code)
             return
         except GrammarsBusy as error:
             self._refuse(request_id, attempt, 503, str(error))
             return
         except Exception:
-            self.log.exception("encoding failed", id=name)
+            self.log.exception("encoding failed", **log_fields(head))
             self._refuse(request_id, attempt, 500, "the prompt could not be encoded")
             return
         if isinstance(found, Answered):
@@ -208,8 +213,10 @@ class TokenizerService(AsyncService):
 
     def _streams(self, request_id: int, prepared: Prepared) -> MakeStream:
         """What makes the streams of the request's choices."""
-        work, params, reading = prepared
+        work, params, reading, pooling = prepared
         text, task = self.text, self.tasks.get(work.head.task)
+        if work.head.task in OF_FOLDERS:
+            task = self._folder_tasks.task(work.head.task, pooling)
         if text is None:
             raise RuntimeError("a request was prepared before the tokenizer was read")
         if reading is None:
@@ -219,13 +226,20 @@ class TokenizerService(AsyncService):
         )
 
     def _refuse(
-        self, request_id: int, attempt: int, status: int, message: str, param: str | None = None
+        self,
+        request_id: int,
+        attempt: int,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
     ) -> None:
         kind = _KINDS.get(status, "server_error")
         retry = 1.0 if status in (429, 503) else None
-        self.ledger.refuse(
-            request_id, attempt, Rejected(request_id, attempt, status, kind, message, param, retry)
+        rejected = Rejected(
+            request_id, attempt, status, kind, message, param, retry_after=retry, code=code
         )
+        self.ledger.refuse(request_id, attempt, rejected)
         self.flush()
 
     # --- messages
@@ -240,7 +254,7 @@ class TokenizerService(AsyncService):
     def on_tick(self, now: float) -> None:
         self._check_threads(now)
         self.ledger.tick(now)
-        self.status.load = len(self.ledger.open)
+        self.status.load = sum(one.open_choices for one in self.ledger.open.values())
         self.metrics.set("queue_depth", len(self.encoding), "tokenizer")
         self.report(self.metrics)
 

@@ -1,8 +1,9 @@
 """Tools in a chat template: what the template takes, and messages in the form that it wants.
 
 Templates differ in whether they know tools at all, whether a call's arguments are an object or
-JSON text, and which ids of calls they take. Nothing in a checkpoint says so: the template is tried
-with a call whose words are found again.
+JSON text, which ids of calls they take, how many calls a message may have, and whether thinking and
+words may stand before them. Nothing in a checkpoint says so: the template is tried with calls whose
+words are found again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 _KEY, _VALUE, _NAME = "probe_key_7f3", "probe_value_7f3", "probe_name_7f3"
+_OTHER_VALUE = "probe_other_7f3"
 _SHORT_ID = "c7f3a9b1d"
 _LONG_ID = "call_0123456789abcdef01234567"
 _SHORT_LENGTH = 9
@@ -51,6 +53,11 @@ class ToolStyle(NamedTuple):
     """Arguments of earlier calls as objects; else as JSON text."""
     takes_short_ids: bool = False
     """Ids of calls with nine letters and digits alone (Mistral)."""
+    one_call: bool = False
+    """It refuses a message with several calls (Llama 3), or leaves all but the first out
+    (gpt-oss)."""
+    one_text: bool = False
+    """It refuses calls behind both thinking and words (gpt-oss)."""
 
 
 def find_style(render: Render) -> ToolStyle:
@@ -60,10 +67,26 @@ def find_style(render: Render) -> ToolStyle:
         return ToolStyle()
     for call_id in (_LONG_ID, _SHORT_ID):
         for takes_objects in (True, False):
-            text = _tried(render, _conversation(call_id, as_object=takes_objects), [_TOOL])
+            text = _tried(render, _conversation([call_id], as_object=takes_objects), [_TOOL])
             if text is not None and _shows_arguments(text):
-                return ToolStyle(True, takes_objects, call_id == _SHORT_ID)
+                style = ToolStyle(True, takes_objects, call_id == _SHORT_ID)
+                return _with_limits(render, style, call_id)
     return ToolStyle(True)
+
+
+def _with_limits(render: Render, style: ToolStyle, call_id: str) -> ToolStyle:
+    """The style with what its messages may hold."""
+    two = _conversation([call_id, call_id[:-1] + "8"], as_object=style.takes_objects)
+    one_call = not _shows_both(render, two) and _shows_both(render, _one_by_one(two))
+    texts = _conversation([call_id], as_object=style.takes_objects)
+    texts[1] |= {"content": "z", "thinking": "t", "reasoning_content": "t"}
+    one_text = _tried(render, texts, [_TOOL]) is None
+    return style._replace(one_call=one_call, one_text=one_text)
+
+
+def _shows_both(render: Render, messages: list[dict[str, Any]]) -> bool:
+    text = _tried(render, messages, [_TOOL])
+    return text is not None and _OTHER_VALUE in text
 
 
 def _tried(
@@ -75,14 +98,19 @@ def _tried(
         return None
 
 
-def _conversation(call_id: str, *, as_object: bool) -> list[dict[str, Any]]:
-    arguments: Any = {_KEY: _VALUE} if as_object else json.dumps({_KEY: _VALUE})
-    function = {"name": _NAME, "arguments": arguments}
-    call = {"id": call_id, "type": "function", "function": function}
+def _conversation(call_ids: list[str], *, as_object: bool) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []
+    for call_id, value in zip(call_ids, (_VALUE, _OTHER_VALUE), strict=False):
+        arguments: Any = {_KEY: value} if as_object else json.dumps({_KEY: value})
+        function = {"name": _NAME, "arguments": arguments}
+        calls.append({"id": call_id, "type": "function", "function": function})
     return [
         {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "y", "tool_call_id": call_id, "name": _NAME},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        *(
+            {"role": "tool", "content": "y", "tool_call_id": call_id, "name": _NAME}
+            for call_id in call_ids
+        ),
     ]
 
 
@@ -98,6 +126,10 @@ def shaped(
     """Messages and tools as a template of this style takes them."""
     if not style.knows_tools:
         return _described(messages, tools), None
+    if style.one_text:
+        messages = list(map(_with_one_text, messages))
+    if style.one_call:
+        messages = _one_by_one(messages)
     return [_with_calls(message, style) for message in messages], tools
 
 
@@ -108,6 +140,41 @@ def has_calls(messages: list[dict[str, Any]]) -> bool:
 
 def _is_result(message: dict[str, Any]) -> bool:
     return message.get("role") == "tool"
+
+
+def _with_one_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with calls whose words have become the end of its thinking."""
+    thought, said = message.get("thinking"), message.get("content")
+    if not (thought and said and "tool_calls" in message):
+        return message
+    text = f"{thought}\n\n{said}"
+    return {**message, "thinking": text, "reasoning_content": text, "content": ""}
+
+
+def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A message for each call, and behind it the call's results. Results of no call of the message
+    stay behind the last one."""
+    out: list[dict[str, Any]] = []
+    place = 0
+    while place < len(messages):
+        message = messages[place]
+        place += 1
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            out.append(message)
+            continue
+        end = place
+        while end < len(messages) and _is_result(messages[end]):
+            end += 1
+        results, place = messages[place:end], end
+        first = message
+        for call in calls:
+            mine = [one for one in results if one.get("tool_call_id") == call["id"]]
+            results = [one for one in results if one.get("tool_call_id") != call["id"]]
+            out += ({**first, "tool_calls": [call]}, *mine)
+            first = {"role": message["role"], "content": ""}
+        out += results
+    return out
 
 
 def _with_calls(message: dict[str, Any], style: ToolStyle) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from penstock.protocol.model_info import BadModelFolder
-from penstock.protocol.wire.messages.requests import Chat, Prompt, PromptText, Tokens
+from penstock.protocol.wire.messages.requests import Chat, Pair, Prompt, PromptText, Tokens
 from penstock.services.tokenizer import final_message
 from penstock.services.tokenizer.chat_template import (
     ChatTemplate,
@@ -25,7 +25,7 @@ from penstock.services.tokenizer.control_tokens import ControlTokens, Rendered
 from penstock.services.tokenizer.final_message import OpenMessage
 from penstock.services.tokenizer.output.detection import AUTO, Clues, choose
 from penstock.services.tokenizer.output.machine import Vocabulary
-from penstock.services.tokenizer.prompt_error import PromptError
+from penstock.services.tokenizer.prompt_error import PromptError, window_exceeded
 from penstock.services.tokenizer.template_tools import ToolStyle, find_style, has_calls, shaped
 from penstock.services.tokenizer.token_table import TokenTable, build_token_table
 from penstock.services.tokenizer.tokenizer_files import read_tokenizer
@@ -125,6 +125,15 @@ def _special(tokenizer: Tokenizer) -> dict[int, AddedToken]:
     return {number: token for number, token in added.items() if token.special}
 
 
+def _shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """What two texts keep of their tokens, so many at most: the longer one is cut first."""
+    shorter = min(first, second, room // 2)
+    longer = min(max(first, second), room - shorter)
+    if first >= second:
+        return longer, min(second, room - longer)
+    return min(first, room - longer), longer
+
+
 class TextModel:
     """Encodes prompts for one model. Every method is safe to call from several threads."""
 
@@ -178,7 +187,14 @@ class TextModel:
             _check_vocabulary(read.tokenizer, vocab_size, folder / "tokenizer.json")
         template = read_chat_template(folder, config, read.special_tokens)
         name = folder.resolve().name
-        return cls(read.tokenizer, template, name=name, cleans_up=read.cleans_up, parsers=parsers)
+        return cls(
+            read.tokenizer,
+            template,
+            name=name,
+            cleans_up=read.cleans_up,
+            parsers=parsers,
+            response_template=config.get("response_template"),
+        )
 
     def table(self, skip_special: bool) -> TokenTable:
         """What each token stands for. The table with special tokens is made at first need."""
@@ -194,11 +210,6 @@ class TextModel:
         """The token that is written so, if one is."""
         number: int | None = self.tokenizer.token_to_id(text)
         return number
-
-    @property
-    def template_source(self) -> str | None:
-        """The chat template as it is written, or ``None`` without one."""
-        return None if self._template is None else self._template.source
 
     @property
     def has_chat_template(self) -> bool:
@@ -245,6 +256,50 @@ class TextModel:
                 return self.encode(text, add_special_tokens)
             case Tokens(ids):
                 return ids
+            case Pair():
+                raise PromptError("a pair of texts is no prompt to be continued", "prompt")
+
+    def encode_cut(
+        self, text: str, keep: int | None, most: int, add_special_tokens: bool = True
+    ) -> bytes:
+        """int32 ids of a text, of which at most ``keep`` are kept: its beginning, and all special
+        tokens around it. Raises ``PromptError``, soon where a text has far more than ``most``."""
+        self._check_length(text, most, "input")
+        if keep is None:
+            return self.encode(text, add_special_tokens)
+        (bare,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        if not add_special_tokens:
+            return _to_bytes(bare.ids[:keep])
+        bare.truncate(max(0, keep - self.tokenizer.num_special_tokens_to_add(False)))
+        return _to_bytes(self.tokenizer.post_process(bare).ids[:keep])
+
+    def encode_plain(self, text: str, most: int) -> bytes:
+        """int32 ids of a text in which no control token counts as one. Raises ``PromptError``, soon
+        where a text has far more than ``most``."""
+        self._check_length(text, most, "input")
+        if self.tokenizer.encode_special_tokens:
+            return self.encode(text, add_special_tokens=False)
+        return _to_bytes(self._plain_encoder().encode(text, []))
+
+    def encode_pair(self, text: str, other: str, keep: int | None, most: int) -> tuple[bytes, int]:
+        """int32 ids of two texts as the tokenizer puts them together, and where the second segment
+        begins, or 0 where there is one. keep: so many tokens at most; the longer text is cut.
+        Raises ``PromptError``."""
+        for part in (text, other):
+            self._check_length(part, most, "input")
+        if keep is None:
+            (both,) = self.tokenizer.encode_batch_fast([(text, other)])
+        else:
+            first, second = self.tokenizer.encode_batch_fast(
+                [text, other], add_special_tokens=False
+            )
+            room = max(0, keep - self.tokenizer.num_special_tokens_to_add(True))
+            lengths = _shares(len(first.ids), len(second.ids), room)
+            first.truncate(lengths[0])
+            second.truncate(lengths[1])
+            both = self.tokenizer.post_process(first, second)
+        types: list[int] = both.type_ids
+        return _to_bytes(both.ids), types.index(1) if 1 in types else 0
 
     def _check_length(self, text: str, max_tokens: int | None, param: str) -> None:
         """Raise ``PromptError`` for a text whose beginning alone is much too long.
@@ -258,10 +313,10 @@ class TextModel:
         while size < len(text):
             count = len(_encode(self.tokenizer, text[:size], add_special_tokens=False))
             if count > 2 * max_tokens:
-                raise PromptError(
-                    f"the first {size} of {len(text)} characters are {count} tokens; this "
-                    f"server's limit is {max_tokens} tokens for prompt and answer together "
-                    "(--max-model-len)",
+                raise window_exceeded(
+                    f"the prompt is too long: the first {size} of {len(text)} characters are "
+                    f"{count} tokens; the maximum context length is {max_tokens} tokens for prompt "
+                    "and answer together (--max-model-len)",
                     param,
                 )
             size *= 2

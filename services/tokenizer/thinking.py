@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.services.tokenizer.output.family import THINK_TAGS, Family, ReasoningMarks
+from penstock.services.tokenizer.channel_grammar import Turn
+from penstock.services.tokenizer.output.family import Family, ReasoningMarks
 from penstock.services.tokenizer.text_model import TextModel
 
-THINK_BEGIN, THINK_END = THINK_TAGS.open, THINK_TAGS.close
 _TAIL = 512
 """Tokens of a prompt's end that are looked at for marks that are no tokens of their own."""
 
@@ -23,28 +23,26 @@ class Thinking(NamedTuple):
     """… if this one is the first that comes; empty: whatever comes first."""
 
 
-def thinking(
-    text_model: TextModel, prompt: bytes, marks: ReasoningMarks | None = THINK_TAGS
-) -> Thinking:
+def thinking(text_model: TextModel, prompt: bytes, marks: ReasoningMarks | None) -> Thinking:
     """What a model may think before it answers.
 
-    A model thinks where its chat template knows what closes its thinking (``</think>``), its
-    vocabulary has that as one token, and the prompt's last turn does not show the thinking as
-    ended. Where the prompt opens it, the model is in the midst of it; else it may open it or answer
-    at once, as many models do that think only where they are asked to. A prompt without control
-    tokens is no chat: it thinks only where it ends within an open ``<think>``.
+    A model thinks where it has marks of thinking, its vocabulary has the closing one (``</think>``)
+    as one token, and the prompt's last turn does not show the thinking as ended. Where the prompt
+    opens it, the model is in the midst of it; else it may open it or answer at once, as many models
+    do that think only where they are asked to. A prompt without control tokens is no chat: it
+    thinks only where it ends within an open ``<think>``.
 
     It depends on nothing but the prompt's ids, so that a continuation, which brings those instead
     of messages, gets the same answer.
 
     Args:
         prompt: int32 token ids, little endian.
-        marks: of the model's thinking; ``None``: it has none.
+        marks: of the model's thinking (``OutputForm``); ``None``: it has none.
     """
     if marks is None:
         return Thinking()
-    source, end = text_model.template_source, text_model.token_id(marks.close)
-    if source is None or marks.close not in source or end is None:
+    end = text_model.token_id(marks.close)
+    if end is None or not text_model.has_chat_template:
         return Thinking()
     ids = np.frombuffer(prompt, "<i4")
     begin = text_model.token_id(marks.open)
@@ -65,12 +63,11 @@ def begins_in_reasoning(text_model: TextModel, prompt: bytes, family: Family) ->
     Args:
         prompt: int32 token ids, little endian.
     """
-    if family.channels:
-        marks = family.marks
-        opening = f"{marks['channel']}analysis{marks['message']}"
-        tail = _tail(text_model, prompt, marks["start"])
-        _, opened, message = tail.rpartition(opening)
-        return bool(opened) and marks["end"] not in message and marks["channel"] not in message
+    if family.channel_thinking is not None:
+        end = np.frombuffer(prompt, "<i4")[-_TAIL:].tolist()
+        text: str = text_model.tokenizer.decode(end, skip_special_tokens=False)
+        _, opened, behind = text.rpartition(family.channel_thinking.opened.strip())
+        return bool(opened) and not any(mark in behind for mark in family.marks.values())
     reasoning = family.reasoning
     if reasoning is None:
         return False
@@ -79,6 +76,20 @@ def begins_in_reasoning(text_model: TextModel, prompt: bytes, family: Family) ->
         return bool(thought.start_after) and not thought.may_open
     tail = _tail(text_model, prompt, None)
     return tail.rfind(reasoning.open) > tail.rfind(reasoning.close)
+
+
+def channel_turn(text_model: TextModel, prompt: bytes, family: Family) -> Turn:
+    """Where in the model's turn the prompt ends, for a family with channels.
+
+    Args:
+        prompt: int32 token ids, little endian.
+    """
+    within = begins_in_reasoning(text_model, prompt, family)
+    if "channel" not in family.marks:  # only harmony's can begin calls in one place alone
+        return Turn.THINKING if within else Turn.HEADER
+    if _tail(text_model, prompt, family.marks["start"]).strip() == "assistant":
+        return Turn.HEADER
+    return Turn.THINKING if within else Turn.ELSEWHERE
 
 
 def _tail(text_model: TextModel, prompt: bytes, start: str | None) -> str:

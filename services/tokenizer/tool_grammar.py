@@ -15,8 +15,21 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from penstock.protocol.grammar.json_schema.check import refuse
-from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, Grammar, ToolGrammar
+from penstock.protocol.grammar.request import (
+    MAX_SOURCE_BYTES,
+    Grammar,
+    GrammarParam,
+    ToolGrammar,
+)
 from penstock.protocol.wire.messages.requests import TOKEN_BYTES, OutputFormat
+from penstock.services.tokenizer.channel_budget import (
+    behind_thinking,
+    in_other_channels,
+    within_channel_budget,
+)
+from penstock.services.tokenizer.channel_grammar import Channels, Turn, in_channels
+from penstock.services.tokenizer.lark_text import quoted, regex
+from penstock.services.tokenizer.literal_grammar import LiteralRules
 from penstock.services.tokenizer.output.family import ArgumentForm, Envelope, Family
 from penstock.services.tokenizer.output.machine import Vocabulary
 from penstock.services.tokenizer.output.tool_schemas import STRING, ToolSchemas
@@ -37,6 +50,8 @@ class _Tool(NamedTuple):
     name: str
     schema: dict[str, Any] | None
     """To be kept to; ``None``: any arguments do."""
+    is_strict: bool = False
+    """All of the schema must be enforced."""
 
 
 def tool_grammar(
@@ -45,71 +60,112 @@ def tool_grammar(
     output: OutputFormat,
     strictness: Strictness,
     content: Grammar | None = None,
+    turn: Turn = Turn.HEADER,
 ) -> Grammar | None:
-    """The grammar of an answer with these tools; ``None``: it is free.
+    """The grammar of an answer with these tools; ``None``: it is free. In channels it holds to the
+    budget of thinking; see ``within_budget`` for others.
 
     Args:
         content: what an answer that calls no tool must look like.
+        turn: where the prompt ends, for a family with channels.
 
     Raises ``PromptError`` where a strict tool's schema cannot be enforced, or a call is a must and
     the family has no grammar.
     """
     envelope, required = family.envelope, output.mode == "required"
+    if family.older_envelope is not None and _is_older(family, vocabulary):
+        envelope = family.older_envelope
+    channels, anything = None, content
+    if in_channels(family, vocabulary):
+        channels = Channels(family, vocabulary, turn, output.thinking_budget)
+        if content is None and output.thinking_budget is not None:
+            anything = _encoded(channels.free(), "tools")
+    others = in_other_channels(family, vocabulary)
+    if others and content is not None:
+        raise PromptError(
+            f"{content.param}: answers in channels as this model writes them ({family.name}) have "
+            "no grammar; leave it out",
+            content.param,
+        )
     if not output.tools or output.mode == "none":
-        return content
-    if envelope is None:
+        if channels is None or content is None or turn is Turn.ELSEWHERE:
+            return anything
+        return _encoded(channels.around(None, content), content.param)
+    if envelope is None or (others and not required):
         if required or output.strict:
             raise PromptError(
                 f"tool_choice and strict tools need a grammar, and there is none for calls as this "
                 f"model writes them ({family.name}); send tool_choice: 'auto' without strict",
                 "tool_choice",
             )
-        return content
+        return anything
     free = not required and content is None
     if free and not output.strict and strictness == "auto":
-        return None
+        return anything
     tools = list(_tools(output, required or strictness == "parameter"))
     writer = _Writer(envelope, vocabulary)
-    opening = writer.opening if free else None
+    opening = writer.opening if free and not family.channels else None
     if free and opening is None and not output.strict:
-        return None  # all of the answer would have to be watched
+        return anything  # all of the answer would have to be watched
     source = writer.write(tools, parallel=output.parallel, opened=opening is not None)
-    if content is not None and not required:
+    if channels is not None:
+        source = channels.around(source, content, required=required)
+    elif others:
+        begun, budget = turn is Turn.THINKING, output.thinking_budget
+        source = behind_thinking(family, vocabulary, source, begun=begun, budget=budget)
+    elif content is not None and not required:
         source = msgspec.structs.replace(source, content=content)
     elif free and opening is None:
         source = writer.or_text(source)
-    encoded = msgspec.json.encode(source).decode()
-    if len(encoded.encode()) > MAX_SOURCE_BYTES:
-        raise PromptError(
-            f"tools: the grammar of their calls has {len(encoded)} bytes; at most "
-            f"{MAX_SOURCE_BYTES} are allowed: send fewer or smaller ones",
-            "tools",
-        )
-    grammar = Grammar("tools", encoded, param="tools")
+    grammar = _encoded(source, "tools")
     if opening is None:
         return grammar
     start = opening.to_bytes(TOKEN_BYTES, "little")
     return msgspec.structs.replace(grammar, start_after=start, may_end=True)
 
 
-def within_budget(tokens: int, thought: Thinking, answer: Grammar | None) -> Grammar:
-    """Thinking of so many tokens at most, which is closed then, and the answer behind it.
+def _is_older(family: Family, vocabulary: Vocabulary) -> bool:
+    """Whether the vocabulary has marks of the family, but not the one of its newer form."""
+    return family.newer_mark not in vocabulary.added and family.marks["open"] in vocabulary.added
 
-    A form that only holds once a call begins (``may_end``) gives way to the budget.
-    """
+
+def _encoded(source: ToolGrammar, param: GrammarParam) -> Grammar:
+    encoded = msgspec.json.encode(source).decode()
+    if len(encoded.encode()) > MAX_SOURCE_BYTES:
+        raise PromptError(
+            f"{param}: the grammar of the answer has {len(encoded)} bytes; at most "
+            f"{MAX_SOURCE_BYTES} are allowed: send fewer or smaller schemas",
+            param,
+        )
+    return Grammar("tools", encoded, param=param)
+
+
+def within_channels(family: Family, vocabulary: Vocabulary, tokens: int, *, begun: bool) -> Grammar:
+    """An answer in channels other than harmony's that is held to its budget of thinking alone;
+    begun: the prompt has opened it."""
+    return _encoded(within_channel_budget(family, vocabulary, tokens, begun=begun), "tools")
+
+
+def within_budget(tokens: int, thought: Thinking, answer: Grammar | None) -> Grammar:
+    """Thinking of so many tokens at most, which is closed then, and the answer behind it: one that
+    is free until a call begins (``may_end``) does not think again."""
     close = int.from_bytes(thought.start_after, "little")
-    content = answer if answer is not None and not answer.may_end else None
+    opening = int.from_bytes(thought.may_open, "little") if thought.may_open else None
     thinking = f"thought <[{close}]>" if tokens else f"<[{close}]>"
     rules = [f"thought[max_tokens={tokens}]: {_TEXT}"] if tokens else []
-    rules.append(f"answer: {'<[*]>*' if content is None else '@content'}")
+    body = "<[*]>*" if answer is None else "@content"
+    if answer is not None and answer.may_end:
+        calls = answer.starts_after()
+        ends = ",".join(map(str, calls if opening is None else [*calls, opening]))
+        begins = ",".join(map(str, calls))
+        body = f"<[^{ends}]>* (<[{begins}]> @content)?"
+    rules.append(f"answer: {body}")
     start = f"{thinking} answer"
-    if thought.may_open and content is not None:
-        opening = int.from_bytes(thought.may_open, "little")
+    if opening is not None and answer is not None:
         start = f"(<[{opening}]> {thinking})? answer"
-    source = ToolGrammar("\n".join([f"start: {start}", *rules]), {}, content)
-    param = "tools" if answer is None else answer.param
-    grammar = Grammar("tools", msgspec.json.encode(source).decode(), param=param)
-    if thought.may_open and content is None:  # an answer that does not begin so is free
+    source = ToolGrammar("\n".join([f"start: {start}", *rules]), {}, answer)
+    grammar = _encoded(source, "tools" if answer is None else answer.param)
+    if thought.may_open and answer is None:  # an answer that does not begin so is free
         return msgspec.structs.replace(grammar, start_after=thought.may_open, may_end=True)
     return grammar
 
@@ -128,7 +184,7 @@ def _tools(output: OutputFormat, with_schemas: bool) -> Iterable[_Tool]:
         reason = refuse(schema)
         if reason is not None and is_strict:
             raise PromptError(f"tools: the schema of {name!r}, which is strict: {reason}", "tools")
-        yield _Tool(name, schema if reason is None else None)
+        yield _Tool(name, schema if reason is None else None, is_strict)
 
 
 class _Writer:
@@ -141,6 +197,9 @@ class _Writer:
         self._marks = re.compile("|".join(map(re.escape, marks)) or "(?!)")
         self._rules: list[str] = []
         self._schemas: dict[str, dict[str, Any]] = {}
+        self._literal_rules: LiteralRules | None = None
+        if envelope.literals is not None:
+            self._literal_rules = LiteralRules(envelope.literals, self._text, self._rule)
 
     @property
     def opening(self) -> int | None:
@@ -170,7 +229,7 @@ class _Writer:
 
     def or_text(self, source: ToolGrammar) -> ToolGrammar:
         """The same, or any text that does not begin as calls do."""
-        beginning = _regex(self._beginning.lstrip()[:1])
+        beginning = regex(self._beginning.lstrip()[:1])
         text = rf"TEXT: {_TEXT} & ~/\s*{beginning}(?s:.*)/"
         lark = source.lark.replace("start: ", "start: calls | TEXT\ncalls: ", 1)
         return ToolGrammar(f"{lark}\n{text}", source.schemas)
@@ -192,7 +251,21 @@ class _Writer:
         if self._envelope.form is ArgumentForm.JSON:
             schema = _ANY_OBJECT if tool.schema is None else tool.schema
             return self._schema(f"object_{number}", schema)
+        if self._literal_rules is not None:
+            return self._as_literals(tool, self._literal_rules)
         return self._parameters(number, tool)
+
+    @staticmethod
+    def _as_literals(tool: _Tool, rules: LiteralRules) -> str:
+        arguments = rules.arguments(tool.schema)
+        if tool.is_strict and rules.unenforced:
+            lacking = ", ".join(rules.unenforced)
+            raise PromptError(
+                f"tools: the schema of {tool.name!r}, which is strict: {lacking} cannot be "
+                "enforced in calls as this model writes them; leave it out, or strict",
+                "tools",
+            )
+        return arguments
 
     def _parameters(self, number: int, tool: _Tool) -> str:
         """Each parameter of the schema at most once and in its order, or any text without one."""
@@ -238,13 +311,13 @@ class _Writer:
         values = of_key.get("enum") if isinstance(of_key, dict) else None
         after = self._text(envelope.after_value, key=key)
         if isinstance(values, list) and values and all(isinstance(one, str) for one in values):
-            return f"{before} ({' | '.join(map(_quoted, values))}) {after}"
+            return f"{before} ({' | '.join(map(quoted, values))}) {after}"
         excluded = envelope.value_excludes
         if not excluded or self._marks.search(excluded):
             return f"{before} {_TEXT} {after}"
         # One terminal for the value and what ends it: a text alone would swallow the end.
-        ending, terminal = _regex(envelope.after_value), name.upper()
-        twice = "(?s:.*)".join(("", *itertools.repeat(_regex(excluded), 2), ""))
+        ending, terminal = regex(envelope.after_value), name.upper()
+        twice = "(?s:.*)".join(("", *itertools.repeat(regex(excluded), 2), ""))
         self._rule(terminal, f"/(?s:.*){ending}/ & ~/{twice}/")
         return f"{before} {terminal}"
 
@@ -263,31 +336,19 @@ class _Writer:
             elif found[1] == "index":
                 parts.append(_INDEX)
             else:
-                parts.append(_quoted(key) if key else _ANY_KEY)
+                parts.append(quoted(key) if key else _ANY_KEY)
         return " ".join(parts) or _NOTHING
 
     def _literals(self, text: str) -> Iterator[str]:
         place = 0
         for found in self._marks.finditer(text):
             if found.start() > place:
-                yield _quoted(text[place : found.start()])
+                yield quoted(text[place : found.start()])
             yield f"<[{self._added[found[0]]}]>"
             place = found.end()
         if place < len(text):
-            yield _quoted(text[place:])
+            yield quoted(text[place:])
 
 
 def _any_of(rule: str, tools: list[_Tool]) -> str:
     return f"({' | '.join(f'{rule}_{number}' for number, _ in enumerate(tools))})"
-
-
-def _quoted(text: str) -> str:
-    """Lark's strings have the escapes of JSON's."""
-    return msgspec.json.encode(text).decode()
-
-
-def _regex(text: str) -> str:
-    """A regular expression between slashes that matches a text."""
-    return "".join(
-        character if character.isalnum() else f"\\x{{{ord(character):x}}}" for character in text
-    )

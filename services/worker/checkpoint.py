@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_PIECE_BYTES = 1 << 20
+"""Compared at once."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 """Formats of other loaders: reading most of them can run code."""
 _CONVERTIBLE = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -61,6 +63,28 @@ class Checkpoint:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of every tensor, by its name."""
         return {name: file.entries[name].shape for name, file in self._files.items()}
+
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two tensors are stored with the same type, shape and bytes: reads them up to the
+        first difference. Raises ``BadModelFolder``."""
+        files = [self._files[name] for name in (first, second)]
+        one, other = files[0].entries[first], files[1].entries[second]
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        try:
+            with files[0].path.open("rb") as ours, files[1].path.open("rb") as theirs:
+                ours.seek(one.begin)
+                theirs.seek(other.begin)
+                left = one.end - one.begin
+                while left > 0:
+                    size = min(left, _PIECE_BYTES)
+                    if ours.read(size) != theirs.read(size):
+                        return False
+                    left -= size
+        except OSError as error:
+            paths = " or ".join(dict.fromkeys(str(file.path) for file in files))
+            raise BadModelFolder(f"{paths}: {error.strerror or error}") from None
+        return True
 
     def _open_shards(self, index: Path) -> None:
         """Read the index and the header of each shard that it names. Links may lead out of the

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from penstock.protocol.process.trace import DEVICE, STEP, TRACE
-from penstock.protocol.tasks import Task
 from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.memory_account import MemoryAccount
+from penstock.services.worker.pooling import PromptTask
 
 PLAIN_KERNELS = "plain torch kernels"
 """How the summary of an executor begins that could not have the kernels of its device."""
@@ -34,8 +34,14 @@ class Executor(Protocol):
     """What its memory is used for; ``None`` where there is no model."""
     max_in_flight: int
     """Steps that may be launched and not yet collected."""
-    tasks: Mapping[str, Task]
+    tasks: Mapping[str, PromptTask]
     """What it does beside to generate, by name."""
+    generates: bool
+    """Whether it generates."""
+    labels: list[str]
+    """What the scores of ``classify`` stand for."""
+    described: str
+    """What it does and why, for the log."""
 
     @property
     def in_flight(self) -> int:
@@ -77,7 +83,10 @@ class DirectExecutor(ABC):
     account: MemoryAccount | None = None
 
     def __init__(self) -> None:
-        self.tasks: Mapping[str, Task] = {}
+        self.tasks: Mapping[str, PromptTask] = {}
+        self.generates = True
+        self.labels: list[str] = []
+        self.described = ""
         self._results: deque[StepResult] = deque()
 
     @property

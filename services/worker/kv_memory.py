@@ -9,8 +9,10 @@ from torch import Tensor
 
 from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks
 from penstock.services.worker.layer_groups import LayerGroups, block_shapes
-from penstock.services.worker.models.causal_model import KVCache
 from penstock.services.worker.models.specification import CacheSpecification
+
+KVCache = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, each [Hkv, num_blocks, block_size, D]."""
 
 
 class KVMemory:

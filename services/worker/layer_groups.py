@@ -32,11 +32,11 @@ class LayerGroups(NamedTuple):
 
 
 def group_layers(caches: Sequence[CacheSpecification]) -> LayerGroups:
-    """caches: what each layer keeps. Layers of different shapes are one group: then windows give
-    nothing back."""
+    """caches: what each layer keeps. Layers of different shapes, or with more windows than a
+    scheduler has groups, are one group: then windows give nothing back."""
     shapes = {(cache.num_kv_heads, cache.head_dim) for cache in caches}
     windows = sorted({cache.window for cache in caches})
-    if len(shapes) > 1 or windows == [0]:
+    if len(shapes) > 1 or windows == [0] or len(windows) > MOST_GROUPS:
         return LayerGroups([], len(caches), [(0, number) for number in range(len(caches))])
     of_window = {
         window: [at for at, cache in enumerate(caches) if cache.window == window]

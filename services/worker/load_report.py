@@ -29,6 +29,8 @@ class LoadReport(msgspec.Struct, frozen=True):
     seconds: float
     zero_tensors: list[str] = []
     """Matrices that are all zeros where a model can mean it."""
+    notes: list[str] = []
+    """What the files hold otherwise than ``config.json`` says."""
 
     def __str__(self) -> str:
         """``1.19 GB of weights in 0.9 s, 1.30 GB/s``."""

@@ -6,15 +6,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
+from penstock.services.worker.executor import PLAIN_KERNELS
 from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.memory_plan import block_bytes
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_shape import BY_TRANSFORMERS
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
-from penstock.services.worker.models.dense import caches_of, dense_config
+from penstock.services.worker.models.dense import (
+    DenseConfig,
+    caches_of,
+    dense_config,
+    paged_config,
+)
 from penstock.services.worker.models.dense_form import DenseModel, dense_model
-from penstock.services.worker.models.specification import CacheSpecification
+from penstock.services.worker.models.specification import CacheSpecification, ModelSpecification
+from penstock.services.worker.models.transformers_model import TransformersModel
 from penstock.services.worker.plain_attention import REFERENCE, PlainAttention
 
 if TYPE_CHECKING:
@@ -22,11 +29,20 @@ if TYPE_CHECKING:
     from penstock.services.worker.step_profile import AnyExecutor
 
 
+class AttentionAlone(NamedTuple):
+    """A model of which our kernels for GPUs compute attention and what comes behind the logits."""
+
+    config: DenseConfig
+    """From ``paged_config``."""
+    reason: str
+    """Why not the layers too."""
+
+
 class LoadedModel(NamedTuple):
     """A model, and what computes it."""
 
     model: CausalModel
-    kernels: DenseModel | str
+    kernels: DenseModel | AttentionAlone | str
     """``kernels_for`` it."""
     attention: PlainAttention = REFERENCE
     """If it has no kernels."""
@@ -36,9 +52,13 @@ class LoadedModel(NamedTuple):
     def executor(self, capacity: EngineSizes) -> AnyExecutor:
         if isinstance(self.kernels, str):
             return ModelExecutor(self.model, capacity, self.attention)
-        from penstock.services.worker.gpu.executor import GpuExecutor
+        if isinstance(self.kernels, AttentionAlone):
+            from penstock.services.worker.gpu.model_decoder import model_executor
 
-        return GpuExecutor(*self.kernels, capacity, self.compression)
+            return model_executor(self.model, f"{PLAIN_KERNELS}: {self.kernels.reason}", capacity)
+        from penstock.services.worker.gpu.decoder import dense_executor
+
+        return dense_executor(*self.kernels, capacity, self.compression)
 
     @property
     def caches(self) -> Sequence[CacheSpecification]:
@@ -62,23 +82,79 @@ class LoadedModel(NamedTuple):
         return block_bytes(self.caches, block_size, self.model.dtype.itemsize)
 
 
-def kernels_for(model: CausalModel, block_size: int) -> DenseModel | str:
-    """The model in the form of our kernels for GPUs, or why it is computed without them.
+def kernels_for(model: CausalModel, block_size: int) -> DenseModel | AttentionAlone | str:
+    """What our kernels for GPUs compute of a model, or why nothing.
 
-    Its weights are in that form from then on.
+    The weights of a ``DenseModel`` are in its form from then on.
     """
     if model.device.type == "cpu":
         return "computed on a CPU"
-    if not isinstance(model, Decoder):
-        return BY_TRANSFORMERS
-    config = dense_config(model.specification)
+    from penstock.services.worker.gpu.triton_trial import why_no_kernels
+
+    if reason := why_no_kernels(model.device):
+        return reason
+    if isinstance(model, Decoder):
+        form = form_for_kernels(model.specification, model.dtype.itemsize, block_size)
+        if isinstance(form, DenseConfig):
+            return dense_model(form, model.specification, model.weights)
+        return _attention_alone(model, block_size, form)
+    return _attention_alone(model, block_size, words_of_others(model))
+
+
+def words_of_others(model: CausalModel) -> str:
+    """How and why transformers' code computes it, for the log."""
+    words = BY_TRANSFORMERS
+    if isinstance(model, TransformersModel) and model.replaced:
+        words += f", {model.replaced} by our kernels"
+    if isinstance(model, TransformersModel) and model.refusal:
+        words += f", because its own family refuses it ({model.refusal})"
+    return words
+
+
+def _attention_alone(model: CausalModel, block_size: int, reason: str) -> AttentionAlone | str:
+    """reason: why the kernels compute no layers. The result says why not attention either."""
+    config = attention_for_kernels(
+        model.caches, model.hidden_size, model.vocab_size, model.dtype.itemsize, block_size
+    )
+    if isinstance(config, str):
+        return f"{reason}; attention: {config}"
+    return AttentionAlone(config, reason)
+
+
+def attention_for_kernels(
+    caches: Sequence[CacheSpecification], hidden: int, vocab: int, itemsize: int, block_size: int
+) -> DenseConfig | str:
+    """A model of which our kernels compute attention alone, on the current GPU, or why not even
+    that; arguments: see ``form_for_kernels`` and ``paged_config``."""
+    # Sizes of the MLP are for plans alone: here a step is measured.
+    config = paged_config(caches, hidden, 0, vocab)
     if isinstance(config, str):
         return f"the kernels lack {config}"
-    from penstock.kernels.gpu.prefill_attention import shape_for, shared_bytes
+    return _unfit(config, itemsize, block_size) or config
+
+
+def form_for_kernels(
+    model: ModelSpecification, itemsize: int, block_size: int
+) -> DenseConfig | str:
+    """The model's form for our kernels on the current GPU, or why it has none; itemsize: bytes of a
+    weight."""
+    config = dense_config(model)
+    if isinstance(config, str):
+        return f"the kernels lack {config}"
+    return _unfit(config, itemsize, block_size) or config
+
+
+def _unfit(config: DenseConfig, itemsize: int, block_size: int) -> str:
+    """Why attention does not fit the current GPU; empty if it does."""
+    from penstock.kernels.gpu.device_facts import shared_bytes
+    from penstock.kernels.gpu.prefill_attention import shape_for
 
     dim = config.head_dim
-    if shape_for(dim, model.dtype.itemsize, shared_bytes()) is None:
-        return f"heads of {dim} in {model.dtype} need more shared memory than this device has"
+    if shape_for(dim, itemsize, shared_bytes()) is None:
+        return (
+            f"heads of {dim} with {itemsize} bytes a number need more shared memory than this "
+            "device has"
+        )
     if block_size & (block_size - 1):
         return f"blocks of {block_size}; the kernels take powers of two"
-    return dense_model(config, model.specification, model.weights)
+    return ""

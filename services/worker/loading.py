@@ -7,14 +7,17 @@ from collections.abc import Callable
 
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.pooling import read_pooling
 from penstock.protocol.tasks import load_tasks
+from penstock.services.worker.ahead_compilation import AheadCompilation
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cpu_libraries import set_up_cpu_libraries
 from penstock.services.worker.early_start import begin_early
 from penstock.services.worker.executor import DirectExecutor, Executor
 from penstock.services.worker.load_report import LoadReport
-from penstock.services.worker.memory import NULL_BLOCKS, plan_capacity
+from penstock.services.worker.memory import NULL_BLOCKS, plan_capacity, whole_prompts
 from penstock.services.worker.null_engine import NullExecutor
+from penstock.services.worker.pooling_tasks import null_tasks
 
 Progress = Callable[[str], None]
 Loaded = Callable[[LoadReport], None]
@@ -29,7 +32,7 @@ def load_executor(
     ``BadModelFolder`` for a checkpoint that cannot be served and ``ConfigError`` for settings that
     do not fit it. torch is imported only for a real model.
     """
-    tasks = load_tasks()
+    tasks, pooling = load_tasks(), read_pooling(read_model_info(config.model.model), config.model)
     gc.disable()  # until there is what will stay: it would be walked through again and again
     try:
         if config.device.device == "null":
@@ -37,7 +40,8 @@ def load_executor(
         else:
             executor = _load(config, progress, loaded)
         if isinstance(executor, DirectExecutor):
-            executor.tasks = tasks
+            executor.tasks = {**executor.tasks, **tasks}
+            executor.described = pooling.describe()
         gc.collect()
         gc.freeze()
     finally:
@@ -48,7 +52,13 @@ def load_executor(
 def _load_null(config: Config) -> Executor:
     info = read_model_info(config.model.model)
     capacity = plan_capacity(config, info, 1, NULL_BLOCKS)
-    return NullExecutor(capacity, info.eos_token_ids, config.device.null_step_ms / 1000.0)
+    pooling = read_pooling(info, config.model)
+    if pooling.encoder:
+        capacity = whole_prompts(capacity)
+    executor = NullExecutor(capacity, info.eos_token_ids, config.device.null_step_ms / 1000.0)
+    executor.tasks, executor.generates = null_tasks(pooling), pooling.generates
+    executor.labels = pooling.labels
+    return executor
 
 
 def _load(config: Config, progress: Progress, loaded: Loaded) -> Executor:
@@ -56,8 +66,24 @@ def _load(config: Config, progress: Progress, loaded: Loaded) -> Executor:
         Checkpoint(read_model_info(config.model.model).folder)  # damage is told before torch loads
     set_up_cpu_libraries()
     progress("importing torch")
-    if config.device.device != "cpu":
-        begin_early()
+    info = read_model_info(config.model.model)
+    if read_pooling(info, config.model).encoder:
+        from penstock.services.worker.encoders.loading import load_encoder_executor
+
+        return load_encoder_executor(config, info, progress, loaded)
+    if config.device.device == "cpu":
+        return _load_model(config, progress, loaded, None)
+    begin_early()
+    ahead = AheadCompilation(config)
+    try:
+        return _load_model(config, progress, loaded, ahead)
+    finally:
+        ahead.stop()
+
+
+def _load_model(
+    config: Config, progress: Progress, loaded: Loaded, ahead: AheadCompilation | None
+) -> Executor:
     from penstock.services.worker.model_loading import load_model_executor
 
-    return load_model_executor(config, progress, loaded)
+    return load_model_executor(config, progress, loaded, ahead)

@@ -94,6 +94,20 @@ def plan_capacity(
     )
 
 
+def whole_prompts(capacity: EngineSizes) -> EngineSizes:
+    """The sizes of an engine that computes each prompt in one step and keeps nothing of it: two
+    blocks stand for a slot (the scheduler keeps one aside for what runs), and take no memory."""
+    longest = capacity.max_model_len
+    return msgspec.structs.replace(
+        capacity,
+        num_blocks=2 * capacity.max_num_seqs,
+        block_size=longest + 1,
+        max_num_batched_tokens=max(capacity.max_num_batched_tokens, longest),
+        groups=[],
+        task_prompts="whole",
+    )
+
+
 def check_fits(capacity: EngineSizes, block_bytes: int, free_bytes: int) -> None:
     """Raises ``ConfigError`` when the KV memory that was asked for is not free.
 

@@ -41,6 +41,7 @@ from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.placement import placement
 from penstock.services.worker.plain_attention import REFERENCE, PlainAttention
 from penstock.services.worker.pooling import pool_rows
+from penstock.services.worker.prompt_sums import PromptSums, chunk_rows
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 from penstock.services.worker.step_inputs import AttendedCache, InputBuilder, RowPadding
 from penstock.services.worker.step_logprobs import (
@@ -111,6 +112,7 @@ class ModelExecutor(DirectExecutor):
                     cache.num_kv_heads, blocks, capacity.block_size, cache.head_dim,
                     cache.num_heads, model.dtype, exact, cache.window, cache.softcap,
                 ),
+                cache.score_scale,
                 attention.of(cache),
             )
             for group, cache in distinct
@@ -119,15 +121,17 @@ class ModelExecutor(DirectExecutor):
         if exact:
             packed, plain = RowPadding(1, PACKED_ROW_MINIMUM), RowPadding(ROW_MULTIPLE, 1)
             rows = packed if model.packed else plain
-        self._inputs = InputBuilder(
-            self.slots, caches, [distinct.index(each) for each in of_layers], rows, padding_block,
-            model.device,
-        )  # fmt: skip
         with torch.inference_mode():
             self._memory = KVMemory(
                 model.caches, grouped, blocks, capacity.block_size, model.dtype, model.device
             )
+        self._inputs = InputBuilder(
+            self.slots, caches, [distinct.index(each) for each in of_layers], self._memory.layers,
+            rows, padding_block, model.device,
+        )  # fmt: skip
         self._finite_keys = attention.finite_keys
+        self.sums: PromptSums | None = None
+        """Tasks get a state of all positions of their prompt; ``None``: the last one's."""
 
     def prepare(self) -> None:
         self.grammars.prepare()
@@ -165,13 +169,16 @@ class ModelExecutor(DirectExecutor):
                 self._start_masks(step)
                 if self.slots.blocks.fresh:
                     self._memory.clear(self.slots.blocks.fresh, keys=self._finite_keys)
+                if self.sums is not None:
+                    self.sums.begin(self.slots.added)
                 hidden = self.hidden(step)
+                self._sum_up(step, hidden)
                 tokens, bad, logprobs, failures = self._choose(step, hidden)
                 not_finite, banned = (
                     np.flatnonzero(bad == why).tolist() for why in (NOT_FINITE, NOTHING_LEFT)
                 )
                 pooled, undone = pool_rows(
-                    self.slots, step, self.tasks, partial(self._last_hidden, hidden)
+                    self.slots, step, self.tasks, partial(self._states, step, hidden)
                 )
                 failures = [*failures, *self.slots.unreadable_rows(step), *undone]
                 prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
@@ -199,16 +206,30 @@ class ModelExecutor(DirectExecutor):
             return Hidden(torch.empty(0), None)
         self._set_threads(step)
         inputs = self._inputs.build(step)
-        if asking_chunks(step):
-            return Hidden(self._model.hidden(inputs, self._memory.layers, None), inputs.sampled)
-        return Hidden(self._model.hidden(inputs, self._memory.layers, inputs.sampled), None)
+        if asking_chunks(step) or (self.sums is not None and self.slots.task_chunks(step)):
+            return Hidden(self._model.hidden(inputs, None), inputs.sampled)
+        return Hidden(self._model.hidden(inputs, inputs.sampled), None)
 
     def row_logits(self, step: PlannedStep, hidden: Hidden) -> torch.Tensor:
         """Logits [rows, vocab]: ``step.sampled`` first, then perhaps padding rows."""
         return self._model.logits(hidden.residual, hidden.sampled)
 
-    def _last_hidden(self, hidden: Hidden, rows: list[int]) -> npt.NDArray[np.float32]:
-        """[len(rows), hidden]: of rows of the step's result."""
+    def _sum_up(self, step: PlannedStep, hidden: Hidden) -> None:
+        """Add the chunks of this step to what has come of their prompts."""
+        if self.sums is None:
+            return
+        chosen = self.slots.task_chunks(step)
+        for first, chunk in chunk_rows(step):
+            if chunk.slot in chosen:
+                rows = torch.arange(first, first + len(chunk.tokens), device=hidden.residual.device)
+                self.sums.add(chunk, self._model.last_hidden(hidden.residual, rows))
+
+    def _states(
+        self, step: PlannedStep, hidden: Hidden, rows: list[int]
+    ) -> npt.NDArray[np.float32]:
+        """[len(rows), hidden]: of the prompts that end in rows of the step's result."""
+        if self.sums is not None:
+            return self.sums.states(step.sampled[rows].tolist())
         at = torch.tensor(rows, device=hidden.residual.device)
         if hidden.sampled is not None:
             at = hidden.sampled.index_select(0, at)
@@ -234,8 +255,8 @@ class ModelExecutor(DirectExecutor):
         """The sampled token of each row, why rows have none (``Choice.bad``), logprobs, and the
         rows whose grammar has failed."""
         rows = len(step.sampled)
-        if not rows:
-            return np.empty(0, np.int32), np.empty(0, np.int64), [], []
+        if not rows or not self.generates:
+            return np.zeros(rows, np.int32), np.zeros(rows, np.int64), [], []
         logits = self.row_logits(step, hidden)[:rows]
         slots, at = self.slots, step.sampled
         temperature = slots.temperature[at]

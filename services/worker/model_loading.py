@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import read_machine
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
+from penstock.protocol.pooling import JUDGED, Pooling, read_pooling
 from penstock.services.worker.cpu_threads import (
     StepThreads,
     ThreadReview,
@@ -19,13 +23,19 @@ from penstock.services.worker.cpu_threads import (
 )
 from penstock.services.worker.device_memory import CudaMemory
 from penstock.services.worker.executor import PLAIN_KERNELS
+from penstock.services.worker.gpu.triton_trial import failure_of_triton
 from penstock.services.worker.grammar_rows import tokenizer_loader
-from penstock.services.worker.loaded_model import LoadedModel, kernels_for
+from penstock.services.worker.loaded_model import (
+    AttentionAlone,
+    LoadedModel,
+    kernels_for,
+    words_of_others,
+)
 from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.memory_plan import with_kv
+from penstock.services.worker.model_dtype import computed_type
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_memory import ModelMemory, in_use
-from penstock.services.worker.model_shape import BY_TRANSFORMERS
 from penstock.services.worker.model_weights import Loaded, Progress, make_model
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
@@ -35,34 +45,82 @@ from penstock.services.worker.plain_attention import (
     PlainAttention,
     choose_plain_attention,
 )
+from penstock.services.worker.pooling_tasks import (
+    Layer,
+    classifier_layer,
+    folder_tasks,
+    judge_layer,
+    token_ids,
+)
+from penstock.services.worker.prompt_sums import PromptSums
 from penstock.services.worker.step_profile import run_once
 
 if TYPE_CHECKING:
+    from penstock.services.worker.ahead_compilation import AheadCompilation
     from penstock.services.worker.gpu.compressed_layers import Compression
     from penstock.services.worker.step_profile import AnyExecutor
 
+_log = logging.getLogger("penstock.worker")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model_executor(
-    config: Config, progress: Progress, loaded: Loaded = lambda report: None
+    config: Config,
+    progress: Progress,
+    loaded: Loaded = lambda report: None,
+    ahead: AheadCompilation | None = None,
 ) -> AnyExecutor:
-    """``loaded`` is told what was read.
+    """``loaded`` is told what was read; ``ahead`` compiles kernels meanwhile.
+
+    A model of which Triton fails to compile or to launch a kernel is loaded again, without kernels
+    of ours: those have changed the form of its weights by then.
 
     Raises ``BadModelFolder`` or ``ConfigError``, where possible before memory is taken.
     """
+    try:
+        return _load(config, progress, loaded, ahead)
+    except Exception as failure:
+        reason = failure_of_triton(failure)
+        if not reason:
+            raise
+    _log.warning("the model is loaded again, without kernels of Penstock's own: %s", reason)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return _load(config, progress, loaded, None, f"a kernel failed: {reason}")
+
+
+def _load(
+    config: Config,
+    progress: Progress,
+    loaded: Loaded,
+    ahead: AheadCompilation | None,
+    without: str = "",
+) -> AnyExecutor:
+    """without: why there are no kernels of ours, if there are to be none."""
     info = read_model_info(config.model.model)
     device = choose_device(config.device.device, config.device.device_index)
     dtype = choose_dtype(config.model.dtype, info, device)
     cores = read_machine().physical_cores
     torch.set_num_threads(config.device.threads or cores)
-    model = make_model(config, info, dtype, device, progress, loaded)
-    kernels = kernels_for(model, config.cache.block_size)
+    pooling = read_pooling(info, config.model)
+    headless = not pooling.generates and not pooling.is_judge
+    model = make_model(config, info, dtype, device, progress, loaded, headless=headless)
+    judged = judge_of(model, info, pooling) if pooling.is_judge else None
+    kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
+    if not pooling.tasks and not without:
+        kernels = kernels_for(model, config.cache.block_size)
     if isinstance(kernels, str):
         subject = LoadedModel(model, kernels, plain_attention(model, config.cache.block_size))
+    elif isinstance(kernels, AttentionAlone):
+        subject = LoadedModel(model, kernels)
     else:
         compression = choose_compression(kernels, config, progress)
         subject = LoadedModel(model, kernels, compression=compression)
+    if ahead is not None and not isinstance(kernels, str):
+        if ahead.processes:
+            progress(f"compiling kernels in {ahead.processes} processes")
+        ahead.wait()
     progress("measuring a step")
     account = plan_memory(subject, config, info)
     capacity = account.sizes
@@ -78,7 +136,7 @@ def load_model_executor(
     if isinstance(executor, ModelExecutor) and device.type == "cpu":
         progress("measuring how many threads are fastest")
         threads = set_threads(executor, model, config.device.threads, cores)
-        by_others = "" if isinstance(model, Decoder) else f"{BY_TRANSFORMERS}; "
+        by_others = "" if isinstance(model, Decoder) else f"{words_of_others(model)}; "
         executor.summary = by_others + threads
     elif isinstance(executor, ModelExecutor):
         executor.summary = f"{PLAIN_KERNELS}: {subject.kernels}; {subject.attention.summary}"
@@ -87,16 +145,51 @@ def load_model_executor(
         progress("compiling kernels and capturing graphs")
         run_once(executor, 1)
         executor.warm_up()
+        if ahead is not None:
+            ahead.complete()
+            executor.summary += f"; {ahead.summary}" if ahead.summary else ""
+    if isinstance(executor, ModelExecutor):
+        add_tasks(executor, pooling, info, model, judged)
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account = account
     return executor
 
 
+def judge_of(model: CausalModel, info: ModelInfo, pooling: Pooling) -> Layer:
+    """What makes logits of "no" and "yes". To be called before the model is prepared."""
+    if not isinstance(model, Decoder):
+        raise BadModelFolder(f"{info.folder}: --task score: {info.architecture} is not supported")
+    ids = pooling.judged_by or token_ids(info.folder, JUDGED)
+    if max(ids) >= info.vocab_size:
+        raise BadModelFolder(
+            f"{info.folder}: tokens to judge by are {ids}; ids are below {info.vocab_size}"
+        )
+    return judge_layer(model.weights.lm_head, ids)
+
+
+def add_tasks(
+    executor: ModelExecutor,
+    pooling: Pooling,
+    info: ModelInfo,
+    model: CausalModel,
+    judged: Layer | None,
+) -> None:
+    """Let an executor do what the folder is for."""
+    layers = [] if judged is None else [judged]
+    if pooling.labels and judged is None:
+        layers = [classifier_layer(info, len(pooling.labels), model.hidden_size)]
+    executor.tasks = folder_tasks(pooling, layers)
+    executor.generates, executor.labels = pooling.generates, pooling.labels
+    if pooling.tasks and pooling.kind != "last":
+        executor.sums = PromptSums(pooling.kind)
+        executor.capacity = msgspec.structs.replace(executor.capacity, task_prompts="all")
+
+
 def plain_attention(model: CausalModel, block_size: int) -> PlainAttention:
     """What attends if the model has no kernels of ours."""
     full = [cache for cache in model.caches if not (cache.window or cache.softcap)]
-    if model.device.type == "cpu" or not full:
+    if not full:
         return REFERENCE
     return choose_plain_attention(full[0], model.dtype, block_size, model.device)
 
@@ -104,12 +197,9 @@ def plain_attention(model: CausalModel, block_size: int) -> PlainAttention:
 def choose_compression(kernels: DenseModel, config: Config, progress: Progress) -> Compression:
     """Compressed weights for a model that our kernels compute."""
     from penstock.services.worker.gpu.compressed_layers import compress_layers, no_compression
-    from penstock.services.worker.gpu.layer_products import why_not_fused
 
     if config.loading.compress_weights == "never":
         return no_compression("--compress-weights never")
-    if unfit := why_not_fused(kernels.weights.layers[0], kernels.config.activation):
-        return no_compression(f"the kernel that would read them {unfit}")
     progress("compressing weights")
     with torch.inference_mode():
         share = config.cache.gpu_memory_utilization * config.cache.share()
@@ -147,12 +237,9 @@ def choose_device(name: str, index: int = 0) -> torch.device:
 
 
 def choose_dtype(name: str, info: ModelInfo, device: torch.device) -> torch.dtype:
-    """``auto`` is the checkpoint's dtype; the CPU computes float16 checkpoints in bfloat16."""
-    chosen = info.dtype.removeprefix("torch.") if name == "auto" else name
-    if chosen not in _DTYPES:
-        raise BadModelFolder(
-            f"{info.folder / 'config.json'}: dtype {chosen!r}; supported are {', '.join(_DTYPES)}"
-        )
+    """``auto`` is the checkpoint's dtype; float64 ones are computed in float32, and float16 ones on
+    the CPU in bfloat16. Raises ``BadModelFolder`` and ``ConfigError``."""
+    chosen = computed_type(info) if name == "auto" else name
     if chosen == "float16" and device.type == "cpu":
         if name != "auto":
             raise ConfigError("--dtype float16: the CPU computes in bfloat16 or float32")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.device_memory import DeviceMemory, measure_step
-from penstock.services.worker.gpu.static_memory import ExecutorSizes, later_parts, static_parts
-from penstock.services.worker.loaded_model import LoadedModel
+from penstock.services.worker.gpu.static_memory import ExecutorSizes, of_profile, static_parts
+from penstock.services.worker.loaded_model import AttentionAlone, LoadedModel
 from penstock.services.worker.memory import EXTRA_BLOCKS, blocks_for, free_host_bytes
 from penstock.services.worker.memory_account import (
     MemoryAccount,
@@ -20,7 +21,7 @@ from penstock.services.worker.memory_account import (
 from penstock.services.worker.memory_plan import cpu_account, cuda_account
 from penstock.services.worker.model_shape import shape_of, shape_of_others
 from penstock.services.worker.models.decoder import Decoder
-from penstock.services.worker.models.dense import DenseConfig
+from penstock.services.worker.models.dense_form import DenseModel
 from penstock.services.worker.placement import placement
 from penstock.services.worker.plain_memory import later_plain_parts, plain_parts
 from penstock.services.worker.step_profile import run_all_rows, run_once
@@ -74,7 +75,7 @@ class ModelMemory:
         def run() -> int:
             executor = self._subject.executor(capacity)
             run_once(executor, tokens)
-            if isinstance(kernels, str):  # the kernels' executor has taken all when it is made
+            if not isinstance(kernels, DenseModel):  # else all was taken when it was made
                 run_all_rows(executor, tokens)
             return (capacity.num_blocks + EXTRA_BLOCKS) * self.block_bytes
 
@@ -87,7 +88,7 @@ class ModelMemory:
             step = [MemoryPart("step", found.step, f"measured with {tokens:,} rows")]
             step += later_plain_parts(self._shape, self._full, rest, self._item, "cuda")
         else:
-            step = self._of_kernels(kernels.config, capacity, found.step)
+            step = self._of_kernels(kernels, capacity, found.step)
         device, _ = placement(self._model.device, self._model.dtype)
         parts = [weights, *step]
         return cuda_account(
@@ -95,17 +96,16 @@ class ModelMemory:
         )
 
     def _of_kernels(
-        self, dense: DenseConfig, profiled: EngineSizes, measured: int
+        self, kernels: DenseModel | AttentionAlone, profiled: EngineSizes, measured: int
     ) -> list[MemoryPart]:
         """The parts of what the kernels' executor takes, of which a profile with fewer positions
         has measured a total."""
-        sizes = ExecutorSizes(dense, self._full, self._item)
-        static = static_parts(sizes)
-        of_profile = sum(
-            part.num_bytes for part in static_parts(ExecutorSizes(dense, profiled, self._item))
-        )
-        others = MemoryPart("step", max(0, measured - of_profile))
-        return [*static, others, *later_parts(sizes)]
+        alone = isinstance(kernels, AttentionAlone)
+        count = multiprocessors()
+        profile = ExecutorSizes(kernels.config, profiled, self._item, alone, count)
+        taken = sum(part.num_bytes for part in static_parts(profile))
+        sizes = ExecutorSizes(kernels.config, self._full, self._item, alone, count)
+        return of_profile(sizes, max(0, measured - taken))
 
     def _tokens(self) -> int:
         return min(self._full.max_num_batched_tokens, self._full.max_model_len)

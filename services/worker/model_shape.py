@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,9 @@ import msgspec
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
+from penstock.protocol.pooling import read_pooling
 from penstock.services.worker.checkpoint import Checkpoint
+from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.models.dense import DenseConfig, dense_config, specification_of
 from penstock.services.worker.models.registry import adapter_for, is_native
 from penstock.services.worker.models.sizes import fp32_norms, num_parameters
@@ -19,9 +22,11 @@ from penstock.services.worker.models.specification import (
     ModelSpecification,
     cache_of,
 )
+from penstock.services.worker.models.stored_form import as_stored
 
 BY_TRANSFORMERS = "computed by transformers' modelling code"
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_REPEATED = ("JetMoeForCausalLM",)
+"""Whose code repeats keys and values for all heads, ahead of attention."""
 
 
 class ModelShape(msgspec.Struct, frozen=True):
@@ -43,6 +48,9 @@ class ModelShape(msgspec.Struct, frozen=True):
     """Numbers of the weights in that form, with heads filled up ..."""
     fp32_norms: int = 0
     """... and of those of them that are fp32 whatever the model's type."""
+    estimated: bool = False
+    """Whether heads and windows are taken from the usual names in ``config.json``, of a model that
+    only the code of others knows."""
 
     @property
     def heads_width(self) -> int:
@@ -57,11 +65,17 @@ class ModelShape(msgspec.Struct, frozen=True):
 
 def read_shape(info: ModelInfo, config: Config) -> ModelShape:
     """Raises ``BadModelFolder`` and ``ConfigError``."""
-    impl = config.model.model_impl
-    others = impl == "transformers" or (impl == "auto" and not is_native(info))
-    if is_native(info) or not others:
-        shape = shape_of(adapter_for(info).specification(info))
-        return msgspec.structs.replace(shape, dense=BY_TRANSFORMERS) if others else shape
+    if read_pooling(info, config.model).encoder:
+        raise BadModelFolder(
+            f"{info.folder}: {info.architecture} is an encoder, which keeps no keys and values: "
+            "there is no KV memory to plan"
+        )
+    model = choose_model(info, config).specification
+    if model is not None:
+        return shape_of(_stored(info, config, model))
+    if (model := _known(info)) is not None:
+        shape = shape_of(_stored(info, config, model))
+        return msgspec.structs.replace(shape, dense=BY_TRANSFORMERS)
     if config.loading.load_format == "dummy":
         raise ConfigError(
             f"--load-format dummy: the memory of a {info.architecture} is told by its files alone; "
@@ -69,6 +83,25 @@ def read_shape(info: ModelInfo, config: Config) -> ModelShape:
         )
     shapes = Checkpoint(info.folder).shapes().values()
     return shape_of_others(info, sum(math.prod(shape) for shape in shapes))
+
+
+def _known(info: ModelInfo) -> ModelSpecification | None:
+    """What a family of our own says of a model that transformers' code computes."""
+    if is_native(info):
+        with contextlib.suppress(BadModelFolder):
+            return adapter_for(info).specification(info)
+    return None
+
+
+def _stored(info: ModelInfo, config: Config, model: ModelSpecification) -> ModelSpecification:
+    """The model as its files have it, if it has any; what is wrong with them is told by who loads
+    them."""
+    adapter = adapter_for(info)
+    if config.loading.load_format == "dummy":
+        return model
+    with contextlib.suppress(BadModelFolder):
+        return as_stored(model, adapter.names, Checkpoint(info.folder)).model
+    return model
 
 
 def shape_of(model: ModelSpecification) -> ModelShape:
@@ -108,6 +141,7 @@ def shape_of_others(
         caches=list(caches) or _caches_of_others(info, hidden),
         rotary_width=0,
         dense=BY_TRANSFORMERS,
+        estimated=not caches,
     )
 
 
@@ -116,8 +150,21 @@ def _caches_of_others(info: ModelInfo, hidden: int) -> list[CacheSpecification]:
     heads = _number(info, "num_attention_heads", "n_head", "num_heads")
     one = 1 if info.config.get("multi_query") else heads
     kv_heads = _number(info, "num_key_value_heads", "num_kv_heads", default=one)
-    dim = _number(info, "head_dim", default=max(1, hidden // heads))
-    return [CacheSpecification(kv_heads, dim, heads)] * layers
+    kv_heads = heads if info.architecture in _REPEATED else kv_heads
+    dim = _number(info, "head_dim", "kv_channels", default=max(1, hidden // heads))
+    windows = _windows_of_others(info, layers)
+    return [CacheSpecification(kv_heads, dim, heads, window) for window in windows]
+
+
+def _windows_of_others(info: ModelInfo, layers: int) -> list[int]:
+    """Of each layer, 0: none. As ``layer_types`` says; without it all layers have the window."""
+    window, kinds = info.config.get("sliding_window"), info.config.get("layer_types")
+    unused = info.config.get("use_sliding_window") is False
+    if type(window) is not int or not 0 < window < info.max_model_len or unused:
+        return [0] * layers
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        return [window] * layers
+    return [window if kind == "sliding_attention" else 0 for kind in kinds]
 
 
 def _number(info: ModelInfo, *keys: str, default: int | None = None) -> int:

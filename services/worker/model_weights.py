@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from penstock.protocol.config import Config
-from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.load_report import LoadReport
+from penstock.services.worker.model_choice import ModelChoice, choose_model
 from penstock.services.worker.models.adapter import may_be_zero, named_tensors
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
-from penstock.services.worker.models.registry import adapter_for, is_native
+from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.specification import ModelSpecification, for_length
+from penstock.services.worker.models.stored_form import as_stored
 from penstock.services.worker.models.weights import allocate_weights, in_halves
 from penstock.services.worker.weight_reading import PinnedBuffers
 
 Progress = Callable[[str], None]
 Loaded = Callable[[LoadReport], None]
 
+_log = logging.getLogger("penstock.worker")
 DUMMY_STD = 0.02
 """Spread of random weights: as transformers initialises them."""
+_HEADS = ("lm_head.", "score.")
 
 
 def make_model(
@@ -33,22 +39,49 @@ def make_model(
     device: torch.device,
     progress: Progress,
     loaded: Loaded,
+    *,
+    headless: bool = False,
 ) -> CausalModel:
-    """The model that the configuration names; ``loaded`` is told what was read.
+    """The model that the configuration names; ``loaded`` is told what was read. headless: nobody
+    asks for logits, and the folder may lack what makes them.
 
     One of our own families, or by transformers' modelling code. Raises ``BadModelFolder``.
     """
     random, seed = config.loading.load_format == "dummy", config.model.seed
-    impl = config.model.model_impl
-    if impl == "transformers" or (impl == "auto" and not is_native(info)):
-        from penstock.services.worker.models.transformers_model import load_transformers_model
-
+    choice = choose_model(info, config)
+    if choice.specification is None:
         progress("loading by transformers")
-        return load_transformers_model(info, dtype, device, random=random, seed=seed)
+        return _by_transformers(choice, info, dtype, device, random=random, seed=seed)
     longest = config.model.max_model_len
     if random:
         return random_model(info, dtype, device, seed, longest)
-    return load_model(info, dtype, device, progress, loaded, longest)
+    return load_model(info, dtype, device, progress, loaded, longest, headless=headless)
+
+
+def _by_transformers(
+    choice: ModelChoice,
+    info: ModelInfo,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    random: bool,
+    seed: int,
+) -> CausalModel:
+    from penstock.services.worker.models.transformers_model import load_transformers_model
+
+    try:
+        model = load_transformers_model(info, dtype, device, random=random, seed=seed)
+    except BadModelFolder as failure:
+        if not choice.refusal:
+            raise
+        raise BadModelFolder(f"{choice.refusal}; nor by transformers' code: {failure}") from None
+    if choice.refusal:
+        _log.warning(
+            "transformers' code computes the model, more slowly: its own family refuses it: %s",
+            choice.refusal,
+        )
+        model.refusal = choice.refusal
+    return model
 
 
 def load_model(
@@ -58,25 +91,32 @@ def load_model(
     progress: Progress,
     loaded: Loaded = lambda report: None,
     longest: int | None = None,
+    *,
+    headless: bool = False,
 ) -> Decoder:
     """Check the whole checkpoint, then allocate and read the weights. longest: positions that a
-    sequence may have, by default all that the model was trained for."""
+    sequence may have, by default all that the model was trained for. headless: as in
+    ``make_model``; the embedding stands for the LM head then."""
     adapter = adapter_for(info)
     model = for_length(adapter.specification(info), longest or info.max_model_len)
     progress("checking the checkpoint")
     checkpoint = Checkpoint(Path(info.folder))
+    model, names, notes = as_stored(model, adapter.names, checkpoint)
+    if headless:
+        model = replace(model, tie_word_embeddings=True)
     # Pinned while the device starts and memory is taken for the weights.
     buffers = PinnedBuffers(checkpoint.total_bytes) if device.type == "cuda" else None
-    expected = named_tensors(
-        adapter.names, model, allocate_weights(model, dtype, torch.device("meta"))
-    )
+    expected = named_tensors(names, model, allocate_weights(model, dtype, torch.device("meta")))
     shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
-    checkpoint.check(shapes, lambda name: is_harmless(model, name))
+    checkpoint.check(
+        shapes,
+        lambda name: is_harmless(model, name) or (headless and name.startswith(_HEADS)),
+    )
     weights = allocate_weights(model, dtype, device)
     with torch.inference_mode():
-        targets = named_tensors(adapter.names, model, weights)
-        zero = may_be_zero(adapter.names, model)
-        loaded(checkpoint.load(targets, progress, zero, buffers))
+        targets = named_tensors(names, model, weights)
+        report = checkpoint.load(targets, progress, may_be_zero(names, model), buffers)
+        loaded(replace(report, notes=notes))
         model = in_halves(model, weights)
     return Decoder(model, weights)
 

@@ -1,8 +1,10 @@
 """Which backends attend where the device has no kernels of ours for a model: measured at load.
 
-On the CPU always the reference: its results do not depend on the batch. On a CUDA device torch's
-SDPA stands beside it, and the faster one is taken, for decode rows and for chunks apart. What is
-measured is what a layer of the model does: its heads, its blocks, contexts of several lengths.
+On the CPU the reference attends in float32, where its results do not depend on the batch; in other
+dtypes it has the decode rows, and torch's SDPA the chunks (2 to 4 times as fast; docs/cpu.md). On a
+CUDA device both are measured, and the faster one is taken, for decode rows and for chunks apart.
+What is measured is what a layer of the model does: its heads, its blocks, contexts of several
+lengths.
 """
 
 from __future__ import annotations
@@ -57,10 +59,12 @@ def choose_plain_attention(
     cache: CacheSpecification, dtype: torch.dtype, block_size: int, device: torch.device
 ) -> PlainAttention:
     """What attends for a model on this device; cache: of its layers without a window."""
-    if device.type == "cpu":
+    if device.type == "cpu" and dtype == torch.float32:
         return REFERENCE
     from penstock.kernels.sdpa_attention import SdpaAttention
 
+    if device.type == "cpu":
+        return PlainAttention(ReferenceAttention(), SdpaAttention())
     with torch.inference_mode():
         measured = MeasuredLayer(cache, dtype, block_size, device)
         return faster_of(SdpaAttention(), ReferenceAttention(), measured)

@@ -26,16 +26,20 @@ def plain_parts(
     """device: ``cpu`` or ``cuda``."""
     rows = max(sizes.max_num_batched_tokens, sizes.max_num_seqs)
     drawn = max(sizes.max_num_seqs, _PROMPT_ROWS)
-    attention = shape.heads_width * (item_bytes + 3 * _FP32)
-    mlp = shape.mlp_width * (item_bytes + _FP32)
-    width = 3 * shape.hidden * _FP32 + max(attention, mlp)
     logits = drawn * shape.vocab * (item_bytes + _DRAW_BYTES)
     return [
-        MemoryPart("step", rows * width, f"activations of {rows:,} rows"),
+        MemoryPart("step", activations(shape, rows, item_bytes), f"activations of {rows:,} rows"),
         MemoryPart("sampler", logits + sampler_tables(shape.vocab, sizes.max_num_seqs),
                    f"logits of {drawn:,} rows"),
         *later_plain_parts(shape, sizes, sizes.max_model_len, item_bytes, device),
     ]  # fmt: skip
+
+
+def activations(shape: ModelShape, rows: int, item_bytes: int) -> int:
+    """Bytes that a layer takes for so many rows."""
+    attention = shape.heads_width * (item_bytes + 3 * _FP32)
+    mlp = shape.mlp_width * (item_bytes + _FP32)
+    return rows * (3 * shape.hidden * _FP32 + max(attention, mlp))
 
 
 def later_plain_parts(

@@ -12,15 +12,15 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import replace
 
+from penstock.kernels.gpu.device_facts import USUAL_MULTIPROCESSORS
 from penstock.protocol.config import Config, ConfigError
-from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
+from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.gpu.static_memory import (
     LIBRARY_BYTES,
     ExecutorSizes,
-    later_parts,
-    static_parts,
+    of_profile,
 )
 from penstock.services.worker.gpus import GPUS, Gpu
 from penstock.services.worker.layer_groups import group_layers
@@ -34,10 +34,11 @@ from penstock.services.worker.memory_account import (
     weights_part,
 )
 from penstock.services.worker.memory_plan import block_bytes, cpu_account, cuda_account, with_kv
-from penstock.services.worker.model_shape import ITEM_BYTES, ModelShape, read_shape
-from penstock.services.worker.models.dense import DenseConfig, caches_of
+from penstock.services.worker.model_dtype import ITEM_BYTES, computed_type
+from penstock.services.worker.model_shape import ModelShape, read_shape
+from penstock.services.worker.models.dense import DenseConfig, caches_of, paged_config
 from penstock.services.worker.models.specification import CacheSpecification
-from penstock.services.worker.plain_memory import plain_parts
+from penstock.services.worker.plain_memory import activations, plain_parts
 
 CANNOT_FIT = 1
 """Exit code."""
@@ -47,11 +48,17 @@ OUTSIDE_BYTES = 3 * GIB // 4
 """What CUDA's context and the loaded kernels take of a GPU."""
 _NARROW, _COMPRESSED_SHARE, _MOST_MEMORY, _MOST_LEFT = 2048, 0.76, 0.1, 0.25
 """As in ``penstock.services.worker.gpu.compressed_layers``."""
-_LARGEST_HEADS, _LARGE_SHARED = (256, 4), ((9, 0), (10, 0))
-"""Heads of such a size and bytes of a number take more shared memory than programs have on other
-compute capabilities than these, as in ``penstock.kernels.gpu.prefill_attention``."""
+_WIDE_HEADS, _LARGE_SHARED = 128, ((9, 0), (10, 0))
+"""Wider heads take more shared memory in fp32 than programs have on other compute capabilities
+than these, as in ``penstock.kernels.gpu.prefill_attention``."""
+_FP32_BYTES = ITEM_BYTES["float32"]
 _GPUS_NAMED = 3
 _WORTH_SAYING = 1.01
+_ESTIMATE = [
+    "",
+    "An estimate: transformers' code computes this model, and which heads and windows it keeps is "
+    "known when it is loaded",
+]
 _TRIED_TOKENS, _TRIED_SEQS, _TRIED_SHARE = (4096, 2048, 1024, 512), (128, 64, 16, 4), 0.95
 
 
@@ -65,6 +72,7 @@ class PlannedDevice(msgspec.Struct, frozen=True):
     """Bytes of a GPU that are not the worker's."""
     capability: tuple[int, int] = (0, 0)
     """Compute capability of a GPU."""
+    multiprocessors: int = USUAL_MULTIPROCESSORS
 
     @property
     def hopper(self) -> bool:
@@ -85,13 +93,16 @@ def planned_device(config: Config, gpu: Gpu | None) -> PlannedDevice:
 
     index = config.device.device_index
     free, total = torch.cuda.mem_get_info(index)
-    capability = torch.cuda.get_device_capability(index)
+    properties = torch.cuda.get_device_properties(index)
+    capability, count = (properties.major, properties.minor), properties.multi_processor_count
     outside = total - free + OUTSIDE_BYTES // 2  # the context of this process is there already
-    return PlannedDevice(torch.cuda.get_device_name(index), total, outside, capability)
+    return PlannedDevice(properties.name, total, outside, capability, count)
 
 
 def device_of(gpu: Gpu) -> PlannedDevice:
-    return PlannedDevice(gpu.title, gpu.usable_bytes, OUTSIDE_BYTES, gpu.capability)
+    return PlannedDevice(
+        gpu.title, gpu.usable_bytes, OUTSIDE_BYTES, gpu.capability, gpu.multiprocessors
+    )
 
 
 class Planner:
@@ -133,65 +144,88 @@ class Planner:
             max_model_len=config.model.max_model_len or self.info.max_model_len,
             vocab_size=self.info.vocab_size,
         )
-        dtype = _type(config, self.info)
+        dtype = type_name(config, self.info)
         weights = weights_part(shape.parameters, shape.parameters * item, dtype)
         if self.device.is_cpu:
             # Weights are packed for products; the embedding stays beside the LM head.
             held = replace(weights, num_bytes=weights.num_bytes + shape.head_parameters * item)
             free = self.device.total - held.num_bytes - PROCESS_BYTES
             return cpu_account(config, free, held, plain_parts(shape, sizes, item, "cpu"), block)
-        kernels = self._kernels(config, shape)
+        kernels, alone = self._kernels(config, shape), self._attention(config, shape)
         if kernels is not None:
             weights = replace(weights, num_bytes=_dense_bytes(shape, item))
         parts = [weights, MemoryPart("step", LIBRARY_BYTES // 2)]
         if kernels is not None:
-            executor = ExecutorSizes(kernels, sizes, item)
-            parts += [*static_parts(executor), *later_parts(executor)]
+            parts += of_profile(
+                ExecutorSizes(kernels, sizes, item, False, self.device.multiprocessors), 0
+            )
             parts += self._compressed(config, shape, item) if compressed else []
+        elif alone is not None:
+            executor = ExecutorSizes(alone, sizes, item, True, self.device.multiprocessors)
+            parts += of_profile(executor, activations(shape, executor.rows, item))
         else:
             parts += plain_parts(shape, sizes, item, "cuda")
         device = self.device
         return cuda_account(config, device.name, device.total, parts, device.outside, block)
 
     def _kernels(self, config: Config, shape: ModelShape) -> DenseConfig | None:
-        """What the kernels of GPUs compute; ``None``: the model is computed without them."""
+        """What the kernels of GPUs compute of layers; ``None``: nothing."""
         dense = shape.dense
-        if self.device.is_cpu or not isinstance(dense, DenseConfig):
+        fits = isinstance(dense, DenseConfig) and self._fits(config, dense)
+        return dense if isinstance(dense, DenseConfig) and fits else None
+
+    def _attention(self, config: Config, shape: ModelShape) -> DenseConfig | None:
+        """Of what model the kernels of GPUs compute attention alone; ``None``: of none."""
+        if isinstance(shape.dense, DenseConfig):
             return None
-        large = (dense.head_dim, item_bytes(config, self.info)) == _LARGEST_HEADS
-        return None if large and self.device.capability not in _LARGE_SHARED else dense
+        form = paged_config(shape.caches, shape.hidden, shape.mlp_width, shape.vocab)
+        fits = isinstance(form, DenseConfig) and self._fits(config, form)
+        return form if isinstance(form, DenseConfig) and fits else None
+
+    def _fits(self, config: Config, form: DenseConfig) -> bool:
+        """Whether the device's kernels take heads and blocks of this size."""
+        size = config.cache.block_size
+        if self.device.is_cpu or size & (size - 1):
+            return False
+        large = form.head_dim > _WIDE_HEADS and item_bytes(config, self.info) == _FP32_BYTES
+        return not large or self.device.capability in _LARGE_SHARED
 
     def _caches(self, config: Config, shape: ModelShape) -> list[CacheSpecification]:
         """What each layer keeps."""
-        kernels = self._kernels(config, shape)
+        kernels = self._kernels(config, shape) or self._attention(config, shape)
         return shape.caches if kernels is None else caches_of(kernels)
 
-    def _compressed(self, config: Config, shape: ModelShape, item: int) -> list[MemoryPart]:
+    def is_compressed(self, config: Config, share: float = 1.0) -> bool:
+        """Whether a worker has compressed weights, too, where their room is as large as planned,
+        times ``share``."""
+        shape, item = read_shape(self.info, config), item_bytes(config, self.info)
+        return bool(self._compressed(config, shape, item, share))
+
+    def _compressed(
+        self, config: Config, shape: ModelShape, item: int, share: float = 1.0
+    ) -> list[MemoryPart]:
         never = config.loading.compress_weights == "never" or not self.device.hopper
-        if never or shape.hidden < _NARROW or _type(config, self.info) != "bfloat16":
+        if never or shape.hidden < _NARROW or type_name(config, self.info) != "bfloat16":
             return []
         embedding = 0 if shape.head_parameters else shape.vocab * shape.hidden
         wanted = int(_COMPRESSED_SHARE * (shape.dense_parameters - embedding) * item)
         usable = config.cache.gpu_memory_utilization * config.cache.share() * self.device.total
         left = usable - self.device.outside - _dense_bytes(shape, item)
-        if wanted > min(_MOST_MEMORY * usable, _MOST_LEFT * left):
+        if wanted > share * max(0.0, min(_MOST_MEMORY * usable, _MOST_LEFT * left)):
             return []
         return [MemoryPart("weights", wanted, "compressed ones for few rows")]
 
 
-def _type(config: Config, info: ModelInfo) -> str:
+def type_name(config: Config, info: ModelInfo) -> str:
+    """Of a weight as the worker has it, as torch names it. Raises ``BadModelFolder`` for an unknown
+    type."""
     name = config.model.dtype
-    return info.dtype.removeprefix("torch.") if name == "auto" else name
+    return computed_type(info) if name == "auto" else name
 
 
 def item_bytes(config: Config, info: ModelInfo) -> int:
     """Bytes of a weight as the worker has it. Raises ``BadModelFolder`` for an unknown type."""
-    dtype = _type(config, info)
-    if dtype not in ITEM_BYTES:
-        raise BadModelFolder(
-            f"{info.folder / 'config.json'}: dtype {dtype!r}; supported are {', '.join(ITEM_BYTES)}"
-        )
-    return ITEM_BYTES[dtype]
+    return ITEM_BYTES[type_name(config, info)]
 
 
 def _dense_bytes(shape: ModelShape, item: int) -> int:
@@ -209,13 +243,14 @@ def report(config: Config, gpu: Gpu | None) -> tuple[str, int]:
         Checkpoint(info.folder)
     planner = Planner(info, planned_device(config, gpu))
     beside = planner.beside_kv(config)
+    estimate = _ESTIMATE if read_shape(info, config).estimated else []
     try:
         account = planner.account(config)
     except ConfigError as failure:
-        lines = [*table(beside), "", f"It does not fit: {failure}"]
+        lines = [*table(beside), *estimate, "", f"It does not fit: {failure}"]
         return "\n".join(lines + _section("What would fit:", fitting(planner, config))), CANNOT_FIT
     advice = _section("What would change it:", changes(planner, config, account))
-    return "\n".join(table(account) + advice), 0
+    return "\n".join([*table(account), *estimate, *advice]), 0
 
 
 def _section(title: str, lines: Iterator[str]) -> list[str]:
@@ -288,7 +323,7 @@ def larger(planner: Planner, config: Config) -> Iterator[str]:
 def alternatives(planner: Planner, config: Config) -> Iterator[tuple[str, Config]]:
     """Settings that need less memory or may use more, one flag changed at a time."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    if _type(config, planner.info) == "float32":
+    if type_name(config, planner.info) == "float32":
         yield "--dtype bfloat16", replace(config, model=replace(model, dtype="bfloat16"))
     if not planner.device.is_cpu and cache.gpu_memory_utilization < _TRIED_SHARE:
         changed = replace(cache, gpu_memory_utilization=_TRIED_SHARE)

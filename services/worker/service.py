@@ -105,6 +105,8 @@ class WorkerService(LoopService):
 
     def _on_weights(self, report: LoadReport) -> None:
         self._load_report = report
+        for note in report.notes:
+            self.log.warning(note)
         if report.zero_tensors:
             self.log.warning(
                 "matrices of nothing but zeros: meant in layers that were added and not trained, "
@@ -123,8 +125,13 @@ class WorkerService(LoopService):
         if self.executor.summary:
             self._say_summary(self.executor)
         self._say_account(self.executor)
+        if not self.executor.generates or self.executor.tasks:
+            self.log.info(self.executor.described)
         self.status.capacity = Capacity(
-            **msgspec.structs.asdict(self.executor.capacity), tasks=list(self.executor.tasks)
+            **msgspec.structs.asdict(self.executor.capacity),
+            tasks=list(self.executor.tasks),
+            generates=self.executor.generates,
+            labels=self.executor.labels,
         )
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
@@ -185,7 +192,11 @@ class WorkerService(LoopService):
         rank, executor = self.config.cluster.rank, self.executor
         self.mailbox.send(
             message.reply_to,
-            Attached(self.epoch, rank, executor.capacity, executor.shape, list(executor.tasks)),
+            Attached(
+                *(self.epoch, rank, executor.capacity, executor.shape, list(executor.tasks)),
+                executor.generates,
+                executor.labels,
+            ),
         )
 
     def _execute(self, plan: StepPlan) -> None:

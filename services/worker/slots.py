@@ -85,6 +85,8 @@ class SlotTable:
         """How many likeliest tokens to list; -1: no logprobs."""
         self.prompt_logprobs = np.full(slots, -1, np.int64)
         self.prompt_length = np.zeros(slots, np.int64)
+        self.second = np.zeros(slots, np.int64)
+        """Where the second text of a pair begins in a prompt; 0: nowhere."""
         self.adjustments: list[SlotAdjustments | None] = [None] * slots
         self.asks = np.zeros(slots, np.bool_)
         """Slots with adjustments."""
@@ -233,6 +235,7 @@ class SlotTable:
             raise PlanError(f"slot {slot}: {new.num_computed} positions computed without blocks")
         if new.task:
             self._tasks[slot] = new.task
+        self.second[slot] = new.second
         sampling = self._read_sampling(new)
         self.temperature[slot] = sampling.temperature
         self.top_k[slot] = max(0, sampling.top_k)
@@ -265,6 +268,10 @@ class SlotTable:
             return []
         slots = enumerate(step.sampled.tolist())
         return [(row, self._tasks[slot]) for row, slot in slots if slot in self._tasks]
+
+    def task_chunks(self, step: PlannedStep) -> set[int]:
+        """Slots that have a task, and a chunk in this step."""
+        return {chunk.slot for chunk in step.chunks if chunk.slot in self._tasks}
 
     def unreadable_rows(self, step: PlannedStep) -> list[RowFailure]:
         """Rows of slots whose sampling cannot be read."""

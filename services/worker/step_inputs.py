@@ -8,8 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from penstock.kernels.attention import paged_attention
 from penstock.kernels.attention_backend import CacheShape, PlannedBatch, QuerySpans
-from penstock.services.worker.models.causal_model import LayerInputs, StepInputs
+from penstock.kernels.kv_cache import write_kv
+from penstock.services.worker.kv_memory import KVCache
+from penstock.services.worker.models.causal_model import StepInputs
 from penstock.services.worker.plain_attention import PlainAttention
 from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
 
@@ -30,7 +33,34 @@ class AttendedCache(NamedTuple):
 
     group: int
     shape: CacheShape
+    scale: float
     attention: PlainAttention
+
+
+class LayerInputs(NamedTuple):
+    """Where a layer's K and V go, and how it attends."""
+
+    slot_mapping: torch.Tensor
+    """[N] int64, see ``write_kv``."""
+    attention: Sequence[PlannedBatch]
+    scale: float
+    """What scores are multiplied by."""
+
+
+class PlannedAttention(NamedTuple):
+    """A ``StepAttention`` by torch's operations, planned for one step."""
+
+    layers: Sequence[LayerInputs]
+    """For each layer; layers that read their cache alike share one."""
+    cache: KVCache
+
+    def __call__(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        keys, values = self.cache[layer]
+        inputs = self.layers[layer]
+        write_kv(key, value, keys, values, inputs.slot_mapping)
+        return paged_attention(query, keys, values, inputs.attention, inputs.scale)
 
 
 class InputBuilder:
@@ -45,13 +75,14 @@ class InputBuilder:
         slots: SlotTable,
         caches: Sequence[AttendedCache],
         layers: Sequence[int],
+        memory: KVCache,
         rows: RowPadding,
         padding_block: int,
         device: torch.device,
     ) -> None:
-        """layers: for each layer of the model the index of its cache."""
+        """layers: for each layer of the model the index of its cache; memory: what they keep."""
         self._slots = slots
-        self._caches, self._layers = caches, layers
+        self._caches, self._layers, self._memory = caches, layers, memory
         self._block_size = caches[0].shape.block_size
         self._rows = rows
         self._device = device
@@ -68,7 +99,7 @@ class InputBuilder:
         return StepInputs(
             tokens=self._upload(slots.last_token[decoding], 0),
             positions=self._upload(position, 0),
-            layers=self._of_layers(
+            attention=self._of_layers(
                 decoding,
                 position,
                 [self._plan_single(cache, rows, position, decoding) for cache in self._caches],
@@ -93,7 +124,7 @@ class InputBuilder:
         return StepInputs(
             tokens=self._upload(np.concatenate(tokens), 0),
             positions=self._upload(position, 0),
-            layers=self._of_layers(
+            attention=self._of_layers(
                 np.concatenate(owners),
                 position,
                 [self._plan_attention(cache, step, positions[0]) for cache in self._caches],
@@ -107,17 +138,17 @@ class InputBuilder:
 
     def _of_layers(
         self, owners: IntArray, positions: IntArray, planned: list[Sequence[PlannedBatch]]
-    ) -> list[LayerInputs]:
+    ) -> PlannedAttention:
         """owners, positions: slot and position of each row; planned: for each cache."""
         mappings = [
             self._upload(self._slot_mapping(table, owners, positions), self._padding_slot)
             for table in self._slots.blocks.tables
         ]
         inputs = [
-            LayerInputs(mappings[cache.group], batches)
+            LayerInputs(mappings[cache.group], batches, cache.scale)
             for cache, batches in zip(self._caches, planned, strict=True)
         ]
-        return [inputs[number] for number in self._layers]
+        return PlannedAttention([inputs[number] for number in self._layers], self._memory)
 
     def _slot_mapping(self, table: IntArray, owners: IntArray, positions: IntArray) -> IntArray:
         size = self._block_size

@@ -76,9 +76,9 @@ def replaced(cluster: ByHand) -> bool:
 @pytest.mark.parametrize(
     "roles",
     [
-        ("tokenizer",),
+        pytest.param(("tokenizer",), marks=pytest.mark.chaos),
         pytest.param(("scheduler",), marks=pytest.mark.chaos),
-        ("worker",),
+        pytest.param(("worker",), marks=pytest.mark.chaos),
         pytest.param(ENGINE, marks=pytest.mark.chaos),
     ],
     ids="-".join,
@@ -105,6 +105,7 @@ def test_processes_that_come_back_late_change_nothing(
 
 
 @in_every_state
+@pytest.mark.chaos
 def test_a_router_that_comes_back_late_goes_on_as_if_nothing_had_been(
     cluster: ByHand, state: str
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_router_that_comes_back_late_goes_on_as_if_nothing_had_been(
     assert cluster.lost() == [], cluster.output
 
 
+@pytest.mark.chaos
 @in_every_state
 def test_a_router_and_an_engine_that_come_back_late_change_nothing(
     cluster: ByHand, state: str

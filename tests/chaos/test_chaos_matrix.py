@@ -30,11 +30,7 @@ VICTIMS = {
 }
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 FAST = {
-    ("router", "streaming", signal.SIGKILL),
-    ("tokenizer", "streaming", signal.SIGKILL),
     ("scheduler", "prefill", signal.SIGSTOP),
-    ("worker", "streaming", signal.SIGKILL),
-    ("router and engine", "decode", signal.SIGKILL),
 }
 
 

@@ -82,7 +82,7 @@ async def poisoned(
 @pytest.mark.parametrize(
     "running",
     [
-        pytest.param(0, id="as they come"),
+        pytest.param(0, id="as they come", marks=pytest.mark.chaos),
         pytest.param(NEIGHBOURS, id="as they stream", marks=pytest.mark.chaos),
     ],
 )

@@ -12,6 +12,7 @@ from streams import Crowd, Followed, requests, undisturbed
 from victims import children, nothing_held
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("action", ["oom", "raise"])
 def test_a_step_without_memory_or_with_an_error_is_tried_again(action: str, tmp_path: Path) -> None:
     folder = write_model("qwen3", tmp_path / "tiny")
@@ -32,4 +33,4 @@ def test_a_step_without_memory_or_with_an_error_is_tried_again(action: str, tmp_
         assert children(server) == before
         nothing_held(server)
         assert server.metrics()["penstock:failed_steps_total"] == 1
-        assert "on order at step" in server.output
+        server.find("(on order at step)")

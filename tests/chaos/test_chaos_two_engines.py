@@ -109,6 +109,7 @@ def test_a_killed_frontend_costs_its_own_clients_their_streams_and_nobody_else(
     nothing_held(server)
 
 
+@pytest.mark.chaos
 def test_the_blocks_of_a_killed_frontend_are_free_within_a_second(
     server: Served, report: Callable[..., None]
 ) -> None:

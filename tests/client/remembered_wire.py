@@ -31,6 +31,8 @@ class Wire:
 class LastError:
     """A sink that keeps the error."""
 
+    wants_ids = False
+
     def __init__(self) -> None:
         self.rejected: Rejected | None = None
 
@@ -39,6 +41,8 @@ class LastError:
     def on_row(
         self, choice: int, text: str, tokens: int, extras: RowExtras | None = None
     ) -> None: ...
+
+    def on_continued(self) -> None: ...
 
     def on_rejected(self, rejected: Rejected) -> None:
         self.rejected = rejected

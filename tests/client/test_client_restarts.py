@@ -6,6 +6,7 @@ import time
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from remembered_wire import LastError, Wire
 
@@ -17,8 +18,11 @@ from penstock.protocol.process.participant import UNREACHABLE_SECONDS, Participa
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Members, Peer, Phase
 from penstock.protocol.wire.messages.requests import (
+    Accepted,
     Cancel,
     ChoiceState,
+    PoolingParams,
+    PromptText,
     RequestHead,
     Submit,
     Tokens,
@@ -264,3 +268,23 @@ def test_a_server_that_was_never_ready_refuses_at_once() -> None:
         frontend.gateway.open(work(), LastError())
     assert refused.value.rejected.status == 503
     assert refused.value.rejected.retry_after
+
+
+def test_a_text_with_a_folders_prompt_goes_on_as_ids_that_have_it_already() -> None:
+    frontend = Frontend()
+    frontend.ready()
+    pooling = PoolingParams(dimensions=8, prompt_name="query")
+    asked = Work(
+        RequestHead(), PromptText("weir"), SamplingParams(), [ChoiceState(0)], pooling=pooling
+    )
+    number = frontend.gateway.open(asked, LastError())
+    (first,) = frontend.take(Submit)
+    assert msgspec.msgpack.decode(first.work, type=Work).pooling == pooling
+    ids = array("i", [7, 8, 9]).tobytes()
+    frontend.gateway.ledger.handle(2, Accepted(number, first.attempt, ids, 0), frontend.now)
+    frontend.members({1: Phase.READY, 12: Phase.READY, 3: Phase.READY, 4: Phase.READY})
+    frontend.tick()
+    (again,) = frontend.take(Submit)
+    work = msgspec.msgpack.decode(again.work, type=Work)
+    assert again.attempt > first.attempt
+    assert (work.prompt, work.pooling) == (Tokens(ids), PoolingParams(dimensions=8))

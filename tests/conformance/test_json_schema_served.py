@@ -79,8 +79,8 @@ def check(server: Served, seeds: range) -> Counter[str]:
 
 
 def test_answers_to_random_schemas_are_valid(server: Served) -> None:
-    kinds = check(server, range(30))
-    assert kinds["stop"] >= 15, kinds
+    kinds = check(server, range(15))
+    assert kinds["stop"] >= 7, kinds
 
 
 @pytest.mark.slow

@@ -31,6 +31,9 @@ SINCE = {
     *("--device-index", "--restart-wait-s", "--world-size"),
     *("--memory-share", "--expected-models", "--model-impl", "--tool-strictness"),
     *("--tool-parser", "--reasoning-parser", "--response-store", "--response-store-bytes"),
+    *("--grpc-host", "--grpc-port", "--grpc-tokenizer", "--task", "--pooling"),
+    *("--allow-dimensions", "--keys-file", "--limits-url", "--root-path", "--tls-cert"),
+    *("--tls-key", "--trusted-proxies"),
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {

@@ -2,9 +2,9 @@
 
     CAPABILITY=90 SHARED_BYTES=232448 python compile_for_gpu.py [MODELS]
 
-Runs the executor's steps on the CPU with launches replaced by compilations for that compute
-capability, and prints each kernel once, and those launched early that may end before they have
-waited for the kernel ahead; of the first ``MODELS`` shapes of models, with one vocabulary and fewer
+Runs the executor's steps on the CPU while launches are recorded, compiles each kernel once for that
+compute capability and prints it, and those launched early that may end before they have waited for
+the kernel ahead; of the first ``MODELS`` shapes of models, with one vocabulary and fewer
 numbers of rows, or of all. It has a process of its own, because Triton decides between its compiler
 and its interpreter when a kernel is declared.
 """
@@ -15,28 +15,27 @@ import sys
 from typing import Any
 from unittest.mock import patch
 
-import pretended_gpu
 import torch
-import triton
 from dependent_launch import Given, waits
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.runtime.jit import JITFunction, MockTensor
+from pretended_gpu import CAPABILITY, SHARED_BYTES
 
 from penstock.kernels.gpu import prefill_attention, rows_linear_hopper
 from penstock.kernels.gpu.adjust_logits import adjust_logits
+from penstock.kernels.gpu.attention_arguments import DecodeBatch
 from penstock.kernels.gpu.compressed_weights import compress
 from penstock.kernels.gpu.draw import draw
 from penstock.kernels.gpu.keep_floor import keep_floor
 from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
+from penstock.kernels.gpu.recorded_launches import Recorded, Recorder
+from penstock.kernels.gpu.rotate_heads import rotate_heads
+from penstock.kernels.gpu.row_inputs import pack_heads, row_inputs
 from penstock.kernels.gpu.sampler_memory import sampler_slots, sampler_space, vocab_splits
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.gpu import kernel_choice
+from penstock.services.worker.gpu.decoder import dense_executor
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.models.dense import DenseConfig
 from penstock.services.worker.models.dense_form import allocate_dense
@@ -61,65 +60,30 @@ VOCABULARIES = [151_936, 32_000]
 """Vocabularies of the sampler: more groups, and fewer, than what a program reads at once."""
 ROWS = 256
 """Rows enough that a draw takes other programs than for one row."""
-TARGET = GPUTarget("cuda", pretended_gpu.CAPABILITY, 32)
-_TYPES = {
-    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32",
-    torch.int16: "*i16", torch.int64: "*i64",
-}  # fmt: skip
-seen: set[str] = set()
 
 
-def _type_of(value: Any) -> str:
-    match value:
-        case torch.Tensor() | MockTensor():
-            return _TYPES[value.dtype]
-        case TensorDescriptor():
-            kind, box = _TYPES[value.base.dtype][1:], value.block_shape
-            return f"tensordesc<{kind}{box},{value.layout!r}>"
-        case float():
-            return "fp32"
-        case int():
-            return "i32"
-    return "constexpr"
+def compile_all(recorder: Recorder) -> None:
+    for one in recorder.recorded:
+        check_waits(one)
+        kernel, _ = recorder.compiled(one)
+        print(f"{one.name}: {kernel.metadata.shared} bytes shared", flush=True)
 
 
-class Compiled:
-    """Stands for a compiled kernel; its launches do nothing."""
-
-    def __getitem__(self, grid: Any) -> Any:
-        return lambda *args: None
-
-
-def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Compiled:
-    """In place of ``JITFunction.run``."""
-    signature, constants, attributes = {}, {}, {}
-    for index, (parameter, value) in enumerate(zip(self.params, args, strict=True)):
-        kind = "constexpr" if parameter.is_constexpr or value is None else _type_of(value)
-        signature[parameter.name] = kind
-        if kind == "constexpr":
-            constants[parameter.name] = value
-            continue
-        multiple = kind == "i32" and value % 16 == 0 and not parameter.do_not_specialize
-        if multiple or kind.startswith("*"):
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    key = f"{self.fn.__name__} {constants} {signature}"
-    if key in seen:
-        return Compiled()
-    seen.add(key)
-    kind_of_source = GluonASTSource if self.is_gluon() else ASTSource
-    source = kind_of_source(self, signature, constants, attributes)
-    if options.pop("launch_pdl", False):
-        given = {name: Given() for name, kind in signature.items() if kind[0] in "*t"}
-        if not waits(self.fn, given | constants):
-            print(f"{self.fn.__name__} may end before it has waited", flush=True)
-    compiled = triton.compile(source, target=TARGET, options=options)
-    print(f"{self.fn.__name__}: {compiled.metadata.shared} bytes shared", flush=True)
-    return Compiled()
+def check_waits(one: Recorded) -> None:
+    """Says so of a kernel that is launched early and may end before it has waited."""
+    if not one.arguments["options"].launch_pdl:
+        return
+    names = one.kernel.arg_names
+    constants = {names[path[0]]: value for path, value in one.arguments["constexprs"].items()}
+    kinds = one.arguments["signature"].items()
+    given = {name: Given() for name, kind in kinds if kind[0] in "*t"}
+    if not waits(one.kernel.fn, given | constants):
+        print(f"{one.name} may end before it has waited", flush=True)
 
 
 def executor(config: DenseConfig, block_size: int, dtype: torch.dtype) -> GpuExecutor:
     weights = allocate_dense(config, dtype, torch.device("cpu"))
-    return GpuExecutor(config, weights, EngineSizes(64, block_size, 64, 256, 512, 512))
+    return dense_executor(config, weights, EngineSizes(64, block_size, 64, 256, 512, 512))
 
 
 COMPRESSED = [
@@ -157,6 +121,16 @@ def sample(vocab: int, dtype: torch.dtype) -> None:
     logprobs(logits, one, one, one, space, logprob_columns(1, device))
 
 
+def rows_of_others(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    """What stands between code that is not ours and our attention."""
+    numbers, wide = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
+    batch = DecodeBatch(numbers, numbers, numbers)
+    row_inputs(numbers, numbers, numbers, batch, numbers, wide, wide)
+    parts = [torch.zeros(4, count, dim - 8, dtype=dtype) for count in (heads, kv_heads, kv_heads)]
+    pack_heads(*parts, torch.zeros(4, heads + 2 * kv_heads, dim - 8, dtype=dtype))
+    rotate_heads(*parts[:2], *torch.zeros(2, 4, dim - 8, dtype=dtype))
+
+
 def steps(config: DenseConfig, block_size: int, dtype: torch.dtype) -> None:
     """Steps of all kinds, with the kernels that an executor chooses now."""
     engine = executor(config, block_size, dtype)
@@ -176,24 +150,24 @@ def steps(config: DenseConfig, block_size: int, dtype: torch.dtype) -> None:
 
 
 def main() -> None:
-    JITFunction.run = compile_instead
-    prefill_attention.shared_bytes = lambda: pretended_gpu.SHARED_BYTES
+    recorder = Recorder(CAPABILITY)
     most, vocabularies = len(MODELS), VOCABULARIES
     if len(sys.argv) > 1:
         most, vocabularies = int(sys.argv[1]), VOCABULARIES[:1]
         rows_linear_hopper.TILES = (16, 64, 128)
     for heads, kv_heads, dim, block_size, norm, dtype in MODELS[:most]:
-        if prefill_attention.shape_for(dim, dtype.itemsize, pretended_gpu.SHARED_BYTES) is None:
+        if prefill_attention.shape_for(dim, dtype.itemsize, SHARED_BYTES) is None:
             continue
         config = DenseConfig(
             512, 1024, 1, heads, kv_heads, dim, 512, 1e-6, RopeParameters(1e4), False,
             qk_norm=norm,
         )  # fmt: skip
         steps(config, block_size, dtype)
-        if divmod(pretended_gpu.CAPABILITY, 10) == kernel_choice.HOPPER:
+        if CAPABILITY == kernel_choice.HOPPER:
             # With the kernels of other GPUs, too.
             with patch.object(kernel_choice, "HOPPER", (0, 0)):
                 steps(config, block_size, dtype)
+        rows_of_others(heads, kv_heads, dim, dtype)
         for vocab in vocabularies:
             sample(vocab, dtype)
     for number, options in enumerate(VARIED[: 1 + most // len(MODELS)]):
@@ -201,6 +175,7 @@ def main() -> None:
             512, 1024, 2, 4, 2, 128 >> number, 512, 1e-6, RopeParameters(1e4), False, **options
         )
         steps(config, 16, torch.bfloat16)
+    compile_all(recorder)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,10 @@ Import this before any module of ``penstock.kernels.gpu``.
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
 
-import torch
+from penstock.kernels.gpu.device_facts import USUAL_MULTIPROCESSORS, DeviceFacts, pretend
 
-CAPABILITY = int(os.environ.get("CAPABILITY", "90"))
+CAPABILITY = divmod(int(os.environ.get("CAPABILITY", "90")), 10)
 SHARED_BYTES = int(os.environ.get("SHARED_BYTES", 227 * 1024))
 
-torch.cuda.is_available = lambda: True
-torch.cuda.get_device_capability = lambda device=None: divmod(CAPABILITY, 10)
-torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=132)
+pretend(DeviceFacts(CAPABILITY, SHARED_BYTES, USUAL_MULTIPROCESSORS))

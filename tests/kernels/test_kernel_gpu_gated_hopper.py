@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 from triton_device import DEVICE, ON_GPU, error
 
 pytestmark = [
@@ -15,6 +17,7 @@ pytestmark = [
         reason="needs a GPU of compute capability 9.0",
     ),
 ]
+ACTIVATIONS = {"silu": silu, "gelu_tanh": partial(gelu, approximate="tanh")}
 MOST = 2700
 """Rows of the buffers, no whole number of tiles."""
 ROWS = [1, 64, 127, 128, 129, 500, 2049, MOST]
@@ -27,10 +30,11 @@ def random(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, device=DEVICE, dtype=torch.float32).to(dtype)
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("width", "outs"), SHAPES)
 def test_gated_products_equal_the_plain_computation_for_all_numbers_of_rows(
-    width: int, outs: int, dtype: torch.dtype
+    width: int, outs: int, dtype: torch.dtype, activation: str
 ) -> None:
     from penstock.kernels.gpu.gated_linear_hopper import HopperGatedLinear
 
@@ -38,7 +42,7 @@ def test_gated_products_equal_the_plain_computation_for_all_numbers_of_rows(
     x = torch.empty(MOST, width, device=DEVICE, dtype=dtype)
     out = torch.empty(MOST, outs, device=DEVICE, dtype=dtype)
     weights = [random(2 * outs, width, dtype=dtype) * width**-0.5 for _ in range(LAYERS)]
-    linear = HopperGatedLinear(x, weights, out)
+    linear = HopperGatedLinear(x, weights, out, activation)
     for rows in ROWS:
         # What lies behind the rows of a step may be anything.
         x.fill_(float("nan"))
@@ -50,7 +54,7 @@ def test_gated_products_equal_the_plain_computation_for_all_numbers_of_rows(
             linear(layer, rows)
             found = out[:rows].clone()
             tolerance = 4e-3 if dtype == torch.bfloat16 else 6e-4
-            assert error(found, silu(gate) * up) < tolerance, f"{rows} rows"
+            assert error(found, ACTIVATIONS[activation](gate) * up) < tolerance, f"{rows} rows"
             assert (out[end:] == -7.0).all(), "rows behind the last tile are left alone"
             linear(layer, rows)
             assert torch.equal(out[:rows], found), "the same bits"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 from triton_device import DEVICE, ON_GPU
 
 pytestmark = [
@@ -15,6 +17,7 @@ pytestmark = [
         reason="needs a GPU of compute capability 9.0",
     ),
 ]
+ACTIVATIONS = {"silu": silu, "gelu_tanh": partial(gelu, approximate="tanh")}
 MOST = 128
 ROWS = [1, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 100, 128]
 SHAPES = [(1024, 4096), (2048, 1024), (3072, 1024), (64, 64), (192, 320), (4096, 6144), (896, 128)]
@@ -28,7 +31,7 @@ def random(*shape: int, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
-@pytest.mark.parametrize("kind", ["plain", "gated", "divided"])
+@pytest.mark.parametrize("kind", ["plain", "gated", "gated by GELU", "divided"])
 @pytest.mark.parametrize(("width", "outs"), SHAPES)
 def test_layers_equal_the_plain_computation_for_all_numbers_of_rows(
     width: int, outs: int, kind: str, bias: bool, dtype: torch.dtype
@@ -36,12 +39,15 @@ def test_layers_equal_the_plain_computation_for_all_numbers_of_rows(
     from penstock.kernels.gpu.rows_linear_hopper import HopperLinear
 
     torch.manual_seed(0)
-    gated = kind == "gated"
+    gated, activation = kind.startswith("gated"), "gelu_tanh" if "GELU" in kind else "silu"
     height = 2 * outs if gated else outs
     x = random(MOST + 3, width, dtype=dtype)
     weights = [random(height, width, dtype=dtype) * width**-0.5 for _ in range(LAYERS)]
     biases = [random(height, dtype=dtype) if bias else None for _ in range(LAYERS)]
-    linear = HopperLinear(x, weights, biases, (1, MOST), gated=gated, divided=kind == "divided")
+    linear = HopperLinear(
+        x, weights, biases, (1, MOST), gated=gated, activation=activation,
+        divided=kind == "divided",
+    )  # fmt: skip
     for rows in ROWS:
         # What lies behind the rows of a step may be anything.
         x[rows:] = float("nan")
@@ -51,7 +57,7 @@ def test_layers_equal_the_plain_computation_for_all_numbers_of_rows(
             if added is not None:
                 wanted += added.float()
             if gated:
-                wanted = silu(wanted[:, :outs]) * wanted[:, outs:]
+                wanted = ACTIVATIONS[activation](wanted[:, :outs]) * wanted[:, outs:]
             out = torch.full((rows + 1, outs), float("nan"), device=DEVICE, dtype=dtype)
             found = linear(layer, rows, out[:rows])
             total = found.sum(0) if found.ndim == 3 else found

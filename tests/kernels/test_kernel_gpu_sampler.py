@@ -115,9 +115,9 @@ def check_floors_of(
     ("scale", "candidates"),
     [
         (0.0, 256),
-        (0.02, 256),
+        pytest.param(0.02, 256, marks=pytest.mark.slow),
         pytest.param(0.02, 4096, marks=pytest.mark.slow),
-        (1.0, 256),
+        pytest.param(1.0, 256, marks=pytest.mark.slow),
         pytest.param(1.0, 4096, marks=pytest.mark.slow),
         (6.0, 4096),
     ],
@@ -140,6 +140,7 @@ def test_floors_are_exact_whatever_the_shape_of_the_distribution(
     check_floors(batch, logits, requests)
 
 
+@pytest.mark.slow
 def test_ties_with_the_last_token_that_is_kept_are_kept() -> None:
     """A few distinct values only, among them 0 and -0."""
     vocab = 5003
@@ -170,7 +171,8 @@ def test_rows_that_ask_for_nothing_draw_the_same_bits_beside_rows_that_ask() -> 
         assert torch.equal(mine.view(count, -1)[plain], theirs.view(count, -1)[plain])
 
 
-@pytest.mark.parametrize("programs", [pytest.param(1, marks=pytest.mark.slow), 20])
+@pytest.mark.slow
+@pytest.mark.parametrize("programs", [1, 20])
 def test_tokens_do_not_depend_on_how_rows_are_cut(
     programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,8 +188,9 @@ def test_tokens_do_not_depend_on_how_rows_are_cut(
     logits = (random_logits(count, vocab, 7, 1.0) * scale * 4).round() / 4
     few = DeviceSampler(requests, vocab)
     tokens = few.step(logits)
-    monkeypatch.setattr(draw, "_FEW", 0)
-    monkeypatch.setattr(draw, "_PROGRAMS", programs)
+    monkeypatch.setattr(draw, "_FEW_EACH", 0)
+    monkeypatch.setattr(draw, "_PROGRAMS_EACH", 1)
+    monkeypatch.setattr(draw, "multiprocessors", lambda: programs)
     many = DeviceSampler(requests, vocab)
     assert many.step(logits) == tokens
     assert many.splits < few.splits

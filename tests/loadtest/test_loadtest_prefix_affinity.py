@@ -9,6 +9,7 @@ from penstock.loadtest.prefix_affinity import Setting, measure, table
 from penstock.services.router.prefix_index import MAX_SENT, MAX_TOLD
 
 ENGINES = 8
+MOST_ROUTER_US = 100.0
 
 
 @pytest.mark.timeout(240)
@@ -28,6 +29,16 @@ def test_engines_together_hit_as_often_as_one_with_all_their_memory(speed: float
     assert together.requests_imbalance < 1.2, shown
     assert together.computed_imbalance < 1.2, shown
     assert together.mean_ttft < by_room.mean_ttft, shown
+    assert least_router_us(setting, together.router_us) < MOST_ROUTER_US, shown
+
+
+def least_router_us(setting: Setting, measured: float) -> float:
+    """CPU of the router for a request, in the best of three runs: whatever else runs on the machine
+    takes the caches away."""
+    for _ in range(2):
+        if measured >= MOST_ROUTER_US:
+            measured = min(measured, measure(setting)[1].router_us)
+    return measured
 
 
 def test_random_prompts_neither_fill_the_router_nor_slow_it_down() -> None:

@@ -21,6 +21,22 @@ FLAGS = [
 DESKTOP = {"width": 1360, "height": 850}
 PHONE = {"width": 390, "height": 780}
 WAIT_MS = 8000
+COMPLETIONS = "**/v1/chat/completions"
+
+
+def call_delta(index: int, name: str, arguments: str, call_id: str = "") -> dict[str, Any]:
+    """The first delta of a tool call."""
+    function = {"name": name, "arguments": arguments}
+    call = {"index": index, "id": call_id or f"call_{index}", "type": "function"}
+    return {"tool_calls": [{**call, "function": function}]}
+
+
+def server_sent(deltas: list[dict[str, Any]]) -> str:
+    """A streamed chat completion of these deltas."""
+    finish = "tool_calls" if any("tool_calls" in delta for delta in deltas) else "stop"
+    events = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
+    events.append({"choices": [{"delta": {}, "finish_reason": finish}]})
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
 
 
 @contextmanager
@@ -94,17 +110,63 @@ class PlaygroundPage:
         self.page.wait_for_selector(f"#log > article.answer:last-child[data-state={state}]")
         return self.page.locator("article.answer").last
 
+    def watch_text(self) -> None:
+        """From now on the page notes every length that the text of its last answer has."""
+        self.page.evaluate(
+            """() => {
+              const log = document.querySelector('#log');
+              window.seenLengths = new Set();
+              new MutationObserver(() => {
+                const text = log.querySelector('article.answer:last-child .text');
+                if (text) window.seenLengths.add(text.textContent.length);
+              }).observe(log, {subtree: true, childList: true, characterData: true});
+            }"""
+        )
+
+    def seen_lengths(self) -> list[int]:
+        """What ``watch_text`` has noted."""
+        found: list[int] = self.page.evaluate("[...window.seenLengths]")
+        return found
+
     def play(self, *pieces: str) -> None:
         """Let the next questions be answered with these pieces in place of the server's."""
-        events = [
-            {"choices": [{"delta": {"content": piece}, "finish_reason": None}]} for piece in pieces
-        ]
-        events.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
-        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-        self.page.route(
-            "**/v1/chat/completions",
-            lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body),
+        self.play_answers([{"content": piece} for piece in pieces])
+
+    def play_answers(self, *answers: list[dict[str, Any]] | None) -> None:
+        """Answer the next requests with these deltas, one list each; the last one answers all that
+        follow. ``None``: nothing ever comes."""
+        left = list(answers)
+
+        def answer(route: Any) -> None:
+            deltas = left.pop(0) if len(left) > 1 else left[0]
+            if deltas is not None:
+                body = server_sent(deltas)
+                route.fulfill(status=200, content_type="text/event-stream", body=body)
+
+        self.page.route(COMPLETIONS, answer)
+
+    def play_slowly(self) -> None:
+        """Let the next answer come from ``push``, delta by delta."""
+        self.page.evaluate(
+            """() => {
+              const other = window.fetch;
+              window.fetch = async (path, init) => {
+                if (!path.endsWith('chat/completions')) return other(path, init);
+                const start = (into) => {
+                  window.into = into;
+                  init.signal.addEventListener('abort', () => into.error(init.signal.reason));
+                };
+                const answer = new ReadableStream({ start });
+                return new Response(answer.pipeThrough(new TextEncoderStream()));
+              };
+            }"""
         )
+
+    def push(self, **delta: Any) -> None:
+        """The next delta of the answer; none: its end."""
+        event = json.dumps({"choices": [{"delta": delta, "finish_reason": None}]})
+        sent = f"data: {event if delta else '[DONE]'}\n\n"
+        self.page.evaluate("(sent) => window.into.enqueue(sent)", sent)
 
     def close(self) -> None:
         self.context.close()

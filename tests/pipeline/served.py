@@ -37,8 +37,8 @@ class Served:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.url = self._find(r"(http://[\d.]+:\d+)/v1")
-        self.router = self._find(r'"router": "(ipc://[^"]+)"')
+        self.url = self.find(r"(https?://[\d.]+:\d+)/v1")
+        self.router = self.find(r'"router": "(ipc://[^"]+)"')
         self.ready_after = time.monotonic() - self._began
 
     def _read(self) -> None:
@@ -50,7 +50,8 @@ class Served:
     def output(self) -> str:
         return "\n".join(self.lines)
 
-    def _find(self, pattern: str) -> str:
+    def find(self, pattern: str) -> str:
+        """The first group of a pattern where it first matches the output, once it does."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             found = re.search(pattern, self.output)

@@ -127,6 +127,6 @@ def test_the_corpus_is_made_from_a_folder_that_is_served_without_running_its_cod
     marker = tmp_path / "executed"
     folder = write_sound(tmp_path / "model", 2, marker)
     with served(str(folder), "--device", "cpu") as server:
-        assert "of weights in" in server.output
-        assert "memory  KV memory" in server.output
+        server.find("(of weights in)")
+        server.find("(memory  KV memory)")  # may come after the line that says it serves
     assert not marker.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from compose_file import (
     read_compose,
     read_dockerfile,
 )
+from packaging.utils import canonicalize_name
 
 from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.services.cli import COMMANDS
@@ -162,6 +164,32 @@ def test_the_groups_of_the_roles_are_together_the_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     together = {line for group in install_set.groups() for line in install_set.requirements(group)}
     assert together == set(project["dependencies"])
+
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+NOT_IN_GROUPS = {"triton"} | {
+    canonicalize_name(re.split("[<>=;[]", line)[0])
+    for extra in ("grpc", "valkey")
+    for line in EXTRAS[extra]
+}
+"""torch's CUDA builds bring the first; the others are those of extras."""
+
+
+def test_each_role_imports_only_what_its_group_installs() -> None:
+    """Also within functions, where nothing is missed before the function is called."""
+    owners = importlib.metadata.packages_distributions()
+    for role in ROLES:
+        installed = install_set.distributions(role) | {"penstock"} | NOT_IN_GROUPS
+        for path in (ROOT / "services" / role).rglob("*.py"):
+            for module in runtime_imports(path.read_text()):
+                brought_by = {canonicalize_name(owner) for owner in owners.get(module, ())}
+                assert module in sys.stdlib_module_names or brought_by & installed, (path, module)
+
+
+def runtime_imports(text: str) -> set[str]:
+    """Top-level packages that a module imports anywhere but for types alone."""
+    text = re.sub(r"^if TYPE_CHECKING:\n(?:(?: {4}.*)?\n)*", "", text, flags=re.MULTILINE)
+    return set(re.findall(r"^ *(?:import|from(?=.* import )) (\w+)", text, re.MULTILINE))
 
 
 HEAVY = {"torch", "transformers", "tokenizers", "numpy", "llguidance"}

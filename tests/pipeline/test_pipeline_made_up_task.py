@@ -52,8 +52,7 @@ class Vectors:
         model, name = find_model(None, models)
         return GenerateRequest(
             model=name, served=model.name, prompts=[PromptText(text) for text in body.texts],
-            params=SamplingParams(), stream=False, options=StreamOptions(), user="", priority=0,
-            cache_salt="", task=body.task,
+            task=body.task,
         )
 
     def renderer(self, request, answer_id, created):

@@ -100,7 +100,9 @@ def bodies_of(model: str, seed: int, max_tokens: int) -> list[dict[str, Any]]:
     return [{**body, "model": model} for body in asked]
 
 
-@pytest.mark.parametrize(("role", "number"), [("scheduler", 0), ("worker", 1)])
+@pytest.mark.parametrize(
+    ("role", "number"), [("scheduler", 0), pytest.param("worker", 1, marks=pytest.mark.slow)]
+)
 def test_a_killed_engine_is_not_noticed_by_the_streams_of_the_other_model(
     server: Served, role: str, number: int
 ) -> None:

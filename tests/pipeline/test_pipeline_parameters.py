@@ -86,6 +86,7 @@ def asked(server: Served, *bodies: dict[str, Any]) -> list[Answer]:
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_all_pairs_of_parameters_give_the_same_streamed_and_not_and_leave_a_neighbour_alone(
     server: Served,
 ) -> None:

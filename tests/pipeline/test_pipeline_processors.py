@@ -46,6 +46,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 them: a bias under a penalty is only compared where no biased token was penalised yet."""
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module", params=["made", "built in"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "built in":

@@ -106,6 +106,7 @@ def test_a_frontend_that_goes_serves_who_is_connected() -> None:
         assert json.load(answer)["usage"]["completion_tokens"] == 4
 
 
+@pytest.mark.slow
 def test_a_frontend_waits_at_its_end_only_for_those_who_are_connected() -> None:
     def seconds_to_end(server: Served) -> float:
         (frontend,) = (p for p in server.processes().values() if server.role_of(p) == "frontend")

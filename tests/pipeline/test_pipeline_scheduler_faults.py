@@ -53,8 +53,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
 def complete(server: Served, request_id: str = "", **body: Any) -> tuple[int, dict[str, Any]]:
-    headers = {"x-request-id": request_id}
+    headers = {"x-request-id": request_id, "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
     return server.post("/v1/completions", {"ignore_eos": True, **body}, headers)
 
 
@@ -81,7 +84,10 @@ def test_a_policy_that_fails_on_a_request_ends_it_with_an_error_and_no_other(
     neighbour.join(60)
     ((status, answer),) = answers
     assert (status, answer["usage"]["completion_tokens"]) == (200, 300), answer
-    assert "the scheduler's core failed in add: KeyError" in server.output
-    named = [line for line in server.output.splitlines() if "poison-7" in line]
-    assert any("a request could not be taken in" in line for line in named), named
-    assert "scheduler 0 ended with exit code 1" in server.output
+    server.find("(scheduler 0 ended with exit code 1)")
+    server.find("(the scheduler's core failed in add: KeyError)")
+    server.find('("poison-7","route".*"event":"request")')
+    named = [json.loads(line) for line in server.output.splitlines() if "poison-7" in line]
+    said = {line["event"]: (line["id"], line["trace"]) for line in named}
+    assert said["a request could not be taken in"] == ("poison-7", TRACE), "the scheduler's line"
+    assert said["request"] == ("poison-7", TRACE), "the frontend's line"

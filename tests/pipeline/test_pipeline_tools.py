@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from served import Served, served
+from stream_page import blocks, node_command, program, run_node, run_python
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -35,6 +38,7 @@ TIMER: dict[str, Any] = {
     },
 }
 ASKED = [{"role": "user", "content": "What is the weather in Oslo?"}]
+SUM = [{"role": "user", "content": "What is 17 + 25?"}]
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +123,44 @@ def test_thinking_stands_beside_the_answer(client: openai.OpenAI) -> None:
     assert (hidden.content, getattr(hidden, "reasoning", None)) == ("42", None)
     off = create(client, question, reasoning_effort="none").choices[0].message
     assert getattr(off, "reasoning", None) is None
+
+
+def responded(client: openai.OpenAI, streams: bool, **settings: Any) -> Any:
+    """A response with logprobs, whole or as a stream ends with it."""
+    settings |= {
+        "model": "penstock-demo",
+        "temperature": 0,
+        "include": ["message.output_text.logprobs"],
+    }
+    if not streams:
+        return client.responses.create(**settings)
+    added, told = [], []
+    for event in client.responses.create(stream=True, **settings):
+        if event.type == "response.output_item.added":
+            added.append(event.item.type)
+        if event.type == "response.output_text.delta":
+            told += event.logprobs
+    assert event.type == "response.completed"
+    assert added == [item.type for item in event.response.output]
+    messages = [item for item in event.response.output if item.type == "message"]
+    said = [part for message in messages for part in message.content]
+    assert [one.token for one in told] == [one.token for part in said for one in part.logprobs]
+    return event.response
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_logprobs_of_a_response_are_those_of_its_text_and_open_no_item(
+    client: openai.OpenAI, streams: bool
+) -> None:
+    thought, said = responded(client, streams, input=SUM[0]["content"]).output
+    assert (thought.type, said.type) == ("reasoning", "message")
+    (part,) = said.content
+    assert part.text == "42"
+    assert "".join(one.token for one in part.logprobs).startswith("42")
+    assert len(part.logprobs) <= 3  # the end of the turn is a token as well
+    tool = {"type": "function", "strict": None, **WEATHER["function"]}
+    *_, call = responded(client, streams, input=ASKED[0]["content"], tools=[tool]).output
+    assert (call.type, json.loads(call.arguments)) == ("function_call", {"city": "Oslo"})
 
 
 def test_a_stop_string_ends_the_answer_and_not_the_thinking(client: openai.OpenAI) -> None:
@@ -210,3 +252,113 @@ def test_what_is_wrong_with_tools_is_told(
     with pytest.raises(openai.BadRequestError) as caught:
         create(client, ASKED, **settings)
     assert words in str(caught.value)
+
+
+def post(server: Served, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer: dict[str, Any] = json.load(response)
+        return answer
+
+
+def test_ids_are_those_of_all_tokens_of_prompt_thinking_calls_and_end(
+    server: Served, client: openai.OpenAI
+) -> None:
+    ids = {"extra_body": {"return_token_ids": True}, "n": 2}
+    for messages, tools in ((ASKED, [WEATHER, TIMER]), (SUM, [])):
+        offered = {"tools": tools} if tools else {}
+        whole = create(client, messages, **ids, **offered)
+        asked = {"messages": messages, **offered}
+        assert whole.prompt_token_ids == post(server, "/tokenize", asked)["tokens"]
+        made = [choice.token_ids for choice in whole.choices]
+        assert sum(map(len, made)) == whole.usage.completion_tokens
+        text = post(server, "/detokenize", {"tokens": made[0]})["prompt"]
+        assert ("<tool_call>" if tools else "</think>") in text
+        assert (text.endswith("<|im_end|>")) == (whole.choices[0].finish_reason != "length")
+        told, pieces = list[list[int]](), {0: list[int](), 1: list[int]()}
+        for chunk in create(client, messages, stream=True, **ids, **offered):
+            told += [chunk.prompt_token_ids] if hasattr(chunk, "prompt_token_ids") else []
+            for choice in chunk.choices:
+                pieces[choice.index] += choice.token_ids
+        assert told == [whole.prompt_token_ids]
+        assert list(pieces.values()) == made
+
+
+def test_a_completion_has_the_ids_of_each_prompt_and_choice(server: Served) -> None:
+    prompts = ["One two three", [5, 6, 7, 8]]
+    body = {"prompt": prompts, "n": 2, "max_tokens": 9, "seed": 3, "echo": True, "stop": ["e"]}
+    body |= {"return_token_ids": True}
+    whole = post(server, "/v1/completions", body)["choices"]
+    first = post(server, "/tokenize", {"prompt": prompts[0]})["tokens"]
+    assert [one["prompt_token_ids"] for one in whole] == [first, first, prompts[1], prompts[1]]
+    for choice in whole:
+        ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
+        spelled = post(server, "/detokenize", {"tokens": ids})["prompt"]
+        assert choice["text"] and spelled.startswith(choice["text"])
+    plain = post(server, "/v1/completions", body | {"return_token_ids": False})["choices"]
+    assert not any("token_ids" in one or "prompt_token_ids" in one for one in plain)
+    assert [one["text"] for one in plain] == [one["text"] for one in whole]
+
+
+def test_ids_of_thinking_that_is_to_be_hidden_are_refused(client: openai.OpenAI) -> None:
+    both = {"return_token_ids": True, "include_reasoning": False}
+    with pytest.raises(openai.BadRequestError, match="return_token_ids and include_reasoning"):
+        create(client, ASKED, extra_body=both)
+
+
+def test_the_python_client_of_the_page_prints_what_the_page_says(server: Served) -> None:
+    assert run_python(program("python", server.url)) == "".join(blocks("text"))
+
+
+def test_the_javascript_client_of_the_page_prints_what_the_page_says(server: Served) -> None:
+    command = node_command()
+    if command is None:
+        pytest.skip("needs Node with WebSocket")
+    assert run_node(command, program("js", server.url)) == "".join(blocks("text"))
+
+
+def test_many_conversations_on_one_websocket_are_those_over_http(
+    server: Served, client: openai.OpenAI
+) -> None:
+    asked = [
+        {"messages": [{"role": "user", "content": "What is 17 + 25?"}]},
+        {"messages": ASKED, "tools": [WEATHER, TIMER]},
+        {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3},
+        {"messages": ASKED, "tools": [WEATHER, TIMER]},
+    ]
+    page: dict[str, Any] = {}
+    exec(blocks("python")[0], page)
+
+    async def told(stream: Any, body: dict[str, Any]) -> tuple[Any, ...]:
+        content = thought = ""
+        calls: list[list[str]] = []
+        ids: list[int] = []
+        async for frame in stream.request("chat", temperature=0, return_token_ids=True, **body):
+            ids += frame.get("token_ids", ())
+            match frame["type"]:
+                case "text":
+                    content += frame["text"]
+                case "reasoning":
+                    thought += frame["text"]
+                case "tool_call":
+                    assert frame["call_id"].startswith("call_")
+                    calls.append([frame["name"], ""])
+                case "arguments":
+                    calls[frame["index"]][1] += frame["text"]
+        message = (content or None, thought or None, list(map(tuple, calls)))
+        used = frame["usage"]["completion_tokens"]
+        return message, frame["choices"][0]["finish_reason"], used, ids
+
+    async def all_told() -> list[tuple[Any, ...]]:
+        async with page["open_stream"](server.url.replace("http", "ws") + "/v1/stream") as stream:
+            return await asyncio.gather(*(told(stream, body) for body in asked))
+
+    def over_http(body: dict[str, Any]) -> tuple[Any, ...]:
+        ids = {"return_token_ids": True}
+        answer = create(client, body.pop("messages"), extra_body=ids, **body)
+        choice, used = answer.choices[0], answer.usage.completion_tokens
+        return without_ids(choice.message), choice.finish_reason, used, choice.token_ids
+
+    assert asyncio.run(all_told()) == [over_http(dict(body)) for body in asked]

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.logprobs import NamedLogprobs, PackedLogprobs
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages import administration as a
 from penstock.protocol.wire.messages import engine as e
 from penstock.protocol.wire.messages import membership as m
 from penstock.protocol.wire.messages import requests as r
@@ -72,8 +73,9 @@ def _head(size: int, fixed: int, fixed_limit: int, small: int | None) -> bytes:
 
 _GROUPS = [e.LayerGroup(), e.LayerGroup("window", 512)]
 _GROUPS_ROW: list[Any] = [["full", 0], ["window", 512]]
-_CAPACITY = m.Capacity(1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS, ["embed"])
-_CAPACITY_ROW: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS_ROW, ["embed"]]
+_SIZES: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5]
+_CAPACITY = m.Capacity(*_SIZES, _GROUPS, "whole", ["embed"], False, ["no"])
+_CAPACITY_ROW: list[Any] = [*_SIZES, _GROUPS_ROW, "whole", ["embed"], False, ["no"]]
 _DEMAND = m.Demand(70, 6, 70000, 900, 64, "me")
 _DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64, "me"]
 _IDENTITY = m.Identity(4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de")
@@ -114,8 +116,8 @@ _SAMPLING_ROW: list[Any] = [
     0.5, 40, 0.25, 2**64 - 1, 0.125,
     [1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR_ROW], 5,
 ]  # fmt: skip
-_SLOT = s.NewSlot(3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed")
-_SLOT_ROW: list[Any] = [3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed"]
+_SLOT = s.NewSlot(3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed", 7)
+_SLOT_ROW: list[Any] = [3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed", 7]
 _HEAD = r.RequestHead(
     "req-1", "qwen", "embed", "chat", "lora", "me", -5, "salt", 2.5, 0.5, "00-a-b-01", ["d1"],
     False, 6, True,
@@ -130,13 +132,13 @@ _PLAIN_HEAD_ROW: list[Any] = [
 BIG = 2**63 - 1
 
 _EVENTS: list[t.Event] = [
-    t.Text("a", NamedLogprobs(2, _IDS, [b"a"], [4])), t.Reasoning("b"),
+    t.Text("a"), t.Reasoning("b"),
     t.ToolCallOpened(0, "call-1", "f"), t.ToolArguments(0, "{}"), t.Vector(_IDS), t.Scores(_IDS),
     t.TokenIds(_IDS),
 ]  # fmt: skip
 _EVENT_ROWS: list[Any] = [
-    ["text", "a", [2, _IDS, [b"a"], [4]]], ["reasoning", "b", None],
-    ["call", 0, "call-1", "f", None], ["arguments", 0, "{}", None], ["vector", _IDS],
+    ["text", "a"], ["reasoning", "b"],
+    ["call", 0, "call-1", "f"], ["arguments", 0, "{}"], ["vector", _IDS],
     ["scores", _IDS], ["ids", _IDS],
 ]  # fmt: skip
 
@@ -176,32 +178,37 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
         m.Traced(["plan"], b"events", 300, True, "busy"),
         [13, ["plan"], b"events", 300, True, "busy"],
     ),
+    "Ask": (
+        a.Ask("ipc:///f", 7, "find_request", b"about"),
+        [14, "ipc:///f", 7, "find_request", b"about"],
+    ),
+    "Told": (a.Told(7, b"answer"), [15, 7, b"answer"]),
     "Submit": (
-        r.Submit(1, 256, "ipc:///f", b"work", "qwen"),
-        [20, 1, 256, "ipc:///f", b"work", "qwen"],
+        r.Submit(1, 256, "ipc:///f", b"work", "qwen", 2),
+        [20, 1, 256, "ipc:///f", b"work", "qwen", 2],
     ),
     "Taken": (r.Taken(1, 256), [21, 1, 256]),
     "Enqueue": (
-        r.Enqueue(1, 257, "ipc:///t", b"work", "qwen", b"prefix"),
-        [22, 1, 257, "ipc:///t", b"work", "qwen", b"prefix"],
+        r.Enqueue(1, 257, "ipc:///t", b"work", "qwen", b"prefix", 2, 100),
+        [22, 1, 257, "ipc:///t", b"work", "qwen", b"prefix", 2, 100],
     ),
     "Accepted": (r.Accepted(1, 257, _IDS, 16), [23, 1, 257, _IDS, 16]),
     "Rejected": (
-        r.Rejected(1, 257, 429, "overloaded_error", "busy", "n", 1.5, True),
-        [24, 1, 257, 429, "overloaded_error", "busy", "n", 1.5, True],
+        r.Rejected(1, 257, 429, "overloaded_error", "busy", "n", 1.5, True, "full"),
+        [24, 1, 257, 429, "overloaded_error", "busy", "n", 1.5, True, "full"],
     ),
     "Cancel": (r.Cancel([1, 2], [256, 512], [-1, 0]), [25, [1, 2], [256, 512], [-1, 0]]),
     "Holding": (r.Holding("ipc:///t", [1], [256]), [26, "ipc:///t", [1], [256]]),
     "Unknown": (r.Unknown([1], [256], [2]), [27, [1], [256], [2]]),
     "TokenBatch": (
         t.TokenBatch(
-            [1], [0], [256], [7], [2], _IDS, [t.End(0, t.EndReason.STOP, 2, "", 0, 7)],
-            [t.RowStart(0, 16, 0.25)],
+            [1], [0], [256], [7], [2], _IDS, [t.End(0, t.EndReason.STOP, 2, "", 0, 7, 3)],
+            [t.RowStart(0, 16, 0.25, "0")],
             [t.RowLogprobs(0, _PACKED, _PACKED)],
             [t.RowPooled(0, _IDS)],
         ),
         [
-            30, [1], [0], [256], [7], [2], _IDS, [[0, 1, 2, "", 0, 7]], [[0, 16, 0.25]],
+            30, [1], [0], [256], [7], [2], _IDS, [[0, 1, 2, "", 0, 7, 3]], [[0, 16, 0.25, "0"]],
             [[0, [2, _IDS], [2, _IDS]]],
             [[0, _IDS]],
         ],
@@ -209,13 +216,14 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "TextBatch": (
         t.TextBatch(
             [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3],
-            [t.End(0, t.EndReason.ERROR, "</s>", "gone", 500, 300)], [t.RowStart(0, 16, 0.25)],
+            [t.End(0, t.EndReason.ERROR, "</s>", "gone", 500, 300)],
+            [t.RowStart(0, 16, 0.25)],
             [t.RowDetails(0, NamedLogprobs(2, _IDS, [b"a"], [4]), None, "echo")],
             [t.RowEvents(0, _EVENTS, t.Released(3, 1, 1, 2))],
         ),
         [
-            31, [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3], [[0, 4, "</s>", "gone", 500, 300]],
-            [[0, 16, 0.25]],
+            31, [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3],
+            [[0, 4, "</s>", "gone", 500, 300, -1]], [[0, 16, 0.25, ""]],
             [[0, [2, _IDS, [b"a"], [4]], None, "echo"]],
             [[0, _EVENT_ROWS, [3, 1, 1, 2]]],
         ],
@@ -223,12 +231,13 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "Attach": (s.Attach(1, "ipc:///s", [7, 300]), [40, 1, "ipc:///s", [7, 300]]),
     "Attached": (
         s.Attached(
-            1, 2, e.EngineSizes(1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS),
-            e.StepShape([256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125), ["embed"],
+            1, 2, e.EngineSizes(*_SIZES, _GROUPS, "all"),
+            e.StepShape([256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125), ["embed"], False,
+            ["no"],
         ),
         [
-            41, 1, 2, [1000, 16, 64, 2048, 4096, 32000, 5, _GROUPS_ROW],
-            [[256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125], ["embed"],
+            41, 1, 2, [*_SIZES, _GROUPS_ROW, "all"],
+            [[256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125], ["embed"], False, ["no"],
         ],
     ),
     "StepPlan": (
@@ -264,38 +273,45 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
             _HEAD, r.Chat(b"[]", b"{}"), _PARAMS,
             [r.ChoiceState(0, _IDS, t.Released(4, 1, 0, 9))],
             r.OutputFormat(b"[{}]", "required", ["f"], ["g"], False, "hidden", 900), True,
+            r.PoolingParams(64, True, False, "query"),
         ),
         [
             _HEAD_ROW, ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9]]],
             [b"[{}]", "required", ["f"], ["g"], False, "hidden", 900], True,
+            [64, True, False, "query"],
         ],
     ),
     "Work text": (
         r.Work(r.RequestHead(), r.PromptText("hi", False), _PARAMS, [r.ChoiceState(0)]),
         [
             _PLAIN_HEAD_ROW, ["text", "hi", False], _PARAMS_ROW, [[0, b"", [0, 0, 0, 0]]], None,
-            False,
+            False, None,
         ],
     ),
     "Work tokens": (
         r.Work(r.RequestHead(), r.Tokens(_IDS), SamplingParams(), []),
-        [_PLAIN_HEAD_ROW, ["tokens", _IDS], _NO_PARAMS_ROW, [], None, False],
+        [_PLAIN_HEAD_ROW, ["tokens", _IDS], _NO_PARAMS_ROW, [], None, False, None],
+    ),
+    "Work pair": (
+        r.Work(r.RequestHead(), r.Pair("a", "b"), SamplingParams(), []),
+        [_PLAIN_HEAD_ROW, ["pair", "a", "b"], _NO_PARAMS_ROW, [], None, False, None],
     ),
     "TokenWork": (
         r.TokenWork(
-            *(_HEAD, _IDS, b"sampling", [r.ChoiceState(1)], [2, 3], 16, 5, True, True, 2, b"prefix")
+            *(_HEAD, _IDS, b"sampling", [r.ChoiceState(1)], [2, 3], 16, 5, True, True, 2),
+            *(b"prefix", 7),
         ),
         [
             *(_HEAD_ROW, _IDS, b"sampling", [[1, b"", [0, 0, 0, 0]]], [2, 3], 16, 5, True, True, 2),
-            b"prefix",
+            b"prefix", 7,
         ],
     ),
     "SlotSampling": (_SAMPLING, _SAMPLING_ROW),
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "beb164f877e6dba1"
-"""The schema hash of protocol version 13."""
+SCHEMA_HASH = "b80e0434c64bbe04"
+"""The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
     "Hello": (
@@ -305,9 +321,9 @@ GOLDEN: dict[str, str] = {
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
         "9f03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
-        "00000000000599cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd020091a565"
-        "6d626564c4016d0291964606ce00011170cd038440a26d6591a26d659403cd012cc40868656c6468656c64c4"
-        "08676f6e65676f6e65"
+        "0000000000059ccd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a57768"
+        "6f6c6591a5656d626564c291a26e6fc4016d0291964606ce00011170cd038440a26d6591a26d659403cd012c"
+        "c40868656c6468656c64c408676f6e65676f6e65"
     ),
     "BeatAnswer": "9404cf7fffffffffffffff91964606ce00011170cd038440a26d65cd012c",
     "WhoAreYou": "920505",
@@ -316,9 +332,9 @@ GOLDEN: dict[str, str] = {
     "Fenced": "920801",
     "Members": (
         "990909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73742d61a1"
-        "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a57265616479a099"
-        "cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd020091a5656d62656403920b"
-        "0c0291ccc891a26d6591a3796f75"
+        "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a57265616479a09c"
+        "cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a577686f6c6591a5656d"
+        "626564c291a26e6f03920b0c0291ccc891a26d6591a3796f75"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (
@@ -326,38 +342,40 @@ GOLDEN: dict[str, str] = {
         "0000000000"
     ),
     "Trace": "930ca86970633a2f2f2f6fcb4004000000000000",
+    "Ask": "950ea86970633a2f2f2f6607ac66696e645f72657175657374c40561626f7574",
+    "Told": "930f07c406616e73776572",
     "Traced": "960d91a4706c616ec4066576656e7473cd012cc3a462757379",
-    "Submit": "961401cd0100a86970633a2f2f2f66c404776f726ba47177656e",
+    "Submit": "971401cd0100a86970633a2f2f2f66c404776f726ba47177656e02",
     "Taken": "931501cd0100",
-    "Enqueue": "971601cd0101a86970633a2f2f2f74c404776f726ba47177656ec406707265666978",
+    "Enqueue": "991601cd0101a86970633a2f2f2f74c404776f726ba47177656ec4067072656669780264",
     "Accepted": "951701cd0101c40801000000ff7f000010",
     "Rejected": (
-        "991801cd0101cd01adb06f7665726c6f616465645f6572726f72a462757379a16ecb3ff8000000000000c3"
+        "9a1801cd0101cd01adb06f7665726c6f616465645f6572726f72a462757379a16ecb3ff8000000000000c3a4"
+        "66756c6c"
     ),
     "Cancel": "941992010292cd0100cd020092ff00",
     "Holding": "941aa86970633a2f2f2f74910191cd0100",
     "Unknown": "941b910191cd01009102",
     "TokenBatch": (
-        "9b1e9101910091cd010091079102c40801000000ff7f00009196000102a0000791930010cb3fd00000000000"
-        "009193009202c40801000000ff7f00009202c40801000000ff7f0000919200c40801000000ff7f0000"
+        "9b1e9101910091cd010091079102c40801000000ff7f00009197000102a000070391940010cb3fd000000000"
+        "0000a1309193009202c40801000000ff7f00009202c40801000000ff7f0000919200c40801000000ff7f0000"
     ),
     "TextBatch": (
-        "9d1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391960004a43c2f"
-        "733ea4676f6e65cd01f4cd012c91930010cb3fd00000000000009194009402c40801000000ff7f000091c401"
-        "619104c0a46563686f9193009793a474657874a1619402c40801000000ff7f000091c40161910493a9726561"
-        "736f6e696e67a162c095a463616c6c00a663616c6c2d31a166c094a9617267756d656e747300a27b7dc092a6"
-        "766563746f72c40801000000ff7f000092a673636f726573c40801000000ff7f000092a3696473c408010000"
-        "00ff7f00009403010102"
+        "9d1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391970004a43c2f"
+        "733ea4676f6e65cd01f4cd012cff91940010cb3fd0000000000000a09194009402c40801000000ff7f000091"
+        "c401619104c0a46563686f9193009792a474657874a16192a9726561736f6e696e67a16294a463616c6c00a6"
+        "63616c6c2d31a16693a9617267756d656e747300a27b7d92a6766563746f72c40801000000ff7f000092a673"
+        "636f726573c40801000000ff7f000092a3696473c40801000000ff7f00009403010102"
     ),
     "Attach": "942801a86970633a2f2f2f739207cd012c",
     "Attached": (
-        "9629010298cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02009892cd0100"
-        "cc80cd0200cb3ff8000000000000cb3fe0000000000000cb4010000000000000cb3fe8000000000000cb3fd0"
-        "000000000000cb3fc000000000000091a5656d626564"
+        "9829010299cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c98"
+        "92cd0100cc80cd0200cb3ff8000000000000cb3fe0000000000000cb4010000000000000cb3fe80000000000"
+        "00cb3fd0000000000000cb3fc000000000000091a5656d626564c291a26e6f"
     ),
     "StepPlan": (
-        "992a0102c39100919b03c40801000000ff7f00000100920506c40873616d706c696e6701020400a5656d6265"
-        "649201099195030002c3910791c40801000000ff7f0000"
+        "992a0102c39100919c03c40801000000ff7f00000100920506c40873616d706c696e6701020400a5656d6265"
+        "64079201099195030002c3910791c40801000000ff7f0000"
     ),
     "StepResult": (
         "9c2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
@@ -370,30 +388,35 @@ GOLDEN: dict[str, str] = {
     ),
     "MetricsReport": "919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000",
     "Work chat": (
-        "969fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
+        "979fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
         "000000cb3fe0000000000000a930302d612d622d303191a26431c206c393a463686174c4025b5dc4027b7ddc"
         "0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000000000cb3ff80000"
         "00000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a364616dc3c2"
         "c2090200c398a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405000000"
         "c3c3919300c40801000000ff7f0000940401000997c4045b7b7d5da8726571756972656491a16691a167c2a6"
-        "68696464656ecd0384c3"
+        "68696464656ecd0384c39440c3c2a57175657279"
     ),
     "Work text": (
-        "969fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c293a474657874a2"
+        "979fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c293a474657874a2"
         "6869c2dc0019cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000000000cb"
         "3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a364"
         "616dc3c2c2090200c398a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c404"
-        "05000000c3c3919300c4009400000000c0c2"
+        "05000000c3c3919300c4009400000000c0c2c0"
     ),
     "Work tokens": (
-        "969fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a6746f6b656e"
+        "979fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a6746f6b656e"
         "73c40801000000ff7f0000dc0019c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c000"
-        "80c090c2c3c3c0c0c0c2c090c0c2"
+        "80c090c2c3c3c0c0c0c2c090c0c2c0"
+    ),
+    "Work pair": (
+        "979fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c293a470616972a1"
+        "61a162dc0019c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c00080c090c2c3c3c0c0"
+        "c0c2c090c0c2c0"
     ),
     "TokenWork": (
-        "9b9fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
+        "9c9fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
         "000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c40801000000ff7f0000c40873616d"
-        "706c696e67919301c40094000000009202031005c3c302c406707265666978"
+        "706c696e67919301c40094000000009202031005c3c302c40670726566697807"
     ),
     "SlotSampling": (
         "97cb3fe000000000000028cb3fd0000000000000cfffffffffffffffffcb3fc00000000000009acb3ff40000"

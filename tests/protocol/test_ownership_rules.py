@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 from array import array
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,11 +12,14 @@ import pytest
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.sink import RowExtras
 from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, Grammar
-from penstock.protocol.logprobs import NamedLogprobs
 from penstock.protocol.ownership import tokenizer as ownership_tokenizer
-from penstock.protocol.ownership.refusals import NEW_SECONDS, STARTED_SECONDS
+from penstock.protocol.ownership.choice import Delta, unreleased
+from penstock.protocol.ownership.refusals import (
+    LONGEST_PAUSE_SECONDS,
+    NEW_SECONDS,
+    STARTED_SECONDS,
+)
 from penstock.protocol.ownership.scheduler import SchedulerLedger
-from penstock.protocol.ownership.text_rows import unreleased
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.ownership.tombstones import (
     GRACE_SECONDS,
@@ -118,6 +120,8 @@ class Sent:
 class Ear:
     """A sink that writes down what it hears."""
 
+    wants_ids = False
+
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
@@ -127,6 +131,8 @@ class Ear:
     def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
         content = text if extras is None or extras.events is None else extras.events
         self.heard.append((content, tokens, extras is not None and extras.end is not None))
+
+    def on_continued(self) -> None: ...
 
     def on_rejected(self, rejected: Rejected) -> None:
         self.heard.append(rejected.status)
@@ -214,12 +220,9 @@ def event_row(
     )  # fmt: skip
 
 
-NAMED = NamedLogprobs(0, array("i", [7, 1, 0]).tobytes(), [b"ab"], [0])
-
-
-def test_events_reach_the_sink_in_their_order_with_their_logprobs(frontend: Any) -> None:
+def test_events_reach_the_sink_in_their_order(frontend: Any) -> None:
     ledger, _, ear, number = frontend
-    events: list[Event] = [Reasoning("ab", NAMED), ToolCallOpened(0, "call-1", "f"), Text("c")]
+    events: list[Event] = [Reasoning("ab"), ToolCallOpened(0, "call-1", "f"), Text("c")]
     accept(ledger, number)
     ledger.handle(TOKENIZER, event_row(number, 1, 0, events, Released(1, 2, 1)), 0.1)
     assert ear.heard == [2, (events, 2, False)]
@@ -447,9 +450,9 @@ class Letters:
         text = "".join(chr(97 + token) for token in tokens)
         before, found, _ = text.partition("c")
         used = len(before) + 1 if found else len(text)
-        return SimpleNamespace(content=before, used=used, stop="c" if found else None)
+        return Delta(before, used, "c" if found else None)
 
-    def finish(self) -> str:
+    def finish(self, *, complete: bool = False) -> str:
         return ""
 
     def replay(self, tokens: memoryview) -> str:
@@ -497,6 +500,43 @@ def test_an_engine_hears_whether_one_had_taken_it_and_how_often_it_was_lost(toke
     ledger.handle(SCHEDULER, token_row(ONE + 2, 0, "a"), 0.6)
     ledger.handle(SCHEDULER, Unknown([7], [ONE + 2]), 0.7)
     assert asked() == (ONE + 3, True, 1)
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_only_what_an_engine_had_taken_counts_as_taken_when_it_comes_from_elsewhere(
+    tokenizer: Any, accepted: bool
+) -> None:
+    """A tokenizer that goes down hands back what no engine has seen; it may be full there now."""
+    ledger, sent = tokenizer
+    work = msgspec.structs.replace(WORK, head=RequestHead(accepted=accepted))
+    again = first_attempt(2)
+    ledger.handle(FRONTEND, Submit(7, again, address(FRONTEND), msgspec.msgpack.encode(work)), 0.0)
+    [(_, message)] = sent.take(Enqueue)
+    assert msgspec.msgpack.decode(message.work, type=TokenWork).head.accepted is accepted
+    attempt, now = again, 0.0
+    while 7 in ledger.open and now < 2 * STARTED_SECONDS:
+        full = Rejected(7, attempt, 503, "overloaded_error", "full", retry_elsewhere=True)
+        ledger.handle(SCHEDULER, full, now)
+        attempt, now = attempt + 1, now + LONGEST_PAUSE_SECONDS
+    assert sent.take(Rejected)
+    patience = STARTED_SECONDS if accepted else NEW_SECONDS
+    assert now == pytest.approx(patience, abs=2 * LONGEST_PAUSE_SECONDS)
+
+
+def test_what_an_engine_leaves_of_the_limit_holds_wherever_the_request_goes_on(
+    tokenizer: Any,
+) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    [(_, first)] = sent.take(Enqueue)
+    assert (first.choices, first.tokens) == (1, len(PROMPT) // 4 + 16)
+    ledger.handle(SCHEDULER, Accepted(7, ONE, max_tokens=9), 0.1)
+    [(to, accepted)] = sent.take(Accepted)
+    assert (to, accepted.max_tokens) == (address(FRONTEND), 9)
+    ledger.handle(SCHEDULER, Unknown([7], [ONE]), 0.2)
+    [(_, again)] = sent.take(Enqueue)
+    assert again.tokens == len(PROMPT) // 4 + 9
+    assert msgspec.msgpack.decode(again.work, type=TokenWork).max_tokens == 9
 
 
 def test_what_a_tokenizer_answers_alone_reaches_no_engine_and_is_asked_for_again_if_lost() -> None:
@@ -607,7 +647,7 @@ class Parsed(Letters):
         self._channel = "t"
 
     def push(self, tokens: memoryview, last_is_stop: bool) -> Any:
-        return SimpleNamespace(content=self.replay(tokens), used=len(tokens), stop=None)
+        return Delta(self.replay(tokens), len(tokens), None)
 
     def replay(self, tokens: memoryview) -> Any:
         return [self._event(chr(97 + token)) for token in tokens]
@@ -663,20 +703,6 @@ def test_an_event_that_was_cut_in_the_middle_goes_on_there() -> None:
     assert left == [Reasoning("c"), Text("e"), ToolArguments(0, "}"), Reasoning("f")]
 
 
-def test_an_event_that_did_not_go_out_at_all_keeps_its_logprobs() -> None:
-    def named(piece: bytes) -> NamedLogprobs:
-        return NamedLogprobs(0, b"", [piece], [0])
-
-    content: list[Event] = [
-        Text("ab", named(b"ab")), Reasoning("cd", named(b"cd")), Text("ef", named(b"ef")),
-        Text("", named(b"g")), ToolArguments(0, "{", named(b"{")),
-    ]  # fmt: skip
-    assert unreleased(content, Released()) == content
-    left = unreleased(content, Released(text=2, reasoning=1))
-    assert left == [Reasoning("d"), *content[2:]]
-    assert unreleased(content, Released(text=3, reasoning=2)) == [Text("f"), *content[3:]]
-
-
 def test_a_continuation_that_no_message_can_carry_ends_with_an_error(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -709,7 +735,9 @@ def test_a_fault_in_the_text_of_one_request_ends_that_request_alone(
     tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger, sent = tokenizer
-    named = msgspec.structs.replace(WORK, head=RequestHead(request_id="req-7"))
+    trace = "4BF92f3577b34da6a3ce929d0e0e4736"
+    head = RequestHead(request_id="req-7", trace=f"00-{trace}-00f067aa0ba902b7-01")
+    named = msgspec.structs.replace(WORK, head=head)
     submit = msgspec.structs.replace(SUBMIT, work=msgspec.msgpack.encode(named))
     ledger.handle(FRONTEND, submit, 0.0)
     ledger.handle(FRONTEND, msgspec.structs.replace(SUBMIT, id=8), 0.0)
@@ -721,7 +749,8 @@ def test_a_fault_in_the_text_of_one_request_ends_that_request_alone(
     assert [m.texts for m in messages if isinstance(m, TextBatch)] == [["a"]]
     assert Cancel([7], [ONE], [-1]) in messages
     assert list(ledger.open) == [8]
-    assert [getattr(line, "id", "") for line in caplog.records] == ["req-7"]
+    (line,) = caplog.records
+    assert (getattr(line, "id", ""), getattr(line, "trace", "")) == ("req-7", trace.lower())
 
 
 @pytest.mark.parametrize(("named", "stop"), [([], None), ([9], None), ([9, 7], 7)])
@@ -850,6 +879,9 @@ class Core:
 
     def holder(self, request_id: int) -> tuple[int, str] | None:
         return self.held.get(request_id)
+
+    def max_output(self, request_id: int) -> int:
+        return 0
 
     def holding(self, owner: str) -> list[tuple[int, int]]:
         return [(number, attempt) for number, (attempt, o) in self.held.items() if o == owner]

@@ -33,6 +33,7 @@ def test_a_file_holds_one_key_a_line_and_comments(tmp_path: Path) -> None:
         ("a\nsecret words\n", 0o600, "line 2 holds 2 words"),
         ("key", 0o644, r"others can read .*; chmod 600 "),
         ("key", 0o640, r"others can read .*; chmod 600 "),
+        ("key", 0o622, r"others can write .*; chmod go-w "),
         (b"\xff\xfe\x00", 0o600, "not text"),
     ],
 )

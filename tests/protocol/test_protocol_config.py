@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,18 @@ from msgspec import inspect
 from msgspec.inspect import LiteralType
 
 from penstock.protocol.config import Config, ConfigError, build_parser, resolve
+from penstock.protocol.config.flags import TEST_ONLY
 from penstock.protocol.config.resolve import Field, fields
 from penstock.protocol.config.shown import show
+from penstock.protocol.keys.key_file import change_keys
 
 FIELDS = fields()
 GROUPS = list(msgspec.structs.asdict(Config()))
 
+
+SECRETS = tempfile.TemporaryDirectory()
+KEYS_FILE = Path(SECRETS.name) / "keys"
+change_keys(KEYS_FILE, lambda lines: lines)
 
 # Fields whose values have a form that their type does not say.
 SPELLED: dict[str, Any] = {
@@ -32,6 +39,11 @@ SPELLED: dict[str, Any] = {
     "max_tenant_share": 0.4,
     "memory_share": [0.5],
     "allowed_origins": ["https://one.example", "http://two.example:3000"],
+    "keys_file": str(KEYS_FILE),
+    "tls_cert": __file__,
+    "tls_key": __file__,
+    "root_path": "/llm",
+    "trusted_proxies": ["10.0.0.0/8", "::1"],
 }
 
 
@@ -74,7 +86,11 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "max_num_batched_tokens": {"max_num_seqs": 1},
     "null_step_ms": {"device": "null"},
     "host": {"insecure": True},
+    "grpc_host": {"grpc_port": 9000, "insecure": True},
+    "grpc_tokenizer": {"grpc_port": 9000},
     "published_host": {"insecure": True},
+    "tls_cert": {"tls_key": __file__},
+    "tls_key": {"tls_cert": __file__},
 }
 
 
@@ -184,7 +200,11 @@ def test_help_names_flag_default_variable_and_purpose(
     field = FIELDS[name]
     assert len(field.help) > 10, f"{name} needs a description"
     parser = build_parser("penstock", "test", [field.group])
+    parser.show_all()
     text = re.sub(r"\s+", " ", parser.format_help())
+    if name in TEST_ONLY:
+        assert field.flag not in text
+        return
     assert field.flag in text
     assert f"({field.variable})" in text
     assert re.sub(r"\s+", " ", field.help) in text
@@ -202,7 +222,9 @@ def test_what_is_no_choice_is_told_the_choices(name: str) -> None:
     field = FIELDS[name]
     fault = fault_of(field.flag, "gpus")
     assert fault.startswith(f"{field.flag} 'gpus': ")
-    text = build_parser("penstock", "test", [field.group]).format_help()
+    parser = build_parser("penstock", "test", [field.group])
+    parser.show_all()
+    text = parser.format_help()
     for choice in CHOICES[name]:
         assert re.search(rf"\b{choice}\b", fault)
         assert re.search(rf"\b{choice}\b", text)
@@ -563,6 +585,10 @@ def test_secrets_are_neither_shown_nor_in_errors(tmp_path: Path) -> None:
     assert "hush" not in text
     assert "sk-" not in text
     assert text.count("<hidden>") == 2
+    text = show(*resolve(GROUPS, command("--response-store", "redis://:hush@host"), {}), GROUPS)
+    assert "hush" not in text
+    text = show(*resolve(GROUPS, command("--response-store", "redis://host"), {}), GROUPS)
+    assert 'response_store = "redis://host"' in text
     text = show(*resolve(GROUPS, command(), {}), GROUPS)
     assert "<hidden>" not in text, "that there is none is no secret"
     path = written(tmp_path / "c.toml", {"secret": ["hush-hush"], "api_key": [1234567]})
@@ -581,7 +607,7 @@ def test_a_resolved_configuration_is_frozen() -> None:
 
 
 def test_nothing_else_reads_the_environment() -> None:
-    """Configuration is resolved in one place; what a process inherits is said there."""
+    """Configuration is resolved in one place; Triton alone decides where its cache lies."""
     root = Path(__file__).parents[2]
     found = [
         str(path.relative_to(root))
@@ -589,7 +615,7 @@ def test_nothing_else_reads_the_environment() -> None:
         for path in (root / folder).rglob("*.py")
         if re.search(r"os\.environ|getenv", path.read_text())
     ]
-    assert found == ["protocol/config/terminal.py"]
+    assert sorted(found) == ["protocol/config/machine.py", "protocol/config/terminal.py"]
 
 
 def test_parsing_flags_imports_nothing_heavy() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from penstock.protocol.grammar.request import (
     read_schema,
 )
 from penstock.protocol.validation import InvalidValue
+from penstock.services.tokenizer.grammar_process import walk
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -385,7 +387,32 @@ def test_every_end_token_may_end_an_answer() -> None:
     assert SPECIAL_TOKENS[END] == "<|im_end|>"
 
 
-def test_a_hundred_thousand_placeholders_do_not_keep_the_library_busy() -> None:
+SPELLED = {
+    "choice": (json.dumps(["<|im_end|>"]), "<|im_end|>"),
+    "regex": (r"a<\|im_end\|>b", "a<|im_end|>b"),
+    "grammar": ('start: "a<|im_end|>b"', "a<|im_end|>b"),
+    "json_schema": (json.dumps({"const": "<|im_end|>"}), '"<|im_end|>"'),
+}
+
+
+@pytest.mark.parametrize("kind", SPELLED)
+def test_the_text_of_a_special_token_is_written_with_other_tokens(
+    kind: Any, vocabulary: LLTokenizer
+) -> None:
+    source, expected = SPELLED[kind]
+    for seed in range(4):
+        assert follow(Grammar(kind, source), vocabulary, seed) == expected
+    walk(Grammar(kind, source), vocabulary)
+
+
+def test_a_hidden_spelling_of_a_special_token_is_refused_with_the_tokens_name(
+    vocabulary: LLTokenizer,
+) -> None:
+    with pytest.raises(BadGrammar, match=r"it spells '<\|im_end\|>', a special token.*as it is"):
+        walk(Grammar("regex", r"a[<]\|im_end\|>b"), vocabulary)
+
+
+def test_a_hundred_thousand_placeholders_keep_the_library_busy_for_a_few_seconds_at_most() -> None:
     tokenizer = json.loads(make_tokenizer(512).to_str())
     first = 512
     tokenizer["added_tokens"] += [
@@ -397,6 +424,9 @@ def test_a_hundred_thousand_placeholders_do_not_keep_the_library_busy() -> None:
         }
         for number in range(100_000)
     ]
+    began = time.process_time()
     made = make_vocabulary(json.dumps(tokenizer), first + 100_000, [END])
     assert made.vocab_size == first + 100_000
     assert allowed(compile_grammar(Grammar("regex", "a"), made))[-1] < first
+    assert allowed(compile_grammar(Grammar("regex", "<" * 60_000), made))[-1] < first
+    assert time.process_time() - began < 10

@@ -39,6 +39,19 @@ def test_a_line_says_who_when_how_grave_and_what() -> None:
     assert line["timestamp"].endswith("Z")
 
 
+def test_lines_about_a_request_name_it_and_its_trace_whoever_writes_them() -> None:
+    body = (
+        "import logging\n"
+        "from penstock.protocol.trace_context import line_fields\n"
+        "fields = line_fields('req-1', '00-' + 'ab' * 16 + '-00f067aa0ba902b7-01')\n"
+        "logging.getLogger('penstock.ownership').error('x', extra=fields)\n"
+        "logging.getLogger('aiohttp').error('y')\n"
+        "log.error('z', **line_fields('req-2', ''))"
+    )
+    named = [(line.get("id"), line.get("trace")) for line in run(body)]
+    assert named == [("req-1", "ab" * 16), (None, None), ("req-2", None)]
+
+
 def test_the_level_filters() -> None:
     body = "log.debug('a'); log.info('b'); log.warning('c'); log.error('d')"
     assert [line["event"] for line in run(body)] == ["b", "c", "d"]

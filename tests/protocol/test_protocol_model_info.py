@@ -168,6 +168,8 @@ def test_a_model_without_a_trained_length_is_refused_with_the_reason(tmp_path: P
     text = fault(tmp_path, architectures=["MambaForCausalLM"], max_position_embeddings=None)
     assert "'MambaForCausalLM' states no length that it was trained for" in text
     assert "another state than keys and values" in text
+    usual = fault(tmp_path, max_position_embeddings=None)
+    assert "add the key, with the number of tokens" in usual and "Mamba" not in usual
 
 
 @pytest.mark.parametrize("key", ["n_positions", "max_seq_len", "seq_length", "n_ctx"])

@@ -232,7 +232,9 @@ def test_a_second_sigterm_ends_a_loop_in_the_middle_of_its_work(
     assert working.ended(2)[0] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_router_restarted_at_its_address_finds_its_members_again(
     address: str, start: Start, observe: Callable[..., Observer], number: signal.Signals
 ) -> None:

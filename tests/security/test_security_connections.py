@@ -170,7 +170,10 @@ def test_endless_trailers_and_bad_cookies_leave_no_trace(attack: Attacker, count
     assert len(attack.server.lines) - said < 10
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(200, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.chaos)],
+)
 def test_half_headers_are_closed_within_their_time(attack: Attacker, count: int) -> None:
     parts = (b"", b"G", GET, POST + b"Content-Le")
     held = [attack.connect(parts[number % len(parts)]) for number in range(count)]

@@ -87,7 +87,7 @@ ROUTES_OF_OTHERS = [
     "/pause", "/start_profile", "/stop_profile", "/update_weights", "/update_weights_from_disk",
     "/init_weights_update_group", "/collective_rpc", "/reset_prefix_cache", "/flush_cache",
     "/get_server_info", "/server_info", "/invocations", "/ping",
-    "/v1/embeddings", "/v1/audio/transcriptions", "/v1/images/generations",
+    "/v1/audio/transcriptions", "/v1/images/generations",
     "/v1/files", "/v1/batches", "/generate", "/abort_request", "/debug/pprof",
     "/playground/../../pyproject.toml", "/playground/%2e%2e/chat.js",
     "/playground//etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/admin", "/shutdown",

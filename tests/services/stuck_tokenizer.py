@@ -17,10 +17,10 @@ from penstock.services.tokenizer.preparation import prepare
 STUCK = (666).to_bytes(4, "little")
 
 
-def stuck_prepare(work: Work, *arguments: Any) -> TokenWork:
+def stuck_prepare(work: Work, *arguments: Any, **named: Any) -> TokenWork:
     if isinstance(work.prompt, Tokens) and work.prompt.ids == STUCK:
         time.sleep(3600)
-    return prepare(work, *arguments)
+    return prepare(work, *arguments, **named)
 
 
 if __name__ == "__main__":

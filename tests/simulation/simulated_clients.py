@@ -116,6 +116,8 @@ class Undisturbed:
     stop: int | str | None
     computed: list[int]
     """All tokens that are computed for it, its prompt included."""
+    output: list[int]
+    """Ids of its tokens, the end's included."""
 
     def begins_with(self, seen: list[Event]) -> bool:
         """Whether ``seen`` is a beginning of the events."""
@@ -151,12 +153,12 @@ def undisturbed(asked: Asked, choice: int, traits: EngineTraits) -> Undisturbed:
         if found is not None:
             stop, events = found
             computed = asked.prompt + output[: count - 1]
-            return Undisturbed(events, count, EndReason.STOP, stop, computed)
+            return Undisturbed(events, count, EndReason.STOP, stop, computed, output[:count])
     computed, events = asked.prompt + output[:-1], all_events(asked, shown)
     if output and output[-1] in asked.stop_ids:
         named = output[-1] if output[-1] in params.stop_token_ids else None
-        return Undisturbed(events, len(output), EndReason.STOP, named, computed)
-    return Undisturbed(events, len(output), EndReason.LENGTH, None, computed)
+        return Undisturbed(events, len(output), EndReason.STOP, named, computed, output)
+    return Undisturbed(events, len(output), EndReason.LENGTH, None, computed, output)
 
 
 def all_events(asked: Asked, tokens: list[int], text: str | None = None) -> list[Event]:
@@ -201,6 +203,7 @@ class Record:
     starts: dict[int, RowStart] = field(default_factory=dict)
     ends: dict[int, list[End]] = field(default_factory=dict)
     cancelled: bool = False
+    wants_ids: bool = True
     late: int = 0
     """Rows before the beginning or behind the end."""
 
@@ -211,7 +214,7 @@ class Record:
         self.progress = RequestProgress(
             1, n, Meters(Registry()), now, lambda: self.frontend.world.now
         )
-        self._sink = AnswerSink(self.progress, self.answers)
+        self._sink = AnswerSink(self.progress, self.answers, wants_ids=self.wants_ids)
 
     @property
     def ended(self) -> bool:
@@ -250,6 +253,9 @@ class Record:
             self.ends.setdefault(choice, []).append(extras.end)
         self._sink.on_row(choice, text, tokens, extras)
 
+    def on_continued(self) -> None:
+        self._sink.on_continued()
+
     def on_rejected(self, rejected: Rejected) -> None:
         if self.cancelled or self.ended:
             self.late += 1
@@ -263,6 +269,10 @@ class Record:
         expected = {c: undisturbed(self.asked, c, traits) for c in range(self.asked.params.n)}
         for choice, answer in enumerate(self.answers):
             assert expected[choice].begins_with(answer.events()), (self, expected[choice])
+            ids = array("i", b"".join(answer.ids)).tolist()
+            assert ids == expected[choice].output[: len(ids)], (self, ids, expected[choice])
+            asked = None if answer.prompt is None else array("i", answer.prompt).tolist()
+            assert asked == (self.asked.prompt if ids else None), (self, asked)
         if self.cancelled or not self.frontend.alive:
             return
         if self.rejected:
@@ -292,6 +302,7 @@ class Record:
         assert not bad, "a token was drawn from what is not a number"
         assert self.answers[choice].events() == expected.events, (self, expected)
         assert self.tokens[choice] == expected.tokens, (self, expected)
+        assert len(b"".join(self.answers[choice].ids)) == 4 * expected.tokens, (self, expected)
         assert (end.reason, end.stop) == (expected.reason, expected.stop), (self, expected)
 
 

@@ -18,7 +18,7 @@ from simulated_engine import EngineTraits, SchedulerNode, WorkerNode
 from simulated_network import ROUTER, Node, World
 
 from penstock.client.ledger import ClientLedger
-from penstock.protocol.ownership.text_rows import Delta, joined
+from penstock.protocol.ownership.choice import Delta, joined
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire import codec
@@ -153,7 +153,7 @@ class SimulatedStream:
             events.append(self._channels.event(token))
         return events
 
-    def finish(self) -> Content:
+    def finish(self, *, complete: bool = False) -> Content:
         if self.stop is not None:
             return ""
         content = self._release()

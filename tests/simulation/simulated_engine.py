@@ -243,6 +243,9 @@ class SimulatedExecutor:
     summary = ""
     account = None
     tasks: ClassVar[dict[str, Task]] = {}
+    generates = True
+    labels: ClassVar[list[str]] = []
+    described = ""
 
     def __init__(self, node: WorkerNode) -> None:
         self._node = node

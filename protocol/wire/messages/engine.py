@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Literal
 
 import msgspec
 
@@ -34,6 +35,13 @@ class LayerGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return min(blocks, -(-(self.window - 1 + most_step) // block_size) + 1)
 
 
+TaskPrompts = Literal["chunks", "all", "whole"]
+"""How prompts are computed of which a task other than to generate makes something. ``chunks``: as
+any prompt. ``all``: in chunks, but every position anew, since the cache has K and V alone.
+``whole``: in one step, since each position attends to all others; such an engine keeps no K and V,
+and a prompt may be as long as ``max_model_len``."""
+
+
 class EngineSizes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sizes of one engine; all zero for other services and until the model is loaded."""
 
@@ -53,6 +61,12 @@ class EngineSizes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     groups: list[LayerGroup] = []
     """Each has block tables of its own, and all draw on the same blocks; none: one group of full
     attention."""
+    task_prompts: TaskPrompts = "chunks"
+
+    @property
+    def longest_task_prompt(self) -> int:
+        """Tokens of a prompt that a task gets, at most."""
+        return self.max_model_len - (self.task_prompts != "whole")
 
     def sequence_blocks(self, tokens: int) -> int:
         """Blocks that a sequence of so many positions holds at once, at most, over all groups."""

@@ -37,6 +37,10 @@ class Capacity(EngineSizes, frozen=True, array_like=True, gc=False):
 
     tasks: list[str] = []
     """Tasks that it can do beside generating."""
+    generates: bool = True
+    """Whether it can generate."""
+    labels: list[str] = []
+    """What the scores of ``classify`` stand for, in their order."""
 
 
 class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -128,7 +132,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     item_limit: float
     """Seconds that the current item may take before its process counts as stuck."""
     load: int
-    """Open requests here, weighted as the service sees fit; the router sends to the smallest."""
+    """What is open here: choices of requests in engines and tokenizers, requests in frontends. The
+    router sends where, for the slots there, it is the smallest."""
     capacity: Capacity
     metrics: bytes
     """An encoded ``MetricsReport``: absolute values, so a lost beat loses nothing."""

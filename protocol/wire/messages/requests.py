@@ -67,8 +67,16 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens", gc=Fals
     """int32 token ids, little endian. Also what a continuation sends: no second rendering."""
 
 
-Prompt = Chat | PromptText | Tokens
-PromptKind = Literal["chat", "text", "tokens"]
+class Pair(msgspec.Struct, frozen=True, array_like=True, tag="pair", gc=False):
+    """Two texts to be judged together, such as a query and a document. A continuation sends it
+    again: ids alone would not say where the second one begins."""
+
+    text: str
+    other: str
+
+
+Prompt = Chat | PromptText | Tokens | Pair
+PromptKind = Literal["chat", "text", "tokens", "pair"]
 
 
 def kind_of(prompt: Prompt) -> PromptKind:
@@ -79,6 +87,8 @@ def kind_of(prompt: Prompt) -> PromptKind:
             return "text"
         case Tokens():
             return "tokens"
+        case Pair():
+            return "pair"
 
 
 class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -141,6 +151,20 @@ class OutputFormat(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens of thinking, after which it is closed."""
 
 
+class PoolingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a request for the task ``embed``, ``score`` or ``classify`` asks for beside its prompt.
+    What the model's folder says holds where it says nothing."""
+
+    dimensions: int | None = None
+    """``embed``: the vector's first numbers alone, so many of them."""
+    normalize: bool | None = None
+    """``embed``: whether vectors have length 1."""
+    activation: bool | None = None
+    """``score``, ``classify``: whether the logits go through the folder's activation."""
+    prompt_name: str = ""
+    """Which of the folder's prompts stands ahead of a text; empty: its default, if it has one."""
+
+
 class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the client asked for, as the frontend sends it. The router never decodes it."""
 
@@ -152,6 +176,8 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     output: OutputFormat | None = None
     fits_window: bool = False
     """``max_tokens`` may be more than what fits behind the prompt: the window ends the answer."""
+    pooling: PoolingParams | None = None
+    """For the tasks that make a vector or scores of a prompt."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):
@@ -164,6 +190,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):
     """An encoded ``Work``."""
     model: str = ""
     """``RequestHead.model``, for those who do not decode the work."""
+    choices: int = 1
+    """Choices still open, likewise: what the request weighs."""
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag=21, gc=False):
@@ -197,6 +225,8 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How often it was started again without a new token in between."""
     prefix: bytes = b""
     """Digests of the prompt's prefixes, see ``penstock.protocol.prefix_digest``."""
+    second: int = 0
+    """Where the second text of a pair begins in the prompt; 0: there is none."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
@@ -211,6 +241,11 @@ class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
     """``RequestHead.model``, for those who do not decode the work."""
     prefix: bytes = b""
     """``TokenWork.prefix``, likewise."""
+    choices: int = 1
+    """Choices still open, likewise: the sequences that an engine runs for it."""
+    tokens: int = 0
+    """Positions of its longest sequence in the end, at most: an engine that holds fewer may have to
+    give it up."""
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=23, gc=False):
@@ -224,7 +259,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=23, gc=False):
     attempt: int
     prompt: bytes = b""
     max_tokens: int = 0
-    """The resolved limit, so that a continuation keeps it."""
+    """The resolved limit, so that a continuation keeps it. A scheduler says what its engine leaves
+    of it."""
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=24, gc=False):
@@ -241,6 +277,8 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=24, gc=False):
     retry_after: float | None = None
     retry_elsewhere: bool = False
     """The request itself is fine (draining or full receiver): another peer may take it."""
+    code: str | None = None
+    """OpenAI's ``error.code``, by which clients tell causes of one type apart."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=25, gc=False):

@@ -42,6 +42,10 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
     shape: StepShape = StepShape()
     tasks: list[str] = []
     """What it does beside to generate."""
+    generates: bool = True
+    """Whether it generates."""
+    labels: list[str] = []
+    """What the scores of ``classify`` stand for, in their order."""
 
 
 class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -125,6 +129,8 @@ class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     whose ``tokens`` do not hold all of it."""
     task: str = ""
     """What is to be made of the prompt, once it is computed, instead of a token."""
+    second: int = 0
+    """Where the second text of a pair begins; 0: there is none."""
 
     @property
     def length(self) -> int:

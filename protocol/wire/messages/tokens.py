@@ -39,6 +39,9 @@ class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """HTTP status that an error stands for."""
     reasoning_tokens: int = 0
     """How many of the choice's tokens were thinking."""
+    preemptions: int = -1
+    """How often its engine took its KV blocks from it, to compute it anew; -1: its engine did not
+    end it."""
 
 
 class RowStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -49,6 +52,8 @@ class RowStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Prompt tokens that were found in the prefix cache."""
     queued_s: float
     """Seconds from the request's arrival at the server until the choice first ran."""
+    engine: str = ""
+    """Name of the engine that it ran in."""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -84,14 +89,16 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", gc=False):
     """A part of the answer."""
 
     text: str
-    logprobs: NamedLogprobs | None = None
 
 
 class Reasoning(msgspec.Struct, frozen=True, array_like=True, tag="reasoning", gc=False):
     """A part of what the model thinks before it answers."""
 
     text: str
-    logprobs: NamedLogprobs | None = None
+
+
+MAX_CALLS = 1024
+"""Tool calls of one answer, and so of one message. What an answer writes behind them is text."""
 
 
 class ToolCallOpened(msgspec.Struct, frozen=True, array_like=True, tag="call", gc=False):
@@ -101,7 +108,6 @@ class ToolCallOpened(msgspec.Struct, frozen=True, array_like=True, tag="call", g
     """The number of the call among those of its choice."""
     id: str
     name: str
-    logprobs: NamedLogprobs | None = None
 
 
 class ToolArguments(msgspec.Struct, frozen=True, array_like=True, tag="arguments", gc=False):
@@ -109,7 +115,6 @@ class ToolArguments(msgspec.Struct, frozen=True, array_like=True, tag="arguments
 
     index: int
     text: str
-    logprobs: NamedLogprobs | None = None
 
 
 class Vector(msgspec.Struct, frozen=True, array_like=True, tag="vector", gc=False):
@@ -137,7 +142,7 @@ Pooled: TypeAlias = Vector | Scores | TokenIds
 """Events that stand for a whole prompt, as bytes."""
 Event: TypeAlias = Text | Reasoning | ToolCallOpened | ToolArguments | Pooled
 Content: TypeAlias = str | list[Event]
-"""What some tokens bring, in order. A string stands for one ``Text`` without logprobs."""
+"""What some tokens bring, in order. A string stands for one ``Text``."""
 
 
 class Released(msgspec.Struct, array_like=True, gc=False):

@@ -13,18 +13,20 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from penstock.client.messages import MAX_MESSAGES, MAX_PARTS, Name
+from penstock.client.request_terms import Label, Priority, Salt, Seconds
 from penstock.client.tools import MAX_TOOLS, ToolName
 from penstock.protocol.declared import NO_ITEMS, Declared
 from penstock.protocol.sampling import Seed, StopStrings, TopK, TopP
 from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import ForeignNames
 from penstock.protocol.validation import InvalidValue
-from penstock.protocol.wire.messages.requests import CacheSalt, RequestPriority
-from penstock.services.frontend.bodies.requests import Label, Seconds
+from penstock.protocol.wire.messages.tokens import MAX_CALLS
 
 MAX_USER_ID = 512
 MIN_THINKING_BUDGET = 1024
 MAX_EDITS = 16
+MAX_BLOCKS = 4 * MAX_CALLS
+"""Of one message: calls with text and thinking between them, or their results."""
 
 CacheControl = Annotated[
     dict[str, Any], Meta(description="Has no effect: prefixes are cached by themselves.")
@@ -36,6 +38,7 @@ _FOREIGN = ForeignNames(
         "mcp_servers": "call MCP servers in the client, and offer their tools as custom tools",
         "output_format": "use output_config.format",
         "response_format": "use output_config.format",
+        "thread": "send the whole conversation: its prefix is cached by itself",
     },
 )
 
@@ -100,7 +103,7 @@ BLOCK_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class InputMessage(Declared, kw_only=True):
     role: Annotated[Literal["user", "assistant", "system"], Meta(description="Who speaks.")]
     content: Annotated[
-        str | Annotated[list[Block], Meta(max_length=MAX_PARTS)],
+        str | Annotated[list[Block], Meta(max_length=MAX_BLOCKS)],
         Meta(description="Text, or blocks."),
     ]
 
@@ -235,6 +238,7 @@ class ConversationBody(Declared, kw_only=True):
         "output_format": (),
         "speed": ("standard",),
         "fallbacks": NO_ITEMS,
+        "thread": (),
     }
 
     model: Annotated[str, Meta(description="The model, by one of its names.")] | None = None
@@ -270,12 +274,7 @@ class ConversationBody(Declared, kw_only=True):
         Annotated[ContextManagement, Meta(description="May keep all, and has no effect then.")]
         | None
     ) = None
-    cache_salt: (
-        Annotated[
-            CacheSalt, Meta(description="Requests with different salts share no cached prefix.")
-        ]
-        | None
-    ) = None
+    cache_salt: Salt | None = None
 
 
 class CountTokensBody(ConversationBody, kw_only=True):
@@ -308,12 +307,7 @@ class MessagesBody(ConversationBody, kw_only=True):
     metadata: Annotated[Metadata, Meta(description="Who asks.")] | None = None
     service_tier: Annotated[Label, Meta(description="Has no effect.")] | None = None
     inference_geo: Annotated[Label, Meta(description="Has no effect.")] | None = None
-    priority: (
-        Annotated[
-            RequestPriority, Meta(description="A lower one goes first under the policy priority.")
-        ]
-        | None
-    ) = None
+    priority: Priority | None = None
     deadline_s: Seconds | None = None
 
     def __post_init__(self) -> None:

@@ -120,9 +120,14 @@ class Ping(Given, kw_only=True, tag_field="type", tag="ping"):
     """Goes out in silence."""
 
 
+class ErrorDetails(Given, kw_only=True):
+    error_code: str
+
+
 class MessageError(Given, kw_only=True):
     type: str
     message: Annotated[str, Meta(description="What is wrong, and what is allowed.")]
+    details: ErrorDetails | UnsetType = UNSET
 
 
 class MessageErrorBody(Given, kw_only=True, tag_field="type", tag="error"):

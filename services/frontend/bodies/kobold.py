@@ -228,7 +228,7 @@ class KoboldToken(Given, kw_only=True):
     finish_reason: FinishReason | None
 
 
-class Aborted(Given, kw_only=True):
+class KoboldAborted(Given, kw_only=True):
     success: Literal["true", "false"]
     done: Literal["true", "false"]
 

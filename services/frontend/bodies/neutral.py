@@ -35,7 +35,6 @@ _NEUTRAL: dict[str, tuple[Any, ...] | SameAs] = {
     "detokenize": (True,),
     "include_reasoning": (True,),
     "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),

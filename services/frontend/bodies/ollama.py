@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from penstock.client.messages import MAX_CALLS, MAX_MESSAGES, Name
+from penstock.client.messages import MAX_MESSAGES, Name
 from penstock.client.tools import ToolDeclarations
 from penstock.protocol.declared import NO_ITEMS, Declared, said
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
 from penstock.protocol.sampling import MAX_TOKENS, Logprobs, StopString, StopStrings
 from penstock.protocol.suggestions import ForeignNames
+from penstock.protocol.wire.messages.tokens import MAX_CALLS
 from penstock.services.frontend.bodies.requests import Flag
 from penstock.services.frontend.bodies.responses import ChatTokenLogprob, Count, Given
 from penstock.services.frontend.bodies.sampling_fields import sampling_struct
@@ -92,7 +93,7 @@ class OllamaOptions(_OptionFields, kw_only=True):
             Meta(
                 ge=1,
                 le=MAX_TOKENS,
-                description="Tokens of context that are needed; at most the model's max_model_len.",
+                description="Has no effect: the context is the model's max_model_len.",
             ),
         ]
         | None

@@ -125,7 +125,7 @@ class ResponseObject(Given, kw_only=True):
     tools: list[dict[str, Any]]
     top_logprobs: int = 0
     top_p: float | None = None
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None = None
     metadata: dict[str, str] = {}

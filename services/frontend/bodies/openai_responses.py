@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.client.request_terms import (
+    Label,
+    Priority,
+    Salt,
+    Seconds,
+    User,
+    check_printable,
+)
 from penstock.client.tools import MAX_TOOLS
 from penstock.protocol.declared import NO_ITEMS, Declared
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
@@ -18,13 +26,10 @@ from penstock.protocol.sampling import (
     StopString,
     StopStrings,
 )
-from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import ForeignNames
-from penstock.protocol.validation import InvalidValue
-from penstock.protocol.wire.messages.requests import CacheSalt, RequestPriority
 from penstock.services.frontend.bodies.openai_items import MAX_ITEMS, MAX_PARTS, Id, InputPart
 from penstock.services.frontend.bodies.openai_tools import ChosenTool
-from penstock.services.frontend.bodies.requests import Flag, Label, Seconds
+from penstock.services.frontend.bodies.requests import Flag
 
 MAX_METADATA = 16
 MAX_KEY_LENGTH = 64
@@ -120,7 +125,6 @@ class PromptBody(Declared, kw_only=True):
     NEUTRAL: ClassVar[Mapping[str, Any]] = {
         "conversation": (),
         "prompt": (),
-        "truncation": ("disabled",),
     }
 
     model: Annotated[str, _said("The model, by one of its names.")] | None = None
@@ -137,6 +141,16 @@ class PromptBody(Declared, kw_only=True):
     instructions: Annotated[str, _said("A system message before all else.")] | None = None
     previous_response_id: (
         Annotated[Id, _said("Continue the conversation of this response.")] | None
+    ) = None
+    truncation: (
+        Annotated[
+            Literal["auto", "disabled"],
+            _said(
+                "auto: a conversation that is too long loses its oldest parts; disabled (default): "
+                "it is a 400."
+            ),
+        ]
+        | None
     ) = None
     tools: (
         Annotated[
@@ -264,14 +278,9 @@ class ResponsesBody(_Sampling, kw_only=True):
         ]
         | None
     ) = None
-    user: Annotated[Label, _said("The tenant, where no API key decides.")] | None = None
-    priority: (
-        Annotated[RequestPriority, _said("A lower one goes first under the policy priority.")]
-        | None
-    ) = None
-    cache_salt: (
-        Annotated[CacheSalt, _said("Requests with different salts share no cached prefix.")] | None
-    ) = None
+    user: User | None = None
+    priority: Priority | None = None
+    cache_salt: Salt | None = None
     deadline_s: Seconds | None = None
     safety_identifier: Annotated[Label, _said("Stands in the response again.")] | None = None
     prompt_cache_key: Annotated[Label, _said("Stands in the response again.")] | None = None
@@ -298,11 +307,7 @@ class ResponsesBody(_Sampling, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise ``InvalidValue`` for what a type cannot say."""
-        for name, value in (("user", self.user), ("cache_salt", self.cache_salt)):
-            if value and not value.isprintable():
-                raise InvalidValue(
-                    f"{name} is {show(value)}; printable characters alone are allowed", name
-                )
+        check_printable(self)
 
 
 class ResponseCreate(ResponsesBody, kw_only=True):

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from penstock.client.messages import Messages
+from penstock.client.messages import Messages, TemplateVariables
+from penstock.client.request_terms import (
+    Label,
+    Priority,
+    Salt,
+    Seconds,
+    User,
+    check_printable,
+)
 from penstock.client.tools import ToolChoiceField, ToolDeclarations
 from penstock.protocol.declared import Declared, SameAs
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
@@ -24,18 +32,13 @@ from penstock.protocol.sampling import (
     StopString,
     StopStrings,
 )
-from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import ForeignNames
 from penstock.protocol.validation import InvalidValue
-from penstock.protocol.wire.messages.requests import CacheSalt, RequestPriority
 from penstock.services.frontend.bodies.neutral import CHAT_NEUTRAL, COMPLETION_NEUTRAL
 from penstock.services.frontend.bodies.sampling_fields import sampling_struct
 
-MAX_USER_LENGTH = 128
 MAX_METADATA = 16
 MAX_METADATA_LENGTH = 512
-MAX_DEADLINE_S = 86_400
-MAX_TEMPLATE_VALUE_LENGTH = 64
 
 _OTHERWISE = frozenset({"stop", "logprobs", "echo", "structured_outputs"})
 """Sampling parameters that a body writes in another way, or that one route alone has."""
@@ -49,16 +52,6 @@ else:
     _SamplingFields = sampling_struct("_SamplingFields", dict.fromkeys(SAMPLING_NAMES, ""))
 
 Flag = bool | None
-Label = Annotated[str, Meta(max_length=MAX_USER_LENGTH)]
-Seconds = Annotated[
-    float,
-    Meta(
-        gt=0,
-        le=MAX_DEADLINE_S,
-        description="Seconds from its arrival in which the whole answer must be there, or it ends "
-        "with a 504; the server's own limit still holds.",
-    ),
-]
 
 
 def _said(description: str) -> Meta:
@@ -72,14 +65,6 @@ class StreamOptions(Declared, kw_only=True):
 
     include_usage: Annotated[Flag, _said("One more chunk at the end says the usage.")] = None
     continuous_usage_stats: Annotated[Flag, _said("Each chunk says the usage so far.")] = None
-
-
-class TemplateVariables(Declared, kw_only=True):
-    """Variables of the chat template that a client may set; the rest are the server's."""
-
-    enable_thinking: Flag = None
-    thinking: Flag = None
-    reasoning_effort: Annotated[str, Meta(max_length=MAX_TEMPLATE_VALUE_LENGTH)] | None = None
 
 
 class GenerationBody(_SamplingFields, kw_only=True):
@@ -100,14 +85,12 @@ class GenerationBody(_SamplingFields, kw_only=True):
     stream_options: (
         Annotated[StreamOptions, _said("What a stream says beside its text.")] | None
     ) = None
-    user: Annotated[Label, _said("The tenant, where no API key decides.")] | None = None
-    priority: (
-        Annotated[RequestPriority, _said("A lower one goes first under the policy priority.")]
-        | None
-    ) = None
-    cache_salt: (
-        Annotated[CacheSalt, _said("Requests with different salts share no cached prefix.")] | None
-    ) = None
+    return_token_ids: Annotated[
+        Flag, _said("Return the ids of the prompt's tokens and of all generated ones.")
+    ] = None
+    user: User | None = None
+    priority: Priority | None = None
+    cache_salt: Salt | None = None
     deadline_s: Seconds | None = None
     metadata: (
         Annotated[
@@ -122,11 +105,7 @@ class GenerationBody(_SamplingFields, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise ``InvalidValue`` for what a type cannot say."""
-        for name, value in (("user", self.user), ("cache_salt", self.cache_salt)):
-            if value and not value.isprintable():
-                raise InvalidValue(
-                    f"{name} is {show(value)}; printable characters alone are allowed", name
-                )
+        check_printable(self)
         if self.stream_options and not self.stream and self.stream_options != StreamOptions():
             raise InvalidValue(
                 "stream_options are allowed only together with stream: true", "stream_options"

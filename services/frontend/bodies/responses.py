@@ -83,6 +83,13 @@ PromptLogprobs = Annotated[
     Meta(description="For each token of the prompt, by token id; null for the first."),
 ]
 
+Ids = list[Annotated[int, Meta(ge=0)]]
+TokenIds = Annotated[
+    Ids,
+    Meta(description="Ids of all generated tokens, with return_token_ids; of a chunk, its own."),
+]
+PromptTokenIds = Annotated[Ids, Meta(description="Ids of the prompt's tokens, likewise.")]
+
 
 # --- chat completions
 
@@ -131,6 +138,7 @@ class ChatChoice(Given, kw_only=True):
     logprobs: ChatLogprobsBody | None
     finish_reason: ChatFinishReason
     stop_reason: StopReason
+    token_ids: TokenIds | UnsetType = UNSET
 
 
 class ChatCompletion(AnswerHead, kw_only=True):
@@ -140,6 +148,7 @@ class ChatCompletion(AnswerHead, kw_only=True):
     choices: list[ChatChoice]
     usage: UsageBody
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: PromptTokenIds | UnsetType = UNSET
 
 
 class FunctionDelta(Given, kw_only=True):
@@ -168,6 +177,7 @@ class ChatChunkChoice(Given, kw_only=True):
     logprobs: ChatLogprobsBody | None
     finish_reason: ChatFinishReason | None
     stop_reason: StopReason | UnsetType = UNSET
+    token_ids: TokenIds | UnsetType = UNSET
 
 
 class ChatChunk(AnswerHead, kw_only=True):
@@ -175,6 +185,9 @@ class ChatChunk(AnswerHead, kw_only=True):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
+    prompt_token_ids: (
+        Annotated[PromptTokenIds, Meta(description="In a stream's first chunk.")] | UnsetType
+    ) = UNSET
     usage: UsageBody | UnsetType | None = UNSET
 
 
@@ -197,6 +210,8 @@ class CompletionChoice(Given, kw_only=True):
     logprobs: LogprobColumns | None
     finish_reason: FinishReason
     stop_reason: StopReason
+    token_ids: TokenIds | UnsetType = UNSET
+    prompt_token_ids: PromptTokenIds | UnsetType = UNSET
 
 
 class Completion(AnswerHead, kw_only=True):
@@ -213,6 +228,10 @@ class CompletionChunkChoice(Given, kw_only=True):
     logprobs: LogprobColumns | None
     finish_reason: FinishReason | None
     stop_reason: StopReason | UnsetType = UNSET
+    token_ids: TokenIds | UnsetType = UNSET
+    prompt_token_ids: (
+        Annotated[PromptTokenIds, Meta(description="In a choice's first chunk.")] | UnsetType
+    ) = UNSET
 
 
 class CompletionChunk(AnswerHead, kw_only=True):

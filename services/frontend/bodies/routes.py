@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.protocol.declared import Declared
-from penstock.services.frontend.bodies import responses
+from penstock.services.frontend.bodies import administration, responses
 from penstock.services.frontend.bodies.anthropic_answers import ModelInfo, ModelInfoList
 
 JSON = "application/json"
@@ -44,6 +44,8 @@ class RouteBodies(NamedTuple):
     group: str = "Server"
     upgrades: bool = False
     """The route leads to a WebSocket."""
+    messages: tuple[Any, Any] | None = None
+    """What a client sends there, and what it gets: unions of types."""
 
 
 SERVER_ROUTES = (
@@ -79,6 +81,33 @@ SERVER_ROUTES = (
         summary="Metrics of all processes",
         media_type="text/plain",
     ),
+    RouteBodies(
+        "GET",
+        "/v1/requests/{request}",
+        administration.RequestLife,
+        summary="What became of a request, by its x-request-id: states, times, sizes",
+    ),
+    RouteBodies(
+        "POST",
+        "/v1/admin/requests/{request}/abort",
+        administration.Aborted,
+        administration.EmptyBody,
+        summary="End a request (role admin)",
+    ),
+    RouteBodies(
+        "POST",
+        "/v1/admin/drain",
+        takes=administration.EmptyBody,
+        summary="Finish what runs, and end the server (role admin)",
+        others={202: administration.Draining},
+    ),
+    RouteBodies(
+        "POST",
+        "/v1/admin/log_level",
+        administration.LogLevel,
+        administration.LogLevelBody,
+        summary="Change the log's level in all processes (role admin)",
+    ),
     RouteBodies("GET", "/version", responses.Version, summary="The server's version"),
     RouteBodies("GET", "/openapi.json", dict[str, Any], summary="This description"),
     RouteBodies("GET", "/docs", summary="This description as a page", media_type="text/html"),
@@ -99,5 +128,12 @@ SERVER_ROUTES = (
 def structs_of(routes: Sequence[RouteBodies]) -> Iterator[Any]:
     """The types of all bodies."""
     for route in routes:
-        found = (route.takes, route.gives, *route.or_gives, route.streams, route.fails)
+        found = (
+            route.takes,
+            route.gives,
+            *route.or_gives,
+            route.streams,
+            route.fails,
+            *(route.messages or ()),
+        )
         yield from (one for one in (*found, *route.others.values()) if one is not None)

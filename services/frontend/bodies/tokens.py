@@ -7,14 +7,13 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from penstock.client.messages import Messages
+from penstock.client.messages import Messages, TemplateVariables
 from penstock.client.tools import ToolDeclarations
 from penstock.protocol.declared import Declared, said
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
 from penstock.protocol.sampling import TokenId
 from penstock.protocol.suggestions import ForeignNames
 from penstock.protocol.validation import InvalidValue
-from penstock.services.frontend.bodies.requests import TemplateVariables
 from penstock.services.frontend.bodies.responses import Count, Given
 
 MAX_TOKEN_IDS = 2**20

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import UNSET
 
 from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
-from penstock.client.messages import encode_messages
 from penstock.client.meters import Usage
-from penstock.client.tools import chosen, output_format
-from penstock.protocol.validation import InvalidValue
-from penstock.protocol.wire.messages.requests import Chat, OutputFormat
 from penstock.protocol.wire.messages.tokens import (
     Event,
     Reasoning,
@@ -21,7 +16,7 @@ from penstock.protocol.wire.messages.tokens import (
     ToolArguments,
     ToolCallOpened,
 )
-from penstock.services.frontend.bodies.requests import ChatBody, TemplateVariables
+from penstock.services.frontend.bodies.requests import ChatBody
 from penstock.services.frontend.bodies.responses import (
     AnswerMessage,
     CalledFunction,
@@ -35,6 +30,7 @@ from penstock.services.frontend.bodies.responses import (
 )
 from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.body import Pause, decode_body, no_pause
+from penstock.services.frontend.chat_request import chat_request
 from penstock.services.frontend.dialects.logprobs import ChatLogprobs, prompt_logprobs
 from penstock.services.frontend.dialects.openai import (
     OpenAIRenderer,
@@ -42,12 +38,10 @@ from penstock.services.frontend.dialects.openai import (
     finish_reason,
     usage_body,
 )
-from penstock.services.frontend.errors import ApiError, bad_request, from_invalid
+from penstock.services.frontend.dialects.token_ids import listed, prompt_token_ids, token_ids
+from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
-from penstock.services.frontend.parameters import sampling_of, wrong
-from penstock.services.frontend.parse import GenerateRequest, find_model, generate_request
-
-_NO_VARIABLES = b"{}"
+from penstock.services.frontend.parse import GenerateRequest
 
 
 class ChatDialect:
@@ -68,81 +62,13 @@ class ChatDialect:
     def parse(
         self, raw: bytes, models: list[ServedModel], pause: Pause | None = None
     ) -> GenerateRequest:
-        body = decode_body(raw, ChatBody, pause or no_pause)
-        model, name = find_model(body.model, models)
-        params = sampling_of(body, model, logprobs=_logprobs(body))
-        return generate_request(body, model, name, params, [_chat(body)], _output(body))
+        return chat_request(decode_body(raw, ChatBody, pause or no_pause), models)
 
     def renderer(self, request: GenerateRequest, answer_id: str, created: int) -> ChatRenderer:
         return ChatRenderer(request, answer_id, created)
 
     def error(self, error: ApiError) -> bytes:
         return error.body()
-
-
-def _logprobs(body: ChatBody) -> int | None:
-    """``logprobs`` and ``top_logprobs`` as one number, as elsewhere."""
-    if body.logprobs:
-        return body.top_logprobs or 0
-    if body.top_logprobs:
-        allowed = "it is allowed only together with logprobs: true"
-        raise wrong("top_logprobs", body.top_logprobs, allowed)
-    return None
-
-
-def _chat(body: ChatBody) -> Chat:
-    """The messages and the template's variables. Raises ``ApiError`` 400."""
-    try:
-        messages = encode_messages(body.messages)
-    except InvalidValue as invalid:
-        raise from_invalid(invalid) from None
-    variables = _variables(body)
-    encoded = _NO_VARIABLES if variables is None else msgspec.json.encode(variables)
-    adds, continues = body.add_generation_prompt, body.continue_final_message
-    if adds and continues:
-        raise bad_request(
-            "continue_final_message and add_generation_prompt contradict each other: the answer "
-            "either continues the last message or begins a new one; send one of them as false",
-            param="continue_final_message",
-        )
-    if continues or adds is False:  # the prompt does not end with the opening of a new message
-        end = {"add_generation_prompt": False}
-        if continues:
-            end["continue_final_message"] = True
-        encoded = msgspec.json.encode({**msgspec.json.decode(encoded), **end})
-    return Chat(messages, encoded)
-
-
-def _variables(body: ChatBody) -> TemplateVariables | None:
-    """The template's variables. Raises ``ApiError`` 400 where two say how much to think."""
-    given, effort = body.chat_template_kwargs, body.reasoning_effort
-    if effort is None:
-        return given
-    variables = given or TemplateVariables()
-    if variables.reasoning_effort not in (None, effort):
-        raise wrong(
-            "reasoning_effort", effort, "chat_template_kwargs.reasoning_effort says otherwise"
-        )
-    if effort != "none":
-        return msgspec.structs.replace(variables, reasoning_effort=effort)
-    if variables.enable_thinking or variables.thinking:
-        raise wrong("reasoning_effort", effort, "chat_template_kwargs ask for thinking")
-    return msgspec.structs.replace(variables, enable_thinking=False, thinking=False)
-
-
-def _output(body: ChatBody) -> OutputFormat:
-    """How the answer is read. Raises ``ApiError`` 400."""
-    tools = [tool.function for tool in body.tools or ()]
-    try:
-        return output_format(
-            tools,
-            chosen(body.tool_choice),
-            parallel=body.parallel_tool_calls is not False,
-            reasoning="hidden" if body.include_reasoning is False else "apart",
-            thinking_budget=body.thinking_token_budget,
-        )
-    except InvalidValue as invalid:
-        raise from_invalid(invalid) from None
 
 
 class ChatRenderer(OpenAIRenderer):
@@ -153,6 +79,10 @@ class ChatRenderer(OpenAIRenderer):
     first_text = b'"delta":{"role":"assistant","content":'
     later_text = b'"delta":{"content":'
     close = b"}"
+
+    def __init__(self, request: GenerateRequest, answer_id: str, created: int) -> None:
+        super().__init__(request, answer_id, created)
+        self._prompt_was_told = False
 
     def members(self, events: list[Event], *, first: bool) -> list[bytes]:
         if not events and not first:
@@ -170,7 +100,8 @@ class ChatRenderer(OpenAIRenderer):
         return found
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
-        prompt = prompt_logprobs(answers[0].details)
+        first = answers[0]
+        prompt = prompt_logprobs(first.details)
         return encode(
             ChatCompletion(
                 id=self.id,
@@ -179,6 +110,7 @@ class ChatRenderer(OpenAIRenderer):
                 choices=[self._choice(index, answer) for index, answer in enumerate(answers)],
                 usage=usage_body(usage),
                 prompt_logprobs=UNSET if prompt is None else prompt,
+                prompt_token_ids=UNSET if first.prompt is None else listed([first.prompt]),
             )
         )
 
@@ -191,10 +123,17 @@ class ChatRenderer(OpenAIRenderer):
             logprobs=self.logprobs().member(answer.details),
             finish_reason=finish_reason(reason, called=calls_tools(events)),
             stop_reason=stop,
+            token_ids=listed(answer.ids) if self.request.returns_ids else UNSET,
         )
 
     def logprobs(self) -> ChatLogprobs:
         return ChatLogprobs(self.request.params)
+
+    def ids(self, answer: Answer) -> tuple[bytes, bytes]:
+        """All choices have one prompt: the first chunk of the stream tells it."""
+        prompt = None if self._prompt_was_told else answer.prompt
+        self._prompt_was_told |= prompt is not None
+        return token_ids(answer.ids), prompt_token_ids(prompt)
 
 
 def _message(events: list[Event]) -> AnswerMessage:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import UNSET
 
 from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.meters import Usage
-from penstock.protocol.sampling import DEFAULT_COMPLETION_TOKENS
 from penstock.protocol.wire.messages.tokens import Event, Text
 from penstock.services.frontend.bodies.requests import CompletionBody
 from penstock.services.frontend.bodies.responses import (
@@ -19,14 +17,14 @@ from penstock.services.frontend.bodies.responses import (
     CompletionChunk,
 )
 from penstock.services.frontend.bodies.routes import RouteBodies
-from penstock.services.frontend.body import Pause, decode_body
+from penstock.services.frontend.body import Pause
+from penstock.services.frontend.completion_request import completion_request
 from penstock.services.frontend.dialects.logprobs import CompletionLogprobs, prompt_logprobs
 from penstock.services.frontend.dialects.openai import OpenAIRenderer, usage_body
+from penstock.services.frontend.dialects.token_ids import listed, prompt_token_ids, token_ids
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
-from penstock.services.frontend.parameters import sampling_of
-from penstock.services.frontend.parse import GenerateRequest, find_model, generate_request
-from penstock.services.frontend.prompts import parse_prompts
+from penstock.services.frontend.parse import GenerateRequest
 from penstock.services.frontend.token_arrays import decode_completion
 
 
@@ -48,24 +46,7 @@ class CompletionsDialect:
     def parse(
         self, raw: bytes, models: list[ServedModel], pause: Pause | None = None
     ) -> GenerateRequest:
-        if pause is None:
-            body = decode_body(raw, CompletionBody)
-        else:
-            body = decode_completion(raw, pause)
-        model, name = find_model(body.model, models)
-        params = sampling_of(
-            body,
-            model,
-            logprobs=body.logprobs,
-            echo=bool(body.echo),
-            max_tokens=DEFAULT_COMPLETION_TOKENS,
-        )
-        prompts = parse_prompts(body.prompt, model, params.truncate_prompt_tokens)
-        request = generate_request(body, model, name, params, prompts)
-        if params.echo and params.logprobs is not None and not request.lists_prompt:
-            params = msgspec.structs.replace(params, prompt_logprobs=params.logprobs)
-            request = msgspec.structs.replace(request, params=params)
-        return request
+        return completion_request(decode_completion(raw, CompletionBody, pause), models)
 
     def renderer(
         self, request: GenerateRequest, answer_id: str, created: int
@@ -108,10 +89,16 @@ class CompletionsRenderer(OpenAIRenderer):
             logprobs=self.logprobs().member(answer.details),
             finish_reason=reason,
             stop_reason=stop,
+            token_ids=listed(answer.ids) if self.request.returns_ids else UNSET,
+            prompt_token_ids=UNSET if answer.prompt is None else listed([answer.prompt]),
         )
 
     def logprobs(self) -> CompletionLogprobs:
         return CompletionLogprobs(self.request.params)
+
+    def ids(self, answer: Answer) -> tuple[bytes, bytes]:
+        """The first chunk of a choice tells its prompt."""
+        return token_ids(answer.ids) + prompt_token_ids(answer.prompt), b""
 
 
 def _text(event: Event) -> str:

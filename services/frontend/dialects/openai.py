@@ -30,6 +30,7 @@ from penstock.services.frontend.bodies.responses import (
     UsageBody,
 )
 from penstock.services.frontend.dialects.interface import KEEP_ALIVE
+from penstock.services.frontend.dialects.token_ids import NONE_MORE
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest
@@ -79,6 +80,11 @@ class OpenAIRenderer(ABC):
     def logprobs(self) -> Logprobs:
         """A new one, for one choice."""
 
+    @abstractmethod
+    def ids(self, answer: Answer) -> tuple[bytes, bytes]:
+        """What a frame says of the ids of an answer's tokens and prompt: in its choice, behind its
+        choices."""
+
     # --- streams
 
     def choice(self, index: int, usage: Usage) -> OpenAIFrames:
@@ -95,8 +101,10 @@ class OpenAIRenderer(ABC):
         logprobs: bytes = b"null",
         *,
         called: bool = False,
+        ids: tuple[bytes, bytes] = (b"", b""),
     ) -> bytes:
-        """The rest of a frame, behind the content of its choice. called: tools were, in it."""
+        """The rest of a frame, behind the content of its choice. called: tools were, in it. ids: as
+        ``ids`` says them."""
         reasons = b'"finish_reason":null'
         if end is not None:
             reason, stop = (
@@ -104,7 +112,9 @@ class OpenAIRenderer(ABC):
                 encode(end.stop),
             )
             reasons = b'"finish_reason":%s,"stop_reason":%s' % (reason, stop)
-        return b',"logprobs":%s,%s}]%s}\n\n' % (logprobs, reasons, self._usage_member(usage))
+        in_choice, behind = ids
+        behind += self._usage_member(usage)
+        return b',"logprobs":%s,%s%s}]%s}\n\n' % (logprobs, reasons, in_choice, behind)
 
     def _usage_member(self, usage: Usage) -> bytes:
         """What a frame before the last one says of it."""
@@ -150,14 +160,19 @@ class OpenAIFrames:
     def render(self, answer: Answer) -> bytes:
         events, end, renderer = answer.events(), answer.end, self._renderer
         logprobs = self._logprobs.member(answer.details) if answer.details else None
-        if not events and end is None and logprobs is None:
+        if not events and end is None and logprobs is None and not answer.ids:
             return b""
         *earlier, last = renderer.members(events, first=self.prefix is not self.later)
         self.prefix = self.later
-        ending = renderer.ending(self._usage)
-        frames = [self._opening + member + ending for member in earlier]
+        ids, no_more = (b"", b""), (b"", b"")
+        if renderer.request.returns_ids:
+            ids, no_more = renderer.ids(answer), (NONE_MORE, b"")
+        frames = []
+        for member in earlier:
+            frames.append(self._opening + member + renderer.ending(self._usage, ids=ids))
+            ids = no_more
         self._called = self._called or calls_tools(events)
-        ending = renderer.ending(self._usage, end, encode(logprobs), called=self._called)
+        ending = renderer.ending(self._usage, end, encode(logprobs), called=self._called, ids=ids)
         return b"".join((*frames, self._opening, last, ending))
 
 

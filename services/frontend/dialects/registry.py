@@ -10,9 +10,11 @@ from penstock.services.frontend.dialects.anthropic.messages import (
 )
 from penstock.services.frontend.dialects.chat import ChatDialect
 from penstock.services.frontend.dialects.completions import CompletionsDialect
+from penstock.services.frontend.dialects.embeddings import EmbeddingsDialect
 from penstock.services.frontend.dialects.interface import Dialect, paths_of
 from penstock.services.frontend.dialects.kobold.extra import TokenCountDialect
 from penstock.services.frontend.dialects.kobold.generate import KoboldDialect, KoboldStreamDialect
+from penstock.services.frontend.dialects.multiplex.dialect import MultiplexDialect
 from penstock.services.frontend.dialects.ollama.chat import OllamaChatDialect
 from penstock.services.frontend.dialects.ollama.generate import OllamaGenerateDialect
 from penstock.services.frontend.dialects.responses.dialect import ResponsesDialect
@@ -23,9 +25,11 @@ MEMBERS = ("name", "routes", "parse", "renderer", "error")
 BUILT_IN: tuple[Dialect, ...] = (
     ChatDialect(),
     CompletionsDialect(),
+    EmbeddingsDialect(),
     MessagesDialect(),
     CountTokensDialect(),
     ResponsesDialect(),
+    MultiplexDialect(),
     OllamaChatDialect(),
     OllamaGenerateDialect(),
     KoboldDialect(),

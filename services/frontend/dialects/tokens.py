@@ -13,6 +13,7 @@ from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.messages import encode_messages
 from penstock.client.meters import Usage
+from penstock.client.tokens import ids_of
 from penstock.client.tools import output_format
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.tasks import DETOKENIZE, TOKENIZE
@@ -24,8 +25,6 @@ from penstock.protocol.wire.messages.requests import (
     PromptText,
     Tokens,
 )
-from penstock.protocol.wire.messages.tokens import TokenIds
-from penstock.services.frontend.bodies.requests import StreamOptions
 from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.bodies.tokens import (
     DetokenizeBody,
@@ -34,8 +33,9 @@ from penstock.services.frontend.bodies.tokens import (
     TokenText,
 )
 from penstock.services.frontend.body import Pause, decode_body, no_pause
+from penstock.services.frontend.chat_request import end_of_prompt
 from penstock.services.frontend.dialects.interface import Unstreamed
-from penstock.services.frontend.errors import ApiError, bad_request, from_invalid
+from penstock.services.frontend.errors import ApiError, from_invalid
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest, find_model
 from penstock.services.frontend.token_arrays import check_vocabulary
@@ -60,26 +60,10 @@ def token_request(
         served=model.name,
         prompts=[prompt],
         params=params or SamplingParams(),
-        stream=False,
-        options=StreamOptions(),
-        user="",
-        priority=0,
-        cache_salt="",
         task=task,
         output=output,
         max_model_len=model.max_model_len,
     )
-
-
-def ids_of(answer: Answer) -> list[int]:
-    """The ids that the task ``tokenize`` has brought."""
-    (event,) = answer.events()
-    if not isinstance(event, TokenIds):
-        raise TypeError(f"{type(event).__name__} is no answer of the task {TOKENIZE}")
-    ids = array("i", event.values)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return ids.tolist()
 
 
 class TokenizeDialect:
@@ -99,17 +83,7 @@ class TokenizeDialect:
     def parse(
         self, raw: bytes, models: list[ServedModel], pause: Pause | None = None
     ) -> GenerateRequest:
-        body = decode_body(raw, TokenizeBody, pause or no_pause)
-        model, name = find_model(body.model, models)
-        if body.prompt is not None:
-            prompt = PromptText(body.prompt, body.add_special_tokens is not False)
-            return token_request(model, name, TOKENIZE, prompt)
-        try:
-            output = output_format([tool.function for tool in body.tools or ()])
-            chat = _chat(body)
-        except InvalidValue as invalid:
-            raise from_invalid(invalid) from None
-        return token_request(model, name, TOKENIZE, chat, output=output)
+        return tokenize_request(decode_body(raw, TokenizeBody, pause or no_pause), models)
 
     def renderer(self, request: GenerateRequest, answer_id: str, created: int) -> TokenLister:
         return TokenLister(getattr(request, "max_model_len", 0))
@@ -118,21 +92,25 @@ class TokenizeDialect:
         return error.body()
 
 
+def tokenize_request(body: TokenizeBody, models: list[ServedModel]) -> TokensRequest:
+    """Raises ``ApiError``."""
+    model, name = find_model(body.model, models)
+    if body.prompt is not None:
+        prompt = PromptText(body.prompt, body.add_special_tokens is not False)
+        return token_request(model, name, TOKENIZE, prompt)
+    try:
+        output = output_format([tool.function for tool in body.tools or ()])
+        chat = _chat(body)
+    except InvalidValue as invalid:
+        raise from_invalid(invalid) from None
+    return token_request(model, name, TOKENIZE, chat, output=output)
+
+
 def _chat(body: TokenizeBody) -> Chat:
     """Raises ``InvalidValue`` and ``ApiError``."""
-    adds, continues = body.add_generation_prompt, body.continue_final_message
-    if adds and continues:
-        raise bad_request(
-            "continue_final_message and add_generation_prompt contradict each other; send one of "
-            "them as false",
-            param="continue_final_message",
-        )
     given = body.chat_template_kwargs
     variables: dict[str, Any] = {} if given is None else msgspec.to_builtins(given)
-    if continues or adds is False:
-        variables["add_generation_prompt"] = False
-    if continues:
-        variables["continue_final_message"] = True
+    variables |= end_of_prompt(body.add_generation_prompt, body.continue_final_message)
     return Chat(encode_messages(body.messages or []), msgspec.json.encode(variables))
 
 

@@ -102,8 +102,8 @@ async function serverError(response) {
 }
 
 /**
- * One chat completion, streamed. `on.bytes()` for whatever arrives, `on.text(text)`,
- * `on.tokens(count)` for the tokens so far. Returns the finish reason.
+ * One chat completion, streamed. `on.bytes()` for whatever arrives, `on.delta(delta)` for each of its
+ * deltas, `on.tokens(count)` for the tokens so far. Returns the finish reason.
  */
 export async function complete(body, signal, on) {
   const response = await call('v1/chat/completions', {
@@ -126,30 +126,7 @@ export async function complete(body, signal, on) {
   }
 }
 
-/** The text of a delta. Thinking comes apart from it; in a turn it stands between its marks. */
-class Joined {
-  constructor() { this.thinks = false; }
-
-  text({ reasoning, content }) {
-    let text = '';
-    if (reasoning && !this.thinks) text += '<think>\n';
-    if (reasoning) {
-      this.thinks = true;
-      text += reasoning;
-    }
-    if (content) text += this.end() + content;
-    return text;
-  }
-
-  end() {
-    const ends = this.thinks;
-    this.thinks = false;
-    return ends ? '\n</think>\n\n' : '';
-  }
-}
-
 async function readEvents(reader, signal, on) {
-  const joined = new Joined();
   let rest = '';
   let finish = null;
   for (;;) {
@@ -173,8 +150,7 @@ async function readEvents(reader, signal, on) {
       const event = JSON.parse(data);
       if (event.error) throw new ServerError(event.error.message, 0);
       const choice = event.choices[0];
-      const text = joined.text(choice?.delta ?? {});
-      if (text) on.text(text);
+      if (choice?.delta) on.delta(choice.delta);
       if (event.usage) on.tokens(event.usage.completion_tokens);
       finish = choice?.finish_reason ?? finish;
     }

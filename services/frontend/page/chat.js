@@ -1,8 +1,9 @@
 // The shown conversation: asking, and the answers as they stream in.
 
-import { ConnectionLost, KeyMissing, complete } from './api.js';
+import { ConnectionLost, KeyMissing } from './api.js';
 import { Conversation } from './conversation.js';
 import { announce, byId, make } from './dom.js';
+import { answerInRounds } from './rounds.js';
 import { toast } from './toast.js';
 import { Turn } from './turn.js';
 import { TurnView } from './turn_view.js';
@@ -78,7 +79,7 @@ export class Chat {
       for (const node of one.view.nodes) node.remove();
       one.view = null;
     }
-    if (dropped.some((one) => one.text)) toast('The earlier answer was replaced.', 'Undo', () => this.restore(conversation, before));
+    if (dropped.some((one) => !one.empty)) toast('The earlier answer was replaced.', 'Undo', () => this.restore(conversation, before));
     return true;
   }
 
@@ -108,7 +109,7 @@ export class Chat {
     this.place(turn);
     this.follows = true;
     this.scroll();
-    const body = { messages: conversation.messages(turn, request.system), ...request.parameters };
+    const body = () => ({ messages: conversation.messages(turn, request.system), ...request.parameters });
     this.run(conversation, turn, body);
     return true;
   }
@@ -126,11 +127,7 @@ export class Chat {
     });
     const watch = setInterval(() => this.watch(turn), 1000);
     try {
-      const finish = await complete(body, stopper.signal, {
-        bytes: () => { turn.heardAt = performance.now(); },
-        text: (text) => { turn.add(text); painter.plan(); },
-        tokens: (count) => { turn.count(count); painter.plan(); },
-      });
+      const finish = await answerInRounds(turn, body, stopper.signal, () => painter.plan());
       turn.end(finish === 'length' ? 'cut at the token limit' : '');
       announce(`The answer is complete: ${turn.summary}.`);
     } catch (error) {
@@ -154,7 +151,7 @@ export class Chat {
     }
     let { message } = error;
     if (error instanceof ConnectionLost) {
-      if (turn.text) message += ' What had arrived is kept above.';
+      if (!turn.empty) message += ' What had arrived is kept above.';
       this.onLost();
     } else if (error instanceof KeyMissing) {
       message += ' The question was not sent.';

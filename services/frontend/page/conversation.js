@@ -1,6 +1,5 @@
 // A conversation: its turns, its title, and what the model is sent of it.
 
-import { withoutThinking } from './thinking.js';
 import { Turn } from './turn.js';
 
 const LONGEST_TITLE = 60;
@@ -53,17 +52,13 @@ export class Conversation {
     this.given = title.trim().slice(0, LONGEST_TITLE);
   }
 
-  /** What the model is sent: answers without their thinking; failed questions are left out. */
+  /** What the model is sent for the next step of a turn: earlier answers without their thinking; failed questions are left out. */
   messages(turn, system) {
-    const messages = system ? [{ role: 'system', content: system }] : [];
-    for (const one of this.turns) {
-      if (one === turn) break;
-      const answer = withoutThinking(one.text);
-      if (!answer) continue;
-      messages.push({ role: 'user', content: one.question });
-      messages.push({ role: 'assistant', content: answer });
-    }
-    messages.push({ role: 'user', content: turn.question });
-    return messages;
+    const before = this.turns.slice(0, this.turns.indexOf(turn));
+    return [
+      ...(system ? [{ role: 'system', content: system }] : []),
+      ...before.flatMap((one) => one.messages()),
+      ...turn.asking(),
+    ];
   }
 }

@@ -15,6 +15,7 @@ export function make(tag, properties = {}, ...children) {
 
 const PATHS = {
   pen: 'M3 13l1-4 8-8 3 3-8 8zM10 3l3 3',
+  tool: 'M13.5 4.5l-2.6 1.2-1.2-1.2 1.2-2.7a3.6 3.6 0 0 0-4.6 4.6L2 10.8 5.2 14l4.4-4.3a3.6 3.6 0 0 0 3.9-5.2z',
   bin: 'M2 4h12M6 4V2h4v2M4 4l1 10h6l1-10M7 7v4M9 7v4',
 };
 

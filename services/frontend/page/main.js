@@ -170,7 +170,10 @@ question.addEventListener('keydown', (event) => {
 byId('stop').addEventListener('click', () => chat.stop());
 byId('new-chat').addEventListener('click', newChat);
 chat.welcome.addEventListener('click', ({ target }) => {
-  if (target.tagName === 'BUTTON') chat.ask(target.textContent);
+  if (target.tagName !== 'BUTTON') return;
+  const { tool } = target.dataset;
+  if (tool && settings.useTool(tool)) toast('The model may call the clock from now on.', 'Settings', () => layout.open('settings'));
+  chat.ask(target.textContent);
 });
 byId('forget-key').addEventListener('click', () => setKey(''));
 document.addEventListener('keydown', (event) => {

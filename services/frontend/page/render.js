@@ -1,4 +1,4 @@
-// A model's text on the page: its thinking, folded, and its answer.
+// A model's text on the page: its thinking, which folds itself when the answer begins, and its answer.
 
 import { make } from './dom.js';
 import { MarkdownView } from './markdown.js';
@@ -8,7 +8,10 @@ class Thought {
   constructor() {
     this.text = document.createTextNode('');
     this.summary = make('summary');
-    this.node = make('details', { className: 'think', hidden: true }, this.summary, make('div', {}, this.text));
+    this.body = make('div', {}, this.text);
+    this.node = make('details', { className: 'think', hidden: true }, this.summary, this.body);
+    this.chosen = false; // the reader has folded or unfolded it
+    this.summary.addEventListener('click', () => { this.chosen = true; });
   }
 
   update(text, closed) {
@@ -18,9 +21,11 @@ class Thought {
     this.closed = closed;
     if (thought.startsWith(this.text.data)) this.text.appendData(thought.slice(this.text.data.length));
     else this.text.data = thought;
-    this.node.dataset.open = closed ? 'no' : 'yes';
+    this.node.dataset.goesOn = closed ? 'no' : 'yes';
+    if (!this.chosen) this.node.open = !closed;
     if (!closed) {
       this.summary.textContent = 'Thinking…';
+      this.body.scrollTop = this.body.scrollHeight; // its latest lines
       return;
     }
     const words = thought.split(/\s+/).length;
@@ -39,14 +44,17 @@ export class TextView {
     this.thinks = false;
   }
 
-  show(text, ended) {
-    const { thought, answer, closed } = this.split.split(text);
+  /** `reasoning`: the thinking where it came apart from the text, which may hold it else; `thinks`: it goes on. */
+  show(text, ended, reasoning = '', thinks = false) {
+    const { thought, answer, closed } = reasoning
+      ? { thought: reasoning, answer: text, closed: !thinks }
+      : this.split.split(text);
     if (thought !== null && !this.thinks) { // what looked like the answer was thinking
       this.thinks = true;
       this.body.replaceChildren();
       this.markdown = new MarkdownView(this.body);
     }
-    this.thought.update(thought, closed);
+    this.thought.update(thought, closed || ended);
     this.markdown.show(answer.replace(/^\s*\n/, ''), ended);
   }
 }

@@ -1,9 +1,11 @@
-// The system prompt and the sampling parameters: they are kept, and go with every question.
+// The system prompt, the tools and the sampling parameters: they are kept, and go with every question.
 
 import { call } from './api.js';
 import { Controls } from './controls.js';
 import { byId } from './dom.js';
 import { readSettings, writeSettings } from './storage.js';
+import { ToolChoices } from './tool_choices.js';
+import { offered } from './tools.js';
 
 const LONGEST_KEPT = 100_000;
 
@@ -11,14 +13,17 @@ export class Settings {
   constructor() {
     this.system = byId('system');
     this.controls = new Controls(byId('controls'), byId('rare-controls'));
+    this.tools = new ToolChoices(byId('tool-choices'));
     this.loading = false;
-    const { system } = readSettings();
+    const { system, tools } = readSettings();
+    this.tools.names = tools;
     if (typeof system === 'string') this.system.value = system;
     const form = byId('settings-form');
     form.addEventListener('submit', (event) => event.preventDefault());
     form.addEventListener('input', () => this.changed());
     byId('reset').addEventListener('click', () => {
       this.system.value = '';
+      this.tools.names = [];
       this.controls.clear();
       this.changed();
     });
@@ -28,7 +33,7 @@ export class Settings {
 
   changed() {
     this.sum();
-    const kept = { system: this.system.value.slice(0, LONGEST_KEPT) };
+    const kept = { system: this.system.value.slice(0, LONGEST_KEPT), tools: this.tools.names };
     if (this.isLoaded) kept.sampling = this.controls.raw();
     writeSettings(kept);
   }
@@ -45,6 +50,15 @@ export class Settings {
     this.loading = false;
   }
 
+  /** Offer this tool from now on. False where it was offered already. */
+  useTool(name) {
+    const { names } = this.tools;
+    if (names.includes(name)) return false;
+    this.tools.names = [...names, name];
+    this.changed();
+    return true;
+  }
+
   /** How many rare ones are set: they are folded away. */
   sum() {
     const set = this.controls.rareSet();
@@ -54,7 +68,10 @@ export class Settings {
   /** What goes with the next question, or null where a value is wrong: `reveal` shows it then. */
   request(reveal) {
     const wrong = this.controls.firstInvalid();
-    if (!wrong) return { system: this.system.value.trim(), parameters: this.controls.values() };
+    if (!wrong) {
+      const tools = offered(this.tools.names);
+      return { system: this.system.value.trim(), parameters: { ...this.controls.values(), ...(tools.length ? { tools } : {}) } };
+    }
     reveal();
     const fold = wrong.closest('details');
     if (fold) fold.open = true;

@@ -1,4 +1,6 @@
-// A question and its answer: the text, what was measured, and how it ended. No nodes here.
+// A question and its answer: its steps, what was measured, and how it ended. No nodes here.
+
+import { Step } from './step.js';
 
 const MEASURABLE_MS = 20; // pieces that arrive within less were read at once
 
@@ -10,47 +12,50 @@ export class Turn {
   constructor(question) {
     this.question = question;
     this.view = null; // where it is shown
-    this.begin();
-  }
-
-  begin() {
-    this.text = '';
+    this.steps = [new Step()]; // the last one is the answer, those before it call tools
     this.state = 'waiting'; // then 'streaming', then 'ended'
     this.summary = ''; // of what was measured
     this.notice = null; // {message, retry}
-    this.tokens = 0;
-    this.firstAt = 0;
-    this.lastAt = 0;
-    this.tokensAtFirst = 0;
-    this.began = performance.now();
-    this.heardAt = this.began;
+    this.heardAt = this.step.began;
   }
 
-  add(piece) {
-    this.lastAt = performance.now();
-    this.firstAt ||= this.lastAt;
-    this.state = 'streaming';
-    this.text += piece.replaceAll('\r', '');
+  get step() { return this.steps.at(-1); }
+
+  get empty() { return this.steps.every((step) => step.empty); }
+
+  /** What is said in all steps. */
+  get text() { return this.steps.map((step) => step.answer).filter(Boolean).join('\n\n'); }
+
+  /** What is thought in all steps. */
+  get thought() { return this.steps.map((step) => step.reasoning || step.text).filter(Boolean).join('\n\n'); }
+
+  add(delta) {
+    if (this.step.add(delta)) this.state = 'streaming';
   }
 
-  count(tokens) {
-    if (this.firstAt && !this.tokensAtFirst) this.tokensAtFirst = tokens;
-    if (tokens > this.tokens) this.lastAt = performance.now();
-    this.tokens = tokens;
+  /** The results of the tools go to the model: what comes now belongs to the next step. */
+  next() {
+    this.steps.push(new Step());
+    this.heardAt = this.step.began;
   }
 
   /** Tokens per second after the first piece; from the question on where all came in one. */
   rate() {
-    const after = this.tokens - this.tokensAtFirst;
-    const span = this.lastAt - this.firstAt;
+    const sum = (part) => this.steps.reduce((total, step) => total + part(step), 0);
+    const after = sum((step) => step.tokens - step.tokensAtFirst);
+    const span = sum((step) => step.lastAt - step.firstAt);
     if (after > 0 && span >= MEASURABLE_MS) return (after * 1000) / span;
-    return this.state === 'ended' && this.firstAt ? (this.tokens * 1000) / (this.lastAt - this.began) : 0;
+    if (this.state !== 'ended') return 0;
+    const whole = sum((step) => (step.firstAt ? step.lastAt - step.began : 0));
+    return whole ? (sum((step) => step.tokens) * 1000) / whole : 0;
   }
 
   measure(note = '') {
     const parts = [];
-    if (this.tokens) parts.push(`${this.tokens} token${this.tokens > 1 ? 's' : ''}`);
-    if (this.firstAt) parts.push(`first after ${seconds(this.firstAt - this.began)}`);
+    const tokens = this.steps.reduce((total, step) => total + step.tokens, 0);
+    if (tokens) parts.push(`${tokens} token${tokens > 1 ? 's' : ''}`);
+    const [{ firstAt, began }] = this.steps;
+    if (firstAt) parts.push(`first after ${seconds(firstAt - began)}`);
     const rate = this.rate();
     if (rate) parts.push(speed(rate));
     this.summary = [...parts, note].filter(Boolean).join(' · ');
@@ -62,17 +67,29 @@ export class Turn {
     this.measure(note);
   }
 
+  /** Its messages as history. One without an answer has none. */
+  messages() {
+    if (!this.step.answer) return [];
+    return [{ role: 'user', content: this.question }, ...this.steps.flatMap((step) => step.messages(false))];
+  }
+
+  /** What asks for its next step: the question, and what the tools were asked and said. */
+  asking() {
+    return [{ role: 'user', content: this.question }, ...this.steps.slice(0, -1).flatMap((step) => step.messages(true))];
+  }
+
   /** What is kept of it, as JSON. */
   record() {
     const { question, state, summary, notice } = this;
-    return { question, text: this.text, ended: state === 'ended', summary, notice: notice?.message ?? '' };
+    const steps = this.steps.map((step) => step.record());
+    return { question, steps, ended: state === 'ended', summary, notice: notice?.message ?? '' };
   }
 
-  /** The turn of a record; null where it is none. */
+  /** The turn of a record; null where it is none. Older records hold one text. */
   static from(record) {
     if (typeof record?.question !== 'string') return null;
     const turn = new Turn(record.question);
-    turn.text = text(record.text);
+    turn.steps = (Array.isArray(record.steps) && record.steps.length ? record.steps : [record]).map((one) => Step.from(one));
     turn.state = 'ended';
     turn.summary = text(record.summary);
     if (record.ended !== true) turn.notice = { message: 'The page was closed before this answer was complete.', retry: true };

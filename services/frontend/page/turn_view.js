@@ -1,8 +1,7 @@
 // A turn on the page. It is painted from the turn's state, at most once a frame.
 
 import { copy, make } from './dom.js';
-import { TextView } from './render.js';
-import { withoutThinking } from './thinking.js';
+import { StepView } from './step_view.js';
 
 const quiet = (label, act) => {
   const button = make('button', { type: 'button', className: 'quiet small' }, label);
@@ -20,18 +19,13 @@ export class TurnView {
     this.text = make('div', { className: 'text' });
     this.notice = make('div', { className: 'notice', hidden: true });
     this.stats = make('p', { className: 'stats' });
-    this.copy = quiet('Copy', (button) => copy(withoutThinking(turn.text) || turn.text, button));
+    this.copy = quiet('Copy', (button) => copy(turn.text || turn.thought, button));
     this.again = quiet('Regenerate', () => acts.again(turn));
     this.foot = make('div', { className: 'foot' }, this.stats, make('div', { className: 'tools' }, this.copy, this.again));
     this.answer = make('article', { className: 'answer', 'aria-label': 'Answer' }, this.text, this.notice, this.foot);
     this.nodes = [this.question, this.answer];
+    this.steps = [];
     this.showQuestion();
-    this.begin();
-  }
-
-  /** The answer is written anew. */
-  begin() {
-    this.view = new TextView(this.text);
     this.paint();
   }
 
@@ -40,13 +34,21 @@ export class TurnView {
     const ended = turn.state === 'ended';
     this.answer.dataset.state = turn.state;
     this.answer.setAttribute('aria-busy', String(!ended));
-    this.view.show(turn.text, ended);
+    turn.steps.forEach((step, index) => this.paintStep(step, index, ended || step !== turn.step));
     if (!ended) turn.measure();
     this.stats.textContent = turn.summary;
     this.foot.hidden = !ended && !turn.summary;
-    this.copy.hidden = !turn.text;
+    this.copy.hidden = !turn.text && !turn.thought;
     this.say();
     this.again.hidden = Boolean(turn.notice?.retry); // the notice has a button that does the same
+  }
+
+  paintStep(step, index, over) {
+    if (!this.steps[index]) {
+      this.steps[index] = new StepView();
+      this.text.append(this.steps[index].node);
+    }
+    this.steps[index].paint(step, over);
   }
 
   /** A message below the text, with a button to try again where that may help. */

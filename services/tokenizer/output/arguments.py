@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from penstock.services.tokenizer.output.budget import Budget
 from penstock.services.tokenizer.output.collected import Collected
 from penstock.services.tokenizer.output.conversion import convert, quoted
 from penstock.services.tokenizer.output.family import Action
+from penstock.services.tokenizer.output.json_completion import completion
 from penstock.services.tokenizer.output.machine import Machine
 from penstock.services.tokenizer.output.tool_schemas import STRING, UNKNOWN, ToolParameters
 
@@ -18,19 +20,27 @@ class CallArguments:
     """
 
     __slots__ = (
-        "_form", "_index", "_key", "_kinds", "_line_feed", "_machine", "_out", "_parameters",
-        "_pieces", "_started", "_streams", "_written",
+        "_budget", "_form", "_index", "_json", "_key", "_kinds", "_line_feed", "_machine", "_out",
+        "_parameters", "_pieces", "_started", "_streams", "_written",
     )  # fmt: skip
 
     def __init__(
-        self, out: Collected, index: int, parameters: ToolParameters, machine: Machine
+        self,
+        out: Collected,
+        index: int,
+        parameters: ToolParameters,
+        machine: Machine,
+        budget: Budget,
     ) -> None:
         self._out = out
         self._index = index
         self._parameters = parameters
         self._machine = machine
+        self._budget = budget
         self._written = 0
         """Parameters whose key has gone out; -1: the arguments are JSON."""
+        self._json: list[str] = []
+        """What has gone out of arguments that are JSON."""
         self._key = False
         """A value is open."""
         self._form = Action.KEY
@@ -42,11 +52,18 @@ class CallArguments:
         """A line feed is held back that may be the value's last."""
         self._pieces: list[str] = []
 
+    def spend(self) -> bool:
+        """One more part is read; see ``Budget``."""
+        return self._budget.spend()
+
     def write(self, text: str) -> None:
         """A part of the arguments' JSON, as it stands."""
         if text:
+            text = self._machine.restore(text)
+            if self._written <= 0:
+                self._json.append(text)
             self._written = -1
-            self._out.arguments(self._index, self._machine.restore(text))
+            self._out.arguments(self._index, text)
 
     def key(self, name: str, form: Action = Action.KEY) -> None:
         """A parameter begins, whose value comes as text."""
@@ -97,7 +114,7 @@ class CallArguments:
         text = "".join(self._pieces)
         self._pieces.clear()
         kinds = UNKNOWN if self._form is Action.KEY_JSON else self._kinds
-        self._out.arguments(self._index, convert(text, kinds))
+        self._out.arguments(self._index, convert(text, kinds, self._budget))
 
     def close(self) -> None:
         """The call ends. What is open is closed."""
@@ -106,6 +123,9 @@ class CallArguments:
             self._out.arguments(self._index, "{}")
         elif self._written > 0:
             self._out.arguments(self._index, "}")
+        elif self._json:
+            self._out.arguments(self._index, completion("".join(self._json)))
+            self._json.clear()
         self._written = -1
 
     def cut(self) -> None:
@@ -126,6 +146,9 @@ class CallArguments:
 
 class Nowhere:
     """Arguments that go nowhere."""
+
+    def spend(self) -> bool:
+        return True
 
     def write(self, text: str) -> None: ...
 

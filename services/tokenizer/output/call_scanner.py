@@ -10,11 +10,14 @@ behind white space.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
+from penstock.services.tokenizer.output.call_expressions import (
+    all_before,
+    ending,
+    inside,
+    regexes,
+)
 from penstock.services.tokenizer.output.conversion import quoted
 from penstock.services.tokenizer.output.escapes import unescaped
 from penstock.services.tokenizer.output.family import Action, Arguments, Stops
@@ -22,17 +25,6 @@ from penstock.services.tokenizer.output.literals import PREFIXES, end_of_space, 
 
 _MAX_DEPTH = 64
 """Brackets within brackets."""
-_MAX_PARTS = 16_384
-"""Keys, values and brackets of one call. A call that has more goes out as it stands."""
-_ENDS = r",:)\]}"
-"""Behind a quote that ends a string. So are marks."""
-_HEX = "[0-9a-fA-F]"
-_ESCAPE = (
-    rf"\\u[dD][89abAB]{_HEX}{{2}}(?:\\u[dD][c-fC-F]{_HEX}{{2}}|(?!\\?u?{_HEX}{{0,3}}\Z))"
-    rf"|\\u(?![dD][89abAB]){_HEX}{{4}}|\\x{_HEX}{{2}}|\\U{_HEX}{{8}}"
-    rf"|\\(?:[^uUx\ud800-\udfff]|[uUx](?!{_HEX}{{0,7}}\Z)(?!{_HEX}{{4}}\\?u?{_HEX}{{0,3}}\Z))"
-)
-"""An escape that more text cannot change."""
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -48,36 +40,6 @@ class Syntax(NamedTuple):
 PYTHON = Syntax(")")
 
 
-class _Regexes(NamedTuple):
-    key: re.Pattern[str]
-    word: re.Pattern[str]
-
-
-@lru_cache(maxsize=64)
-def _regexes(stops: str) -> _Regexes:
-    key = re.compile(rf"[^\s=:,()\[\]{{}}\"'\\\x00-\x1f\ud800-\udfff{stops}]*+")
-    return _Regexes(key, re.compile(rf"[^,()\[\]{{}}\"'\ud800-\udfff{stops}]*+"))
-
-
-@lru_cache(maxsize=64)
-def _edges(source: str) -> Callable[[str, int], re.Match[str] | None]:
-    """Finds the next place at which an edge may fit."""
-    return re.compile(source).search
-
-
-@lru_cache(maxsize=8)
-def _inside(quote: str) -> re.Pattern[str]:
-    """The inside of a string, up to what ends it or may come to."""
-    within = rf"{quote}(?=[ \t\r\n]{{0,64}}+[^ \t\r\n{_ENDS}\ud800-\udfff])"
-    return re.compile(rf"(?:[^\\{quote}\ud800-\udfff]++|{_ESCAPE}|{within})*+")
-
-
-@lru_cache(maxsize=8)
-def _ending(quote: str) -> re.Pattern[str]:
-    """A quote that ends a string."""
-    return re.compile(rf"{quote}(?=[ \t\r\n]{{0,64}}+[{_ENDS}\ud800-\udfff]|[ \t\r\n]{{64}})")
-
-
 class CallScanner:
     """Reads arguments up to the bracket that closes the call.
 
@@ -86,16 +48,17 @@ class CallScanner:
     """
 
     __slots__ = (
-        "_arguments", "_chunks", "_find", "_held", "_open", "_parts", "_pieces", "_quote", "_read",
-        "_regexes", "_stack", "_stopped", "_stops", "_syntax", "done",
+        "_arguments", "_chunks", "_held", "_mark_string", "_open", "_pieces", "_quote", "_raw_part",
+        "_read", "_regexes", "_stack", "_stopped", "_stops", "_syntax", "done",
     )  # fmt: skip
 
     def __init__(self, arguments: Arguments, stops: Stops, syntax: Syntax = PYTHON) -> None:
         self._syntax = syntax
         self._arguments = arguments
         self._stops = stops
-        self._find = _edges(stops.edges)
-        self._regexes = _regexes(stops)
+        self._raw_part = all_before(stops, stops.edges)
+        self._mark_string = all_before(rf"{stops}\ud800-\udfff", rf"{stops.quote}|[\ud800-\udfff]")
+        self._regexes = regexes(stops)
         self._stack: list[str] = []
         """What closes the brackets that are open."""
         self._read = self._key
@@ -109,7 +72,6 @@ class CallScanner:
         """The string that is open is a parameter's value, and goes out as it comes."""
         self._held = ""
         self._stopped = False
-        self._parts = 0
         self.done = False
 
     @property
@@ -140,7 +102,7 @@ class CallScanner:
 
     def skip(self, character: str) -> None:
         """What stands where ``feed`` stopped is text like any other."""
-        self._parts += 1
+        within = self._arguments.spend()
         if self._quote:
             self._put(character)
         elif self._read in (self._key, self._value):
@@ -150,7 +112,7 @@ class CallScanner:
             self._chunks.append(character)
         else:
             self._break(character)
-        if self._parts > _MAX_PARTS and not self._quote:
+        if not within and not self._quote:
             self._break("")
 
     def cut(self) -> None:
@@ -165,6 +127,31 @@ class CallScanner:
         self._chunks.clear()
         self._arguments.value("".join(self._pieces))
         self._pieces.clear()
+
+    def end(self) -> None:
+        """The string, the brackets and the call that are open are closed; a name without a value is
+        dropped."""
+        closing = ""
+        if self._read in (self._name, self._key_string, self._assign):
+            self._quote = self._held = ""
+            self._chunks.clear()
+            self._read = self._after
+        elif self._read == self._value:
+            if not self._stack:
+                self._pieces.clear()
+            elif self._stack[-1] == "}":
+                self._pieces.append("null")
+            self._read = self._after
+        elif self._quote == "mark":
+            self._end_string()
+        elif self._quote and not self._held.startswith(self._quote):
+            self._put(unescaped(self._held))
+            closing, self._held = self._quote, ""
+        if self._read != self._raw:
+            closing += "".join(reversed(self._stack)) + self._syntax.close
+            self.feed(closing, 0, True)
+        if not self.done:
+            self.cut()
 
     def _key(self, text: str, place: int) -> int:
         """Where a name or the end of an object may stand."""
@@ -328,18 +315,18 @@ class CallScanner:
     def _string(self, text: str, place: int) -> int:
         """Within a string."""
         if self._quote == "mark":
-            found = self._find(text, place)
-            end = found.start() if found is not None else len(text)
+            found = self._mark_string(text, place)
+            end = found.end() if found is not None else place
             self._put(text[place:end])
             self._stopped = True
             return end
-        match = _inside(self._quote).match(text, place)
+        match = inside(self._quote).match(text, place)
         end = match.end() if match is not None else place
         if end > place:
             self._put(unescaped(text[place:end]))
         if end == len(text):
             return end
-        if text[end] == self._quote and _ending(self._quote).match(text, end) is not None:
+        if text[end] == self._quote and ending(self._quote).match(text, end) is not None:
             self._end_string()
             return end + 1
         if "\ud800" <= text[end] <= "\udfff":
@@ -371,11 +358,10 @@ class CallScanner:
             self._read = self._after
 
     def _too_many(self) -> bool:
-        self._parts += 1
-        if self._parts > _MAX_PARTS:
-            self._break("")
-            return True
-        return False
+        if self._arguments.spend():
+            return False
+        self._break("")
+        return True
 
     def _stops_at(self, character: str) -> bool:
         """Whether the engine must see this character first."""
@@ -393,8 +379,8 @@ class CallScanner:
 
     def _raw(self, text: str, place: int) -> int:
         """The rest, as it stands."""
-        found = self._find(text, place)
-        end = found.start() if found is not None else len(text)
+        found = self._raw_part(text, place)
+        end = found.end() if found is not None else place
         self._arguments.write(text[place:end])
         self._stopped = True
         return end

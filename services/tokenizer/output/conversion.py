@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.services.tokenizer.output.budget import LITERAL, Budget
 from penstock.services.tokenizer.output.tool_schemas import STRING, Kinds
 
 _MAX_LITERAL = 4096
@@ -30,8 +31,9 @@ def quoted(text: str) -> str:
     return encode_basestring(text)
 
 
-def convert(text: str, kinds: Kinds) -> str:
-    """The JSON of a value. kinds: its declared types; none: unknown."""
+def convert(text: str, kinds: Kinds, budget: Budget) -> str:
+    """The JSON of a value. kinds: its declared types; none: unknown. budget: what literals of
+    Python's take from; without it they are strings."""
     if kinds == STRING:
         return quoted(text)
     stripped = text.strip()
@@ -46,7 +48,7 @@ def convert(text: str, kinds: Kinds) -> str:
     ):
         return word
     if stripped[:1] in ("{", "[", "("):
-        found = _structure(stripped, kinds)
+        found = _structure(stripped, kinds, budget)
         if found is not None:
             return found
     if kinds and "string" not in kinds:
@@ -80,7 +82,7 @@ def _number(text: str, kinds: Kinds) -> str | None:
     return repr(value) if value - value == 0 else None
 
 
-def _structure(text: str, kinds: Kinds) -> str | None:
+def _structure(text: str, kinds: Kinds, budget: Budget) -> str | None:
     """An array or object as JSON, from JSON or from a literal of Python's."""
     if kinds and not kinds & {"array", "object"}:
         return None
@@ -89,7 +91,7 @@ def _structure(text: str, kinds: Kinds) -> str | None:
         return None
     if _is_json(text):
         return text
-    if len(text) > _MAX_LITERAL or not kinds:
+    if len(text) > _MAX_LITERAL or not kinds or not budget.spend(LITERAL):
         return None
     try:
         return msgspec.json.encode(_plain(ast.literal_eval(text))).decode()

@@ -110,6 +110,8 @@ def _tools(clues: Clues, name: str) -> tuple[Family, str]:
     found = _first(TOOL_RULES, clues)
     if found is None:
         return FAMILIES[_DEFAULT], "no rule fits the template or the vocabulary"
+    if found.value == NONE:
+        return _PLAIN, f"{found.why}, whose calls are not read"
     return FAMILIES[found.value], found.why
 
 

@@ -25,7 +25,12 @@ def _token(family: str, text: str) -> Rule[str]:
 
 
 TOOL_RULES: tuple[Rule[str], ...] = (
+    _token("none", "]<]minimax[>["),
     Rule("harmony", ("<|channel|>", "<|message|>"), ("<|channel|>", "<|message|>", "<|call|>")),
+    Rule("kimi_channels", ("<|open|>", "<|sep|>"), ("<|open|>", "<|close|>", "<|sep|>")),
+    _token("inkling", "<|content_invoke_tool_json|>"),
+    Rule("muse", ("atem:function_calls",)),
+    _token("json_tags_internlm", "<|action_start|>"),
     Rule("own_quoting_gemma4", ("<|tool_call>",), ("<|tool_call>", "<tool_call|>")),
     _token("own_quoting_functiongemma", "<start_function_call>"),
     _token("json_array_apertus", "<|tools_prefix|>"),
@@ -61,7 +66,8 @@ TOOL_RULES: tuple[Rule[str], ...] = (
     Rule("json_array_mistral", (), ("[TOOL_CALLS]",)),
     Rule("bare_json", (), ("<|python_tag|>",)),
 )
-"""Tool calls; the value is a family's name."""
+"""Tool calls; the value is a family's name. ``none`` (MiniMax M3, whose arguments are nested tags):
+another one would be wrong."""
 
 _GEMMA_4 = ReasoningMarks("<|channel>", "<channel|>", label="thought")
 _MISTRAL = ReasoningMarks("[THINK]", "[/THINK]")
@@ -90,6 +96,10 @@ TOOL_NAMES: dict[str, str] = {
         ("hermes", "qwen", "qwen25", "qwen3_json", "trinity", "granite4", "ernie45"), "json_tags"
     ),
     "longcat": "json_tags_longcat",
+    **dict.fromkeys(("internlm", "internlm2", "interns1"), "json_tags_internlm"),
+    "kimi_k3": "kimi_channels",
+    "inkling": "inkling",
+    "muse": "muse",
     **dict.fromkeys(
         ("qwen3_coder", "qwen3_xml", "mimo", "step3p5", "nanbeige", "nemotron_v3"),
         "xml_parameters",

@@ -91,6 +91,10 @@ class Expect(NamedTuple):
 class Arguments(Protocol):
     """Where a scanner writes the arguments of the call that is open."""
 
+    def spend(self) -> bool:
+        """One more key, value or bracket is read. ``False``: the output has had too many."""
+        ...
+
     def write(self, text: str) -> None:
         """A part of the arguments' JSON, as it stands."""
 
@@ -126,14 +130,20 @@ class Scanner(Protocol):
     def cut(self) -> None:
         """The text has ended, or an edge fitted: what is held back goes out."""
 
+    def end(self) -> None:
+        """The model has ended its output here: what is open is read as if it were closed."""
+
 
 class Stops(str):
-    """The characters that a state's edges begin with, escaped as in a character class."""
+    """The characters that a state's edges and its quote begin with, escaped as in a character
+    class."""
 
-    __slots__ = ("edges",)
+    __slots__ = ("edges", "quote")
 
     edges: str
     """Source of a regular expression that matches where an edge fits or may come to fit."""
+    quote: str
+    """The same of the state's quote."""
 
 
 class QuotedScanner(Scanner, Protocol):
@@ -183,6 +193,26 @@ class ReasoningMarks(NamedTuple):
 THINK_TAGS = ReasoningMarks()
 
 
+class ChannelThinking(NamedTuple):
+    """How reasoning is written among the messages of channels."""
+
+    opened: str
+    """What begins it, from where the prompt ends …"""
+    closed: str
+    """… and what ends it."""
+    mark: str = ""
+    """The mark that comes with every beginning of it …"""
+    header: str = ""
+    """… and if it begins other messages too, a regular expression of what follows it there."""
+    in_header: bool = False
+    """The prompt ends behind ``mark``, within the header."""
+    following: str = ""
+    """What stands between it and the next message."""
+    reply: tuple[str, str] = ("", "")
+    """What begins and ends the words to the user, where calls stand behind them, even if there are
+    none."""
+
+
 class IdStyle(enum.Enum):
     """Which ids a family's chat template can take back."""
 
@@ -203,6 +233,18 @@ class ArgumentForm(enum.Enum):
     """One JSON object."""
     PARAMETERS = enum.auto()
     """One text or JSON value for each parameter, each between texts of its own."""
+    LITERALS = enum.auto()
+    """One literal for each parameter, with commas between (``Envelope.literals``)."""
+
+
+class Literals(NamedTuple):
+    """How arguments are written as literals, as ``CallScanner`` reads them."""
+
+    assign: str
+    """Between a parameter's name and its value."""
+    quote: str = ""
+    """What begins and ends a string, in which nothing is escaped then; names within objects have no
+    quotes. Empty: strings, names within objects and constants are Python's or JSON's."""
 
 
 class Envelope(NamedTuple):
@@ -230,6 +272,8 @@ class Envelope(NamedTuple):
     """… and before one that is no string, if it is another text."""
     value_excludes: str = ""
     """``PARAMETERS``: a text that no string may hold, since it ends the value."""
+    literals: Literals | None = None
+    """``LITERALS``: their syntax."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -245,6 +289,10 @@ class Family:
     reasoning: ReasoningMarks | None = THINK_TAGS
     ids: IdStyle = IdStyle.OPENAI
     envelope: Envelope | None = None
+    older_envelope: Envelope | None = None
+    """That of models whose vocabulary lacks ``newer_mark`` …"""
+    newer_mark: str = ""
+    """… a mark which came with ``envelope``."""
     begin: tuple[Edge, ...] = ()
     """What may stand only where content would begin, like a call without any mark."""
     declared_only: bool = False
@@ -252,5 +300,7 @@ class Family:
     channels: bool = False
     """All output stands in channels of the family's own: its states hold whether tools are declared
     or not. One named ``thinking`` reads reasoning that the prompt has opened."""
+    channel_thinking: ChannelThinking | None = None
+    """``channels``: how reasoning is told from other messages."""
     newlines: bool = False
     """``PARAMETERS``: a value's first and last line feed are no part of it."""

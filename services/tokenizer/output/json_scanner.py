@@ -14,37 +14,42 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from penstock.services.tokenizer.output.family import Arguments, Stops
+from penstock.services.tokenizer.output.json_completion import completion
 from penstock.services.tokenizer.output.pattern import STAND_INS
 
 _STRING = re.compile(r'(?:[^"\\\ud800-\udfff]++|\\[^\ud800-\udfff])*+').match
 """The inside of a string, as far as it goes."""
 _SPACE = re.compile(r"[ \t\r\n]*+").match
-_OPENS = re.compile(r"[\[{]++").match
+_WHOLE_STRING = r'"(?:[^"\\\ud800-\udfff]++|\\[^\ud800-\udfff])*+"'
+_NO_BRACKETS = re.compile(rf'[^"\[\]{{}}]++|{_WHOLE_STRING}')
+_TO_BRACKET = re.compile(rf'(?:[^"\[\]{{}}]++|{_WHOLE_STRING})*+[\[\]{{}}]').match
+_WORD_ENDS = ",]} \t\r\n"
+_MOST = 256
+"""Strings, brackets and what lies between them in one step. Where a value ends, all that the step
+has read behind it was in vain."""
 Match: TypeAlias = Callable[[str, int], "re.Match[str] | None"]
 
 
 class _Expressions(NamedTuple):
     step: Match
-    """Goes on behind the next brackets that open (group 1, and what lies between them) or close (2)
-    and have no fellow a few levels on, behind the quote of a string that does not end (3), or to
-    where an edge may begin."""
-    word_end: Match
-    """Finds what cannot be part of a bare word."""
+    """Goes on to where an edge may begin, or behind the quote of a string that does not end (2), or
+    as far as a step goes. From the first bracket on it is group 1."""
+    word: Match
+    """A bare word, as far as it goes."""
 
 
 @lru_cache(maxsize=64)
 def _expressions(characters: str, edges: str) -> _Expressions:
-    string = r'"(?:[^"\\\ud800-\udfff]++|\\[^\ud800-\udfff])*+"'
-    bare = rf'[^"\[\]{{}}{characters}]++'
-    word_end = r"[,\]} \t\r\n]"
+    bare = r'[^"\[\]{}' + characters + "]++"
+    bracket = r"[\[\]{}]"
+    word = rf"[^{re.escape(_WORD_ENDS)}{characters}]++"
     if characters:
-        bare += f"|(?!{edges})[{characters}]"
-        word_end += f"|{edges}"
-    inside = flat = f"{bare}|{string}"
-    for _ in range(4):
-        flat = rf"{inside}|[\[{{](?:{flat})*+[\]}}]"
-    step = rf'(?:{flat})*+(?:((?:[\[{{](?:{bare})*+)++)|([\]}}]++)|("))?'
-    return _Expressions(re.compile(step).match, re.compile(word_end).search)
+        bare += rf"|(?!{bracket}|{edges})[{characters}]"
+        bracket = f"(?!{edges}){bracket}"
+        word += f"|(?![{re.escape(_WORD_ENDS)}]|{edges})[{characters}]"
+    plain = f"{bare}|{_WHOLE_STRING}"
+    step = rf'(?:{plain}){{0,{_MOST}}}+((?:{bracket}|{plain}){{0,{_MOST}}}+)(")?'
+    return _Expressions(re.compile(step).match, re.compile(f"(?:{word})*+").match)
 
 
 class JsonScanner:
@@ -56,13 +61,13 @@ class JsonScanner:
     """
 
     __slots__ = (
-        "_arguments", "_depth", "_escaped", "_pieces", "_step", "_string", "_word_end",
+        "_arguments", "_depth", "_escaped", "_pieces", "_step", "_string", "_word",
         "done",
     )  # fmt: skip
 
     def __init__(self, arguments: Arguments, stops: Stops) -> None:
         self._arguments = arguments
-        self._step, self._word_end = _expressions(str(stops), stops.edges)
+        self._step, self._word = _expressions(str(stops), stops.edges)
         self._depth = 0
         self._string = False
         """Within a string."""
@@ -100,31 +105,44 @@ class JsonScanner:
             self._arguments.write("".join(self._pieces))
             self._pieces = None
 
+    def end(self) -> None:
+        """A string that has not ended does so here; the beginning of a word is no arguments."""
+        if self._pieces is not None and self._string:
+            text = "".join(self._pieces)
+            self._arguments.write(_unquoted(text + completion(text)))
+        self._pieces = None
+
     def _structure(self, text: str, place: int) -> int:
-        begin, end = place, len(text)
+        end = len(text)
         if self._string:
             place = self._rest_of_string(text, place)
-        if not self._depth and place < end:
-            run = _OPENS(text, place)
-            place = run.end() if run is not None else place
-            self._depth = place - begin
         while place < end and not self._string:
             found = self._step(text, place)
-            if found is None or found.lastindex is None:
-                return found.end() if found is not None else place
+            if found is None or found.end() == place:
+                return place
             place = found.end()
-            if found.lastindex == 1:
-                self._depth += found[1].count("{") + found[1].count("[")
-            elif found.lastindex == 2:
-                first = found.start(2)
-                if place - first >= self._depth:
+            if found[1]:
+                brackets = _NO_BRACKETS.sub("", found[1])
+                closing = brackets.count("}") + brackets.count("]")
+                if closing < self._depth:
+                    self._depth += len(brackets) - 2 * closing
+                elif number := self._end_of_value(brackets):
                     self.done = True
-                    return first + self._depth
-                self._depth -= place - first
-            else:
+                    return _behind_bracket(text, found.start(1), number)
+            if found[2]:
                 self._string = True
                 place = self._rest_of_string(text, place)
         return place
+
+    def _end_of_value(self, brackets: str) -> int:
+        """How many of these brackets it takes to the end of the value; 0: it goes on."""
+        depth = self._depth
+        for number, bracket in enumerate(brackets, 1):
+            depth += 1 if bracket in "[{" else -1
+            if not depth:
+                return number
+        self._depth = depth
+        return 0
 
     def _rest_of_string(self, text: str, place: int) -> int:
         """Go on within a string. Returns the place behind its end, or the end of the text."""
@@ -165,20 +183,31 @@ class JsonScanner:
             return place
         if pieces and pieces[0] == '"':
             return place
-        found = self._word_end(text, place)
-        place = found.start() if found is not None else len(text)
+        found = self._word(text, place)
+        place = found.end() if found is not None else place
         pieces.append(text[start:place])
-        if found is not None and found[0] in ",]} \t\r\n":
+        if place < len(text) and text[place] in _WORD_ENDS:
             self.done = True
             word = "".join(pieces)
             self._arguments.write("" if word == "null" else word)
         return place
 
 
+def _behind_bracket(text: str, place: int, number: int) -> int:
+    """The place behind so many brackets that stand in no string."""
+    for _ in range(number):
+        found = _TO_BRACKET(text, place)
+        if found is None:
+            break
+        place = found.end()
+    return place
+
+
 def _unquoted(text: str) -> str:
     """The object within a string, if there is one; else the string."""
     try:
         inside = msgspec.json.decode(text, type=str)
+        inside += completion(inside)
         msgspec.json.decode(inside, type=dict)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return text

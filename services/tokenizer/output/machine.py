@@ -32,10 +32,10 @@ from penstock.services.tokenizer.output.pattern import (
     possible,
     sequence,
     unnamed,
+    up_to,
 )
 
 _FIRST_STAND_IN = 0xD800
-_KEYS = frozenset({Action.KEY, Action.KEY_STRING, Action.KEY_JSON})
 _THINK_OPEN, _THINK_CLOSE = "think_open", "think_close"
 
 Match: TypeAlias = Callable[[str, int], "re.Match[str] | None"]
@@ -58,8 +58,12 @@ class ReadyEdge(NamedTuple):
     actions: tuple[Action, ...]
     opens: bool
     """It opens a call."""
-    keys: bool
-    """It begins a parameter."""
+
+
+class ReadyEdges(NamedTuple):
+    edges: tuple[ReadyEdge, ...]
+    choose: Match
+    """Matches where an edge fits or may come to fit; ``lastindex`` is the number of the first."""
 
 
 class ReadyFree(NamedTuple):
@@ -67,14 +71,14 @@ class ReadyFree(NamedTuple):
     strips: bool
     first: Match
     """Finds the next character that may begin an edge."""
-    find: Match
-    """Finds where an edge fits, or may come to fit."""
-    find_last: Match
-    edges: tuple[ReadyEdge, ...]
+    skip: Match
+    """Matches up to where an edge fits, or may come to fit."""
+    skip_last: Match
+    edges: ReadyEdges
 
 
 class ReadyExpect(NamedTuple):
-    edges: tuple[ReadyEdge, ...]
+    edges: ReadyEdges
     otherwise: str
     actions: tuple[Action, ...]
 
@@ -83,7 +87,7 @@ class ReadyScan(NamedTuple):
     scanner: MakeScanner
     stops: Stops
     to: str
-    edges: tuple[ReadyEdge, ...]
+    edges: ReadyEdges
     discards: bool
     quote: ReadyEdge | None
 
@@ -217,7 +221,7 @@ def _switched(state: State, tools: bool, reasoning: bool) -> State:
 
 def _ready(state: State, used: _Used) -> ReadyState:
     sources = [edge.pattern.regexes(used) for edge in state.edges]
-    edges = tuple(map(_ready_edge, state.edges, sources))
+    edges = _ready_edges(state.edges, sources)
     start = "".join(one.start for one in sources)
     fits = possible(sources)
     match state:
@@ -226,22 +230,27 @@ def _ready(state: State, used: _Used) -> ReadyState:
                 state.channel,
                 state.strips,
                 re.compile(f"[{start}]" if start else "(?!)").search,
-                re.compile(fits).search,
-                re.compile("|".join(unnamed(one.last) for one in sources) or "(?!)").search,
+                re.compile(up_to(start, fits)).match,
+                re.compile(up_to(start, "|".join(unnamed(one.last) for one in sources))).match,
                 edges,
             )
         case Expect():
             return ReadyExpect(edges, state.otherwise, state.actions)
         case Scan():
-            quote = None
+            quote, quotes = None, list[Regexes]()
             if state.quote is not None:
-                regexes = state.quote.regexes(used)
-                quote = _ready_edge(Edge(state.quote, ""), regexes)
-                start += regexes.start
-                fits = possible([regexes, *sources])
-            stops = Stops(start)
-            stops.edges = fits
+                quotes = [state.quote.regexes(used)]
+                quote = _ready_edge(Edge(state.quote, ""), quotes[0])
+            stops = Stops(start + "".join(one.start for one in quotes))
+            stops.edges, stops.quote = fits, possible(quotes)
             return ReadyScan(state.scanner, stops, state.to, edges, state.discards, quote)
+
+
+def _ready_edges(edges: tuple[Edge, ...], sources: list[Regexes]) -> ReadyEdges:
+    fits = [f"({unnamed(one.whole)}|{one.beginning})" for one in sources]
+    return ReadyEdges(
+        tuple(map(_ready_edge, edges, sources)), re.compile("|".join(fits) or "(?!)").match
+    )
 
 
 def _ready_edge(edge: Edge, regexes: Regexes) -> ReadyEdge:
@@ -254,5 +263,4 @@ def _ready_edge(edge: Edge, regexes: Regexes) -> ReadyEdge:
         edge.to,
         edge.actions,
         Action.CALL in edge.actions,
-        not _KEYS.isdisjoint(edge.actions),
     )

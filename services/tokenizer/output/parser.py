@@ -8,30 +8,27 @@ nothing raises.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import TypeAlias
 
-from penstock.protocol.wire.messages.tokens import Content, Reasoning
+from penstock.protocol.wire.messages.tokens import MAX_CALLS, Content, Reasoning
 from penstock.services.tokenizer.output.arguments import CallArguments
+from penstock.services.tokenizer.output.budget import Budget
 from penstock.services.tokenizer.output.collected import Collected
 from penstock.services.tokenizer.output.family import Action, Channel, Scanner
 from penstock.services.tokenizer.output.machine import (
     Machine,
     Match,
     ReadyEdge,
+    ReadyEdges,
     ReadyExpect,
     ReadyFree,
     ReadyScan,
 )
 from penstock.services.tokenizer.output.pattern import MAX_SPACE, SPACE_CHARACTERS, STAND_INS
 from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
-
-MAX_CALLS = 1024
-"""Calls in one output. What follows them is content."""
-
-MAX_PARAMETERS = 10_000
-"""Parameters that are written as texts, in one output. The one too many ends the last call."""
 
 MakeId: TypeAlias = Callable[[int, str], str]
 """The id of a call from its index and the tool's name."""
@@ -45,8 +42,9 @@ class OutputParser:
     """
 
     __slots__ = (
-        "_arguments", "_calls", "_held", "_machine", "_make_id", "_out", "_parameters", "_quiet",
-        "_reasons", "_scanner", "_state", "_states", "_tokens", "_tools", "in_reasoning",
+        "_arguments", "_budget", "_calls", "_held", "_ids", "_machine", "_make_id", "_named",
+        "_out", "_quiet", "_reasons", "_scanner", "_single", "_spare", "_state", "_states",
+        "_tokens", "_tools", "ended", "in_reasoning",
     )  # fmt: skip
 
     def __init__(
@@ -56,18 +54,34 @@ class OutputParser:
         make_id: MakeId,
         *,
         in_reasoning: bool = False,
+        allowed: frozenset[str] = frozenset(),
+        single: bool = False,
     ) -> None:
-        """tools: the tools that the request declares. in_reasoning: the prompt has opened the
-        reasoning."""
+        """
+        Args:
+            tools: those that the request declares.
+            in_reasoning: the prompt has opened the reasoning.
+            allowed: names of tools; calls of others are content. Empty: all are allowed.
+            single: the output ends with its first call.
+        """
         self._machine = machine
         self._tokens = machine.tokens
         self._states = machine.states
         self._tools = tools
         self._make_id = make_id
+        self._named = allowed
+        self._single = single
+        self.ended = False
+        """The call that is the only one has ended: no token belongs to the output any more."""
         self._out = Collected()
         self._arguments: CallArguments | None = None
         self._scanner: Scanner | None = None
-        self._calls = self._parameters = 0
+        self._budget = Budget()
+        self._calls = 0
+        self._ids: set[str] = set()
+        """Of the calls so far."""
+        self._spare = itertools.count(MAX_CALLS)
+        """Numbers that no call has."""
         self._held = ""
         self._quiet: Match | None = None
         """Set where a text in which it finds nothing goes out at once …"""
@@ -87,6 +101,8 @@ class OutputParser:
             and text.rstrip(SPACE_CHARACTERS) == text
         ):
             return [Reasoning(text)] if self._reasons and text else text
+        if self.ended:
+            return ""
         mark = self._tokens.get(token)
         if mark is not None:
             text = _replaced(text, *mark)
@@ -94,14 +110,19 @@ class OutputParser:
             text, self._held = self._held + text, ""
         return self._read(text, final=False)
 
-    def finish(self) -> Content:
-        """The output has ended: release what was held back."""
-        text, self._held = self._held, ""
-        return self._read(text, final=True)
+    def finish(self, *, complete: bool = False) -> Content:
+        """The output has ended: release what was held back.
 
-    def _read(self, text: str, final: bool) -> Content:
+        Args:
+            complete: the model has ended it, perhaps within a call, whose arguments are closed
+                then; else they stay as far as they came.
+        """
+        text, self._held = self._held, ""
+        return self._read(text, final=True, complete=complete)
+
+    def _read(self, text: str, final: bool, complete: bool = False) -> Content:
         place, end = 0, len(text)
-        while place < end:
+        while place < end and not self.ended:
             state = self._state
             if state.__class__ is ReadyFree:
                 place = self._free(state, text, place, final)
@@ -110,38 +131,48 @@ class OutputParser:
             else:
                 place = self._scan(state, text, place, final)  # type: ignore[arg-type]
         if final and self._arguments is not None:
-            if self._scanner is not None:
-                self._scanner.cut()
-            self._arguments.cut()
+            self._end_call(self._arguments, complete)
         state = self._state
         self._quiet = None
-        if isinstance(state, ReadyFree) and not self._held:
+        if isinstance(state, ReadyFree) and not self._held and not self.ended:
             self._reasons = state.channel is Channel.REASONING
             if self._reasons or state.channel is Channel.TEXT:
                 self._quiet = state.first
         return self._out.take()
 
+    def _end_call(self, arguments: CallArguments, complete: bool) -> None:
+        """The output ends within a call."""
+        scanner = self._scanner
+        if complete:
+            if scanner is not None:
+                scanner.end()
+            arguments.close()
+            return
+        if scanner is not None:
+            scanner.cut()
+        arguments.cut()
+
     def _free(self, state: ReadyFree, text: str, place: int, final: bool) -> int:
         """Read free text from ``place``. Returns where to go on; the end, if the rest is held."""
         end = len(text)
-        possible = state.first(text, place)
-        found = None
-        if possible is not None:
-            found = (state.find_last if final else state.find)(text, possible.start())
-        if found is None:
+        first = state.first(text, place)
+        if first is None:
             self._hold(state, text, place, end, final)
             return end
-        start = found.start()
-        for edge in state.edges:
-            match = (edge.last if final else edge.whole)(text, start)
-            if match is not None and (not edge.opens or self._allowed(edge, match)):
-                stop = _without_space(text, place, start) if state.strips else start
-                self._put(state.channel, text[place:stop])
-                self._follow(edge, match)
-                return match.end()
-            if match is None and not final and edge.beginning(text, start) is not None:
-                self._hold(state, text, place, start, final)
-                return end
+        before = (state.skip_last if final else state.skip)(text, first.start())
+        start = before.end() if before is not None else first.start()
+        if start == end:
+            self._hold(state, text, place, end, final)
+            return end
+        edge, match = self._fitting(state.edges, text, start, final)
+        if match is not None and edge is not None:
+            stop = _without_space(text, place, start) if state.strips else start
+            self._put(state.channel, text[place:stop])
+            self._follow(edge, match)
+            return match.end()
+        if edge is not None:
+            self._hold(state, text, place, start, final)
+            return end
         self._put(state.channel, text[place : start + 1])
         return start + 1
 
@@ -152,16 +183,34 @@ class OutputParser:
         self._put(state.channel, text[place:stop])
         self._held = text[stop:]
 
-    def _expect(self, state: ReadyExpect, text: str, place: int, final: bool) -> int:
-        for edge in state.edges:
+    def _fitting(
+        self, state: ReadyEdges, text: str, place: int, final: bool
+    ) -> tuple[ReadyEdge | None, re.Match[str] | None]:
+        """The edge that fits at ``place`` and its match; without a match, one that may come to
+        fit; neither, if none does."""
+        number = 0
+        if not final:
+            chosen = state.choose(text, place)
+            if chosen is None or chosen.lastindex is None:
+                return None, None
+            number = chosen.lastindex - 1
+        for edge in state.edges[number:]:
             match = (edge.last if final else edge.whole)(text, place)
             if match is not None:
                 if not edge.opens or self._allowed(edge, match):
-                    self._follow(edge, match)
-                    return match.end()
+                    return edge, match
             elif not final and edge.beginning(text, place) is not None:
-                self._held = text[place:]
-                return len(text)
+                return edge, None
+        return None, None
+
+    def _expect(self, state: ReadyExpect, text: str, place: int, final: bool) -> int:
+        edge, match = self._fitting(state.edges, text, place, final)
+        if match is not None and edge is not None:
+            self._follow(edge, match)
+            return match.end()
+        if edge is not None:
+            self._held = text[place:]
+            return len(text)
         for action in state.actions:
             self._act(action, None)
         self._enter(state.otherwise)
@@ -188,15 +237,14 @@ class OutputParser:
                 self._held = text[place:]
                 return len(text)
         by_text = STAND_INS.match(text, place) is None
-        edges = () if by_text and getattr(scanner, "quoted", False) else state.edges
-        for edge in edges:
-            match = (edge.last if final else edge.whole)(text, place)
-            if match is not None:
+        if not (by_text and getattr(scanner, "quoted", False)):
+            edge, match = self._fitting(state.edges, text, place, final)
+            if match is not None and edge is not None:
                 scanner.cut()
                 self._scanner = None
                 self._follow(edge, match)
                 return match.end()
-            if not final and edge.beginning(text, place) is not None:
+            if edge is not None:
                 self._held = text[place:]
                 return len(text)
         scanner.skip(text[place])
@@ -215,20 +263,18 @@ class OutputParser:
 
     def _allowed(self, edge: ReadyEdge, match: re.Match[str]) -> bool:
         """Whether this call may open."""
-        if self._calls == MAX_CALLS:
+        if self._calls == MAX_CALLS or (self._named and match["name"] not in self._named):
             return False
         if self._machine.family.declared_only or Action.DECLARED in edge.actions:
             return match["name"] in self._tools
         return True
 
     def _follow(self, edge: ReadyEdge, match: re.Match[str]) -> None:
-        if edge.keys:
-            if self._parameters == MAX_PARAMETERS:
-                self._act(Action.END, None)
-                self._put(Channel.TEXT, match[0])
-                self._enter("rest")
-                return
-            self._parameters += 1
+        if not self._budget.spend():
+            self._act(Action.END, None)
+            self._put(Channel.TEXT, match[0])
+            self._enter("rest")
+            return
         for action in edge.actions:
             self._act(action, match)
         self._enter(edge.to)
@@ -249,7 +295,10 @@ class OutputParser:
         if action is Action.CALL and match is not None:
             if arguments is not None:
                 arguments.close()
-            self._open(match)
+            if self._single and self._calls:
+                self.ended = True
+            else:
+                self._open(match)
         elif arguments is None or action is Action.DECLARED:
             return
         elif action is Action.VALUE_END:
@@ -257,6 +306,7 @@ class OutputParser:
         elif action is Action.END:
             arguments.close()
             self._arguments = None
+            self.ended = self._single
         elif match is not None:
             arguments.key(match["key"], action)
 
@@ -264,9 +314,20 @@ class OutputParser:
         name = match["name"]
         groups = match.groupdict()
         call_id = groups.get("id") or self._make_id(self._calls, name)
+        if call_id in self._ids:
+            call_id = self._unused_id(call_id, name)
+        self._ids.add(call_id)
         self._out.opened(self._calls, call_id, name)
-        self._arguments = CallArguments(self._out, self._calls, self._tools.of(name), self._machine)
+        self._arguments = CallArguments(
+            self._out, self._calls, self._tools.of(name), self._machine, self._budget
+        )
         self._calls += 1
+
+    def _unused_id(self, written: str, name: str) -> str:
+        """In place of one that the model has written twice: results could not be told apart."""
+        numbers = itertools.chain((self._calls,), itertools.islice(self._spare, len(self._ids)))
+        made = (self._make_id(number, name) for number in numbers)
+        return next((one for one in made if one not in self._ids), written)
 
 
 def _replaced(text: str, literal: str, stand_in: str) -> str:

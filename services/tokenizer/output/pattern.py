@@ -212,6 +212,12 @@ def possible(sources: Many[Regexes]) -> str:
     return rf"(?:{wholes}|(?=(?s:.{{0,{soon}}}+)\Z)(?:{firsts}))"
 
 
+def up_to(start: str, fits: str) -> str:
+    """A regular expression that matches all before the first place where ``fits`` does, which
+    begins with one of the characters of ``start``, as they stand within a class."""
+    return rf"(?:[^{start}]++|(?!{fits})[{start}])*+" if start else r"(?s:.)*+"
+
+
 def unnamed(source: str) -> str:
     """A regular expression without the names of its groups."""
     return re.sub(r"\(\?P<\w+>", "(?:", source)

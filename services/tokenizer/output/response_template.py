@@ -151,6 +151,8 @@ class _Field:
                 raise BadResponseTemplate(f"{where} has both {literal} and {pattern}")
         self._content = self._spec.get("content", "text")
         self._arguments = self._spec.get("content_args", {})
+        if not isinstance(self._arguments, Mapping):
+            self._refuse("has content_args that are no object")
 
     def reasoning(self) -> ReasoningMarks:
         opening, closing = self._texts("open"), self._texts("close")
@@ -177,8 +179,13 @@ class _Field:
         if self._content == "xml-inline":
             return self._tags(opening, ends)
         if self._content == "python-call-list":
+            self._check_unnamed()
             return _python_calls(opening, ends)
         raise BadResponseTemplate(f"{self.where}.content {self._content!r} is not read for calls")
+
+    def _check_unnamed(self) -> None:
+        if "(?P<" in str(self._spec.get("open_pattern", "")):
+            self._refuse("has open_pattern with groups, though the content holds the names")
 
     def _json_calls(
         self, opening: Pattern, ends: tuple[Edge, ...]
@@ -187,6 +194,7 @@ class _Field:
         found = self._places("" if each else "content.")
         if found == ("{name}", "{content}"):
             return self._arguments_alone(opening, ends)
+        self._check_unnamed()
         keys = [f'"{one}"' for one in found]
         how: dict[str, Any] = {"name_key": keys[0], "keys": (keys[1],)}
         if self._arguments:
@@ -209,10 +217,7 @@ class _Field:
         """The name stands in the opening, and the content is the arguments."""
         scan = Scan(JsonScanner, "arguments_end", ends)
         if self._has_own_json():
-            delimiters = self._arguments.get("string_delims", [])
-            if len(delimiters) > 1 or any(one[0] != one[1] for one in delimiters):
-                self._refuse("has string_delims that are read only as one quote")
-            quote = self._reader.pattern(delimiters[0][0]) if delimiters else None
+            quote = self._quote()
             scanner = partial(CallScanner, syntax=Syntax("}", quotes='"'))
             scan = Scan(scanner, "arguments_end", ends, quote=quote)
         return (Edge(opening, "arguments", (Action.CALL,)),), {
@@ -220,13 +225,25 @@ class _Field:
             "arguments_end": Expect(behind_space(ends), actions=(Action.END,)),
         }
 
+    def _quote(self) -> Pattern | None:
+        """What stands around strings, if it is not JSON's quotes."""
+        given = self._arguments.get("string_delims", [])
+        if given == []:
+            return None
+        match given:
+            case [[str(opening), str(closing)]] if opening and opening == closing:
+                quote = self._reader.pattern(opening)
+            case _:
+                self._refuse("has string_delims that are read only as one quote")
+        return quote
+
     def _tags(
         self, opening: Pattern, ends: tuple[Edge, ...]
     ) -> tuple[tuple[Edge, ...], dict[str, State]]:
         """A tag for each argument."""
         if self._places("") != ("{name}", "{content}"):
             self._refuse("must take the name from open_pattern for xml-inline")
-        source = self._arguments.get("tag_pattern", "")
+        source = str(self._arguments.get("tag_pattern", ""))
         before, value, behind = source.partition("(?P<value>.*?)")
         before, behind = re.sub(r"\\s[*+]\??$", "", before), re.sub(r"^\\s[*+]\??", "", behind)
         if not value or not behind or self._arguments.get("merge_duplicates"):
@@ -285,6 +302,7 @@ class _Field:
         """A regular expression of the few forms that are read."""
         source = re.sub(r"\\s[*+]\??$", "", source)
         parts: list[Pattern | str] = []
+        labels: set[str] = set()
         text, place = "", 0
         while place < len(source):
             piece = _PIECE.match(source, place)
@@ -301,10 +319,16 @@ class _Field:
             if piece["space"]:
                 parts.append(SPACE)
             else:
-                parts.append(_group(piece["label"], piece["inside"], source[place : place + 2]))
+                group = _group(piece["label"], piece["inside"], source[place : place + 2])
+                if not _is_class(group.inside):
+                    self._refuse(f"has {key} with {piece['inside']}, which is no class")
+                if not group.group.isidentifier() or group.group in labels:
+                    self._refuse(f"has {key} with {group.group} as the name of a group")
+                labels.add(group.group)
+                parts.append(group)
         if text:
             parts.append(self._reader.pattern(text))
-        elif not self._has_own_json():
+        elif not parts or not self._has_own_json():
             self._refuse(f"has {key} that does not end with a literal")
         return sequence(*parts)
 
@@ -312,7 +336,15 @@ class _Field:
         raise BadResponseTemplate(f"{self.where} {what}")
 
 
-def _group(label: str, inside: str, then: str) -> Pattern:
+def _is_class(inside: str) -> bool:
+    try:
+        re.compile(f"[{inside}]")
+    except re.error:
+        return False
+    return True
+
+
+def _group(label: str, inside: str, then: str) -> Characters:
     """A named group of one class of characters; ``.`` ends before what stands behind it."""
     stop = re.escape(then.removeprefix("\\")[:1])
     excluded = r"\ud800-\udfff"

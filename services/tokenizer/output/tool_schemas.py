@@ -52,11 +52,15 @@ class ToolSchemas:
 class ToolParameters:
     """The parameters of one tool."""
 
-    __slots__ = ("_kinds", "_schema")
+    __slots__ = ("_kinds", "_others", "_properties", "_schema")
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
         self._kinds: dict[str, Kinds] = {}
+        self._properties: list[Mapping[str, Any]] | None = None
+        """All that the schema declares, once it has been asked."""
+        self._others: Kinds | None = None
+        """The types of what it does not declare."""
 
     def kinds(self, parameter: str) -> Kinds:
         """The types that a parameter may have. ``UNKNOWN`` where the schema does not say."""
@@ -68,12 +72,16 @@ class ToolParameters:
         return found
 
     def _work_out(self, parameter: str) -> Kinds:
-        steps = _Steps(self._schema)
-        for schema in steps.alternatives(self._schema):
-            properties = schema.get("properties")
-            if isinstance(properties, Mapping) and parameter in properties:
-                return steps.kinds(properties[parameter])
-        return steps.kinds(self._schema.get("additionalProperties"))
+        if self._properties is None:
+            found = _Steps(self._schema).alternatives(self._schema)
+            declared = [schema.get("properties") for schema in found]
+            self._properties = [one for one in declared if isinstance(one, Mapping)]
+        for properties in self._properties:
+            if parameter in properties:
+                return _Steps(self._schema).kinds(properties[parameter])
+        if self._others is None:
+            self._others = _Steps(self._schema).kinds(self._schema.get("additionalProperties"))
+        return self._others
 
 
 class _Steps:

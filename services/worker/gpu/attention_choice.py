@@ -127,11 +127,12 @@ class TritonPrefixAttention:
         values: Tensor,
         eps: float,
         prefix: SharedPrefix,
-        scale: float | None = None,
+        scales: Sequence[float] = (),
     ) -> None:
-        """scale: what scores are multiplied by, by default 1 / sqrt(D)."""
+        """scales: what scores of each layer are multiplied by, by default 1 / sqrt(D)."""
         self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
-        self._eps, self._prefix, self._scale = eps, prefix, scale
+        self._eps, self._prefix = eps, prefix
+        self._scales = list(scales) or [keys.shape[-1] ** -0.5] * len(keys)
 
     def __call__(
         self,
@@ -141,20 +142,20 @@ class TritonPrefixAttention:
         heads: HeadInputs,
     ) -> None:
         prefix_attention(
-            qkv, batch, self._prefix, heads, self._caches[layer], self._eps, self._scale
+            qkv, batch, self._prefix, heads, self._caches[layer], self._eps, self._scales[layer]
         )
 
 
-def _scale(scores: Sequence[Scores]) -> float | None:
-    """The scale of all layers."""
-    return scores[0].scale if scores else None
+def _scales(scores: Sequence[Scores]) -> list[float]:
+    """Of each layer."""
+    return [each.scale for each in scores]
 
 
 def why_slow(scores: Sequence[Scores]) -> str:
     """Why no kernel for Hopper attends in any layer; empty if one may."""
     if not scores:
         return ""
-    if scores[0].softcap:
+    if any(each.softcap for each in scores):
         return "knows no soft cap"
     return "" if any(not each.window for each in scores) else "knows no window"
 
@@ -173,7 +174,7 @@ def choose_prefill_attention(
         from penstock.kernels.gpu import prefill_attention_hopper as hopper
 
         why_not = why_slow(scores) or hopper.why_not(keys.dtype, keys.shape[-1], keys.shape[-2])
-        return why_not or hopper.HopperPrefillAttention(keys, values, queries, _scale(scores))
+        return why_not or hopper.HopperPrefillAttention(keys, values, queries, _scales(scores))
 
     return choose(fastest, TritonPrefillAttention(keys, values, scores), "Triton kernel")
 
@@ -207,7 +208,7 @@ def choose_decode_attention(
             or why_slow(scores)
             or why_not
             or hopper.HopperDecodeAttention(
-                keys, values, heads, max_rows, norm, eps, prefix, _scale(scores)
+                keys, values, heads, max_rows, norm, eps, prefix, _scales(scores)
             )
         )
 
@@ -239,8 +240,8 @@ def choose_prefix_attention(
         return (
             unfit
             or reason
-            or hopper.HopperPrefixAttention(keys, values, heads, norm, eps, prefix, _scale(scores))
+            or hopper.HopperPrefixAttention(keys, values, heads, norm, eps, prefix, _scales(scores))
         )
 
-    otherwise = TritonPrefixAttention(keys, values, eps, prefix, _scale(scores))
+    otherwise = TritonPrefixAttention(keys, values, eps, prefix, _scales(scores))
     return choose(fastest, otherwise, "Triton kernel")

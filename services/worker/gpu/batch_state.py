@@ -86,7 +86,7 @@ class BatchState:
         self.rows.fill_(-1)
         self.sample_slots.fill_(-1)
         self.shared_slot.fill_(-1)
-        torch.arange(count, dtype=torch.int32, out=self.sample_index)
+        self.sample_index.copy_(torch.arange(count, dtype=torch.int32))
         nothing = np.full(count, -1, np.int64)
         self._padding = {
             "rows": nothing, "sample_slots": nothing, "sample_index": np.arange(count)

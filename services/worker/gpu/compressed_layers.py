@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from penstock.kernels.gpu.cache_keys import make_keys_stable
 from penstock.kernels.gpu.few_rows_linear import NARROW
 from penstock.services.worker.gpu.kernel_choice import not_hopper, short
 from penstock.services.worker.gpu.layer_products import DIVIDED
@@ -71,9 +72,10 @@ def _left_plain(reason: str) -> str:
 def compress_layers(weights: DenseWeights, utilization: float) -> Compression:
     """Compress the weights of a model on a CUDA device, or say why not; utilization: share of the
     device's memory that the worker may use."""
-    reason = _why_not(weights, utilization)
+    reason = why_never(weights) or _no_room(weights, utilization)
     if reason:
         return no_compression(reason)
+    make_keys_stable()
     from penstock.kernels.gpu.compressed_weights import CannotCompress
 
     try:
@@ -88,8 +90,9 @@ def compress_layers(weights: DenseWeights, utilization: float) -> Compression:
     return Compression(compressed, summary)
 
 
-def _why_not(weights: DenseWeights, utilization: float) -> str:
-    layer, device = weights.layers[0], weights.embedding.device
+def why_never(weights: DenseWeights) -> str:
+    """Why weights of this form are not compressed, whatever the memory; empty if they may be."""
+    layer = weights.layers[0]
     reason = not_hopper()
     if reason:
         return reason
@@ -97,6 +100,11 @@ def _why_not(weights: DenseWeights, utilization: float) -> str:
         return f"only bfloat16 is, not {str(layer.qkv.dtype).removeprefix('torch.')}"
     if layer.qkv.shape[1] < NARROW:
         return f"steps of {layer.qkv.shape[1]} columns are not bound by reading them"
+    return ""
+
+
+def _no_room(weights: DenseWeights, utilization: float) -> str:
+    device = weights.embedding.device
     tensors = [weights.lm_head]
     for one in weights.layers:
         tensors += [one.qkv, one.output, one.gate_up, one.down]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
@@ -18,24 +18,22 @@ import msgspec
 import numpy as np
 import torch
 
+from penstock.kernels.gpu.cache_keys import make_keys_stable
 from penstock.kernels.sampling import NOT_FINITE, NOTHING_LEFT
 from penstock.protocol.process.trace import PREPARE, TRACE
-from penstock.protocol.tasks import Task
 from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
 from penstock.protocol.wire.messages.steps import NewSlot, RowFailure, StepPlan, StepResult
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.compressed_layers import Compression, no_compression
-from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.graphs import ROW_UNITS, StepGraphs
 from penstock.services.worker.gpu.logprob_rows import AskedLogprobs, GpuLogprobs
 from penstock.services.worker.gpu.sampler import GpuSampler
+from penstock.services.worker.gpu.step_decoder import StepDecoder
 from penstock.services.worker.gpu.step_times import StepTimes
 from penstock.services.worker.grammar_rows import GrammarRows
-from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.memory_account import MemoryAccount
-from penstock.services.worker.models.dense import DenseConfig, DenseWeights
 from penstock.services.worker.placement import placement
+from penstock.services.worker.pooling import PromptTask
 from penstock.services.worker.slots import PlannedStep, SlotTable
 from penstock.services.worker.step_logprobs import asking_chunks
 
@@ -63,6 +61,9 @@ sleeping threads, 1.1 to 1.6 ms; taking in 128 long prompts takes the scheduler 
 5."""
 
 
+MakeDecoder = Callable[[BatchState, int], StepDecoder]
+
+
 class _InFlight(msgspec.Struct):
     """A launched step."""
 
@@ -84,54 +85,41 @@ class _InFlight(msgspec.Struct):
 class GpuExecutor:
     """A decoder, its KV memory, its slots and its graphs."""
 
-    tasks: Mapping[str, Task] = MappingProxyType({})
+    tasks: Mapping[str, PromptTask] = MappingProxyType({})
     """None: no step of its graphs hands out hidden states."""
+    generates = True
+    labels: list[str] = []
+    described = ""
 
     max_in_flight = RING - 1
     shape = STEP_SHAPE
     account: MemoryAccount | None = None
 
     def __init__(
-        self,
-        config: DenseConfig,
-        weights: DenseWeights,
-        capacity: EngineSizes,
-        compression: Compression | None = None,
+        self, capacity: EngineSizes, device: torch.device, make_decoder: MakeDecoder
     ) -> None:
-        """compression: of ``weights``; dropped where no kernel can read it."""
+        """make_decoder: is given the batch's state and the rows of the largest step."""
+        make_keys_stable()
         self.capacity = capacity
-        compression = compression or no_compression("nobody has asked for it")
-        self._device = weights.embedding.device
-        self._on_gpu = self._device.type == "cuda"
+        self._device = device
+        self._on_gpu = device.type == "cuda"
         self.slots = SlotTable(capacity)
         max_rows = max(capacity.max_num_batched_tokens, capacity.max_num_seqs)
         with torch.inference_mode():
             state = BatchState(self.slots, self._device)
             self._state = state
             self.chunks = ChunkRows(max_rows, capacity.max_num_seqs, self._device)
-            self.decoder = GpuDecoder(
-                config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
-                capacity.max_model_len, max_rows, compression.layers,
-            )  # fmt: skip
+            self.decoder = make_decoder(state, max_rows)
             state.finds_shared = self.decoder.shares_prefixes
-            kernels = self.decoder.products.kernels
-            if kernels is None or not kernels.compressed:
-                compression.drop("no kernel for Hopper can read them here")
-            self.sampler = GpuSampler(self.slots, state, config.vocab_size)
+            vocab_size = self.decoder.vocab_size
+            self.sampler = GpuSampler(self.slots, state, vocab_size)
             self._logprobs = GpuLogprobs(self.slots, state, self.decoder, self.sampler.space)
-            self.grammars = GrammarRows(capacity.max_num_seqs, config.vocab_size)
+            self.grammars = GrammarRows(capacity.max_num_seqs, vocab_size)
             self._masks: dict[int, torch.Tensor] = {}
             self._results = [self._host(2, capacity.max_num_seqs) for _ in range(RING)]
             self._chunk_buffers = [self.chunks.host_buffer(self._on_gpu) for _ in range(RING)]
-        self.device, self.dtype = placement(self._device, weights.embedding.dtype)
-        self.summary = (
-            f"prefill attention by the {self.decoder.prefill.summary}; "
-            f"decode attention by the {self.decoder.decode.summary}; "
-            f"that over shared prefixes by the {self.decoder.prefix.summary}; "
-            f"layers of few rows by the {self.decoder.products.summary}; "
-            f"gated products of many rows by the {self.decoder.gated.summary}; "
-            f"{compression.summary}"
-        )
+        self.device, self.dtype = placement(device, self.decoder.space.logits.dtype)
+        self.summary = self.decoder.summary
         self.graphs = StepGraphs(self.decoder, self.chunks)
         self._flight: deque[_InFlight] = deque()
         self._turn = 0
@@ -193,15 +181,23 @@ class GpuExecutor:
 
     def warm_up(self) -> None:
         """Compile every kernel that a step may need, and capture the graphs."""
+        self.run_kernels()
+        with torch.inference_mode():
+            self.graphs.capture(self.capacity.max_num_seqs)
+        if self.graphs.why_none:
+            self.summary += (
+                f"; no CUDA graphs, each step is launched kernel by kernel: {self.graphs.why_none}"
+            )
+
+    def run_kernels(self) -> None:
+        """Launch every kernel that a step may need once, on padding."""
         most = self.capacity.max_num_seqs
         with torch.inference_mode(), ThreadPoolExecutor(1, "compile") as beside:
-            # Both threads draw. Two first calls of a kernel at once would lose what one compiles,
-            # and leave to chance which functions are hashed first (``side_by_side``).
+            # Both threads draw; two first calls of a kernel at once would lose what one compiles.
             self.decoder.draw(1)
             choices = beside.submit(self._run_choices, most)
             self.graphs.run_padding(most)
             choices.result()
-            self.graphs.capture(most)
 
     @torch.inference_mode()
     def _run_choices(self, most: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from penstock.services.worker.gpu.shared_rows import LEAST_ROWS
 
 MIXED_ROWS = [
@@ -17,6 +19,12 @@ MIXED_DECODE = 64
 """Mixed steps with up to so many decode rows have graphs of their own, that split contexts."""
 SHARED_SIZES = [LEAST_ROWS, 16, 32, 64, 128, 192, 256, 384, 512, *range(768, 1 << 16, 256)]
 """Batch sizes that graphs with a shared prefix are made for."""
+FEW_DECODE = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 1 << 16, 32)]
+"""Batch sizes of models whose code is not ours: a layer has five times as many kernels, and so has
+a graph."""
+FEW_MIXED_ROWS = 2048
+"""Rows of their largest mixed step that has a graph; in larger ones the device is busy for longer
+than the host takes to launch the kernels."""
 GRAPH_BYTES = 256 * 1024
 """What a graph is counted with, beside its kernels. The driver tells nobody what it takes: the
 figures are meant to be too high, and a worker compares them with what its graphs have taken."""
@@ -24,6 +32,39 @@ NODE_BYTES = 4 * 1024
 """What a kernel in a graph is counted with."""
 LAYER_NODES, OTHER_NODES = 10, 6
 """Kernels of a layer, and of a step beside its layers, at most."""
+FEW_LAYER_NODES = 70
+"""Kernels of a layer of modelling code that is not ours: of Qwen3's in transformers 62."""
+
+
+class GraphSizes(NamedTuple):
+    """The steps that have graphs, all sizes ascending."""
+
+    decode: list[int]
+    """Numbers of decode rows."""
+    shared: list[int]
+    """Those of steps whose rows share a prefix."""
+    mixed: list[int]
+    """Rows of mixed steps ..."""
+    bounds: list[int]
+    """... and decode rows that they have room for: a graph for each pair."""
+
+
+def graph_sizes(
+    most: int, max_rows: int, layer_operations: int, shares_prefixes: bool
+) -> GraphSizes:
+    """For up to ``most`` sequences; max_rows: of a step; layer_operations: of a layer's products,
+    for one row."""
+    shared = shared_sizes(most) if shares_prefixes else []
+    mixed = mixed_sizes(max_rows, layer_operations)
+    return GraphSizes(ladder(most), shared, mixed, decode_bounds(most))
+
+
+def few_graph_sizes(most: int, max_rows: int, shares_prefixes: bool) -> GraphSizes:
+    """Those of models whose code is not ours; see ``graph_sizes``."""
+    decode = [*(size for size in FEW_DECODE if size < most), most]
+    shared = shared_sizes(most) if shares_prefixes else []
+    mixed = [rows for rows in MIXED_ROWS if rows <= min(max_rows, FEW_MIXED_ROWS)]
+    return GraphSizes(decode, shared, mixed, decode_bounds(most))
 
 
 def ladder(most: int) -> list[int]:
@@ -48,11 +89,12 @@ def mixed_sizes(max_rows: int, layer_operations: int) -> list[int]:
     return [rows for rows in MIXED_ROWS if rows <= most]
 
 
-def graph_memory(most: int, max_rows: int, layers: int, layer_operations: int) -> tuple[int, int]:
-    """How many graphs are made for up to ``most`` sequences, and the bytes that they are counted
-    with."""
-    decode, shared = len(ladder(most)), len(shared_sizes(most))
-    mixed = len(decode_bounds(most)) * len(mixed_sizes(max_rows, layer_operations))
-    bodies, heads = decode + shared + mixed, 2 * decode
-    nodes = bodies * (LAYER_NODES * layers + OTHER_NODES) + heads * (LAYER_NODES + OTHER_NODES)
+def graph_memory(sizes: GraphSizes, layers: int, layer_nodes: int) -> tuple[int, int]:
+    """How many graphs are made, and the bytes that they are counted with.
+
+    layer_nodes: kernels of a layer.
+    """
+    bodies = len(sizes.decode) + len(sizes.shared) + len(sizes.bounds) * len(sizes.mixed)
+    heads = 2 * len(sizes.decode)
+    nodes = bodies * (layer_nodes * layers + OTHER_NODES) + heads * (layer_nodes + OTHER_NODES)
     return bodies + heads, (bodies + heads) * GRAPH_BYTES + nodes * NODE_BYTES

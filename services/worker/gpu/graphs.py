@@ -8,25 +8,22 @@ other on one stream.
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
 import torch
 
-from penstock.kernels.gpu.decode_attention import splits_for
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.decoder import GpuDecoder
-from penstock.services.worker.gpu.graph_sizes import (
-    decode_bounds,
-    ladder,
-    mixed_sizes,
-    shared_sizes,
-)
+from penstock.services.worker.gpu.graph_sizes import GraphSizes
+from penstock.services.worker.gpu.kernel_choice import short
+from penstock.services.worker.gpu.step_decoder import StepDecoder
 
 UNGRAPHED_UNIT = 128
 """Steps without a graph are padded to a multiple of so many rows, a tile of the products: of less
@@ -58,7 +55,7 @@ Record = Callable[[Callable[[], None]], Replayable]
 class StepGraphs:
     """Runs the parts of a step: as graphs where one was captured, else launch by launch."""
 
-    def __init__(self, decoder: GpuDecoder, chunks: ChunkRows) -> None:
+    def __init__(self, decoder: StepDecoder, chunks: ChunkRows) -> None:
         self._decoder = decoder
         self._chunks = chunks
         self._sizes: list[int] = []
@@ -71,6 +68,8 @@ class StepGraphs:
         self._mixed: dict[tuple[int, int], Replayable] = {}
         self._mixed_sizes: list[int] = []
         self._decode_bounds: list[int] = []
+        self.why_none = ""
+        """Why steps are launched kernel by kernel although graphs were to be captured."""
 
     def run_padding(self, most: int) -> None:
         """Run every kernel once, on padding alone, for up to ``most`` decode rows.
@@ -78,33 +77,71 @@ class StepGraphs:
         Padding rows read slot 0 at most and write nothing that a slot owns.
         """
         self._decoder.state.warm_up()
-        sizes = ladder(most)
-        seen: set[int] = set()
-        for size in reversed(sizes):
-            splits = splits_for(size, self._decoder.config.num_kv_heads)
-            if splits not in seen or size <= MOST_ROWS:
-                seen.add(splits)
+        sizes = self._sizes_of(most)
+        for size in reversed(sizes.decode):
+            if size <= MOST_ROWS or size == most or not size & (size - 1):
                 self._decoder.body(size, size, None)
                 self._head_and_draw(size)
-        for size in self._shared_sizes(most):
+        for size in sizes.shared:
             self._decoder.body(size, size, None, True)
         self._decoder.commit(1, 1)
         self._chunks.clear()
         self._chunks.num_tiles = 1
-        for bound in decode_bounds(most):
+        for bound in sizes.bounds:
             self._decoder.body(self._chunks.max_rows, bound, self._chunks)
         self._decoder.head_of_all(self._chunks.max_rows, 1)
 
-    def _shared_sizes(self, most: int) -> list[int]:
-        return shared_sizes(most) if self._decoder.shares_prefixes else []
+    def _sizes_of(self, most: int) -> GraphSizes:
+        return self._decoder.graph_sizes(most, self._chunks.max_rows)
 
     def capture(self, most: int) -> None:
         """Record every graph, for up to ``most`` decode rows; all kernels must have run once.
 
-        Another thread instantiates one while the next is recorded: the one keeps the driver busy,
-        the other the interpreter.
+        Where the decoder's steps cannot be recorded there are none, and ``why_none`` says why.
         """
         torch.cuda.synchronize()
+        self.why_none = self._why_not()
+        if self.why_none:
+            return
+        try:
+            self._capture(most)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as failure:
+            if not self._decoder.may_wait:
+                raise
+            self.why_none = f"capture failed: {short(failure)}"
+            self._drop()
+
+    def _why_not(self) -> str:
+        """Whether a step waits for the device, which no graph can hold; empty if none does."""
+        if not self._decoder.may_wait:
+            return ""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "a prototype": capture fails on what it does not see
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            self._decoder.body(1, 1, None)
+            self._head_and_draw(1)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as failure:
+            return f"a step waits for the device: {short(failure)}"
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        return ""
+
+    def _drop(self) -> None:
+        for graphs in (self._bodies, self._shared, self._heads, self._heads_and_draws):
+            graphs.clear()
+        self._mixed.clear()
+        self._sizes, self._shared_steps, self._mixed_sizes, self._decode_bounds = [], [], [], []
+        torch.cuda.synchronize()
+
+    def _capture(self, most: int) -> None:
+        """Another thread instantiates one while the next is recorded: the one keeps the driver
+        busy, the other the interpreter."""
         pool = torch.cuda.graph_pool_handle()
         made: list[Future[None]] = []
 
@@ -112,7 +149,12 @@ class StepGraphs:
             # Not ``torch.cuda.graph``: it collects garbage and empties the cache every time.
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            work()
+            try:
+                work()
+            except BaseException:
+                with suppress(RuntimeError):  # of what is recorded nothing is wanted any more
+                    graph.capture_end()
+                raise
             graph.capture_end()
             made.append(beside.submit(graph.instantiate))
             return graph
@@ -128,9 +170,7 @@ class StepGraphs:
 
     def make(self, record: Record, most: int) -> None:
         """Record the steps of every size, with up to ``most`` sequences."""
-        sizes, bounds = ladder(most), decode_bounds(most)
-        shared = self._shared_sizes(most)
-        mixed = mixed_sizes(self._chunks.max_rows, self._layer_operations())
+        sizes, shared, mixed, bounds = self._sizes_of(most)
         for size in reversed(sizes):
             self._bodies[size] = record(partial(self._decoder.body, size, size, None))
             self._heads[size] = record(partial(self._decoder.head, size))
@@ -145,12 +185,6 @@ class StepGraphs:
                 )
         self._sizes, self._shared_steps = sizes, shared
         self._mixed_sizes, self._decode_bounds = mixed, bounds
-
-    def _layer_operations(self) -> int:
-        """Floating point operations of a layer's products, for one row."""
-        layer = self._decoder.weights.layers[0]
-        products = (layer.qkv, layer.output, layer.gate_up, layer.down)
-        return 2 * sum(weight.numel() for weight in products)
 
     def _head_and_draw(self, count: int) -> None:
         self._decoder.head(count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-import torch
+from penstock.kernels.gpu.device_facts import device_capability
 
 HOPPER = (9, 0)
 
@@ -47,9 +47,9 @@ def short(failure: Exception) -> str:
 
 def not_hopper() -> str:
     """Why the device has no kernels for Hopper; empty if it has."""
-    if not torch.cuda.is_available():
+    capability = device_capability()
+    if capability is None:
         return "there is no GPU"
-    capability = torch.cuda.get_device_capability()
     if capability == HOPPER:
         return ""
     return "the kernel for Hopper needs compute capability 9.0, not {}.{}".format(*capability)

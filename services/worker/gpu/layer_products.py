@@ -121,14 +121,10 @@ class LibraryProducts:
     def _add(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, x_norm: Tensor | None, norm: Tensor
     ) -> None:
-        """x_norm: the norm of what is added; norm: of the sum."""
         space, rows = self._space, len(x)
-        projected, residual = space.projected[:rows], space.residual[:rows]
+        projected = space.projected[:rows]
         _linear(x, weight, bias, projected)
-        if x_norm is None:
-            add_rms_norm(projected, residual, norm, self._eps, space.normed[:rows])
-        else:
-            add_normed(projected, x_norm, residual, norm, self._eps, space.normed[:rows])
+        _add_to_residual(projected, x_norm, space, rows, norm, self._eps)
 
 
 class FusedProducts:
@@ -193,14 +189,17 @@ class HopperProducts:
         space: Workspace,
         eps: float,
         compressed: CompressedLayers | None,
+        activation: str = "silu",
     ) -> None:
         """Raises what Triton raises where it cannot compile the kernels."""
-        layers, self._space, self._eps = weights.layers, space, eps
-        self.bounds = HOPPER_ROWS if space.normed.shape[1] < NARROW else WIDE_HOPPER_ROWS
+        self._layers, self._space, self._eps = weights.layers, space, eps
+        first, last = HOPPER_ROWS if space.normed.shape[1] < NARROW else WIDE_HOPPER_ROWS
+        self.bounds = (first if most_fused_rows(weights.layers[0], activation) else 1, last)
         self._norms = _input_norms(weights)
-        self._post_norms = [layer.post_norm for layer in layers]
         linears = _plain_linears if compressed is None else partial(_compressed_linears, compressed)
-        self._qkv, self._output, self._gate_up, self._down = linears(layers, space, self.bounds)
+        self._qkv, self._output, self._gate_up, self._down = linears(
+            self._layers, space, self.bounds, activation
+        )
         self.compressed = compressed is not None
         if compressed is not None and not isinstance(compressed.head, str):
             from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
@@ -217,21 +216,25 @@ class HopperProducts:
         self._qkv(layer, rows, self._space.qkv[:rows].flatten(1))
 
     def output(self, layer: int, rows: int) -> None:
-        self._add(self._output, layer, rows, self._post_norms[layer])
+        weights = self._layers[layer]
+        self._add(self._output, layer, rows, weights.output_norm, weights.post_norm)
 
     def gate_up(self, layer: int, rows: int) -> None:
         self._gate_up(layer, rows, self._space.activated[:rows])
 
     def down(self, layer: int, rows: int) -> None:
-        self._add(self._down, layer, rows, self._norms[layer + 1])
+        norm = self._norms[layer + 1]
+        self._add(self._down, layer, rows, self._layers[layer].down_norm, norm)
 
     def end(self, rows: int) -> None:
         """The last layer's sum was normed already."""
 
-    def _add(self, linear: RowsLinear, layer: int, rows: int, norm: Tensor) -> None:
+    def _add(
+        self, linear: RowsLinear, layer: int, rows: int, x_norm: Tensor | None, norm: Tensor
+    ) -> None:
         space = self._space
         product = linear(layer, rows, space.projected[:rows])
-        add_rms_norm(product, space.residual[:rows], norm, self._eps, space.normed[:rows])
+        _add_to_residual(product, x_norm, space, rows, norm, self._eps)
 
 
 RowsLinear = Callable[[int, int, Tensor], Tensor]
@@ -239,7 +242,7 @@ RowsLinear = Callable[[int, int, Tensor], Tensor]
 
 
 def _plain_linears(
-    layers: list[DenseLayer], space: Workspace, bounds: tuple[int, int]
+    layers: list[DenseLayer], space: Workspace, bounds: tuple[int, int], activation: str
 ) -> list[RowsLinear]:
     """QKV, output, gate and up, down."""
     from penstock.kernels.gpu.rows_linear_hopper import HopperLinear
@@ -249,7 +252,7 @@ def _plain_linears(
     def linear(name: str) -> HopperLinear:
         return HopperLinear(
             inputs[name], [getattr(layer, name) for layer in layers], _biases(layers, name), bounds,
-            gated=name == "gate_up", divided=name in DIVIDED,
+            gated=name == "gate_up", activation=activation, divided=name in DIVIDED,
         )  # fmt: skip
 
     return [*side_by_side(linear, inputs)]
@@ -260,6 +263,7 @@ def _compressed_linears(
     layers: list[DenseLayer],
     space: Workspace,
     bounds: tuple[int, int],
+    activation: str,
 ) -> list[RowsLinear]:
     """As ``_plain_linears``."""
     from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
@@ -269,7 +273,7 @@ def _compressed_linears(
     def linear(name: str) -> CompressedLinear:
         return CompressedLinear(
             inputs[name], getattr(compressed, name), _biases(layers, name), bounds,
-            gated=name == "gate_up",
+            gated=name == "gate_up", activation=activation,
         )  # fmt: skip
 
     return [*side_by_side(linear, inputs)]
@@ -290,6 +294,18 @@ def _input_norms(weights: DenseWeights) -> list[Tensor]:
     return [layer.input_norm for layer in weights.layers] + [weights.norm]
 
 
+def _add_to_residual(
+    x: Tensor, x_norm: Tensor | None, space: Workspace, rows: int, norm: Tensor, eps: float
+) -> None:
+    """x: [rows, hidden], or parts whose sum is it; x_norm: its norm, if it has one; norm: of the
+    sum, for ``normed``."""
+    residual, normed = space.residual[:rows], space.normed[:rows]
+    if x_norm is None:
+        add_rms_norm(x, residual, norm, eps, normed)
+    else:
+        add_normed(x, x_norm, residual, norm, eps, normed)
+
+
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """x: [N, in]; weight: [out, in]; out: [N, out]."""
     if bias is None:
@@ -298,17 +314,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None
         torch.addmm(bias, x, weight.t(), out=out)
 
 
-def why_not_fused(layer: DenseLayer, activation: str) -> str:
-    """Why products with norms, gates and sums inside cannot compute a layer; empty if they can."""
-    if activation != "silu":
-        return f"takes silu, not {activation}"
-    return "knows no norm of what is added" if layer.output_norm is not None else ""
-
-
 def most_fused_rows(layer: DenseLayer, activation: str = "silu") -> int:
     """Up to how many rows of a step ``FusedProducts`` are for."""
     dtype = layer.qkv.dtype
-    if dtype == torch.float16 or why_not_fused(layer, activation):
+    if dtype == torch.float16 or activation != "silu" or layer.output_norm is not None:
         return 0
     shapes = [weight.shape for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     if not all(fits(width, columns) for columns, width in shapes):
@@ -334,8 +343,6 @@ def choose_products(
         from penstock.kernels.gpu import rows_linear_hopper as hopper
 
         layer = weights.layers[0]
-        if unfit := why_not_fused(layer, activation):
-            return unfit
         inner = len(layer.gate_up) // 2
         for weight, outs in (
             (layer.qkv, len(layer.qkv)), (layer.output, len(layer.output)),
@@ -344,7 +351,7 @@ def choose_products(
             why_not = hopper.why_not(weight.dtype, weight.shape[1], outs)
             if why_not:
                 return why_not
-        return HopperProducts(weights, space, eps, compressed)
+        return HopperProducts(weights, space, eps, compressed, activation)
 
     if compressed is not None:
         choice = choose(fastest, None, "library")
@@ -365,14 +372,12 @@ def choose_gated(
         from penstock.kernels.gpu import gated_linear_hopper as hopper
 
         layers = weights.layers
-        if activation != "silu":
-            return f"takes silu, not {activation}"
         if layers[0].gate_up_bias is not None:
             return "takes no bias"
         rows, width = layers[0].gate_up.shape
         why_not = hopper.why_not(layers[0].gate_up.dtype, width, rows // 2)
         return why_not or hopper.HopperGatedLinear(
-            space.normed, [layer.gate_up for layer in layers], space.activated
+            space.normed, [layer.gate_up for layer in layers], space.activated, activation
         )
 
     return choose(fastest, None, "library")

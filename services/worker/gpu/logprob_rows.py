@@ -18,7 +18,7 @@ from penstock.kernels.gpu.logprobs import LogprobColumns, logprob_columns, logpr
 from penstock.kernels.gpu.sampler_memory import SamplerSpace
 from penstock.protocol.wire.messages.steps import ChunkLogprobs, SampledLogprobs
 from penstock.services.worker.gpu.batch_state import BatchState
-from penstock.services.worker.gpu.decoder import GpuDecoder
+from penstock.services.worker.gpu.step_decoder import StepDecoder
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 from penstock.services.worker.step_logprobs import (
     Words,
@@ -72,12 +72,12 @@ class GpuLogprobs:
     """The columns of one executor's steps."""
 
     def __init__(
-        self, table: SlotTable, state: BatchState, decoder: GpuDecoder, space: SamplerSpace
+        self, table: SlotTable, state: BatchState, decoder: StepDecoder, space: SamplerSpace
     ) -> None:
         count, device = len(state.rows), state.rows.device
         self._table, self._state, self._decoder, self._space = table, state, decoder, space
         self._columns = logprob_columns(count, device)
-        self._places = torch.arange(count, dtype=torch.int32, device=device)
+        self._places = torch.arange(count, dtype=torch.int32).to(device)
         self._pinned = device.type == "cuda"
 
     def begin(
@@ -85,8 +85,8 @@ class GpuLogprobs:
     ) -> AskedLogprobs | None:
         """Launch what a step's rows ask for; comes after its tokens are committed.
 
-        chunks: ``asking_chunks`` of the step, which ``GpuDecoder.head_of_all`` was run for if there
-        are any.
+        chunks: ``asking_chunks`` of the step, which ``StepDecoder.head_of_all`` was run for if
+        there are any.
         """
         rows = asking_rows(self._table, step.sampled)
         if not len(rows) and not chunks:

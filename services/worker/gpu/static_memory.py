@@ -9,9 +9,17 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.kernels.gpu.device_facts import USUAL_MULTIPROCESSORS
 from penstock.protocol.sampling import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.services.worker.gpu.graph_sizes import graph_memory
+from penstock.services.worker.gpu.graph_sizes import (
+    FEW_LAYER_NODES,
+    FEW_MIXED_ROWS,
+    LAYER_NODES,
+    few_graph_sizes,
+    graph_memory,
+    graph_sizes,
+)
 from penstock.services.worker.memory_account import MemoryPart
 from penstock.services.worker.models.dense import DenseConfig, tables_of
 
@@ -23,8 +31,8 @@ _WORDS, _WORD_TOKENS, _RING = 128, 2048, 64
 """As in ``penstock.kernels.sampling.bad_words``."""
 _QUERY_TILE = 128
 """As in ``penstock.kernels.gpu.prefill_attention``."""
-_DECODE_PROGRAMS, _MOST_SPLITS = 1056, 32
-_PREFIX_PROGRAMS, _PREFIX_QUERIES, _MOST_PARTS = 264, 64, 16
+_DECODE_PROGRAMS, _MOST_SPLITS = 8, 32
+_PREFIX_PROGRAMS, _PREFIX_QUERIES, _MOST_PARTS = 2, 64, 16
 """As in ``penstock.kernels.gpu.decode_attention`` and ``shared_prefix``."""
 _FIRST_CHANGES, _COLUMNS = 16_384, 21
 """As in ``batch_state``."""
@@ -40,6 +48,10 @@ class ExecutorSizes(msgspec.Struct, frozen=True):
     """Its number of blocks does not matter."""
     item_bytes: int
     """Of a weight or activation."""
+    attention_alone: bool = False
+    """Whether the layers are computed by code that allocates as it goes."""
+    multiprocessors: int = USUAL_MULTIPROCESSORS
+    """Of the device."""
 
     @property
     def rows(self) -> int:
@@ -70,15 +82,29 @@ def later_parts(sizes: ExecutorSizes) -> list[MemoryPart]:
     """What is taken after the profile of a step: by the driver for graphs, and for a moment in
     steps that begin many sequences or follow grammars."""
     config, capacity = sizes.config, sizes.capacity
-    count, graphs = graph_memory(
-        capacity.max_num_seqs, sizes.rows, config.num_layers, layer_operations(config)
-    )
+    most, rows = capacity.max_num_seqs, sizes.rows
+    if sizes.attention_alone:
+        made, nodes = few_graph_sizes(most, rows, shares_prefixes=True), FEW_LAYER_NODES
+    else:
+        operations = layer_operations(config)
+        made, nodes = graph_sizes(most, rows, operations, shares_prefixes=True), LAYER_NODES
+    count, graphs = graph_memory(made, config.num_layers, nodes)
     changes = 4 * _WORD * (sizes.table_entries + 32 * capacity.max_num_seqs)
     return [
         MemoryPart("graphs", graphs + LIBRARY_BYTES // 2, f"{count} graphs"),
         MemoryPart("grammars", 2 * _masks(sizes)),
         MemoryPart("step", max(0, changes - _WORD * _FIRST_CHANGES)),
     ]
+
+
+def of_profile(sizes: ExecutorSizes, activations: int) -> list[MemoryPart]:
+    """All but weights and KV memory, with what the largest step takes beside ``static_parts``: of
+    code that allocates as it goes, once for steps that are launched and once for graphs."""
+    parts = [*static_parts(sizes), MemoryPart("step", activations), *later_parts(sizes)]
+    if sizes.attention_alone:
+        share = min(1.0, FEW_MIXED_ROWS / sizes.rows)
+        parts.append(MemoryPart("graphs", int(share * activations), "activations of their own"))
+    return parts
 
 
 def layer_operations(config: DenseConfig) -> int:
@@ -89,9 +115,12 @@ def layer_operations(config: DenseConfig) -> int:
 
 
 def _workspace(sizes: ExecutorSizes) -> int:
-    """``make_workspace``, but for the logits."""
+    """``make_workspace``, but for the logits; or what ``ModelDecoder`` has in its place."""
     config, dim = sizes.config, sizes.config.head_dim
     heads = 3 * config.num_heads + 2 * config.num_kv_heads
+    if sizes.attention_alone:
+        words = 4 * _WORD
+        return sizes.rows * ((config.hidden_size + heads * dim) * sizes.item_bytes + words)
     width = 3 * config.hidden_size + heads * dim + 3 * config.intermediate_size
     return sizes.rows * width * sizes.item_bytes
 
@@ -118,7 +147,8 @@ def _attention(sizes: ExecutorSizes) -> int:
     shared = 1 << (heads // kv_heads - 1).bit_length()
 
     def cut(pieces: int, programs: int, most: int) -> int:
-        return min(most, 1 << (max(1, programs // pieces).bit_length() - 1))
+        wanted = max(1, programs * sizes.multiprocessors // pieces)
+        return min(most, 1 << (wanted.bit_length() - 1))
 
     rows = range(1, slots + 1)
     splits = max(row * cut(row * kv_heads, _DECODE_PROGRAMS, _MOST_SPLITS) for row in rows)

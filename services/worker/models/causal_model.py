@@ -8,19 +8,19 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention_backend import PlannedBatch
 from penstock.services.worker.models.specification import CacheSpecification
 
-KVCache = list[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, each [Hkv, num_blocks, block_size, D]."""
 
+class StepAttention(Protocol):
+    """Attention of one step's rows over the paged KV cache."""
 
-class LayerInputs(NamedTuple):
-    """Where a layer's K and V go, and how it attends."""
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write K and V of every row into a layer's cache, then let each row attend to its own
+        sequence as the layer's ``CacheSpecification`` says. Once for each layer, in their order.
 
-    slot_mapping: Tensor
-    """[N] int64, see ``write_kv``."""
-    attention: Sequence[PlannedBatch]
+        query: [N, Hq, D]; key, value: [N, Hkv, D]; normed and rotated, of any strides. Returns
+        [N, Hq * D].
+        """
 
 
 class StepInputs(NamedTuple):
@@ -30,8 +30,7 @@ class StepInputs(NamedTuple):
     """[N] int64."""
     positions: Tensor
     """[N] int64."""
-    layers: Sequence[LayerInputs]
-    """For each layer; layers of one group that read their cache alike share one."""
+    attention: StepAttention
     sampled: Tensor | None
     """int64: the rows whose logits are wanted; ``None``: all."""
 
@@ -49,6 +48,10 @@ class CausalModel(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def hidden_size(self) -> int:
+        """Numbers of a row of what ``hidden`` returns."""
+
+    @property
     def num_parameters(self) -> int: ...
 
     @property
@@ -62,7 +65,7 @@ class CausalModel(Protocol):
     def prepare(self, max_positions: int) -> None:
         """Make what a step needs for positions below ``max_positions``. May be called again."""
 
-    def hidden(self, step: StepInputs, cache: KVCache, rows: Tensor | None) -> Tensor:
+    def hidden(self, step: StepInputs, rows: Tensor | None) -> Tensor:
         """Write K and V of every row into the cache; return the last layer's result
         [len(rows), hidden] of some rows, ``None``: of all."""
 

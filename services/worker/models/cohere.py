@@ -24,12 +24,13 @@ class CohereAdapter:
         every = reader.period("sliding_window_pattern", 4)
         kinds = reader.kinds(every) if hybrid else [FULL] * reader.num_layers
         windows = reader.windows(every, 4096) if hybrid else [0] * reader.num_layers
+        normed = not hybrid and reader.flag("use_qk_norm", False)  # R7B has none, as its code
         layers = []
         for kind, window in zip(kinds, windows, strict=True):
             attention = reader.attention(
                 rotary if kind == SLIDING or not hybrid else None,
                 window=window,
-                qk_norm=norm if reader.flag("use_qk_norm", False) else None,
+                qk_norm=norm if normed else None,
                 qk_norm_over="each",
                 qkv_bias=bias,
                 output_bias=bias,

@@ -35,6 +35,7 @@ _ACTIVATIONS = {
     "relu2": "relu2",
 }
 _DEFAULT_THETA = 10_000.0
+_TRAINED = "original_max_position_embeddings"
 
 
 class ConfigReader:
@@ -88,9 +89,12 @@ class ConfigReader:
             return default
         return 0.0 if self._config.get(key) is None else self.positive(key)
 
-    def _positive(self, table: dict[str, Any], key: str, default: float | None) -> float:
+    def _positive(
+        self, table: dict[str, Any], key: str, default: float | None, *, zero_too: bool = False
+    ) -> float:
+        """``default``: for an absent key, null, and with ``zero_too`` for 0."""
         value = table.get(key)
-        if value is None and default is not None:
+        if default is not None and (value is None or (zero_too and value == 0)):
             return default
         good = isinstance(value, int | float) and not isinstance(value, bool)
         if not good or not math.isfinite(float(value or 0)) or float(value or 0) <= 0:
@@ -207,17 +211,56 @@ class ConfigReader:
 
     def rotary(
         self,
-        kind: str = FULL,
         *,
         head_dim: int | None = None,
         partial: float | None = None,
         interleaved: bool = False,
         theta: float | None = None,
+        trained: int | None = None,
+        longrope: tuple[str, ...] = ("su",),
     ) -> Rotary:
-        """Rotary embedding of layers of this kind, in either layout of the settings. head_dim: as
-        in ``attention``; theta: the base by default; partial: the share of each head that is
-        rotated by default, ``None`` for families whose heads are rotated whole."""
-        table, share, key = self._rope_table(kind), 1.0, "partial_rotary_factor"
+        """Rotary embedding of all layers, in either layout of the settings. head_dim: as in
+        ``attention``; theta: the base by default; partial: the share of each head that is rotated
+        by default, ``None`` for families whose heads are rotated whole; trained: an absent
+        ``original_max_position_embeddings``; longrope: other names that the family has for it."""
+        table = self._rope_table(trained)
+        given = next((k for k in ("rope_type", "type") if table.get(k) is not None), None)
+        if given is not None and table[given] in longrope:
+            table["rope_type"] = "longrope"
+        base = theta or self.positive("rope_theta", _DEFAULT_THETA)
+        return self._rotary(table, head_dim, partial, base, interleaved)
+
+    def rotary_of_kinds(
+        self, theta: float, local_theta: float, *, head_dim: int | None = None
+    ) -> dict[str, Rotary]:
+        """Of layers of each kind, for families whose ``rope_parameters`` have settings for each.
+
+        theta, local_theta: bases by default, of layers of full attention and of those with a
+        window. ``rope_scaling`` is for the former. As in transformers, settings of no kind count
+        for neither, but for YaRN's ``truncate``, which counts there alone.
+        """
+        settings = self._table(self._config, "rope_parameters")
+        full, sliding = (self._table(settings, kind) for kind in (FULL, SLIDING))
+        scaling = self._table(self._config, "rope_scaling")
+        if scaling and (settings and FULL not in settings):
+            raise self.error(f"rope_scaling beside rope_parameters without {FULL}")
+        if scaling and scaling.get("rope_type") is None:
+            raise self.error("rope_scaling must have a rope_type: versions differ about type alone")
+        outer = {"truncate": settings.get("truncate", True)}
+        return {
+            FULL: self._rotary(full | scaling | outer, head_dim, None, theta),
+            SLIDING: self._rotary(sliding | outer, head_dim, None, local_theta),
+        }
+
+    def _rotary(
+        self,
+        table: dict[str, Any],
+        head_dim: int | None,
+        partial: float | None,
+        base: float,
+        interleaved: bool = False,
+    ) -> Rotary:
+        share, key = 1.0, "partial_rotary_factor"
         if partial is not None:
             share = self._positive(table, key, self.positive(key, partial))
         dim = int(self.head_dim(head_dim) * share)
@@ -226,14 +269,12 @@ class ConfigReader:
                 f"partial_rotary_factor {share}: {dim} of {self.head_dim(head_dim)} elements of a "
                 "head; supported are even numbers of them"
             )
-        base = theta or self.positive("rope_theta", _DEFAULT_THETA)
         return Rotary(self._rope(table, dim, base), dim, interleaved)
 
     def _rope(self, table: dict[str, Any], dim: int, base: float) -> RopeParameters:
         """The settings of one embedding of ``dim`` elements."""
         given = [table[key] for key in ("rope_type", "type") if table.get(key) is not None]
         kind = given[0] if given else "default"
-        kind = "longrope" if kind == "su" else kind
         if kind not in ROPE_TYPES:
             raise self.error(
                 f"rope type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}"
@@ -250,17 +291,15 @@ class ConfigReader:
             return RopeParameters(theta, kind, factor)
         low = self._positive(table, "low_freq_factor", None)
         high = self._positive(table, "high_freq_factor", None)
-        trained = int(self._positive(table, "original_max_position_embeddings", None))
+        trained = self._trained_positions(table)
         if high <= low:
             raise self.error(f"high_freq_factor {high} must be above low_freq_factor {low}")
         return RopeParameters(theta, kind, factor, low, high, trained)
 
     def _trained_positions(self, table: dict[str, Any]) -> int:
-        key = "original_max_position_embeddings"
-        beside = self.positive(key, float(self._max_positions))
-        trained = int(beside if key in self._config else self._positive(table, key, beside))
+        trained = int(self._positive(table, _TRAINED, float(self._max_positions)))
         if trained < 2:
-            raise self.error(f"{key} must be 2 or more, got {trained}")
+            raise self.error(f"{_TRAINED} must be 2 or more, got {trained}")
         return trained
 
     def _yarn(self, table: dict[str, Any], theta: float) -> RopeParameters:
@@ -284,9 +323,9 @@ class ConfigReader:
             factor,
             original_max_position_embeddings=trained,
             attention_factor=self._positive(table, "attention_factor", scale),
-            beta_fast=self._positive(table, "beta_fast", 32.0),
-            beta_slow=self._positive(table, "beta_slow", 1.0),
-            truncate=table.get("truncate", True) is not False,
+            beta_fast=self._positive(table, "beta_fast", 32.0, zero_too=True),
+            beta_slow=self._positive(table, "beta_slow", 1.0, zero_too=True),
+            truncate=bool(table.get("truncate", True)),
         )
 
     def _longrope(self, table: dict[str, Any], theta: float, dim: int) -> RopeParameters:
@@ -311,21 +350,25 @@ class ConfigReader:
             long_factors=factors[1],
         )
 
-    def _rope_table(self, kind: str) -> dict[str, Any]:
-        for key in ("rope_parameters", "rope_scaling"):
-            table = self._config.get(key)
-            if table is None:
-                continue
-            if not isinstance(table, dict):
-                raise self.error(f"{key} must be an object, got {table!r}")
-            if any(isinstance(value, dict) for value in table.values()):
-                chosen = table.get(kind)
-                if not isinstance(chosen, dict):
-                    raise self.error(f"{key}: settings for {', '.join(table)}, none for {kind}")
-                return chosen
-            # The older layout has one table, for layers of full attention.
-            return {} if kind == SLIDING else table
-        return {}
+    def _rope_table(self, trained: int | None) -> dict[str, Any]:
+        """Settings of all layers: in ``rope_scaling``, else in ``rope_parameters``. The trained
+        length counts that stands beside them, then the one within, then ``trained``."""
+        scaling = self._table(self._config, "rope_scaling")
+        table = scaling or self._table(self._config, "rope_parameters")
+        kinds = [key for key, value in table.items() if isinstance(value, dict)]
+        if kinds:
+            raise self.error(
+                f"rotary settings for {', '.join(kinds)}: this architecture has one for all layers"
+            )
+        beside = self._config.get(_TRAINED) or trained
+        return table | ({_TRAINED: beside} if beside is not None else {})
+
+    def _table(self, config: dict[str, Any], key: str) -> dict[str, Any]:
+        """A copy of an object; empty for an absent one and null."""
+        table = config.get(key)
+        if table is not None and not isinstance(table, dict):
+            raise self.error(f"{key} must be an object, got {table!r}")
+        return dict(table or {})
 
     def model(
         self,

@@ -11,13 +11,11 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from penstock.kernels import activation
-from penstock.kernels.attention import paged_attention
-from penstock.kernels.kv_cache import write_kv
 from penstock.kernels.layer_norm import layer_norm_fp32
 from penstock.kernels.linear import Linear
 from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import apply_rotary, cos_sin_table
-from penstock.services.worker.models.causal_model import KVCache, LayerInputs, StepInputs
+from penstock.services.worker.models.causal_model import StepAttention, StepInputs
 from penstock.services.worker.models.sizes import num_parameters
 from penstock.services.worker.models.specification import (
     Attention,
@@ -143,6 +141,7 @@ class Decoder:
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self.vocab_size = specification.vocab_size
+        self.hidden_size = specification.hidden_size
         self.num_parameters = num_parameters(specification)
         self.caches: list[CacheSpecification] = [cache_of(each) for each in specification.layers]
         self._layers: list[_Layer] = []
@@ -204,7 +203,7 @@ class Decoder:
             hidden = hidden.index_select(0, rows)
         return self._norm(hidden)
 
-    def hidden(self, step: StepInputs, cache: KVCache, rows: Tensor | None) -> Tensor:
+    def hidden(self, step: StepInputs, rows: Tensor | None) -> Tensor:
         """Write K and V of every row into the cache; return the residual stream
         [len(rows), hidden] of some, ``None``: of all.
 
@@ -220,9 +219,9 @@ class Decoder:
         if self._embedding_multiplier != 1.0:
             residual = residual * self._embedding_multiplier
         last = self._layers[-1]
-        for layer, kv, inputs in zip(self._layers, cache, step.layers, strict=True):
+        for number, layer in enumerate(self._layers):
             x = residual if layer.input_norm is None else layer.input_norm(residual)
-            attended = self._attention(x, layer, kv, inputs, tables)
+            attended = self._attention(x, number, step.attention, tables)
             if layer is last and rows is not None:
                 residual, attended = residual.index_select(0, rows), attended.index_select(0, rows)
                 x = x.index_select(0, rows) if layer.parallel else x
@@ -237,12 +236,12 @@ class Decoder:
     def _attention(
         self,
         x: Tensor,
-        layer: _Layer,
-        kv: tuple[Tensor, Tensor],
-        inputs: LayerInputs,
+        number: int,
+        attend: StepAttention,
         tables: Tables,
     ) -> Tensor:
         """Attention before its output projection: [N, Hq * D]."""
+        layer = self._layers[number]
         part = layer.attention
         heads, kv_heads, dim = part.num_heads, part.num_kv_heads, part.head_dim
         fused = layer.qkv(x).view(len(x), heads + 2 * kv_heads, dim)
@@ -253,8 +252,7 @@ class Decoder:
             query_key = _rotate(query_key, part.rotary.dim, *tables[part.rotary])
         query_key = query_key.to(self.dtype)
         query, key = query_key[:, :heads], query_key[:, heads:]
-        write_kv(key, value, kv[0], kv[1], inputs.slot_mapping)
-        return paged_attention(query, kv[0], kv[1], inputs.attention, part.scale)
+        return attend(number, query, key, value)
 
 
 def _at(table: Tensor, positions: Tensor) -> Tensor:

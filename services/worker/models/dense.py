@@ -6,13 +6,13 @@ activation·mul, down projection; each half adds to the residual stream, behind 
 where the model has one. Layers may differ in their window and in their rotary embedding.
 
 What a model has beyond that goes into its weights where it can: norms that multiply by 1 + weight,
-multipliers of residuals and logits; heads that are no power of two wide are filled up with zeros;
-where only a part of a head is rotated, its elements are reordered so that the pairs lie where the
-kernels have them.
+multipliers of residuals and logits; where only a part of a head is rotated, its elements are
+reordered so that the pairs lie where the kernels have them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,8 +32,8 @@ from penstock.services.worker.models.specification import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAST_HEAD, MOST_HEAD = 32, 256
-"""Heads of the kernels: powers of two from here to there."""
+MOST_HEAD = 256
+"""Heads of the kernels: even numbers up to it."""
 ACTIVATIONS = ("silu", "gelu_tanh")
 """Those of the kernels' gated MLPs."""
 
@@ -47,7 +47,6 @@ class DenseConfig(msgspec.Struct, frozen=True):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """As it is computed, filled up with zeros."""
     intermediate_size: int
     rms_norm_eps: float
     rope: RopeParameters
@@ -138,30 +137,60 @@ def dense_config(model: ModelSpecification) -> DenseConfig | str:
     lacking = [*_lacking(model), *_lacking_heads(model.layers[0].attention)]
     if lacking:
         return ", ".join(lacking)
-    return _config(model, _filled_up(model.layers[0].attention.head_dim))
+    return _config(model)
 
 
 def dimensions(model: ModelSpecification) -> DenseConfig | str:
-    """As ``dense_config``, with heads as they are and of any size: to count what a model takes."""
+    """As ``dense_config``, with heads of any size: to count what a model takes."""
     lacking = _lacking(model)
-    return ", ".join(lacking) or _config(model, model.layers[0].attention.head_dim)
+    return ", ".join(lacking) or _config(model)
 
 
-def _config(model: ModelSpecification, width: int) -> DenseConfig:
+def paged_config(
+    caches: Sequence[CacheSpecification], hidden: int, mlp_width: int, vocab: int
+) -> DenseConfig | str:
+    """The dimensions of a model of which the kernels compute attention alone, or what they lack.
+
+    mlp_width: numbers of a row between the products of the widest MLP.
+    """
+    shapes = {(cache.num_kv_heads, cache.head_dim, cache.num_heads) for cache in caches}
+    if len(shapes) > 1:
+        return "layers with different heads"
+    kv_heads, dim, heads = shapes.pop()
+    if not _fit(dim):
+        return f"heads of {dim}"
+    if heads % kv_heads:
+        return f"{heads} heads for {kv_heads} KV heads"
+    return DenseConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_layers=len(caches),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        intermediate_size=-(-mlp_width // 2),
+        rms_norm_eps=0.0,
+        rope=RopeParameters(1.0),
+        tie_word_embeddings=False,
+        softcap=max(cache.softcap for cache in caches),
+    )
+
+
+def _config(model: ModelSpecification) -> DenseConfig:
     layer = model.layers[0]
     attention, mlp = layer.attention, layer.mlp
     windows = tuple(each.attention.window for each in model.layers)
     rotaries = tuple(each.attention.rotary for each in model.layers)
     one = rotaries[0]
-    whole = one is not None and one.dim == attention.head_dim == width and len(set(rotaries)) == 1
-    usual = attention.scale == width**-0.5
+    whole = one is not None and one.dim == attention.head_dim and len(set(rotaries)) == 1
+    usual = attention.scale == attention.head_dim**-0.5
     return DenseConfig(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         num_layers=len(model.layers),
         num_heads=attention.num_heads,
         num_kv_heads=attention.num_kv_heads,
-        head_dim=width,
+        head_dim=attention.head_dim,
         intermediate_size=mlp.width,
         rms_norm_eps=model.norm.eps,
         rope=one.parameters if one is not None else RopeParameters(1.0),
@@ -179,11 +208,6 @@ def _config(model: ModelSpecification, width: int) -> DenseConfig:
         embedding_multiplier=model.embedding_multiplier,
         logit_softcap=model.logit_softcap,
     )
-
-
-def _filled_up(head_dim: int) -> int:
-    """The width with which heads are computed."""
-    return max(LEAST_HEAD, 1 << (head_dim - 1).bit_length())
 
 
 def _lacking(model: ModelSpecification) -> list[str]:
@@ -214,10 +238,12 @@ def _lacking(model: ModelSpecification) -> list[str]:
 
 def _lacking_heads(attention: Attention) -> list[str]:
     width = attention.head_dim
-    if width > MOST_HEAD:
-        return [f"heads of {width}"]
-    normed = attention.qk_norm is not None
-    return [f"norms of heads of {width}"] if normed and width != _filled_up(width) else []
+    return [] if _fit(width) else [f"heads of {width}"]
+
+
+def _fit(head_dim: int) -> bool:
+    """Whether the kernels take heads of this size."""
+    return head_dim <= MOST_HEAD and head_dim % 2 == 0
 
 
 def tables_of(config: DenseConfig) -> list[Rotary | None]:

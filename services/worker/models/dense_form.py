@@ -39,12 +39,12 @@ def dense_model(
 ) -> DenseModel:
     """The model in this form, with the ``config`` that ``dense_config`` has made of it.
 
-    Changes ``weights`` in place (heads are filled up and reordered, residual multipliers multiplied
+    Changes ``weights`` in place (elements of heads are reordered, residual multipliers multiplied
     in): call it once for them. They do not belong to ``model`` any more.
     """
     with torch.inference_mode():
         layers = [
-            _dense_layer(layer, part, config.head_dim)
+            _dense_layer(layer, part)
             for layer, part in zip(model.layers, weights.layers, strict=True)
         ]
         norm = _norm_weight(model.norm, weights.norm, model.logit_multiplier)
@@ -57,7 +57,7 @@ def allocate_dense(config: DenseConfig, dtype: torch.dtype, device: torch.device
     return dense_model(config, model, allocate_weights(model, dtype, device)).weights
 
 
-def _dense_layer(layer: Layer, weights: LayerWeights, width: int) -> DenseLayer:
+def _dense_layer(layer: Layer, weights: LayerWeights) -> DenseLayer:
     if layer.input_norm is None or layer.mlp_norm is None:
         raise ValueError("a layer has no norm ahead of a half")
     ahead = [
@@ -67,7 +67,7 @@ def _dense_layer(layer: Layer, weights: LayerWeights, width: int) -> DenseLayer:
             (layer.mlp_norm, weights.mlp_norm),
         )
     ]
-    _place_heads(layer.attention, weights, width)
+    _pair_up(layer.attention, weights)
     query, key = (
         None if norm is None else _factor(layer.attention.qk_norm, norm)
         for norm in (weights.query_norm, weights.key_norm)
@@ -111,44 +111,36 @@ def _factor(norm: Norm | None, weight: Tensor) -> Tensor:
     return weight.float() + 1.0 if norm is not None and norm.plus_one else weight
 
 
-def _place_heads(attention: Attention, weights: LayerWeights, width: int) -> None:
-    """Bring each head's elements to where the kernels have them, in ``width`` elements."""
-    dim, heads, kv_heads = attention.head_dim, attention.num_heads, attention.num_kv_heads
-    rotary_dim = dim if attention.rotary is None else attention.rotary.dim
-    if width == dim and rotary_dim == dim:
+def _pair_up(attention: Attention, weights: LayerWeights) -> None:
+    """Reorder the elements of each query and key head so that rotated pairs lie half a head
+    apart."""
+    dim = attention.head_dim
+    if attention.rotary is None or attention.rotary.dim == dim:
         return
-    places = _places(dim, rotary_dim, width)
-    values = torch.arange(dim)
+    order = _order(dim, attention.rotary.dim)
+    rotated = (attention.num_heads + attention.num_kv_heads) * dim
 
-    def spread(tensor: Tensor, where: Tensor) -> Tensor:
-        """[H * D, …] to [H * width, …]."""
-        rows = tensor.view(-1, dim, *tensor.shape[1:])
-        wide = rows.new_zeros(len(rows), width, *tensor.shape[1:])
-        wide[:, where.to(tensor.device)] = rows
-        return wide.flatten(0, 1)
+    def reordered(tensor: Tensor) -> Tensor:
+        """[H * D, …], the same shape."""
+        heads = tensor.view(-1, dim, *tensor.shape[1:])
+        return heads[:, order.to(tensor.device)].view_as(tensor)
 
-    def spread_all(fused: Tensor) -> Tensor:
-        both = (heads + kv_heads) * dim
-        return torch.cat((spread(fused[:both], places), spread(fused[both:], values)))
-
-    weights.qkv.weight = spread_all(weights.qkv.weight)
-    if weights.qkv.bias is not None:
-        weights.qkv.bias = spread_all(weights.qkv.bias)
+    for fused in (weights.qkv.weight, weights.qkv.bias):
+        if fused is not None:
+            fused[:rotated] = reordered(fused[:rotated])
     if weights.query_norm is not None and weights.key_norm is not None:
-        weights.query_norm = spread(weights.query_norm, places)
-        weights.key_norm = spread(weights.key_norm, places)
-    if width != dim:
-        columns = weights.output.weight.t().contiguous()
-        weights.output.weight = spread(columns, values).t().contiguous()
+        weights.query_norm = reordered(weights.query_norm)
+        weights.key_norm = reordered(weights.key_norm)
 
 
-def _places(dim: int, rotary_dim: int, width: int) -> Tensor:
-    """Where each of a head's ``dim`` elements goes, so that the ``rotary_dim`` first ones are pairs
-    (i, i + width / 2) and the rest fills the places that are left."""
+def _order(dim: int, rotary_dim: int) -> Tensor:
+    """Which of a head's ``dim`` elements stands at each place, so that the ``rotary_dim`` first
+    ones are pairs (i, i + dim / 2) and the rest fills the places that are left."""
     half = rotary_dim // 2
-    pairs = [*range(half), *range(width // 2, width // 2 + half)]
-    left = [place for place in range(width) if place not in set(pairs)]
-    return torch.tensor(pairs + left[: dim - rotary_dim])
+    rest = iter(range(rotary_dim, dim))
+    first = [place if place < half else next(rest) for place in range(dim // 2)]
+    second = [half + place if place < half else next(rest) for place in range(dim // 2)]
+    return torch.tensor(first + second)
 
 
 def half_tables(

@@ -1,14 +1,15 @@
 """Gemma 1, 2 and 3 (text). Norms multiply by 1 + weight, and embeddings by sqrt(hidden size).
 
 Gemma 2 caps scores and logits; Gemma 3 norms query and key heads instead, and its layers with a
-window have a rotary embedding of their own.
+window have a rotary embedding of their own. Its ``attn_logit_softcapping`` does nothing, as in
+transformers.
 """
 
 from __future__ import annotations
 
 from penstock.protocol.model_info import ModelInfo
 from penstock.services.worker.models.adapter import TensorNames
-from penstock.services.worker.models.config_reader import FULL, SLIDING, ConfigReader
+from penstock.services.worker.models.config_reader import ConfigReader
 from penstock.services.worker.models.specification import Layer, ModelSpecification, Norm, Rotary
 
 HEAD_DIM = 256
@@ -24,13 +25,14 @@ class GemmaAdapter:
     names = TensorNames()
 
     def specification(self, info: ModelInfo) -> ModelSpecification:
-        reader = ConfigReader(info)
+        reader = _reader(info)
         norm, bias = reader.rms_norm(plus_one=True), reader.flag("attention_bias", False)
         attention = reader.attention(
             reader.rotary(head_dim=HEAD_DIM), head_dim=HEAD_DIM, qkv_bias=bias, output_bias=bias
         )
         # The first configs say "gelu" and mean the tanh form.
-        mlp = reader.mlp(activation="gelu_tanh")
+        activation = reader.activation("hidden_act", "gelu_pytorch_tanh")
+        mlp = reader.mlp(activation="gelu_tanh" if activation == "gelu" else activation)
         return _model(reader, [Layer(attention, mlp, norm, norm)] * reader.num_layers, norm)
 
 
@@ -39,7 +41,7 @@ class Gemma2Adapter:
     names = NAMES
 
     def specification(self, info: ModelInfo) -> ModelSpecification:
-        reader = ConfigReader(info)
+        reader = _reader(info)
         norm, rotary = reader.rms_norm(plus_one=True), reader.rotary(head_dim=HEAD_DIM)
         softcap = reader.optional("attn_logit_softcapping", 50.0)
         layers = [
@@ -53,23 +55,27 @@ class Gemma3Adapter:
     names = NAMES
 
     def specification(self, info: ModelInfo) -> ModelSpecification:
-        reader = ConfigReader(info)
-        if reader.flag("use_bidirectional_attention", False):
-            raise reader.error("use_bidirectional_attention: the model is an encoder")
+        reader = _reader(info)
         norm = reader.rms_norm(plus_one=True)
-        local_theta = reader.positive("rope_local_base_freq", 10_000.0)
-        rotaries = {
-            FULL: reader.rotary(head_dim=HEAD_DIM, theta=reader.positive("rope_theta", 1e6)),
-            SLIDING: reader.rotary(SLIDING, head_dim=HEAD_DIM, theta=local_theta),
-        }
+        theta, local_theta = (
+            reader.positive("rope_theta", 1e6),
+            reader.positive("rope_local_base_freq", 10_000.0),
+        )
+        rotaries = reader.rotary_of_kinds(theta, local_theta, head_dim=HEAD_DIM)
         pattern = reader.integer("sliding_window_pattern", 6)
         kinds, windows = reader.kinds(pattern), reader.windows(pattern, 4096)
-        softcap = reader.optional("attn_logit_softcapping", 0.0)
         layers = [
-            _layer(reader, norm, rotaries[kind], window, softcap, norm)
+            _layer(reader, norm, rotaries[kind], window, 0.0, norm)
             for kind, window in zip(kinds, windows, strict=True)
         ]
         return _model(reader, layers, norm, reader.optional("final_logit_softcapping", 0.0))
+
+
+def _reader(info: ModelInfo) -> ConfigReader:
+    reader = ConfigReader(info)
+    if reader.flag("use_bidirectional_attention", False):
+        raise reader.error("use_bidirectional_attention: the model is an encoder")
+    return reader
 
 
 def _layer(

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from penstock.protocol.model_info import ModelInfo
 from penstock.services.worker.models.adapter import TensorNames
-from penstock.services.worker.models.config_reader import FULL, ConfigReader
-from penstock.services.worker.models.specification import Layer, ModelSpecification
+from penstock.services.worker.models.config_reader import FULL, SLIDING, ConfigReader
+from penstock.services.worker.models.specification import Layer, ModelSpecification, Rotary
+
+THETA = 500_000.0
+"""Of OLMo 3."""
 
 
 class OlmoAdapter:
@@ -16,11 +19,12 @@ class OlmoAdapter:
     def specification(self, info: ModelInfo) -> ModelSpecification:
         reader = ConfigReader(info)
         norm, bias = reader.rms_norm(default_eps=1e-5), reader.flag("attention_bias", False)
-        kinds, windows, base = [FULL] * reader.num_layers, [0] * reader.num_layers, 10_000.0
+        kinds, windows = [FULL] * reader.num_layers, [0] * reader.num_layers
         if info.architecture == "Olmo3ForCausalLM":
-            kinds, windows, base = reader.kinds(4), reader.windows(4, 4096), 500_000.0
-        theta = reader.positive("rope_theta", base)
-        rotaries = {kind: reader.rotary(kind, theta=theta) for kind in set(kinds)}
+            kinds, windows = reader.kinds(4), reader.windows(4, 4096)
+            rotaries = _rotaries(reader, kinds)
+        else:
+            rotaries = {FULL: reader.rotary()}
         layers = []
         for kind, window in zip(kinds, windows, strict=True):
             attention = reader.attention(
@@ -29,3 +33,16 @@ class OlmoAdapter:
             )  # fmt: skip
             layers.append(Layer(attention, reader.mlp(), None, None, norm, norm))
         return reader.model(layers, norm)
+
+
+def _rotaries(reader: ConfigReader, kinds: list[str]) -> dict[str, Rotary]:
+    """Of OLMo 3. Transformers 4 gives layers with a window the base ``rope_theta``, transformers 5
+    its own default; it is refused where that is another one."""
+    theta = reader.positive("rope_theta", THETA)
+    rotaries = reader.rotary_of_kinds(theta, theta)
+    if theta != THETA and SLIDING in kinds and rotaries[SLIDING].parameters.theta == theta:
+        raise reader.error(
+            f"rope_theta {theta:g}: versions of transformers differ about its meaning for layers "
+            "with a window; give a rope_theta for each kind of layers in rope_parameters"
+        )
+    return rotaries

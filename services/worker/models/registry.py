@@ -46,15 +46,30 @@ ADAPTERS: dict[str, ModelAdapter] = {
 }
 
 
+_WITHOUT_HEAD = ("ForSequenceClassification", "TextModel", "Model")
+
+
+def causal_name(architecture: str) -> str:
+    """The architecture of the language model whose layers another one has: ``Qwen3Model`` and
+    ``Qwen3ForSequenceClassification`` have those of ``Qwen3ForCausalLM``."""
+    for suffix in _WITHOUT_HEAD:
+        if architecture.endswith(suffix):
+            name = f"{architecture.removesuffix(suffix)}ForCausalLM"
+            if name in ADAPTERS:
+                return name
+    return architecture
+
+
 def is_native(info: ModelInfo) -> bool:
     """Whether the model is of a family that has an adapter."""
-    return info.architecture in ADAPTERS or bool(_entries(info.architecture))
+    return causal_name(info.architecture) in ADAPTERS or bool(_entries(info.architecture))
 
 
 def adapter_for(info: ModelInfo) -> ModelAdapter:
     """Raises ``BadModelFolder`` that names the supported architectures, or the package whose
     adapter cannot be loaded."""
-    adapter = ADAPTERS.get(info.architecture) or _of_others(info.architecture)
+    name = causal_name(info.architecture)
+    adapter = ADAPTERS.get(name) or _of_others(info.architecture)
     if adapter is None:
         raise BadModelFolder(
             f"{info.folder / 'config.json'}: architecture {info.architecture!r} is not supported; "

@@ -127,12 +127,18 @@ class CacheSpecification(msgspec.Struct, frozen=True):
     window: int = 0
     softcap: float = 0.0
     """How scores are made from it: see ``Attention``."""
+    scale: float = 0.0
+    """What scores are multiplied by; 0: 1 / sqrt(head_dim)."""
+
+    @property
+    def score_scale(self) -> float:
+        return self.scale or self.head_dim**-0.5
 
 
 def cache_of(layer: Layer) -> CacheSpecification:
     part = layer.attention
     return CacheSpecification(
-        part.num_kv_heads, part.head_dim, part.num_heads, part.window, part.softcap
+        part.num_kv_heads, part.head_dim, part.num_heads, part.window, part.softcap, part.scale
     )
 
 

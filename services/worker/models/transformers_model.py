@@ -14,18 +14,16 @@ is not known here, is refused by name.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention import paged_attention
-from penstock.kernels.kv_cache import write_kv
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.checkpoint import Checkpoint
-from penstock.services.worker.models.causal_model import KVCache, StepInputs
+from penstock.services.worker.models.causal_model import StepAttention, StepInputs
 from penstock.services.worker.models.specification import CacheSpecification
 from penstock.services.worker.safetensors_file import listed, shown
 
@@ -64,10 +62,14 @@ class TransformersModel:
         self.vocab_size = info.vocab_size
         self._model = model.eval().requires_grad_(False)
         self.num_parameters = sum(each.numel() for each in self._model.parameters())
-        self._step: StepInputs | None = None
-        self._cache: KVCache = []
-        self._layers: list[tuple[CacheSpecification, float]] = []
-        """What each layer keeps, and its scale."""
+        self.hidden_size = 0
+        self._attention: StepAttention | None = None
+        """Of the present step; ``None`` in a probe."""
+        self.caches: list[CacheSpecification] = []
+        self.refusal = ""
+        """Why no family of our own computes it; empty if there is none."""
+        self.replaced = ""
+        """What of the modelling code our kernels compute."""
         self._recording = False
         self._visible = torch.empty(0)
         """bool [N, N]: which rows of a probe each of its rows attends to."""
@@ -89,21 +91,24 @@ class TransformersModel:
         except Exception as failure:  # whatever the modelling code raises
             reason = " ".join(str(failure).split())[:200]
             raise self._refused(f"its code raises {type(failure).__name__}: {reason}") from failure
-        self.caches: Sequence[CacheSpecification] = [cache for cache, _ in self._layers]
+        if device.type == "cuda":
+            self.replaced = _use_kernels(self._model, dtype, device)
 
     def prepare(self, max_positions: int) -> None:
         """Raises ``BadModelFolder`` for positions that the modelling code treats by batch."""
-        table = getattr(self._model.config, "rope_parameters", None) or {}
-        trained = table.get("original_max_position_embeddings", max_positions)
-        if table.get("rope_type") == "longrope" and max_positions > trained:
-            raise self._refused(
-                f"its LongRoPE factors depend on the longest sequence of a batch beyond {trained} "
-                f"positions; give --max-model-len {trained}"
-            )
+        settings = getattr(self._model.config, "rope_parameters", None) or {}
+        of_kinds = [table for table in settings.values() if isinstance(table, dict)]
+        for table in (settings, *of_kinds):
+            trained = table.get("original_max_position_embeddings", max_positions)
+            if table.get("rope_type") == "longrope" and max_positions > trained:
+                raise self._refused(
+                    "its LongRoPE factors depend on the longest sequence of a batch beyond "
+                    f"{trained} positions; give --max-model-len {trained}"
+                )
 
-    def hidden(self, step: StepInputs, cache: KVCache, rows: Tensor | None) -> Tensor:
+    def hidden(self, step: StepInputs, rows: Tensor | None) -> Tensor:
         """See ``CausalModel``: the LM head's input, behind the last norm."""
-        self._step, self._cache = step, cache
+        self._attention = step.attention
         hidden = self._run(step.tokens, step.positions)
         return hidden if rows is None else hidden.index_select(0, rows)
 
@@ -146,17 +151,13 @@ class TransformersModel:
         """
         rows, heads, dim = query.shape[2], query.shape[1], query.shape[3]
         scale = dim**-0.5 if scaling is None else scaling
-        if self._step is None:
+        if self._attention is None:
             if self._recording:
                 others["attention_mask"] = attention_mask
                 self._record(module, query, key, value, scale, sliding_window, softcap, others)
             return self._plain(query, key, value, scale, softcap), None
-        keys, values = self._cache[module.layer_idx]
-        inputs = self._step.layers[module.layer_idx]
-        write_kv(
-            key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, inputs.slot_mapping
-        )
-        output = paged_attention(query[0].transpose(0, 1), keys, values, inputs.attention, scale)
+        query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+        output = self._attention(module.layer_idx, query, key, value)
         return output.view(1, rows, heads, dim), None
 
     def _record(
@@ -180,14 +181,17 @@ class TransformersModel:
             raise self._refused(f"its attention has {', '.join(unknown)}")
         if not getattr(module, "is_causal", True):
             raise self._refused("its attention is not causal")
-        if getattr(module, "layer_idx", None) != len(self._layers):
+        if getattr(module, "layer_idx", None) != len(self.caches):
             raise self._refused("its layers are not numbered in their order")
         if key.shape != value.shape or query.shape[3] != key.shape[3]:
             raise self._refused(f"it has keys of {key.shape[3]} and values of {value.shape[3]}")
         longest = self._info.max_model_len
         kept = window if window and window < longest else 0
-        cache = CacheSpecification(key.shape[1], key.shape[3], query.shape[1], kept, softcap or 0.0)
-        self._layers.append((cache, scale))
+        self.caches.append(
+            CacheSpecification(
+                key.shape[1], key.shape[3], query.shape[1], kept, softcap or 0.0, scale
+            )
+        )
 
     def _plain(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float | None
@@ -209,6 +213,7 @@ class TransformersModel:
         self._recording = True
         hidden = self._run(tokens, positions)
         self._recording = False
+        self.hidden_size = hidden.shape[-1]
         self._check_layers()
         self._find_finish(tokens, positions, hidden)
         self._check_positions(tokens, hidden)
@@ -216,14 +221,14 @@ class TransformersModel:
     def _check_layers(self) -> None:
         """Every layer was recorded, and with the window that it has."""
         config = self._model.config
-        if len(self._layers) != config.num_hidden_layers:
+        if len(self.caches) != config.num_hidden_layers:
             raise self._refused(
-                f"{len(self._layers)} of {config.num_hidden_layers} layers attend through the "
+                f"{len(self.caches)} of {config.num_hidden_layers} layers attend through the "
                 "library's interface"
             )
         if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
             raise self._refused("its chunked attention is not supported")
-        windows = any(cache.window for cache, _ in self._layers)
+        windows = any(cache.window for cache in self.caches)
         window = getattr(config, "sliding_window", None) or self._info.max_model_len
         used = getattr(config, "use_sliding_window", None) is not False
         if used and not windows and window < self._info.max_model_len:
@@ -279,6 +284,17 @@ class TransformersModel:
         )
 
 
+def _use_kernels(model: Any, dtype: torch.dtype, device: torch.device) -> str:
+    """See ``module_kernels.use_kernels``; nothing where Triton does not work."""
+    from penstock.services.worker.gpu.triton_trial import why_no_kernels
+
+    if why_no_kernels(device):
+        return ""
+    from penstock.services.worker.gpu.module_kernels import use_kernels
+
+    return use_kernels(model, dtype)
+
+
 def _capture(module: Any, inputs: tuple[Tensor, ...]) -> None:
     raise _Captured(inputs[0])
 
@@ -307,7 +323,8 @@ def load_transformers_model(
         if random:
             torch.manual_seed(seed)
             make: Callable[..., Any] = transformers.AutoModelForCausalLM.from_config
-            model = make(config, dtype=dtype)
+            with device:
+                model = make(config, dtype=dtype)
         else:
             read: Callable[..., Any] = transformers.AutoModelForCausalLM.from_pretrained
             model, loading = read(

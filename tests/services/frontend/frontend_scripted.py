@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -15,12 +16,23 @@ from aiohttp import web
 
 from penstock.client.gateway_interface import Overloaded, Readiness, ServedModel
 from penstock.client.sink import RowExtras, Sink
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
+from penstock.protocol.logprobs import NamedLogprobs
 from penstock.protocol.process.metrics import Registry
-from penstock.protocol.tasks import OF_TOKENIZERS, TOKENIZE
-from penstock.protocol.wire.messages.membership import MetricsAnswer, ProcessMetrics
+from penstock.protocol.tasks import CLASSIFY, DETOKENIZE, EMBED, SCORE, TOKENIZE
+from penstock.protocol.wire.messages.membership import MetricsAnswer, Peer, ProcessMetrics
 from penstock.protocol.wire.messages.requests import Rejected, Work
-from penstock.protocol.wire.messages.tokens import End, EndReason, RowStart, Text, TokenIds
+from penstock.protocol.wire.messages.tokens import (
+    End,
+    EndReason,
+    Event,
+    RowDetails,
+    RowStart,
+    Scores,
+    Text,
+    TokenIds,
+    Vector,
+)
 from penstock.services.frontend.app import make_app, start
 from penstock.services.frontend.connection import ConnectionLimits
 from penstock.services.frontend.dialects.interface import Dialect
@@ -57,15 +69,22 @@ def say(*texts: str, end: End = STOP, prompt_tokens: int = 3, cached: int = 0) -
 
 
 def of_any_task(generate: Script) -> Script:
-    """The tokenizer's tasks are answered as it does: ids 1, 2, 3, or a text; others by
-    ``generate``."""
+    """The tokenizer's tasks are answered as it does: ids 1, 2, 3, or a text; those of folders with
+    numbers; others by ``generate``."""
+    numbers = array("f", [0.5, 0.25])
+    events: dict[str, Event] = {
+        TOKENIZE: TokenIds(array("i", [1, 2, 3]).tobytes()),
+        DETOKENIZE: Text("one two three"),
+        EMBED: Vector(numbers.tobytes()),
+        SCORE: Scores(numbers[:1].tobytes()),
+        CLASSIFY: Scores(numbers.tobytes()),
+    }
 
     async def script(work: Work, sink: Sink) -> None:
-        if work.head.task not in OF_TOKENIZERS:
+        event = events.get(work.head.task)
+        if event is None:
             return await generate(work, sink)
         sink.on_accepted(3)
-        ids = TokenIds(array("i", [1, 2, 3]).tobytes())
-        event = ids if work.head.task == TOKENIZE else Text("one two three")
         return sink.on_row(0, "", 0, RowExtras(end=STOP, events=[event]))
 
     return script
@@ -84,6 +103,12 @@ async def waiting(work: Work, sink: Sink) -> None:
     await asyncio.sleep(60)
 
 
+def logprobs_of_a_token(most: int) -> RowDetails:
+    """A token with so many likeliest ones beside it."""
+    entry = struct.pack(f"<iif{most}i{most}f", 1, 1, -0.5, *range(most), *[-1.25] * most)
+    return RowDetails(0, NamedLogprobs(most, entry, [b" token"] * (1 + most), [0]))
+
+
 class ScriptedGateway:
     """Plays ``script`` for every request; notes what was opened and cancelled."""
 
@@ -96,6 +121,9 @@ class ScriptedGateway:
         self.served = [ServedModel("org/model", ["alias"], MAX_MODEL_LEN, VOCAB_SIZE)]
         self.readiness = Readiness(True, {"engine": "ready"})
         self.is_draining = False
+        self.peers: list[Peer] = []
+        self.others_answer: list[Callable[[str, bytes], bytes]] = []
+        """What other frontends say to a question."""
         self.registry = Registry()
         self.others: list[ProcessMetrics] = []
         self.failures: list[BaseException] = []
@@ -133,6 +161,13 @@ class ScriptedGateway:
         own = ProcessMetrics("frontend", 1, self.registry.report())
         return MetricsAnswer([own, *self.others])
 
+    async def ask(self, service: str, what: str, about: bytes) -> list[bytes]:
+        asked = [one for one in self.others_answer if service in ("", "frontend")]
+        return [found for one in asked if (found := one(what, about))]
+
+    def members(self) -> list[Peer]:
+        return self.peers
+
     def draining(self) -> bool:
         return self.is_draining
 
@@ -166,6 +201,14 @@ class Client:
             raw = await response.read()
             is_json = response.content_type == "application/json"
             return response.status, json.loads(raw) if is_json else raw, response
+
+    async def counted(self, route: str) -> dict[str, int]:
+        """The route's answers that ``/metrics`` tells of, by their status."""
+        _, text, _ = await self.get("/metrics")
+        begin = f'penstock:http_requests_total{{route="{route}",status="'
+        lines = [line for line in text.decode().splitlines() if line.startswith(begin)]
+        found = (line.removeprefix(begin).split('"} ') for line in lines)
+        return {status: int(count) for status, count in found}
 
     async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
         """All ``data:`` events of a stream: decoded JSON, or the text that is none."""

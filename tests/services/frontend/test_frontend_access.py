@@ -10,7 +10,7 @@ import pytest
 from frontend_scripted import Client, rejected, run, say
 
 from penstock.client.gateway_interface import Readiness, ServedModel
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.wire.messages.membership import ProcessMetrics
 from penstock.services.frontend.app import OPEN_ROUTES, routes

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from frontend_scripted import MAX_MODEL_LEN, Client, run
 
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -335,6 +335,8 @@ def test_logprobs_are_asked_for_as_the_endpoint_has_it() -> None:
         ({**HI, "logprobs": 3}, "logprobs", "true false 3"),
         ({**HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "20 21"),
         ({**HI, "top_logprobs": 2}, "top_logprobs", "logprobs: true 2"),
+        ({**HI, "logprobs": True, "include_reasoning": False}, "logprobs", "thinking too"),
+        ({**HI, "return_token_ids": True, "include_reasoning": False}, "return_token_ids", "ids"),
         ({**HI, "echo": True}, "echo", "supported echo"),
     ]
     check(CHAT, cases, ServerConfig())
@@ -381,6 +383,12 @@ def test_all_unknown_and_unsupported_parameters_are_named_at_once() -> None:
     check(TEXT, [(body, "foo", "unknown foo bar tools suffix supported")], ServerConfig())
     many = {**ONE, **{f"p{number}": 1 for number in range(1000)}}
     check(TEXT, [(many, "p0", "p0 p15 984 more")], ServerConfig())
+
+
+def test_all_wrong_values_are_told_at_once_with_what_is_allowed() -> None:
+    wrong = {"temperature": 300, "top_p": 2, "max_tokens": "many", "stop": 5, "sead": 1}
+    words = "sead seed temperature 300; 0 to 100 top_p 2; max_tokens 'many'; stop 5;"
+    check(CHAT, [({**HI, **wrong}, "sead", words)], ServerConfig())
 
 
 def test_bad_prompts_are_refused() -> None:

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from frontend_scripted import Client, run
 
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 
 TEXT = "/v1/completions"
 ONE = {"prompt": "x"}

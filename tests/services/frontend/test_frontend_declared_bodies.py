@@ -33,6 +33,7 @@ DESCRIBED = described(BUILT_IN)
 ASKED: dict[str, dict[str, Any]] = {
     CHAT.path: {"messages": [{"role": "user", "content": "hi"}]},
     TEXT.path: {"prompt": "x"},
+    "/v1/embeddings": {"input": "x"},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
     "/api/chat": {"model": "alias", "messages": [{"role": "user"}], "stream": False},
     "/api/generate": {"model": "alias", "prompt": "x", "stream": False},
@@ -79,7 +80,7 @@ def test_every_route_is_described() -> None:
 def test_whole_answers_are_as_they_are_declared() -> None:
     async def use(client: Client) -> None:
         for route in DESCRIBED:
-            if "{response}" in route.path:  # needs one: test_frontend_responses.py
+            if "{" in route.path or "/admin/" in route.path:  # what they need, their own tests have
                 continue
             if isinstance(route.gives, type) and issubclass(route.gives, msgspec.Struct):
                 assert check(await raw_of(client, route), route.gives)

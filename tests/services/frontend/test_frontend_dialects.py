@@ -31,9 +31,8 @@ from penstock.client.gateway_interface import ServedModel
 from penstock.client.meters import Usage
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config import ConfigError
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.logprobs import NamedLogprobs
-from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import PromptText, Work
 from penstock.protocol.wire.messages.tokens import (
     End,
@@ -47,7 +46,6 @@ from penstock.protocol.wire.messages.tokens import (
     ToolCallOpened,
     Vector,
 )
-from penstock.services.frontend.bodies.requests import StreamOptions
 from penstock.services.frontend.body import Pause, decode_object
 from penstock.services.frontend.dialects.registry import (
     BUILT_IN,
@@ -179,16 +177,17 @@ def test_the_frames_of_a_stream_add_up_to_the_unstreamed_answer(
 @pytest.mark.parametrize("rest_s", [0.0, 0.005], ids=["at once", "token by token"])
 def test_a_chat_renders_reasoning_text_and_tool_calls_whole_and_in_frames(rest_s: float) -> None:
     rows: list[list[Event]] = [
-        [Reasoning("Hm", named([("Hm", 0)], 0))],
-        [Reasoning(", so"), Text("It", named([("It", 0)], 0))],
+        [Reasoning("Hm")],
+        [Reasoning(", so"), Text("It")],
         CALL,
         [ToolArguments(0, '"Oslo"}'), ToolCallOpened(1, "call-2", "now"), ToolArguments(1, "{}")],
     ]
 
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(1)
-        for row in rows:
-            sink.on_row(0, "", 1, RowExtras(events=row))
+        for row, piece in zip(rows, ("Hm", "It", None, None), strict=True):
+            details = None if piece is None else RowDetails(0, named([(piece, 0)], 0))
+            sink.on_row(0, "", 1, RowExtras(details=details, events=row))
             await asyncio.sleep(rest_s)
         sink.on_row(0, "!", 1, RowExtras(end=End(0, EndReason.STOP, reasoning_tokens=2)))
 
@@ -258,12 +257,6 @@ class VectorDialect:
             model=models[0].name,
             served=models[0].name,
             prompts=[PromptText(body["text"])],
-            params=SamplingParams(),
-            stream=False,
-            options=StreamOptions(),
-            user="",
-            priority=0,
-            cache_salt="",
             task="embed",
         )
 

@@ -8,19 +8,26 @@ import json
 import random
 import re
 import socket
-import struct
 import time
 from typing import Any
 
 import pytest
 from aiohttp import web
-from frontend_scripted import LENGTH, STOP, Client, forever, parse_events, run, say, waiting
+from frontend_scripted import (
+    LENGTH,
+    STOP,
+    Client,
+    forever,
+    logprobs_of_a_token,
+    parse_events,
+    run,
+    say,
+    waiting,
+)
 
 from penstock.client.sink import RowExtras, Sink
-from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.logprobs import NamedLogprobs
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.wire.messages.requests import Work
-from penstock.protocol.wire.messages.tokens import RowDetails
 from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.stream import EventStream
 
@@ -162,12 +169,6 @@ def dechunk(raw: bytes) -> bytes:
         if int(size, 16) == 0:
             break
     return out
-
-
-def logprobs_of_a_token(most: int) -> RowDetails:
-    """A token with so many likeliest ones beside it."""
-    entry = struct.pack(f"<iif{most}i{most}f", 1, 1, -0.5, *range(most), *[-1.25] * most)
-    return RowDetails(0, NamedLogprobs(most, entry, [b" token"] * (1 + most), [0]))
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])

@@ -11,7 +11,7 @@ import pytest
 from frontend_scripted import LENGTH, STOP, Client, forever, rejected, run, say
 
 from penstock.client.sink import RowExtras, Sink
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.tasks import TOKENIZE
 from penstock.protocol.wire.messages.requests import PromptText, Work
 from penstock.protocol.wire.messages.tokens import TokenIds
@@ -62,6 +62,21 @@ def test_a_whole_answer_has_its_text_and_why_it_ended() -> None:
         }
 
     run(use, say("Hello", " world", end=LENGTH, prompt_tokens=5))
+
+
+def test_each_of_several_answers_has_its_own_tokens() -> None:
+    async def script(_: Work, sink: Sink) -> None:
+        sink.on_accepted(5)
+        for choice, tokens in ((0, 1), (1, 4)):
+            sink.on_row(choice, "a", tokens)
+            sink.on_row(choice, "b", 1, RowExtras(end=STOP))
+
+    async def use(client: Client) -> None:
+        _, answer, _ = await client.post(GENERATE, {"prompt": "hi", "n": 2})
+        counts = [(one["prompt_tokens"], one["completion_tokens"]) for one in answer["results"]]
+        assert counts == [(5, 2), (5, 5)]
+
+    run(use, script)
 
 
 @pytest.mark.parametrize("asked", [{}, {"genkey": "KCPP1"}])

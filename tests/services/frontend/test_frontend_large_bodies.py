@@ -17,6 +17,7 @@ from penstock.client.gateway_interface import ServedModel
 from penstock.client.sink import Sink
 from penstock.protocol.wire.messages.requests import Chat, Work
 from penstock.services.frontend import token_arrays
+from penstock.services.frontend.bodies.requests import CompletionBody
 from penstock.services.frontend.body import MAX_VALUES, decode_object, no_pause
 from penstock.services.frontend.dialects.completions import CompletionsDialect
 from penstock.services.frontend.errors import ApiError
@@ -77,7 +78,7 @@ def test_slices_and_ends_of_arrays_are_put_together_right() -> None:
     prompts.append([999_999] * 9000)
     for indent in (None, 1):
         body = json.dumps({"n": 1, "prompt": prompts, "user": "x"}, indent=indent).encode()
-        prompt: Any = decode_completion(body, no_pause).prompt
+        prompt: Any = decode_completion(body, CompletionBody, no_pause).prompt
         assert [type(one).__name__ for one in prompt] == [
             "IdArray", "str", "IdArray", "list", "IdArray",
         ]  # fmt: skip

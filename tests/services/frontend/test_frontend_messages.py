@@ -90,8 +90,9 @@ def test_a_small_request_is_read() -> None:
     )
     assert (params.stop, params.seed, params.n) == (["##"], 7, 1)
     assert (request.model, request.served, request.stream) == ("alias", "org/model", True)
-    assert (request.user, request.priority, request.cache_salt) == ("u-1", -3, "mine")
-    assert request.deadline_s == 9 and request.fits_window
+    terms = request.terms
+    assert (terms.user, terms.priority, terms.cache_salt) == ("u-1", -3, "mine")
+    assert terms.deadline_s == 9 and request.fits_window
     assert chat() == ([{"role": "user", "content": "hi"}], {
         "enable_thinking": False, "thinking": False,
     })  # fmt: skip
@@ -294,6 +295,7 @@ def test_what_asks_for_nothing_is_accepted(asked: dict[str, Any]) -> None:
         ({"output_config": {"format": {"type": "json_schema"}}}, "schema is missing"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers (call MCP servers in the client"),
         ({"container": "c"}, "container (code is not executed here)"),
+        ({"thread": {"type": "create"}}, "thread (send the whole conversation"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
          "edits[0].type is \'clear_tool_uses_20250919\'"),
         ({"stop": ["a"]}, "stop (use stop_sequences)"),

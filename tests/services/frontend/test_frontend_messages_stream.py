@@ -26,8 +26,8 @@ from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.meters import Usage
 from penstock.client.sink import RowExtras, Sink
-from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.wire.messages.requests import Tokens, Work
+from penstock.protocol.config.server_fields import ServerConfig
+from penstock.protocol.wire.messages.requests import Chat, Tokens, Work
 from penstock.protocol.wire.messages.tokens import (
     End,
     EndReason,
@@ -222,15 +222,24 @@ def test_however_the_events_come_the_stream_has_their_order_and_adds_up_to_the_w
     }
 
 
-def test_thinking_that_is_not_to_be_shown_has_an_empty_block_with_a_signature() -> None:
+def test_thinking_that_is_not_shown_comes_back_to_the_model_by_its_signature() -> None:
     made = renderer(thinking={"type": "adaptive", "display": "omitted"})
-    events = events_of(streamed(made, [[Reasoning("Hm")], "Yes"]))
+    events = events_of(streamed(made, [[Reasoning("Hm, ")], [Reasoning("ü?")], "Yes"]))
     check_order(events)
     thought, said = folded(events)["content"]
-    assert thought["thinking"] == "" and thought["signature"]
-    assert said["text"] == "Yes"
+    assert thought["thinking"] == "" and said["text"] == "Yes"
+    answer = Answer()
+    answer.add("", RowExtras(events=[Reasoning("Hm, ü?"), Text("Yes")], end=STOP))
+    assert json.loads(made.body([answer], Usage()))["content"] == [thought, said]
     history = [*HELLO, {"role": "assistant", "content": [thought, said]}, *HELLO]
-    renderer(messages=history)
+    (prompt,) = renderer(messages=history).request.prompts
+    assert isinstance(prompt, Chat)
+    assert json.loads(prompt.messages)[1]["reasoning_content"] == "Hm, ü?"
+    signature = thought["signature"]
+    for wrong in (signature[:-4], signature + "!", signature.replace(".", "")):
+        thought["signature"] = wrong
+        with pytest.raises(ApiError, match="signature is not that of the thinking"):
+            renderer(messages=history)
 
 
 def test_a_call_whose_arguments_are_no_json_keeps_what_was_written() -> None:
@@ -306,6 +315,12 @@ def test_an_error_has_the_type_of_its_status(status: int, kind: str) -> None:
         "error": {"type": kind, "message": "No."},
         "request_id": "req-1",
     }
+
+
+def test_a_conversation_that_the_server_should_hold_is_refused_so_that_sdks_send_it() -> None:
+    raw = MessagesDialect().error(ApiError(400, "No.", param="thread"))
+    msgspec.json.decode(raw, type=MessageErrorBody)
+    assert json.loads(raw)["error"]["details"] == {"error_code": "thread_unsupported_request"}
 
 
 def test_what_has_no_place_in_a_message_is_no_answer() -> None:

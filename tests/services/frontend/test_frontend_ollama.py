@@ -161,7 +161,7 @@ def test_options_become_sampling_parameters() -> None:
     options = {
         "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 7, "num_predict": 4,
         "stop": ["x"], "repeat_penalty": 1.2, "presence_penalty": 0.1, "frequency_penalty": 0.2,
-        "num_ctx": 64, "num_gpu": 1, "use_mmap": True, "mirostat": 0, "typical_p": 1.0,
+        "num_ctx": 8192, "num_gpu": 1, "use_mmap": True, "mirostat": 0, "typical_p": 1.0,
     }  # fmt: skip
     params = work_of(CHAT, options=options).params
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 3, 0.9, 0.1)
@@ -183,7 +183,6 @@ def test_options_become_sampling_parameters() -> None:
 @pytest.mark.parametrize(
     ("path", "asked", "words"),
     [
-        (CHAT, {"options": {"num_ctx": 65}}, "options.num_ctx is 65; at most 64"),
         (CHAT, {"options": {"mirostat": 1}}, "not supported yet in options: mirostat"),
         (CHAT, {"options": {"top_a": 0.2}}, "unknown parameter in options: top_a"),
         (CHAT, {"temperature": 1}, "put it into options"),

@@ -9,7 +9,7 @@ import pytest
 from frontend_scripted import Client, rejected, run, say
 
 from penstock.client.sink import Sink
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.wire.messages.requests import Work
 
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
@@ -108,6 +108,21 @@ def test_errors_become_the_exceptions_of_the_sdk() -> None:
             parts = await api.completions.create(model="org/model", prompt="x", stream=True)
             with pytest.raises(openai.APIError, match="engine lost"):
                 assert [part async for part in parts]
+
+    run(use, script)
+
+
+def test_the_code_of_a_refused_prompt_reaches_the_client() -> None:
+    code = "context_length_exceeded"
+
+    async def script(work: Work, sink: Sink) -> None:
+        sink.on_rejected(rejected(400, "too long", param="messages", code=code))
+
+    async def use(client: Client) -> None:
+        async with sdk(client) as api:
+            with pytest.raises(openai.BadRequestError) as bad:
+                await api.chat.completions.create(model="org/model", messages=MESSAGES)
+            assert (bad.value.code, bad.value.param) == (code, "messages")
 
     run(use, script)
 

@@ -12,11 +12,12 @@ import schemathesis
 from frontend_scripted import Client, ScriptedGateway, of_any_task, run, say, serving
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
+from schemathesis.config import SchemathesisConfig
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from penstock.client.gateway_interface import ServedModel
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.services.frontend.api_page import described
 from penstock.services.frontend.app import OPEN_ROUTES
@@ -24,7 +25,11 @@ from penstock.services.frontend.dialects.registry import BUILT_IN
 from penstock.services.frontend.openapi import describe
 
 DESCRIPTION = describe(described(BUILT_IN), OPEN_ROUTES, with_keys=False)
-SCHEMA = schemathesis.openapi.from_dict(DESCRIPTION)
+CONFIG = SchemathesisConfig.from_dict(
+    {"checks": {"negative_data_rejection": {"expected-statuses": ["4xx"]}}}
+)
+"""A body that is too large is a 413, which Schemathesis does not count as refused by itself."""
+SCHEMA = schemathesis.openapi.from_dict(DESCRIPTION, config=CONFIG)
 OPERATIONS = [(path, method) for path, found in DESCRIPTION["paths"].items() for method in found]
 CHECKS = [
     not_a_server_error,

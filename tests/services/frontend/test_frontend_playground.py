@@ -12,14 +12,14 @@ from frontend_scripted import Client, ScriptedGateway, serving
 
 import penstock.services.frontend
 from penstock.client.gateway_interface import Readiness
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.sampling import PARAMETERS, parse_field
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, ProcessMetrics
 from penstock.services.frontend.playground import FILES, UNSEEN
 
 PAGE = Path(penstock.services.frontend.__file__).with_name("page")
-MAX_BYTES = 110_000
+MAX_BYTES = 130_000
 MAX_LIBRARY_BYTES = 60_000
 LIBRARY = {"marked.js", "marked-license.txt"}
 KEYS = ServerConfig(api_key=["key-one"])

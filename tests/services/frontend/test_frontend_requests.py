@@ -10,7 +10,7 @@ import pytest
 from frontend_scripted import LENGTH, Client, rejected, run, say
 
 from penstock.client.sink import Sink
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import Chat, PromptText, Tokens, Work
@@ -268,20 +268,35 @@ def test_a_chat_says_how_its_prompt_ends(fields: dict[str, Any], variables: dict
     assert msgspec.json.decode(work.prompt.template_kwargs) == variables
 
 
-def test_the_tenant_is_the_key_else_the_user_else_nobody() -> None:
-    (work,) = works_of(TEXT, {"prompt": "x"})
-    assert work.head.tenant == ""
-    (work,) = works_of(TEXT, {"prompt": "x", "user": "ann"})
-    assert work.head.tenant == "ann"
+USER = {"user": "ann"}
+DIALECTS: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
+    (TEXT, {"prompt": "x"}, USER),
+    (CHAT, chat(), USER),
+    ("/v1/responses", {"input": "x"}, USER),
+    ("/v1/messages", chat(max_tokens=2), {"metadata": {"user_id": "ann"}}),
+    ("/api/chat", chat(stream=False, model="org/model"), None),
+    ("/api/generate", {"prompt": "x", "stream": False, "model": "org/model"}, None),
+    ("/api/v1/generate", {"prompt": "x"}, None),
+]
 
-    async def use(client: Client) -> None:
+
+@pytest.mark.parametrize(("path", "body", "user"), DIALECTS)
+def test_the_tenant_is_the_key_else_the_user_else_the_address_in_every_dialect(
+    path: str, body: dict[str, Any], user: dict[str, Any] | None
+) -> None:
+    async def without_keys(client: Client) -> None:
+        for fields in [{}, *([user] if user else [])]:
+            await client.post(path, body | fields)
+
+    async def with_keys(client: Client) -> None:
         for key in ("first-key", "second-key", "first-key"):
             headers = {"Authorization": f"Bearer {key}"}
-            body = {"prompt": "x", "user": "ann"}
-            status, _, _ = await client.post(TEXT, body, headers=headers)
-            assert status == 200
+            await client.post(path, body | (user or {}), headers=headers)
 
-    gateway = run(use, config=ServerConfig(api_key=["first-key", "second-key"]))
+    tenants = [work.head.tenant for work in run(without_keys).works]
+    assert tenants == ["at 127.0.0.1", *(["ann"] if user else [])]
+
+    gateway = run(with_keys, config=ServerConfig(api_key=["first-key", "second-key"]))
     one, two, again = (work.head.tenant for work in gateway.works)
     assert one == again != two
     assert "first" not in one and 1 <= len(one) <= 32

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import struct
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,7 @@ from openai.types.responses import Response, ResponseItemList, ResponseStreamEve
 from pydantic import TypeAdapter
 
 from penstock.client.sink import RowExtras, Sink
-from penstock.protocol.config import ConfigError
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.logprobs import NamedLogprobs
 from penstock.protocol.wire.messages.requests import Chat, Work
 from penstock.protocol.wire.messages.tokens import (
@@ -51,12 +48,6 @@ from penstock.services.frontend.bodies.openai_response import (
     ResponseObject,
 )
 from penstock.services.frontend.dialects.responses.custom_input import CustomInput
-from penstock.services.frontend.dialects.responses.store import (
-    DirectoryStore,
-    MemoryStore,
-    StoredResponse,
-    make_store,
-)
 
 PATH = "/v1/responses"
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -313,8 +304,9 @@ def test_logprobs_are_those_of_the_text(stream: bool) -> None:
     async def script(work: Work, sink: Sink) -> None:
         assert work.params.logprobs == 1
         sink.on_accepted(1)
-        sink.on_row(0, "", 1, RowExtras(events=[Reasoning("hm", named("hm"))]))
-        sink.on_row(0, "", 1, RowExtras(events=[Text("a", named("a"))]))
+        for event in (Reasoning("hm"), Text("a")):
+            details = RowDetails(0, named(event.text))
+            sink.on_row(0, "", 1, RowExtras(details=details, events=[event]))
         sink.on_row(0, "", 1, RowExtras(details=RowDetails(0, named("b"))))
         sink.on_row(0, "bc", 1, RowExtras(details=RowDetails(0, named("c"))))
         sink.on_row(0, "", 1, RowExtras(end=STOP))
@@ -510,7 +502,7 @@ def test_parameters_reach_the_pipeline() -> None:
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema is miss"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort is 'huge'"),
         ({"background": True}, "not supported yet: background"),
-        ({"truncation": "auto"}, "not supported yet: truncation"),
+        ({"truncation": "some"}, "truncation is 'some'"),
         ({"conversation": "c"}, "not supported yet: conversation"),
         ({"max_tokens": 5}, "use max_output_tokens"),
         ({"max_output_tokens": 0}, "max_output_tokens is 0"),
@@ -660,89 +652,6 @@ def test_the_tokens_of_an_input_are_counted() -> None:
 
     (work,) = run(use).works
     assert work.head.task == "tokenize" and len(messages(work)) == 2
-
-
-def stored(size: int) -> StoredResponse:
-    return StoredResponse(b"r" * size, b"[]")
-
-
-def named(number: int) -> str:
-    return f"resp_{number:032x}"
-
-
-def test_a_memory_forgets_what_was_used_longest_ago() -> None:
-    memory = MemoryStore(10_000)
-    for number in range(4):
-        assert memory.keep("me", named(number), stored(1500))
-    assert memory.find("me", named(0)) and memory.find("you", named(0)) is None
-    assert memory.keep("me", named(4), stored(1500))
-    assert memory.find("me", named(1)) is None
-    assert memory.find("me", named(0)) is not None
-    assert not memory.keep("me", named(5), stored(20_000))
-    assert memory.used <= 10_000
-    for number in (0, 2, 3, 4):
-        assert memory.drop("me", named(number))
-    assert (memory.used, len(memory)) == (0, 0)
-    few = MemoryStore(10_000, max_number=2)
-    assert [few.keep("me", named(number), stored(1)) for number in range(3)] == [True] * 3
-    assert len(few) == 2 and few.find("me", named(0)) is None
-
-
-def with_folder(
-    folder: Path, use: Callable[[DirectoryStore], Awaitable[None]], **limits: Any
-) -> None:
-    async def main() -> None:
-        await use(DirectoryStore(folder, **{"max_bytes": 100_000, **limits}))
-
-    asyncio.run(main())
-
-
-def test_a_folder_is_private_and_its_files_are_whole_or_not_there(tmp_path: Path) -> None:
-    folder = tmp_path / "kept"
-
-    async def use(store: DirectoryStore) -> None:
-        assert await store.put("me", named(1), stored(10))
-        assert await store.get("me", named(1)) == stored(10)
-        assert await store.get("you", named(1)) is None
-        (file,) = folder.glob("*/*")
-        assert file.stat().st_mode & 0o777 == 0o600
-        assert folder.stat().st_mode & 0o777 == file.parent.stat().st_mode & 0o777 == 0o700
-        for name in ("../x", "resp_x", named(2), f"{named(1)}\n"):
-            assert await store.get("me", name) is None
-            assert not await store.delete("me", name)
-        assert not await store.put("me", "../x", stored(1))
-        file.write_bytes(file.read_bytes()[:-3])
-        assert await store.get("me", named(1)) is None and not file.exists()
-        (tmp_path / "secret").write_bytes(msgspec.msgpack.encode(stored(1)))
-        file.symlink_to(tmp_path / "secret")
-        assert await store.get("me", named(1)) is None
-        assert await store.put("me", named(1), stored(2)) and not file.is_symlink()
-        assert await store.delete("me", named(1)) and not await store.delete("me", named(1))
-
-    with_folder(folder, use)
-
-
-def test_a_full_folder_makes_room(tmp_path: Path) -> None:
-    async def use(store: DirectoryStore) -> None:
-        for number in range(10):
-            assert await store.put("me", named(number), stored(1000))
-            (file,) = tmp_path.glob(f"*/{named(number)}*")
-            os.utime(file, (number, number))
-        kept = sorted(file.name for file in tmp_path.glob("*/*"))
-        assert len(kept) <= 5 and kept[-1].startswith(named(9))
-        assert not await store.put("me", named(11), stored(6000))
-
-    tmp_path.chmod(0o700)
-    with_folder(tmp_path, use, max_bytes=5500)
-
-
-def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    with pytest.raises(ConfigError, match="chmod 700"):
-        make_store(str(tmp_path), 1)
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="--response-store"):
-        make_store(str(tmp_path / "file"), 1)
 
 
 # --- the input of custom tools

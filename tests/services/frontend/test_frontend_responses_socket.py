@@ -1,105 +1,20 @@
-"""The Responses API over a WebSocket: lanes, what a connection remembers, steering, limits."""
+"""The Responses API over a WebSocket: lanes, what a connection remembers, steering."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
-import aiohttp
 import pytest
-from frontend_scripted import STOP, Client, Script, ScriptedGateway, rejected, run, say
-from openai.types.responses import ResponsesServerEvent
-from pydantic import TypeAdapter
+from frontend_scripted import STOP, Client, rejected, run
+from responses_client import PATH, Socket, connected, messages, talk, text, until_cancelled
 
 from penstock.client.sink import RowExtras, Sink
-from penstock.protocol.config.fields import ServerConfig
-from penstock.protocol.process import logs
-from penstock.protocol.wire.messages.requests import Chat, Work
+from penstock.protocol.wire.messages.requests import Work
 from penstock.protocol.wire.messages.tokens import ToolArguments, ToolCallOpened
 from penstock.services.frontend.context import CONTEXT
-from penstock.services.frontend.dialects.responses import session as sessions
 from penstock.services.frontend.dialects.responses.state import RESPONSES
-
-PATH = "/v1/responses"
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
-ENDS = ("response.completed", "response.incomplete", "response.failed")
-
-
-class Socket:
-    """A client's end."""
-
-    def __init__(self, raw: aiohttp.ClientWebSocketResponse) -> None:
-        self.raw = raw
-
-    async def create(self, **body: Any) -> None:
-        await self.raw.send_str(json.dumps({"type": "response.create", **body}))
-
-    async def steer(self, target: str, text: str) -> None:
-        steer = {"type": "response.steer", "previous_response_id": target, "input": text}
-        await self.raw.send_str(json.dumps(steer))
-
-    async def event(self) -> dict[str, Any]:
-        """The next event, as the SDK's types demand it."""
-        event: dict[str, Any] = json.loads(await self.raw.receive_str())
-        EVENT.validate_python(event)
-        return event
-
-    async def until(self, *kinds: str) -> list[dict[str, Any]]:
-        found = [await self.event()]
-        while found[-1]["type"] not in kinds:
-            found.append(await self.event())
-        return found
-
-    async def answer(self, **body: Any) -> dict[str, Any]:
-        """The response that a request ends with."""
-        await self.create(**body)
-        events = await self.until(*ENDS, "error")
-        assert events[-1]["type"] in ENDS, events[-1]
-        return cast(dict[str, Any], events[-1]["response"])
-
-    async def error(self, **body: Any) -> dict[str, Any]:
-        await self.create(**body)
-        (event,) = await self.until("error", *ENDS)
-        return event
-
-    async def closed(self) -> int | None:
-        message = await self.raw.receive()
-        assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED), message
-        return self.raw.close_code
-
-
-@asynccontextmanager
-async def connected(client: Client, **kwargs: Any) -> AsyncIterator[Socket]:
-    async with client.session.ws_connect(client.url + PATH, **kwargs) as raw:
-        yield Socket(raw)
-
-
-def talk(
-    use: Callable[[Client, Socket], Awaitable[None]],
-    script: Script | None = None,
-    config: ServerConfig | None = None,
-    *,
-    stall_s: float = 60.0,
-) -> ScriptedGateway:
-    async def with_socket(client: Client) -> None:
-        async with connected(client) as socket:
-            await use(client, socket)
-
-    return run(with_socket, script, config, stall_s=stall_s)
-
-
-def messages(work: Work) -> list[dict[str, Any]]:
-    assert isinstance(work.prompt, Chat)
-    found: list[dict[str, Any]] = json.loads(work.prompt.messages)
-    return found
-
-
-def text(response: dict[str, Any]) -> str:
-    return "".join(part["text"] for item in response["output"] for part in item.get("content", ()))
+from penstock.services.frontend.dialects.responses.steering import MAX_STEER_BYTES, OVERHEAD_BYTES
 
 
 def test_events_are_those_of_a_stream_and_name_their_lane() -> None:
@@ -149,7 +64,7 @@ def test_what_a_connection_remembers_goes_with_it() -> None:
         async with connected(client) as socket:
             await socket.answer(input="one", store=False)
             assert len(state.local) == 1
-        while state.sessions:
+        while client.app[CONTEXT].sockets:
             await asyncio.sleep(0.01)
         assert (len(state.local), state.local.used) == (0, 0)
 
@@ -213,15 +128,6 @@ def test_a_warm_up_computes_the_prompt_and_answers_nothing() -> None:
     talk(use)
 
 
-async def until_cancelled(work: Work, sink: Sink) -> None:
-    sink.on_accepted(1)
-    said = messages(work)[-1]["content"]
-    sink.on_row(0, f"re: {said}", 1)
-    if said == "long":
-        await asyncio.sleep(60)
-    sink.on_row(0, ".", 1, RowExtras(end=STOP))
-
-
 def test_steering_ends_a_message_and_another_response_continues_it() -> None:
     async def use(client: Client, socket: Socket) -> None:
         await socket.create(input="long", stream_id="x", temperature=0.5)
@@ -270,6 +176,58 @@ def test_steering_waits_for_the_results_of_tools() -> None:
         await socket.answer(input=[output], previous_response_id=target)
         roles = [(one["role"], one["content"]) for one in messages(client.gateway.works[1])]
         assert roles[2:] == [("tool", "20 degrees"), ("user", "in Rome")]
+
+    talk(use, script)
+
+
+def test_steering_that_waits_is_bounded_in_bytes_over_all_responses_of_a_connection() -> None:
+    """A client may steer one response after the other and never bring the results of tools."""
+
+    async def script(work: Work, sink: Sink) -> None:
+        sink.on_accepted(1)
+        name = f"call-{len(works)}"
+        works.append(work)
+        sink.on_row(0, "", 1, RowExtras(events=[ToolCallOpened(0, name, "weather")]))
+        await going[0].wait()
+        sink.on_row(0, "", 1, RowExtras(events=[ToolArguments(0, "{}")], end=STOP))
+
+    works: list[Work] = []
+    going = [asyncio.Event()]
+
+    async def use(client: Client, socket: Socket) -> None:
+        async def begun(lane: str) -> str:
+            tools = [{"type": "function", "name": "weather"}]
+            await socket.create(input="weather?", tools=tools, stream_id=lane)
+            found: str = (await socket.until("response.output_item.added"))[0]["response"]["id"]
+            return found
+
+        large = "x" * (MAX_STEER_BYTES // 3)
+        first = await begun("one")
+        await socket.steer(first, large)
+        await socket.until("response.steer.accepted")
+        going[0].set()
+        await socket.until("response.steer.pending")
+        going[0] = asyncio.Event()
+        second = await begun("two")
+        await socket.steer(second, large)
+        await socket.until("response.steer.accepted")
+        await socket.steer(second, large)
+        (failed,) = await socket.until("response.steer.failed")
+        error = failed["error"]
+        assert (error["code"], failed["stream_id"]) == ("pending_steers_too_large", "two")
+        assert str(MAX_STEER_BYTES - OVERHEAD_BYTES) in error["message"]
+        assert failed["steer"]["input"] == large
+        await socket.steer(second, "short")
+        await socket.until("response.steer.accepted")
+        going[0].set()
+        await socket.until("response.steer.pending")
+        going[0] = asyncio.Event()
+        output = {"type": "function_call_output", "call_id": "call-0", "output": "20 degrees"}
+        third_from = {"input": [output], "previous_response_id": first, "stream_id": "three"}
+        await socket.create(**third_from)
+        third = (await socket.until("response.created"))[-1]["response"]["id"]
+        await socket.steer(third, large)
+        await socket.until("response.steer.accepted")
 
     talk(use, script)
 
@@ -331,174 +289,3 @@ def test_errors_of_the_pipeline_are_errors_of_the_request() -> None:
         assert failed["response"]["error"] == {"code": "server_error", "message": "engine lost"}
 
     talk(use, script)
-
-
-def test_lanes_and_waiting_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "MAX_LANES", 2)
-    monkeypatch.setattr(sessions, "MAX_WAITING", 3)
-
-    async def use(client: Client, socket: Socket) -> None:
-        for lane in ("a", "b", "a"):
-            await socket.create(input="long", stream_id=lane)
-        await socket.create(input="x", stream_id="c")
-        *_, error = await socket.until("error")
-        assert error["error"]["code"] == "websocket_queue_full" and "2 lanes" in error["message"]
-        await socket.create(input="x", stream_id="a")
-        *_, error = await socket.until("error")
-        assert "3 requests" in error["message"]
-
-    async def main(client: Client) -> None:
-        async with connected(client) as socket:
-            await use(client, socket)
-        while client.app[RESPONSES].sessions:
-            await asyncio.sleep(0.01)
-
-    gateway = run(main, until_cancelled)
-    assert gateway.cancelled == [1, 2]
-
-
-def test_a_connection_that_goes_cancels_what_runs_and_frees_what_it_held() -> None:
-    async def use(client: Client) -> None:
-        async with connected(client) as socket:
-            await socket.create(input="long")
-            await socket.until("response.output_text.delta")
-        await client.gateway.cancel_seen.wait()
-        while client.app[RESPONSES].sessions:
-            await asyncio.sleep(0.01)
-        assert client.app[CONTEXT].bodies.used == 0
-        assert client.app[RESPONSES].running == {}
-
-    run(use, until_cancelled)
-
-
-def test_a_connection_ends_when_its_time_is_over() -> None:
-    async def use(client: Client) -> None:
-        client.app[RESPONSES].limit_s = 0.05
-        async with connected(client) as socket:
-            (error,) = await socket.until("error")
-            assert error["error"]["code"] == "websocket_connection_limit_reached"
-            assert await socket.closed() == aiohttp.WSCloseCode.OK
-
-    run(use)
-
-
-def test_a_server_that_goes_down_lets_a_response_end_and_takes_no_other() -> None:
-    go = asyncio.Event()
-
-    async def script(work: Work, sink: Sink) -> None:
-        sink.on_accepted(1)
-        sink.on_row(0, "a", 1)
-        await go.wait()
-        sink.on_row(0, "b", 1, RowExtras(end=STOP))
-
-    async def use(client: Client, socket: Socket) -> None:
-        await socket.create(input="x")
-        await socket.create(input="waits")
-        await socket.until("response.output_text.delta")
-        client.gateway.is_draining = True
-        client.app[RESPONSES].drain()
-        (error,) = await socket.until("error")
-        assert error["error"]["code"] == "server_shutting_down"
-        error = await socket.error(input="x")
-        assert error["status"] == 503
-        go.set()
-        assert text((await socket.until("response.completed"))[-1]["response"]) == "ab"
-        assert await socket.closed() == aiohttp.WSCloseCode.GOING_AWAY
-        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-            await client.session.ws_connect(client.url + PATH)
-        assert refused.value.status == 503
-
-    talk(use, script)
-
-
-def test_who_may_not_call_may_not_connect() -> None:
-    async def use(client: Client) -> None:
-        async def refused(**headers: str) -> int:
-            with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
-                await client.session.ws_connect(client.url + PATH, headers=headers)
-            return caught.value.status
-
-        assert await refused() == 401
-        key = {"Authorization": "Bearer right"}
-        assert await refused(**key, Origin="https://evil.example") == 403
-        async with connected(client, headers=key) as socket:
-            assert text(await socket.answer(input="x")) == "Hello world"
-
-    run(use, config=ServerConfig(api_key=["right"]))
-
-
-def test_a_plain_get_is_told_what_the_route_is_for() -> None:
-    async def use(client: Client) -> None:
-        status, body, response = await client.get(PATH)
-        assert status == 426 and "Upgrade" in body["error"]["message"]
-        assert response.headers["Upgrade"] == "websocket"
-
-    run(use)
-
-
-def test_a_message_above_the_limit_closes_the_connection() -> None:
-    async def use(client: Client, socket: Socket) -> None:
-        await socket.create(input="x" * 5000)
-        assert await socket.closed() == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
-
-    talk(use, config=ServerConfig(max_body_bytes=4096))
-
-
-@pytest.mark.slow
-def test_messages_that_never_come_whole_are_held_against_the_bodies() -> None:
-    async def use(client: Client) -> None:
-        bodies = client.app[CONTEXT].bodies
-        begin = struct.pack(">BBQ4s", 0x81, 0x80 | 127, 4 * 1024 * 1024, b"mask")
-        async with connected(client) as first, connected(client) as second:
-            for socket in (first, second):
-                transport = socket.raw.get_extra_info("socket")
-                assert transport is not None
-                socket.raw._writer.transport.write(begin + bytes(300_000))  # type: ignore[union-attr]
-                while bodies.used < 300_000:
-                    await asyncio.sleep(0.01)
-                bodies._limit = 500_000
-            assert (await second.raw.receive()).type in (
-                aiohttp.WSMsgType.CLOSED,
-                aiohttp.WSMsgType.CLOSE,
-                aiohttp.WSMsgType.ERROR,
-            )
-            assert not first.raw.closed and bodies.used <= 500_000
-        while client.app[RESPONSES].sessions:
-            await asyncio.sleep(0.01)
-        assert bodies.used == 0
-
-    run(use)
-
-
-def test_a_reader_that_reads_nothing_is_cut_off() -> None:
-    async def flood(work: Work, sink: Sink) -> None:
-        sink.on_accepted(1)
-        while True:
-            sink.on_row(0, "x" * 65536, 1)
-            await asyncio.sleep(0)
-
-    async def use(client: Client, socket: Socket) -> None:
-        await socket.create(input="x")
-        transport = socket.raw.get_extra_info("socket")
-        assert transport is not None
-        await client.gateway.cancel_seen.wait()  # the client's buffer is bounded as well
-
-    talk(use, flood)
-
-
-def test_the_log_has_a_line_for_each_response(capfd: pytest.CaptureFixture[str]) -> None:
-    async def use(client: Client) -> None:
-        async with connected(client, headers={"x-request-id": "sock"}) as socket:
-            await socket.answer(input="x")
-            await socket.error(input="x", previous_response_id="resp_x")
-
-    logs.set_up("frontend", "info", "json")
-    capfd.readouterr()
-    run(use, say("a"))
-    logs.flush()
-    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
-    shown = [(one["id"], one["status"], one["route"], one.get("error")) for one in lines]
-    assert shown == [
-        ("sock-1", 200, PATH, None),
-        ("sock-2", 400, PATH, "previous_response_not_found"),
-    ]

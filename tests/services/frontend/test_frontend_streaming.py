@@ -10,7 +10,7 @@ import pytest
 from frontend_scripted import LENGTH, STOP, Client, parse_events, rejected, run, say
 
 from penstock.client.sink import RowExtras, Sink
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.wire.messages.requests import Work
 from penstock.protocol.wire.messages.tokens import End, EndReason
 

@@ -22,9 +22,12 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.client.gateway_interface import ServedModel
+from penstock.client.sink import Sink
 from penstock.protocol.config import ConfigError
+from penstock.protocol.wire.messages.requests import RequestHead, Work
 from penstock.services.frontend.dialects.chat import ChatDialect
 from penstock.services.frontend.errors import ApiError
+from penstock.services.library.outputs import RequestError
 from penstock.services.library.server_process import ServerFailed
 
 
@@ -100,6 +103,18 @@ def test_content_in_parts_and_fields_that_ask_for_nothing_are_taken_as_over_http
     written = [{"role": "developer", "content": parts, "name": None, "tool_calls": []}]
     first, second = llm.chat([plain, written], SamplingParams(max_tokens=1))
     assert first.prompt_token_ids == second.prompt_token_ids
+
+
+def test_thinking_is_switched_off_and_a_wrong_variable_is_named(llm: LLM) -> None:
+    question, greedy = (
+        [{"role": "user", "content": "What is 17 + 25?"}],
+        SamplingParams(temperature=0, max_tokens=64),
+    )
+    (thinks,) = llm.chat(question, greedy)
+    (off,) = llm.chat(question, greedy, chat_template_kwargs={"enable_thinking": False})
+    assert thinks.outputs[0].reasoning and not off.outputs[0].reasoning
+    with pytest.raises(ValueError, match=r"chat_template_kwargs.*enable_thinkin.*enable_thinking"):
+        llm.chat(question, greedy, chat_template_kwargs={"enable_thinkin": False})
 
 
 def test_a_wrong_prompt_or_parameter_is_a_value_error_that_names_it(llm: LLM) -> None:
@@ -215,6 +230,68 @@ def test_a_long_list_of_prompts_is_fed_to_the_server_in_small_parts(
     assert 1 <= max(seen) <= most
 
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_a_request_says_whose_it_is_how_urgent_and_of_which_trace(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same as one that comes over HTTP."""
+    heads: list[RequestHead] = []
+    submit = llm._client.ledger.submit
+
+    def watched(work: Work, sink: Sink, now: float) -> int:
+        heads.append(work.head)
+        return submit(work, sink, now)
+
+    monkeypatch.setattr(llm._client.ledger, "submit", watched)
+    outputs = llm.generate(
+        ["one", "two"], SamplingParams(max_tokens=1), priority=[3, -2], user="ann",
+        cache_salt="mine", deadline_s=50.0, trace_headers={"Traceparent": TRACE, "tracestate": "a"},
+    )  # fmt: skip
+    assert [head.priority for head in heads] == [3, -2]
+    assert {(head.tenant, head.cache_salt, head.trace) for head in heads} == {
+        ("ann", "mine", TRACE)
+    }
+    assert all(head.time_left is not None and 40 < head.time_left <= 50 for head in heads)
+    assert [output.request_id for output in outputs] == [head.request_id for head in heads]
+    assert len({head.request_id for head in heads} - {""}) == 2
+    llm.chat([{"role": "user", "content": "x"}], SamplingParams(max_tokens=1), priority=7)
+    assert (heads[-1].priority, heads[-1].tenant, heads[-1].time_left) == (7, "", None)
+
+
+@pytest.mark.parametrize(
+    ("terms", "error", "words"),
+    [
+        ({"priority": 2**31}, ValueError, "priority is 2147483648"),
+        ({"priority": [1, 2]}, ValueError, "2 priorities for 1 prompts"),
+        ({"priority": "high"}, ValueError, "priority is 'high'"),
+        ({"user": "x" * 129}, ValueError, "user has 129 characters"),
+        ({"cache_salt": "a\nb"}, ValueError, "cache_salt is 'a\\nb'; printable"),
+        ({"deadline_s": 0}, ValueError, "deadline_s is 0"),
+        ({"timeout": 3}, TypeError, "generate() has no parameter 'timeout': use deadline_s"),
+        ({"use_tqdm": False}, TypeError, "'use_tqdm': use progress"),
+        ({"lora_request": None}, TypeError, "'lora_request': adapters are not supported yet"),
+    ],
+)
+def test_terms_that_cannot_be_honoured_are_refused_by_name(
+    llm: LLM, terms: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as caught:
+        llm.generate("x", **terms)
+    assert words in str(caught.value)
+
+
+def test_an_answer_that_is_not_there_in_its_time_is_an_error(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=2000, ignore_eos=True)
+    began = time.monotonic()
+    with pytest.raises(RequestError, match=r"prompt 0: .*did not finish in (its )?time"):
+        llm.generate("x", params, deadline_s=0.2)
+    assert time.monotonic() - began < 10
+    (output,) = llm.generate("x", SamplingParams(max_tokens=1), deadline_s=60)
+    assert output.finished
+
+
 def test_several_threads_may_call(llm: LLM) -> None:
     results: list[int] = []
 
@@ -305,9 +382,15 @@ print(output.prompt, llm._server.process.pid, flush=True)
 
 @pytest.mark.parametrize(
     "end",
-    ["pass", "raise SystemExit(0)", "1 / 0", "os._exit(0)", "os.kill(os.getpid(), 9)",
-     "os.kill(os.getpid(), 15)"],
-)  # fmt: skip
+    [
+        "pass",
+        pytest.param("raise SystemExit(0)", marks=pytest.mark.slow),
+        pytest.param("1 / 0", marks=pytest.mark.slow),
+        pytest.param("os._exit(0)", marks=pytest.mark.slow),
+        "os.kill(os.getpid(), 9)",
+        pytest.param("os.kill(os.getpid(), 15)", marks=pytest.mark.slow),
+    ],
+)
 def test_a_script_without_a_main_guard_leaves_no_process(end: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(end=end))

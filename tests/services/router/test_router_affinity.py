@@ -24,7 +24,7 @@ from penstock.protocol.wire.messages.membership import (
 )
 from penstock.protocol.wire.messages.requests import Enqueue, RequestHead, first_attempt
 from penstock.services.router.dispatch import YOUNG_SECONDS, Dispatcher
-from penstock.services.router.placement import FADE_SECONDS, MAX_EXCESS, TOKENS_A_REQUEST
+from penstock.services.router.placement import FADE_SECONDS, MAX_EXCESS, TOKENS_A_SEQUENCE
 from penstock.services.router.prefix_index import SENT_SECONDS
 from penstock.services.router.roster import Roster
 
@@ -124,7 +124,7 @@ def test_of_equal_holders_the_one_with_the_most_room_gets_it(world: World) -> No
 
 
 def test_a_prefix_is_worth_a_bounded_number_of_requests_more_than_elsewhere(world: World) -> None:
-    short = prefix_of(4 * TOKENS_A_REQUEST)
+    short = prefix_of(4 * TOKENS_A_SEQUENCE)
     world.holds(2, short, load=3)
     assert world.place(short) == 2
     world.beat(2, load=5)

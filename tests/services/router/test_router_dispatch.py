@@ -103,12 +103,12 @@ class World:
     def grow_up(self) -> None:
         self.now += YOUNG_SECONDS + 0.1
 
-    def submit(self, number: int, attempt: int = FIRST, model: str = "") -> None:
-        submit = Submit(number, attempt, FRONTEND, b"work", model=model)
+    def submit(self, number: int, attempt: int = FIRST, model: str = "", choices: int = 1) -> None:
+        submit = Submit(number, attempt, FRONTEND, b"work", model, choices)
         self.dispatcher.request(submit, self.now)
 
-    def enqueue(self, number: int, attempt: int = FIRST, model: str = "") -> None:
-        enqueue = Enqueue(number, attempt, TOKENIZER, b"work", model=model)
+    def enqueue(self, number: int, attempt: int = FIRST, model: str = "", choices: int = 1) -> None:
+        enqueue = Enqueue(number, attempt, TOKENIZER, b"work", model, choices=choices)
         self.dispatcher.request(enqueue, self.now)
 
     def cancel(self, number: int, attempt: int = FIRST, sender: int = 0, choice: int = -1) -> None:
@@ -202,6 +202,115 @@ def test_room_is_what_counts_not_the_number_of_requests(world: World) -> None:
     world.beat(2, load=20, capacity=Capacity(max_num_seqs=64), slots=24)
     world.enqueue(30)
     assert world.where() == [1], "its KV memory lets no more than 24 run"
+
+
+# --- the choices of a request
+
+
+@pytest.mark.parametrize("service", ["tokenizer", "scheduler"])
+def test_a_request_weighs_as_many_as_it_has_open_choices(world: World, service: str) -> None:
+    send = world.submit if service == "tokenizer" else world.enqueue
+    world.add(1, service)
+    world.add(2, service)
+    send(1, choices=8)
+    for number in range(2, 10):
+        send(number)
+    where = world.where()
+    assert where[0] not in where[1:], "eight sequences run there already"
+    send(10)
+    send(11)
+    assert sorted(world.where()) == [1, 2]
+
+
+def test_a_request_goes_where_all_of_its_choices_find_room(world: World) -> None:
+    world.add(1, "scheduler")
+    world.add(2, "scheduler")
+    world.beat(1, load=1, capacity=Capacity(max_num_seqs=8))
+    world.beat(2, load=24, capacity=Capacity(max_num_seqs=64))
+    world.enqueue(10)
+    world.enqueue(11, choices=8)
+    assert world.where() == [1, 2]
+
+
+def test_choices_that_went_elsewhere_are_no_load_where_they_were(world: World) -> None:
+    world.add(1, "scheduler")
+    world.add(2, "scheduler", load=1)
+    world.enqueue(10, choices=8)
+    assert world.where() == [1]
+    world.enqueue(10, FIRST + 1, choices=8)
+    world.enqueue(11)
+    assert world.where() == [2, 1], "it was refused at once, ahead of any beat"
+    members = world.roster.members
+    assert (members[1].routed, members[2].routed) == (1, 8)
+
+
+def test_choices_that_are_cancelled_are_no_load(world: World) -> None:
+    world.add(1, "scheduler")
+    member = world.roster.members[1]
+    world.add(3, "tokenizer")
+    world.enqueue(10, choices=8)
+    world.cancel(10, sender=3, choice=2)
+    assert member.routed == 7
+    world.cancel(10, FIRST - 1, sender=3)
+    assert member.routed == 7, "it is an earlier attempt that nobody wants"
+    world.cancel(10, sender=3)
+    world.cancel(10, sender=3)
+    assert member.routed == 0
+
+
+def test_what_a_beat_has_counted_is_taken_back_by_beats_alone(world: World) -> None:
+    world.add(1, "scheduler")
+    world.add(2, "scheduler", load=100)
+    member = world.roster.members[1]
+    world.enqueue(10, choices=8)
+    world.beat(1, load=8)
+    world.enqueue(11, choices=2)
+    world.cancel(10)
+    world.enqueue(10, FIRST + 1)
+    assert (member.load, member.routed) == (8, 2)
+    world.beat(1, load=2)
+    assert (member.load, member.routed) == (2, 0)
+
+
+def test_a_request_that_is_sent_again_weighs_once(world: World) -> None:
+    world.add(1, "scheduler")
+    member = world.roster.members[1]
+    for _ in range(3):
+        world.enqueue(10, choices=8)
+    assert member.routed == 8
+    world.beat(1, load=8)
+    world.enqueue(10, choices=8)
+    assert (member.load, member.routed) == (8, 0)
+
+
+def test_what_cannot_be_sent_is_no_load(world: World) -> None:
+    world.add(1, "scheduler")
+    world.full.add(address(1))
+    world.enqueue(10, choices=8)
+    assert world.roster.members[1].routed == 0
+
+
+# --- what an engine can hold
+
+
+def test_a_request_goes_to_an_engine_that_can_hold_it_to_its_end(world: World) -> None:
+    for number, length in ((1, 2048), (2, 8192), (3, 4096)):
+        world.add(number, "scheduler")
+        world.beat(number, load=number, capacity=Capacity(max_model_len=length))
+
+    def place(tokens: int, number: int, attempt: int = FIRST) -> list[int]:
+        enqueue = Enqueue(number, attempt, TOKENIZER, b"work", tokens=tokens)
+        world.dispatcher.request(enqueue, world.now)
+        return world.where()
+
+    assert place(2048, 10) == [1]
+    assert place(2049, 11) == [2]
+    assert place(2049, 11, FIRST + 1) == [3], "one that holds it too, and has not refused it"
+    assert place(2049, 11, FIRST + 2) == [2], "both have refused it: the others hold too little"
+    assert place(9000, 12) == [2], "the largest, which will say where it ends"
+    world.roster.bury(world.roster.members[2], "a test")
+    world.roster.bury(world.roster.members[3], "a test")
+    assert place(9000, 12, FIRST + 1) == [1]
 
 
 # --- the same request again

@@ -211,6 +211,17 @@ def test_a_full_queue_answers_503_but_takes_continuations() -> None:
     assert engine.submit(7, prompt(5), accepted=True) is None
 
 
+def test_what_waits_here_keeps_its_place_when_another_owner_asks_for_it() -> None:
+    """Its tokenizer may have been lost before anybody heard that it was accepted."""
+    engine = Engine(small(), max_waiting=2)
+    for request_id in (1, 2):
+        assert engine.submit(request_id, prompt(5)) is None
+    assert engine.submit(3, prompt(5), accepted=True) is None
+    assert engine.core.add(1, 1 << 8, "another", token_work(prompt(5)), 0.0) is None
+    assert engine.core.holder(1) == (1 << 8, "another")
+    assert engine.core.add(4, 1 << 8, "another", token_work(prompt(5)), 0.0) is not None
+
+
 def test_the_slots_that_count_are_those_that_kv_memory_lets_run() -> None:
     engine = Engine(small())
     slots = engine.limits.max_num_seqs

@@ -93,7 +93,7 @@ def test_the_request_that_a_core_fails_on_is_answered_before_the_process_ends(
         enqueue(4, POISON)
     assert [getattr(line, "id", "") for line in caplog.records] == ["req-4"]
     ((_, accepted), (address, rejected)) = sent
-    assert accepted == Accepted(3, 1)
+    assert accepted == Accepted(3, 1, max_tokens=8)
     assert isinstance(rejected, Rejected)
     assert (address, rejected.id, rejected.status, rejected.retry_elsewhere) == (
         "tokenizer", 4, 500, False,

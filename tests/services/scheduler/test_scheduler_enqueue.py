@@ -59,7 +59,7 @@ def test_the_priority_of_a_message_orders_the_queue() -> None:
     admission = Admission("priority")
     for request_id, priority in ((1, 0), (2, 2**31 - 1), (3, -(2**31)), (4, -1)):
         work = token_work(prompt(5, 10 * request_id), max_tokens=2, priority=priority)
-        assert admission.enqueue(request_id, work) == Accepted(request_id, 1)
+        assert admission.enqueue(request_id, work) == Accepted(request_id, 1, max_tokens=2)
     assert admission.started() == [30, 40, 10, 20]
 
 
@@ -88,4 +88,4 @@ def test_a_salt_or_priority_that_the_declaration_forbids_is_rejected_and_ends_no
         answer = admission.enqueue(1, bad)
         assert isinstance(answer, Rejected)
         assert answer.status == 500
-    assert admission.enqueue(2, token_work([1])) == Accepted(2, 1)
+    assert admission.enqueue(2, token_work([1])) == Accepted(2, 1, max_tokens=8)

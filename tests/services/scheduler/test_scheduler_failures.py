@@ -311,6 +311,52 @@ def test_a_prompt_that_is_only_to_be_scored_outlives_its_worker() -> None:
     engine.assert_idle()
 
 
+@pytest.mark.parametrize("row_tokens", [1, 3])
+def test_what_outgrows_a_smaller_engine_ends_with_an_error_that_names_its_limit(
+    row_tokens: int,
+) -> None:
+    """Not as if it had all the tokens that were asked for."""
+    row_count = (lambda: row_tokens) if row_tokens > 1 else None
+    engine = Engine(small(max_row_tokens=row_tokens), row_count=row_count)
+    engine.submit(1, prompt(10), max_tokens=20)
+    engine.submit(2, prompt(10, 40), max_tokens=5)
+    engine.step()
+    engine.restart(small(num_blocks=5, max_row_tokens=row_tokens))
+    assert engine.core.limits.max_sequence_len == 20
+    engine.run()
+    end = engine.end(1)
+    assert (end.reason, end.status) == (EndReason.ERROR, 503)
+    assert "20 tokens of 30 at most" in end.message and "holds 20 for one request" in end.message
+    assert len(engine.tokens(1)) == 10, "all that the engine could hold"
+    engine.assert_finished(2)
+    engine.assert_idle()
+
+
+def test_a_request_that_a_larger_engine_had_taken_is_continued_as_far_as_it_goes() -> None:
+    engine = Engine(small(num_blocks=5))
+    work = token_work(prompt(10), max_tokens=20, outputs={0: [3, 4]}, accepted=True)
+    assert engine.core.add(1, 1, "t", work, 0.0) is None
+    assert engine.core.max_output(1) == 20, "what it was promised"
+    batches = []
+    while (plan := engine.core.plan(0.0)) is not None:
+        batches += engine.core.apply(engine.worker.execute(plan), 0.0)
+    (end,) = [end for _, batch in batches for end in batch.ends]
+    assert (end.reason, end.status) == (EndReason.ERROR, 503)
+    assert "holds 20 for one request" in end.message
+
+
+def test_a_request_that_is_too_large_to_be_continued_here_is_sent_elsewhere() -> None:
+    """A larger engine may come back: no answer that has begun is refused for good."""
+    engine = Engine(small(num_blocks=5))
+    work = token_work(prompt(10), max_tokens=20, outputs={0: [3] * 12, 1: [4]}, accepted=True)
+    rejected = engine.core.add(1, 1, "t", work, 0.0)
+    assert rejected is not None and (rejected.status, rejected.retry_elsewhere) == (503, True)
+    assert "22 tokens of 30 at most" in rejected.message
+    new = engine.core.add(2, 1, "t", token_work(prompt(10), max_tokens=20), 0.0)
+    assert new is None and engine.core.max_output(2) == 10, "a new one gets what there is"
+    engine.core.check()
+
+
 def test_a_smaller_worker_after_a_restart_gets_only_what_it_can_hold() -> None:
     engine = Engine(small())
     engine.submit(1, prompt(30), max_tokens=5)

@@ -78,6 +78,12 @@ def set_everywhere() -> RequestHead:
     return msgspec.convert(msgspec.to_builtins(head), RequestHead)
 
 
+class NoSink:
+    """Of an answer that nobody waits for."""
+
+    wants_ids = False
+
+
 @pytest.fixture(scope="module")
 def model() -> tuple[TextModel, ModelInfo]:
     info = read_model_info(str(builtin_model()))
@@ -91,7 +97,7 @@ def test_every_field_of_the_head_reaches_the_scheduler_s_request(
     head, sent = set_everywhere(), Sent()
     client = ClientLedger("frontend", 1, Nobody(), sent)
     work = Work(head, Tokens(token_bytes([5, 6])), SamplingParams(seed=1), [ChoiceState(0)])
-    number = client.submit(work, None, 0.0)  # type: ignore[arg-type]
+    number = client.submit(work, NoSink(), 0.0)  # type: ignore[arg-type]
     submit = sent.only(Submit)
     assert submit.model == head.model
 

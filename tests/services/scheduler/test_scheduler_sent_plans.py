@@ -10,6 +10,7 @@ from simulated_worker import token_bytes, token_list
 
 from penstock.protocol.process.faults import Faults
 from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.participant import Status
 from penstock.protocol.wire.messages.steps import StepFailed, StepPlan, StepResult
 from penstock.services.scheduler.core import Batches
 from penstock.services.scheduler.failures import MAX_STRIKES
@@ -88,6 +89,7 @@ class Loop(SchedulerService):
 
     def __init__(self, engine: Engine, outbox: Outbox) -> None:
         self.core = engine.core
+        self.status = Status()
         self.log = logging.getLogger("test")  # type: ignore[assignment]
         self.group = Group(engine.core.epoch)  # type: ignore[assignment]
         self.faults = Faults([], "scheduler")

@@ -155,6 +155,7 @@ def test_no_lead_is_longer_than_the_limit() -> None:
     ageing=st.sampled_from([2.0, 10.0, 100.0]),
     longest_lead=st.sampled_from([1.0, 20.0, 600.0]),
 )
+@pytest.mark.slow
 def test_a_request_waits_only_for_what_came_before_its_lead_was_over(
     seed: int, ageing: float, longest_lead: float
 ) -> None:

@@ -11,6 +11,7 @@ from penstock.protocol.wire.messages.requests import TokenWork
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.protocol.wire.messages.tokens import EndReason, RowPooled, TokenBatch
 from penstock.services.scheduler.core import SchedulerCore
+from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy_choice import make_policy
 
 
@@ -79,3 +80,41 @@ def test_requests_that_generate_have_no_task_in_their_plans(core: SchedulerCore)
     assert core.add(1, 0, "t", token_work(prompt(5)), 0.0) is None
     plan = core.plan(0.0)
     assert plan is not None and [new.task for new in plan.added] == [""]
+
+
+def plan_all(core: SchedulerCore) -> list[StepPlan]:
+    """Every plan that the open requests need, answered with their payloads."""
+    plans = []
+    while (plan := core.plan(0.0)) is not None:
+        plans.append(plan)
+        answer(core, plan, [RowPooled(row, b"x") for row in range(rows_of(plan))])
+        core.check()
+    return plans
+
+
+def test_a_task_that_needs_every_position_takes_nothing_from_the_cache() -> None:
+    for task_prompts, computed in (("chunks", 8), ("all", 0)):
+        limits = msgspec.structs.replace(small(), task_prompts=task_prompts)
+        core = SchedulerCore(limits, 1, make_policy("fcfs"), True, 10)
+        for request in (1, 2):
+            assert core.add(request, 0, "t", pooling(9), 0.0) is None
+            plans = plan_all(core)
+        assert plans[0].added[0].num_computed == computed
+
+
+def test_an_engine_without_chunks_computes_each_prompt_in_one_step() -> None:
+    limits = Limits(8, 65, 4, 64, 64, 1000, task_prompts="whole")
+    core = SchedulerCore(limits, 1, make_policy("fcfs"), True, 10)
+    assert core.add(0, 0, "t", pooling(65), 0.0) is not None
+    for request, length in enumerate((64, 40, 30, 20, 10, 10), 1):
+        assert core.add(request, 0, "t", pooling(length), 0.0) is None
+    plans = plan_all(core)
+    assert [[chunk.count for chunk in plan.chunks] for plan in plans] == [
+        [64], [40], [30, 20, 10], [10],
+    ]  # fmt: skip
+    assert core.idle
+
+
+def test_an_engine_without_chunks_must_hold_its_longest_prompt_in_a_step() -> None:
+    with pytest.raises(ValueError, match="max_num_batched_tokens 32 is too small"):
+        Limits(4, 65, 4, 32, 64, 1000, task_prompts="whole")

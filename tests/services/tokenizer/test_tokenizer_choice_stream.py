@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.logprobs import PackedLogprobs
-from penstock.protocol.ownership.text_rows import Choice
+from penstock.protocol.ownership.choice import Choice
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.tokens import Event, Released, RowLogprobs, Text, Vector
 from penstock.services.tokenizer.choice_stream import ChoiceStream

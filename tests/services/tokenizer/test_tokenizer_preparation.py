@@ -131,8 +131,8 @@ def test_a_continuation_keeps_output_and_limit(model: TextModel, info: ModelInfo
         (work(tokens(1, 512)), "prompt", "token id 512 .* 0 to 511"),
         (work(tokens(1, -1)), "prompt", "token id -1 .* 0 to 511"),
         (work(tokens(1, 2**31 - 1)), "prompt", "token id 2147483647 "),
-        (work(tokens(*[5] * 100)), "prompt", "100 tokens.* limit is 100 .*at most 99"),
-        (work(PromptText("a b" * 500)), "prompt", "limit is 100 tokens"),
+        (work(tokens(*[5] * 100)), "prompt", "100 tokens.* length is 100 .*at most 99"),
+        (work(PromptText("a b" * 500)), "prompt", "length is 100 tokens"),
         (work(Chat(b'[{"content": "' + b"a b" * 500 + b'", "role": "user"}]')), "messages", "100"),
         (work(Chat(b"[]")), "messages", "at least one message"),
         (work(tokens(5), max_tokens=100), "max_tokens", "1 tokens .* 100, together 101.*most 99"),
@@ -153,6 +153,31 @@ def test_what_cannot_be_served_is_named(
     with pytest.raises(PromptError, match=says) as caught:
         prepare(asked, model, info, LIMIT, 0)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [work(tokens(*[5] * 100)), work(PromptText("a b" * 500)), work(tokens(5), max_tokens=100)],
+)
+def test_what_the_window_cannot_hold_has_the_code_by_which_clients_shorten_it(
+    asked: Work, model: TextModel, info: ModelInfo
+) -> None:
+    with pytest.raises(PromptError) as caught:
+        prepare(asked, model, info, LIMIT, 0)
+    assert caught.value.code == "context_length_exceeded"
+    # Many clients look at the words alone: at Anthropic's or at OpenAI's.
+    assert "maximum context length" in str(caught.value)
+    assert asked.params.max_tokens == 100 or "prompt is too long" in str(caught.value)
+
+
+@pytest.mark.parametrize("prompt", [tokens(5), tokens(*[5] * (LIMIT + 10))])
+def test_what_a_larger_engine_had_taken_keeps_its_limit_though_the_window_has_shrunk(
+    prompt: Tokens, model: TextModel, info: ModelInfo
+) -> None:
+    asked = work(prompt, max_tokens=3 * LIMIT)
+    head = msgspec.structs.replace(asked.head, accepted=True)
+    done = prepare(msgspec.structs.replace(asked, head=head), model, info, LIMIT, 0)
+    assert done.work.max_tokens == 3 * LIMIT
 
 
 def test_the_largest_max_tokens_fits(model: TextModel, info: ModelInfo) -> None:

@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 import time
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from chat_templates import ALTERNATING, CHATML, CONVERSATIONS, SYSTEM, TEMPLATES, THINKING
@@ -16,8 +18,13 @@ from tokenizers import Tokenizer
 
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.model_info import BadModelFolder
-from penstock.protocol.wire.messages.requests import Chat, PromptText, Tokens
+from penstock.protocol.ownership.choice import joined
+from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.requests import Chat, OutputFormat, PromptText, Tokens
+from penstock.protocol.wire.messages.tokens import Reasoning, ToolCallOpened
+from penstock.services.tokenizer.parsed_stream import ParsedStream
 from penstock.services.tokenizer.prompt_error import PromptError
+from penstock.services.tokenizer.reading import reading_of
 from penstock.services.tokenizer.text_model import TextModel
 
 KINDS = ["byte_level", "llama_2", "metaspace first"]
@@ -425,7 +432,7 @@ def test_a_text_much_too_long_is_refused_by_its_beginning(
     ):
         began = time.monotonic()
         try:
-            with pytest.raises(PromptError, match="limit is 1000 tokens"):
+            with pytest.raises(PromptError, match="context length is 1000 tokens"):
                 model.encode_prompt(prompt, 1000)
         finally:
             assert time.monotonic() - began < 4.0
@@ -447,3 +454,38 @@ def test_several_threads_encode_and_render_at_once(tmp_path: Path) -> None:
     expected = [chat(model, m) for m in messages]
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(lambda m: chat(model, m), messages)) == expected
+
+
+def test_a_response_template_of_the_folder_says_how_outputs_are_read(tmp_path: Path) -> None:
+    call = {"type": "function", "function": "{content}"}
+    spec: dict[str, Any] = {
+        "fields": {
+            "thinking": {"open": "<hm>", "close": "</hm>"},
+            "tool_calls": {"open": "<c>", "close": "</c>", "content": "json", "transform": call},
+            "content": {},
+        }
+    }
+    knows_tools = CHATML + "{% if tools %}{{ tools | tojson }}{% endif %}"
+    folder = write_folder(tmp_path / "m", byte_level(), knows_tools, response_template=spec)
+    model = TextModel.load(folder)
+    asked = msgspec.json.encode([{"type": "function", "function": {"name": "now"}}])
+    reading = reading_of(model, OutputFormat(asked), b"", skips_special=True)
+    assert reading is not None
+    stream = ParsedStream(model, SamplingParams(), b"", reading, reading.parser(1, 0))
+    output = '<hm>So.</hm><c>{"name": "now", "arguments": {}}</c>'
+    tokens = array("i", ids_of(model.encode_prompt(PromptText(output, False))))
+    events = joined(stream.push(tokens).content, stream.finish())
+    assert not isinstance(events, str)
+    assert "".join(one.text for one in events if isinstance(one, Reasoning)) == "So."
+    assert [one.name for one in events if isinstance(one, ToolCallOpened)] == ["now"]
+    assert TextModel.load(folder, parsers=("hermes", "auto")).form.family.name == "json_tags"
+
+
+@pytest.mark.parametrize("spec", [[], "x", 1, {}, {"fields": {"content": {"open_pattern": "("}}}])
+def test_a_response_template_that_cannot_be_read_is_told_and_left_out(
+    spec: object, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "m", byte_level(), CHATML, response_template=spec)
+    form = TextModel.load(folder).form
+    assert form.family.name != "response_template"
+    assert "response_template is not read" in form.describe()

@@ -11,13 +11,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from penstock.loadtest.make_model import make_tokenizer
 from penstock.services.tokenizer.chat_template import ChatTemplate
+from penstock.services.tokenizer.output.family import THINK_TAGS
 from penstock.services.tokenizer.text_model import TextModel
-from penstock.services.tokenizer.thinking import (
-    THINK_BEGIN,
-    THINK_END,
-    Thinking,
-    thinking,
-)
+from penstock.services.tokenizer.thinking import Thinking
+from penstock.services.tokenizer.thinking import thinking as thinking_behind
 
 BEGIN, END = ((number).to_bytes(4, "little") for number in (512, 513))
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -30,13 +27,18 @@ LATER = [
 
 def thinker(*, special: bool) -> Tokenizer:
     tokenizer = make_tokenizer(512)
-    tokenizer.add_tokens([AddedToken(text, special=special) for text in (THINK_BEGIN, THINK_END)])
+    tokenizer.add_tokens([AddedToken(text, special=special) for text in THINK_TAGS[:2]])
     return tokenizer
 
 
 def model(template: str | None, tokenizer: Tokenizer) -> TextModel:
     compiled = template and ChatTemplate(template, {}, path=Path("template"))
     return TextModel(tokenizer, compiled or None)
+
+
+def thinking(text_model: TextModel, prompt: bytes) -> Thinking:
+    """With the marks that are found out from the model."""
+    return thinking_behind(text_model, prompt, text_model.form.family.reasoning)
 
 
 def rendered(text_model: TextModel, messages: list[dict[str, str]], **variables: object) -> bytes:
@@ -86,3 +88,13 @@ def test_other_models_answer_at_once(template: str | None, tokenizer: Tokenizer)
     one = model(template, tokenizer)
     ids = one.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False)
     assert thinking(one, ids) == Thinking()
+
+
+def test_a_model_whose_template_never_closes_its_thinking_may_think() -> None:
+    """A template that only opens it, and one that says nothing of it."""
+    opens = CHATML + "{{ '<think>\n' }}"
+    one = model(opens, thinker(special=True))
+    assert thinking(one, rendered(one, HELLO)) == Thinking(END)
+    compiled = ChatTemplate(CHATML, {}, path=Path("template"))
+    named = TextModel(thinker(special=True), compiled, parsers=("auto", "qwen3"))
+    assert thinking(named, rendered(named, HELLO)) == Thinking(END, BEGIN)

@@ -3,105 +3,30 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from grammar_follower import ENCODED, Follower, takes, tokenizer_of
 
 sys.path.insert(0, str(Path(__file__).parent / "output"))
 from written import written
 
-from penstock.protocol.grammar.compiler import compile_grammar, make_tokenizer
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.wire.messages.requests import OutputFormat, ToolMode
 from penstock.services.tokenizer.output.families import FAMILIES
 from penstock.services.tokenizer.output.family import ArgumentForm, Family
 from penstock.services.tokenizer.output.machine import Vocabulary
 from penstock.services.tokenizer.prompt_error import PromptError
-from penstock.services.tokenizer.tool_grammar import Strictness, tool_grammar
+from penstock.services.tokenizer.thinking import Thinking
+from penstock.services.tokenizer.tool_grammar import tool_grammar, within_budget
 
 pytest.importorskip("llguidance")
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string"},
-                    "days": {"type": "integer"},
-                    "unit": {"enum": ["C", "F"]},
-                },
-                "required": ["city"],
-                "additionalProperties": False,
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}},
-]
-ENCODED = msgspec.json.encode(TOOLS)
 WEATHER = ("get_weather", {"city": "Zürich", "days": 3, "unit": "C"})
-END = "<|end|>"
 WITH_GRAMMAR = [one for one in FAMILIES.values() if one.envelope is not None]
 AS_TOKENS = pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
 EVERY = pytest.mark.parametrize("family", WITH_GRAMMAR, ids=lambda family: family.name)
-
-
-@cache
-def tokenizer_of(name: str, as_tokens: bool) -> tuple[Tokenizer, Any, Vocabulary]:
-    """Bytes, and the family's marks as tokens of their own."""
-    family = FAMILIES[name]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({one: number for number, one in enumerate(alphabet)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    marks = [text for text in family.marks.values() if text.strip()] if as_tokens else []
-    made.add_tokens([AddedToken(text, special=True) for text in (*marks, END)])
-    added = {one.content: number for number, one in made.get_added_tokens_decoder().items()}
-    size = made.get_vocab_size(with_added_tokens=True)
-    ready = make_tokenizer(made.to_str(), size, [added[END]])
-    return made, ready, Vocabulary(added)
-
-
-class Follower:
-    """Follows a grammar through texts."""
-
-    def __init__(
-        self,
-        family: Family,
-        as_tokens: bool,
-        mode: ToolMode = "required",
-        strictness: Strictness = "function",
-        **output: Any,
-    ) -> None:
-        self._plain, self._ready, vocabulary = tokenizer_of(family.name, as_tokens)
-        format = OutputFormat(ENCODED, mode, **output)
-        self.grammar = tool_grammar(family, vocabulary, format, strictness)
-
-    def takes(self, text: str) -> bool:
-        """Whether the whole text may be an answer."""
-        assert self.grammar is not None
-        ids = self._plain.encode(text, add_special_tokens=False).ids
-        starts = self.grammar.starts_after()
-        if starts:
-            assert ids[0] in starts
-            ids = ids[1:]
-        matcher = compile_grammar(self.grammar, self._ready)
-        for token in ids:
-            if not _allows(matcher, token):
-                return False
-            matcher.consume_token(token)
-        return bool(matcher.is_accepting())
-
-
-def _allows(matcher: Any, token: int) -> bool:
-    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-    return bool(mask[token // 8] >> token % 8 & 1)
 
 
 @AS_TOKENS
@@ -153,13 +78,31 @@ def test_the_arguments_keep_to_the_schema_where_a_call_is_a_must(
     assert not follower.takes(written(family, [(name, {"city": "Oslo", "unit": "K"})]))
 
 
+@AS_TOKENS
+@EVERY
+@pytest.mark.parametrize("keys", ["ab", "abc"], ids=["two", "three"])
+def test_several_arguments_may_be_texts(family: Family, as_tokens: bool, keys: str) -> None:
+    schema = {"type": "object", "properties": {key: {"type": "string"} for key in keys}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for mode in ("required", "auto"):
+        follower = Follower(family, as_tokens, mode, tools=msgspec.json.encode([tool]))  # type: ignore[arg-type]
+        if follower.grammar is None:
+            continue
+        for value in ("Zürich", "", "a <b>\nc < d</b>", ">\n<", "<" * 9):
+            call = ("f", dict.fromkeys(keys, value))
+            assert follower.takes(written(family, [call]))
+        assert family.envelope is not None
+        if family.envelope.separator is not None:
+            assert follower.takes(written(family, [call, ("f", {"b": "x"}), call, call]))
+
+
 @EVERY
 def test_an_answer_is_free_until_a_call_begins_where_calls_have_a_token_of_their_own(
     family: Family,
 ) -> None:
     follower = Follower(family, True, "auto")
     if follower.grammar is None:
-        assert not family.marks or not _begins_with_mark(family)
+        assert family.channels or not family.marks or not _begins_with_mark(family)
         return
     assert follower.grammar.may_end
     assert follower.takes(written(family, [WEATHER]))
@@ -191,3 +134,81 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused_by_name() -> None:
     assert isinstance(
         tool_grammar(family, tokenizer_of(family.name, True)[2], free, "function"), Grammar
     )
+
+
+BEHIND_THINKING = pytest.mark.parametrize("opened", [True, False], ids=["opened", "may open"])
+"""Whether the prompt has opened the thinking."""
+THOUGHT = "hm</think>"
+
+
+class Thinker(Follower):
+    """Follows answers of a model that thinks within a budget of three tokens."""
+
+    def __init__(
+        self, opened: bool, mode: ToolMode, *, before: str | None = None, **output: Any
+    ) -> None:
+        super().__init__(FAMILIES["json_tags"], True, mode, **output)
+        added = self.vocabulary.added
+        start, end = (added[mark].to_bytes(4, "little") for mark in ("<think>", "</think>"))
+        thought = Thinking(end, b"" if opened else start)
+        self.grammar = within_budget(3, thought, self.grammar)
+        self._before = before if before is not None else "" if opened else "<think>"
+
+    def takes(self, text: str) -> bool:
+        return super().takes(self._before + text)
+
+
+@BEHIND_THINKING
+def test_calls_behind_a_budget_of_thinking_keep_to_their_form(opened: bool) -> None:
+    family = FAMILIES["json_tags"]
+    call, other = (written(family, [(name, {"city": "Oslo"})]) for name in ("get_weather", "now"))
+    untrue = written(family, [("get_weather", {"town": "Oslo"})])
+    auto = Thinker(opened, "auto")
+    assert auto.takes(THOUGHT + "It is warm, I think.")
+    assert auto.takes(THOUGHT + "I look it up. " + call + "\n" + other)
+    assert auto.takes(THOUGHT + untrue)
+    assert not auto.takes("hmmm" + THOUGHT)
+    assert not auto.takes(THOUGHT + call.replace("weather", "wether"))
+    assert not auto.takes(THOUGHT + call + "Done.")
+    strict = Thinker(opened, "auto", strict=["get_weather"])
+    assert strict.takes(THOUGHT + call)
+    assert not strict.takes(THOUGHT + untrue)
+    allowed = Thinker(opened, "auto", allowed=["get_weather"])
+    assert allowed.takes(THOUGHT + call)
+    assert not allowed.takes(THOUGHT + other)
+    alone = Thinker(opened, "auto", parallel=False)
+    assert alone.takes(THOUGHT + "So: " + call)
+    assert not alone.takes(THOUGHT + call + "\n" + other)
+    required = Thinker(opened, "required")
+    assert required.takes(THOUGHT + call)
+    assert not required.takes(THOUGHT + untrue)
+    assert not required.takes(THOUGHT + "It is warm.")
+
+
+@BEHIND_THINKING
+def test_json_or_calls_may_stand_behind_a_budget_of_thinking(opened: bool) -> None:
+    content = Grammar("json_object", param="response_format")
+    either = Thinker(opened, "auto", content=content)
+    assert either.takes(THOUGHT + '{"a": 1}')
+    assert either.takes(THOUGHT + written(FAMILIES["json_tags"], [WEATHER]))
+    assert not either.takes(THOUGHT + "It is warm.")
+
+
+def test_an_answer_that_begins_without_thinking_cannot_think_later() -> None:
+    auto = Thinker(False, "auto", before="")
+    assert auto.takes("It is warm.")
+    assert auto.takes(written(FAMILIES["json_tags"], [WEATHER]))
+    assert not auto.takes("Well, <think>" + THOUGHT)
+    assert not auto.takes(written(FAMILIES["json_tags"], [("get_wether", {})]))
+
+
+def test_a_vocabulary_without_the_newer_mark_has_calls_in_an_array() -> None:
+    family = FAMILIES["json_array_mistral"]
+    plain, ready, vocabulary = tokenizer_of(family.name, True)
+    added = {text: number for text, number in vocabulary.added.items() if text != "[ARGS]"}
+    for mode in ("required", "auto"):
+        grammar = tool_grammar(family, Vocabulary(added), OutputFormat(ENCODED, mode), "function")
+        assert grammar is not None
+        call = '{"name": "now", "arguments": {}}'
+        assert takes(grammar, plain, ready, f"[TOOL_CALLS][{call}, {call}]")
+        assert not takes(grammar, plain, ready, "[TOOL_CALLS]now[ARGS]{}")

@@ -24,7 +24,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes milliseconds for each of the programs that would keep a GPU busy. Fewer
     still cut long rows."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr("penstock.kernels.gpu.decode_attention._PROGRAMS", 16)
+        monkeypatch.setattr("penstock.kernels.gpu.device_facts._without_gpu", 2)
 
 
 @pytest.fixture(scope="session")

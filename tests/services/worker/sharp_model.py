@@ -7,6 +7,7 @@ import torch
 from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.compressed_layers import Compression
+from penstock.services.worker.gpu.decoder import dense_executor
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.models.dense import (
     DenseConfig,
@@ -52,7 +53,7 @@ def executor_of(
     compression: Compression | None = None,
 ) -> GpuExecutor:
     capacity = EngineSizes(900, 16, slots, 4096, 4096, CONFIG.vocab_size)
-    executor = GpuExecutor(CONFIG, weights, capacity, compression)
+    executor = dense_executor(CONFIG, weights, capacity, compression)
     if warm:
         executor.warm_up()
     return executor

@@ -12,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs, Scores
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.shared_prefix import shared_prefix
 from penstock.services.worker.gpu.attention_choice import (
@@ -79,7 +80,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     class Compiled:
         def __init__(
-            self, keys: Tensor, values: Tensor, queries: Tensor, scale: float | None
+            self, keys: Tensor, values: Tensor, queries: Tensor, scales: list[float]
         ) -> None:
             heads.append(queries.shape[1])
 
@@ -277,3 +278,60 @@ def test_decode_and_prefill_are_chosen_apart(
 def test_without_a_gpu_decode_is_the_triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert decode_choice().summary == "Triton kernel: there is no GPU"
+
+
+SCALES = [Scores(0.25), Scores(0.05)]
+"""Of two layers."""
+
+
+@pytest.mark.usefixtures("capability")
+def test_kernels_for_hopper_get_the_scale_of_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, values = torch.zeros(2, 2, 3, 2, 16, 128, dtype=torch.bfloat16)
+    found: list[object] = []
+    for module, name in (
+        (HOPPER, "HopperPrefillAttention"),
+        (HOPPER_DECODE, "HopperDecodeAttention"),
+        (HOPPER_PREFIX, "HopperPrefixAttention"),
+    ):
+        monkeypatch.setattr(
+            pytest.importorskip(module), name, lambda *given: found.append(given[-1])
+        )
+    queries = torch.empty(1, 4, 128, dtype=torch.bfloat16)
+    choose_prefill_attention(keys, values, queries, SCALES)
+    space = decode_workspace(5, 4, 2, 128, torch.device("cpu"))
+    prefix = shared_prefix(*torch.zeros(2, 5, dtype=torch.int32), 5, 4, 2, 128)
+    triton = TritonDecodeAttention(keys, values, space, 1e-6, prefix, SCALES)
+    choose_decode_attention(keys, values, 4, 5, True, 1e-6, triton, prefix, SCALES)
+    choose_prefix_attention(keys, values, 4, True, 1e-6, prefix, SCALES)
+    assert found == [[0.25, 0.05]] * 3
+
+
+@pytest.mark.usefixtures("capability")
+def test_a_soft_cap_of_any_layer_keeps_the_kernels_for_hopper_away(compiled: list[int]) -> None:
+    caches = torch.zeros(2, 2, 3, 2, 16, 128, dtype=torch.bfloat16)
+    queries = torch.empty(1, 4, 128, dtype=torch.bfloat16)
+    scores = [Scores(0.25), Scores(0.25, softcap=20.0)]
+    assert "knows no soft cap" in choose_prefill_attention(*caches, queries, scores).reason
+    assert not compiled
+
+
+def test_a_shared_prefix_is_scaled_as_its_layer() -> None:
+    """The same rows with the prefix read once, and with each row reading its own context."""
+    generator = torch.Generator().manual_seed(1)
+    keys, values = torch.randn(2, 2, 5, 2, 16, 32, generator=generator)
+    qkv = torch.randn(3, 8, 32, generator=generator)
+    table = torch.tensor([[0, 1, 2], [0, 1, 3], [0, 1, 4]], dtype=torch.int32)
+    rows, position = torch.arange(3, dtype=torch.int32), torch.tensor([40, 33, 47]).int()
+    batch = DecodeBatch(rows, position, table)
+    heads = HeadInputs(torch.ones(64, 16), torch.zeros(64, 16), None, None)
+    prefix = shared_prefix(rows[:1], torch.full((3,), 32, dtype=torch.int32), 3, 4, 2, 32)
+    space = decode_workspace(3, 4, 2, 32, torch.device("cpu"))
+    attend = TritonDecodeAttention(keys, values, space, 0.0, prefix, SCALES)
+    begin = choose_prefix_attention(keys, values, 4, False, 0.0, prefix, SCALES).kernels
+    assert begin is not None
+    for layer in (0, 1):
+        alone, shared = torch.empty(2, 3, 4, 32)
+        attend(layer, qkv, batch, heads, alone)
+        begin(layer, qkv, batch, heads)
+        attend(layer, qkv, batch, heads, shared, True)
+        torch.testing.assert_close(shared, alone)

@@ -56,6 +56,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (10 * GIB, 10 * GIB))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where no GPU is")
 def test_all_weights_of_a_model_that_fits_are_compressed_and_the_log_says_how_large_they_are() -> (

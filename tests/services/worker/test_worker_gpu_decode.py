@@ -111,7 +111,7 @@ def test_steps_compile_nothing_and_equal_those_of_the_triton_kernel(
     assert compressed.decoder.products.kernels.head is not None
     monkeypatch.setattr("penstock.services.worker.gpu.kernel_choice.HOPPER", (0, 0))
     other = executor_of(weights, len(LENGTHS))
-    assert other.decoder.decode.name == "Triton kernel"
+    assert other.decoder.attention.decode.name == "Triton kernel"
     wanted = logits_of(other, plans())
     assert [len(rows) for rows in found] == [11, 11, 11, 11, 12, 12, 7, 4, 2, 1, 1]
     assert_alike(wanted, graphs=found, launches=eager, compressed=smaller)

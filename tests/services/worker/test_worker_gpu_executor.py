@@ -15,6 +15,7 @@ import torch
 from asked_slots import EVERY_KIND, asking, biased, ids
 from plain_logprobs import check_outputs, check_prompts
 from plan_driver import GREEDY, PlanDriver
+from repeated_work import Repeated
 from tiny_models import generated, some_prompts
 
 from penstock.loadtest.make_model import make_tokenizer
@@ -31,7 +32,7 @@ from penstock.protocol.wire.messages.steps import (
     StepPlan,
 )
 from penstock.services.worker.gpu import shared_rows as rows_module
-from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.decoder import dense_executor
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import load_model
@@ -55,7 +56,7 @@ def gpu_executor(folder: Path, block_size: int = 16) -> GpuExecutor:
     capacity = EngineSizes(80, block_size, 8, 48, 256, info.vocab_size)
     config = dense_config(model.specification)
     assert isinstance(config, DenseConfig), config
-    return GpuExecutor(*dense_model(config, model.specification, model.weights), capacity)
+    return dense_executor(*dense_model(config, model.specification, model.weights), capacity)
 
 
 def plain_executor(folder: Path) -> ModelExecutor:
@@ -69,7 +70,7 @@ def plain_executor(folder: Path) -> ModelExecutor:
     [
         ("qwen3", 16),
         pytest.param("qwen2-wide", 32, marks=pytest.mark.slow),
-        ("llama3-wide", 64),
+        pytest.param("llama3-wide", 64, marks=pytest.mark.slow),
     ],
 )
 def test_the_gpu_executor_gives_the_tokens_of_transformers(
@@ -84,9 +85,8 @@ def test_the_gpu_executor_gives_the_tokens_of_transformers(
 GPU_FAMILIES = (
     "mistral", "gemma2", "gemma3", "phi3", "phi3-longrope", "granite", "smollm3", "glm4",
 )  # fmt: skip
-IN_SHORT = ("gemma2", "glm4", "phi3-longrope")
-"""Between them: windows, soft caps, norms on both sides, activations, heads that are filled up,
-partial rotary embedding, multipliers, layers with a rotary embedding of their own."""
+IN_SHORT = ("gemma2",)
+"""Windows, soft caps, norms on both sides and heads that are filled up, in one family."""
 
 
 @pytest.mark.parametrize(
@@ -101,20 +101,6 @@ def test_families_give_the_tokens_of_transformers(variant: str, tiny_folder: Fol
     executor = gpu_executor(tiny_folder(variant))
     driver = PlanDriver(executor, 1)
     assert driver.run(prompts, 4, preemptions=1) == generated(variant, prompts, 4)
-
-
-class Repeated:
-    """Work that is done again as it was recorded: what a graph does, launch by launch."""
-
-    def __init__(self, chunks: ChunkRows, work: Callable[[], None]) -> None:
-        self._chunks, self._work = chunks, work
-        self._tiles = chunks.num_tiles
-
-    def replay(self) -> None:
-        actual, self._chunks.num_tiles = self._chunks.num_tiles, self._tiles
-        with torch.inference_mode():
-            self._work()
-        self._chunks.num_tiles = actual
 
 
 def test_steps_that_are_padded_to_the_size_of_a_graph_give_the_same_tokens(
@@ -143,11 +129,8 @@ def test_the_gpu_executor_draws_what_the_plain_one_draws(tiny_folder: Folder) ->
         SlotSampling(0.9, 0, 0.8, 12),
     ]
     folder = tiny_folder("qwen3")
-    for chosen in (samplings, samplings[:3]):
-        count = len(chosen)
-        wanted = PlanDriver(plain_executor(folder), 2).run(prompts[:count], 3, samplings=chosen)
-        driver = PlanDriver(gpu_executor(folder), 3)
-        assert driver.run(prompts[:count], 3, samplings=chosen) == wanted
+    wanted = PlanDriver(plain_executor(folder), 2).run(prompts, 3, samplings=samplings)
+    assert PlanDriver(gpu_executor(folder), 3).run(prompts, 3, samplings=samplings) == wanted
 
 
 @pytest.mark.slow
@@ -234,7 +217,7 @@ def test_the_warm_up_reads_nothing_that_a_host_buffer_held_before(tiny_folder: F
         executor.chunks._device.fill_(0x3C003C00)
         executor.graphs.run_padding(8)
     assert executor.chunks.slots.eq(-1).all()
-    assert not executor.decoder._keys.any()
+    assert not executor.decoder.attention.keys.any()
 
 
 def decoding_after(
@@ -306,7 +289,7 @@ def test_logprobs_are_those_of_transformers(tiny_folder: Folder) -> None:
 
 def test_logprobs_of_prompts_in_chunks_are_those_of_transformers(tiny_folder: Folder) -> None:
     folder = tiny_folder("qwen3")
-    check_prompts(PlanDriver(gpu_executor(folder), 3), folder, some_prompts([9, 5, 17, 2]))
+    check_prompts(PlanDriver(gpu_executor(folder), 3), folder, some_prompts([7, 5, 2]))
 
 
 GRAMMARS = [
@@ -331,6 +314,7 @@ def follow_grammars(folder: Path, make: Callable[[Path], Any]) -> list[list[int]
     return driver.run(some_prompts([5, 9, 12, 7]), 4, samplings=[*samplings, GREEDY], preemptions=2)
 
 
+@pytest.mark.slow
 def test_grammars_give_the_tokens_of_the_plain_executor(tiny_folder: Folder) -> None:
     folder = tiny_folder("qwen3")
     found = follow_grammars(folder, gpu_executor)

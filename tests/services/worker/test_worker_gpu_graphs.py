@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import cast
 
 import torch
 
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.decoder import GpuDecoder
+from penstock.services.worker.gpu.graph_sizes import GraphSizes, graph_sizes
 from penstock.services.worker.gpu.graphs import Replayable, StepGraphs
+from penstock.services.worker.gpu.step_decoder import StepDecoder
 
 SLOTS = 256
 
 
 class Decoder:
-    """Weights of a shape, and which mixed steps were launched kernel by kernel."""
-
-    shares_prefixes = True
+    """Layers of some size, and which mixed steps were launched kernel by kernel."""
 
     def __init__(self, hidden: int, inner: int) -> None:
-        def empty(*shape: int) -> torch.Tensor:
-            return torch.empty(*shape, device="meta")
-
-        layer = SimpleNamespace(
-            qkv=empty(6144 * hidden // 4096, hidden),
-            output=empty(hidden, hidden),
-            gate_up=empty(2 * inner, hidden),
-            down=empty(hidden, inner),
-        )
-        self.weights = SimpleNamespace(layers=[layer])
+        weights = hidden * (6144 * hidden // 4096 + hidden + 3 * inner)
+        self._operations = 2 * weights
         self.launched: list[tuple[int, int]] = []
+
+    def graph_sizes(self, most: int, max_rows: int) -> GraphSizes:
+        return graph_sizes(most, max_rows, self._operations, shares_prefixes=True)
 
     def body(self, rows: int, num_decode: int, chunks: ChunkRows) -> None:
         self.launched.append((rows, num_decode))
@@ -47,7 +40,7 @@ class Graph:
 
 def graphs_of(decoder: Decoder, max_rows: int) -> tuple[StepGraphs, ChunkRows]:
     chunks = ChunkRows(max_rows, SLOTS, torch.device("cpu"))
-    graphs = StepGraphs(cast(GpuDecoder, decoder), chunks)
+    graphs = StepGraphs(cast(StepDecoder, decoder), chunks)
     graphs.make(lambda work: cast(Replayable, Graph()), SLOTS)
     return graphs, chunks
 

@@ -50,7 +50,7 @@ def test_steps_of_all_sizes_compile_nothing_and_equal_those_of_the_triton_kernel
 ) -> None:
     weights = sharp_weights()
     executor = executor_of(weights, 8)
-    assert executor.decoder.prefill.summary == "Gluon kernel for Hopper"
+    assert executor.decoder.attention.prefill.summary == "Gluon kernel for Hopper"
     compiled: list[object] = []
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -64,7 +64,7 @@ def test_steps_of_all_sizes_compile_nothing_and_equal_those_of_the_triton_kernel
         gated = logits_of(executor_of(weights, 8, warm=False))
     monkeypatch.setattr("penstock.services.worker.gpu.kernel_choice.HOPPER", (0, 0))
     other = executor_of(weights, 8)
-    assert other.decoder.prefill.name == "Triton kernel"
+    assert other.decoder.attention.prefill.name == "Triton kernel"
     for count, *ours, theirs in zip(CHUNKS, found, gated, logits_of(other), strict=True):
         for logits, products in zip(ours, ("as chosen", "gated in one kernel"), strict=True):
             difference = (logits.float() - theirs.float()).norm() / theirs.float().norm()

@@ -17,7 +17,7 @@ from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
-from penstock.services.worker.gpu.executor import GpuExecutor
+from penstock.services.worker.gpu.decoder import dense_executor
 from penstock.services.worker.models.dense_form import allocate_dense
 
 pytestmark = [
@@ -70,7 +70,7 @@ def test_steps_with_rows_of_every_kind_compile_nothing_and_wait_for_nothing(
                 norm.fill_(1.0)
     weights.norm.fill_(1.0)
     capacity = EngineSizes(900, 16, SLOTS, 4096, 4096, CONFIG.vocab_size)
-    executor = GpuExecutor(CONFIG, weights, capacity)
+    executor = dense_executor(CONFIG, weights, capacity)
     executor.grammars.serve(
         lambda: make_vocabulary(make_tokenizer(CONFIG.vocab_size).to_str(), CONFIG.vocab_size, [2]),
         patience=20.0,

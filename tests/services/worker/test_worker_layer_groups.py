@@ -56,3 +56,9 @@ def test_a_long_sequence_holds_its_windows_and_no_more() -> None:
     sizes = EngineSizes(10_000, 16, 8, 256, 100_000, 100, groups=found.groups)
     whole = 6250 * len(layers(*([512] * 5 + [0]) * 8))
     assert sizes.sequence_blocks(100_000) * found.layers < 0.2 * whole
+
+
+def test_more_windows_than_groups_are_one_group() -> None:
+    caches = [CacheSpecification(2, 16, 4, 16 * number) for number in range(1, MOST_GROUPS + 2)]
+    assert group_layers(caches).groups == []
+    assert len(group_layers(caches[:-1]).groups) == MOST_GROUPS

@@ -65,10 +65,21 @@ def test_on_hopper_four_linear_layers_have_the_kernel_for_some_rows(
     choice = chosen(dtype)
     assert choice.summary == "Gluon kernel for Hopper"
     assert choice.kernels is not None
-    assert choice.kernels.bounds == layer_products.HOPPER_ROWS
+    first, last = layer_products.HOPPER_ROWS
+    # Products with norms inside, which are faster for the fewest rows, take no fp16.
+    assert choice.kernels.bounds == (first if dtype == torch.bfloat16 else 1, last)
     assert [(linear["gated"], linear["divided"]) for linear in hopper] == [
         (False, False), (False, True), (True, False), (False, True),
     ]  # fmt: skip
+
+
+def test_norms_of_what_is_added_have_the_kernel_from_one_row_on(
+    hopper: list[dict[str, Any]],
+) -> None:
+    choice = chosen(torch.bfloat16, output_norms=True)
+    assert choice.kernels is not None
+    assert choice.kernels.bounds == (1, layer_products.HOPPER_ROWS[1])
+    assert len(hopper) == 4
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["compressed", "failing"])
@@ -78,7 +89,7 @@ def test_compressed_weights_have_their_kernel_and_plain_ones_theirs_where_it_fai
     module, calls = pytest.importorskip(HOPPER_COMPRESSED), []
 
     class Compressed:
-        def __init__(self, *arguments: object, gated: bool = False) -> None:
+        def __init__(self, *arguments: object, **options: object) -> None:
             if fails:
                 raise RuntimeError("no such layout")
 
@@ -137,7 +148,9 @@ def test_gated_products_of_many_rows_have_a_kernel_where_it_can_compute_them(
 ) -> None:
     module, compiled = pytest.importorskip(HOPPER_GATED), []
 
-    def compile_none(x: torch.Tensor, weights: list[torch.Tensor], out: torch.Tensor) -> None:
+    def compile_none(
+        x: torch.Tensor, weights: list[torch.Tensor], out: torch.Tensor, activation: str
+    ) -> None:
         compiled.append((x.shape[1], weights[0].shape, out.shape[1]))
 
     monkeypatch.setattr(module, "HopperGatedLinear", compile_none)

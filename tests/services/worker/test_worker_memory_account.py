@@ -19,6 +19,7 @@ from tiny_models import FAMILIES, SHARED, VARIANTS, some_prompts
 
 from penstock.kernels import attention, sdpa_attention
 from penstock.kernels.gpu import decode_attention, prefill_attention, sampler_memory, shared_prefix
+from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.few_rows_linear import NARROW
 from penstock.kernels.rotary import RopeParameters, cos_sin_table
 from penstock.kernels.sampling import bad_words
@@ -30,13 +31,13 @@ from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.gpu.logprob_rows import GpuLogprobs
-from penstock.services.worker.loaded_model import LoadedModel
+from penstock.services.worker.loaded_model import AttentionAlone, LoadedModel
 from penstock.services.worker.memory_account import TOLERANCE, MemoryAccount, MemoryPart, table
 from penstock.services.worker.memory_plan import cuda_account, with_kv
 from penstock.services.worker.model_memory import ModelMemory, in_use
 from penstock.services.worker.model_shape import shape_of
 from penstock.services.worker.model_weights import load_model
-from penstock.services.worker.models.dense import DenseConfig, dense_config
+from penstock.services.worker.models.dense import DenseConfig, dense_config, paged_config
 from penstock.services.worker.models.dense_form import DenseModel, dense_model, half_tables
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.sizes import num_parameters
@@ -104,7 +105,7 @@ class Loaded:
         self,
         folder: Path,
         memory: PretendedMemory,
-        kernels: bool,
+        kernels: Callable[[Any], DenseModel | AttentionAlone | str],
         block_size: Literal[8, 16, 64] = 16,
     ) -> None:
         info = read_model_info(folder)
@@ -116,7 +117,7 @@ class Loaded:
         self.memory, self.config, self.info = memory, config, info
         with memory:
             model = load_model(info, torch.float32, CPU, lambda note: None)
-            subject = LoadedModel(model, in_form(model) if kernels else "on a CPU")
+            subject = LoadedModel(model, kernels(model))
             measured = ModelMemory(subject, config, info).measured(memory)
             self.account = with_kv(measured, config, info, subject.groups)
             memory.begin()
@@ -151,6 +152,16 @@ def in_form(model: Any) -> DenseModel:
     return dense_model(config, model.specification, model.weights)
 
 
+def attention_alone(model: Any) -> AttentionAlone:
+    config = paged_config(model.caches, model.hidden_size, 0, model.vocab_size)
+    assert isinstance(config, DenseConfig), config
+    return AttentionAlone(config, "to see")
+
+
+def without_kernels(model: Any) -> str:
+    return "on a CPU"
+
+
 @pytest.fixture
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights as a GPU has them."""
@@ -162,7 +173,37 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_counted_used_and_planned_of_the_kernels_executor_differ_by_under_two_percent(
     variant: str, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(static_memory, "_DECODE_PROGRAMS", decode_attention._PROGRAMS)
+    memory = device_memory(monkeypatch)
+    loaded = Loaded(tiny_folder(variant), memory, in_form)
+    started = memory.held()
+    assert abs(loaded.counted() - started) < TOLERANCE * started
+    monkeypatch.setattr(plan, "LIBRARY_BYTES", 0)  # cuBLAS is not used
+    planned = plan.Planner(
+        loaded.info,
+        plan.PlannedDevice("a GPU", 300 << 20, 5 << 20, multiprocessors=multiprocessors()),
+    )
+    beside = planned.beside_kv(loaded.config)
+    assert abs(beside.beside - loaded.account.beside) < TOLERANCE * loaded.counted()
+    loaded.run()
+    assert memory.peak <= (1 + TOLERANCE) * loaded.counted()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_programs", "unpacked")
+def test_memory_of_a_model_with_our_attention_alone_is_not_more_than_was_counted(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its layers take in a step was measured; the rest is there from the start."""
+    memory = device_memory(monkeypatch)
+    loaded = Loaded(tiny_folder("olmo2"), memory, attention_alone)
+    assert memory.held() <= loaded.counted()
+    loaded.run()
+    assert memory.peak <= (1 + TOLERANCE) * loaded.counted()
+    assert loaded.counted() - memory.peak < 0.05 * loaded.counted()
+
+
+def device_memory(monkeypatch: pytest.MonkeyPatch) -> PretendedMemory:
+    """Of 300 MiB; what executors for GPUs keep on the host is not in it."""
     memory = PretendedMemory(300 << 20, outside=5 << 20)
     for owner, name in (
         (GpuExecutor, "_host"),
@@ -171,15 +212,7 @@ def test_memory_counted_used_and_planned_of_the_kernels_executor_differ_by_under
         (GpuLogprobs, "_on_host"),
     ):
         monkeypatch.setattr(owner, name, memory.of_host(getattr(owner, name)))
-    loaded = Loaded(tiny_folder(variant), memory, kernels=True)
-    started = memory.held()
-    assert abs(loaded.counted() - started) < TOLERANCE * started
-    monkeypatch.setattr(plan, "LIBRARY_BYTES", 0)  # cuBLAS is not used
-    planned = plan.Planner(loaded.info, plan.PlannedDevice("a GPU", 300 << 20, 5 << 20))
-    beside = planned.beside_kv(loaded.config)
-    assert abs(beside.beside - loaded.account.beside) < TOLERANCE * loaded.counted()
-    loaded.run()
-    assert memory.peak <= (1 + TOLERANCE) * loaded.counted()
+    return memory
 
 
 @pytest.mark.usefixtures("unpacked")
@@ -187,7 +220,7 @@ def test_steps_of_the_plain_executor_take_no_more_than_was_measured(tiny_folder:
     """Tables that the sampler takes for the first row that needs them, logits of all rows at once
     and those of a prompt are in what was measured."""
     memory = PretendedMemory(900 << 20)
-    loaded = Loaded(tiny_folder("qwen3"), memory, kernels=False)
+    loaded = Loaded(tiny_folder("qwen3"), memory, without_kernels)
     started = memory.held()
     loaded.run()
     assert memory.peak - started <= (1 + TOLERANCE) * loaded.step()
@@ -197,7 +230,7 @@ def test_steps_of_the_plain_executor_take_no_more_than_was_measured(tiny_folder:
 def test_what_a_step_takes_is_without_the_kv_memory_of_its_profile(tiny_folder: Folder) -> None:
     """The profile of a step in blocks of 64 has three times the KV memory of one in blocks of 8."""
     small, large = (
-        Loaded(tiny_folder("qwen3"), PretendedMemory(900 << 20), False, size).step()
+        Loaded(tiny_folder("qwen3"), PretendedMemory(900 << 20), without_kernels, size).step()
         for size in (8, 64)
     )
     assert abs(small - large) < TOLERANCE * small
@@ -211,7 +244,7 @@ def test_sizes_that_a_plan_knows_without_torch_are_those_of_the_kernels() -> Non
         static_memory._WORDS, static_memory._WORD_TOKENS, static_memory._RING,
     )  # fmt: skip
     assert static_memory._QUERY_TILE == prefill_attention.QUERY_TILE
-    assert static_memory._DECODE_PROGRAMS == decode_attention._PROGRAMS
+    assert static_memory._DECODE_PROGRAMS == decode_attention._PROGRAMS_EACH
     assert static_memory._MOST_SPLITS == decode_attention._MOST_SPLITS
     assert shared_prefix.SHAPE.programs == static_memory._PREFIX_PROGRAMS
     assert shared_prefix.SHAPE.queries == static_memory._PREFIX_QUERIES
@@ -220,7 +253,7 @@ def test_sizes_that_a_plan_knows_without_torch_are_those_of_the_kernels() -> Non
     assert attention._MAX_TILE_ELEMENTS == plain_memory.GATHERED_ELEMENTS
     assert plain_memory.GATHERED_ELEMENTS["cuda"] == sdpa_attention.MOST_ELEMENTS
     only_large = prefill_attention._LARGE.keys() - prefill_attention._SMALL.keys()
-    assert only_large == {plan._LARGEST_HEADS}
+    assert only_large == {(2 * plan._WIDE_HEADS, plan._FP32_BYTES)}
     assert model_executor.PROMPT_ROWS == plain_memory._PROMPT_ROWS
     assert plan._NARROW == NARROW
     assert plan._COMPRESSED_SHARE == compressed_layers.COMPRESSED_SHARE

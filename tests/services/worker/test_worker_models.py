@@ -186,7 +186,6 @@ def test_a_rope_type_of_null_is_read_from_the_older_key(configured: Configure) -
 def test_why_a_model_is_not_computed_by_the_kernels_is_said_in_words(configured: Configure) -> None:
     assert dense_config(configured("llama", hidden_act="gelu")) == "the activation gelu"
     assert dense_config(configured("llama", head_dim=320)) == "heads of 320"
-    assert dense_config(configured("qwen3", head_dim=16)) == "norms of heads of 16"
 
 
 def test_why_a_family_is_not_computed_by_the_kernels_is_said_in_words(tiny_folder: Folder) -> None:
@@ -196,11 +195,11 @@ def test_why_a_family_is_not_computed_by_the_kernels_is_said_in_words(tiny_folde
         reasons[variant] = dense_config(adapter_for(info).specification(info))
     assert reasons == {
         "olmo2": "layers without norms ahead of both halves, "
-        "norms of queries and keys over all heads, norms of heads of 16",
+        "norms of queries and keys over all heads",
         "starcoder2": "norms that are no RMSNorm, or differ, an MLP without a gate",
         "cohere": "layers without norms ahead of both halves, "
         "norms that are no RMSNorm, or differ, attention and MLP in parallel, "
-        "norms of queries and keys over all heads, norms of heads of 16",
+        "norms of queries and keys over all heads",
     }
 
 
@@ -218,7 +217,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rope of a type that is no text": ({"rope_parameters": {"rope_type": []}}, "rope type"),
     "rope settings of other layers": (
         {"rope_parameters": {"sliding_attention": {}}},
-        "settings for sliding_attention, none for full_attention",
+        "rotary settings for sliding_attention: this architecture has one for all layers",
     ),
     "yarn of base 1": (
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0, "factor": 2.0}},

@@ -41,6 +41,7 @@ from penstock.services.worker.plain_attention import (
 CPU = torch.device("cpu")
 CONFIG = DenseConfig(100, 64, 1, 4, 2, 80, 64, 1e-5, RopeParameters(10_000.0), True)
 SDPA = PlainAttention(SdpaAttention(), SdpaAttention())
+ON_CPU = PlainAttention(ReferenceAttention(), SdpaAttention())
 ONE_OF_EACH = PlainAttention(SdpaAttention(), ReferenceAttention())
 Folder = Callable[[str], Path]
 
@@ -94,6 +95,16 @@ def test_on_the_cpu_the_reference_attends_and_nothing_is_measured() -> None:
     assert choose_plain_attention(CONFIG, torch.float32, 16, CPU) is REFERENCE
     assert REFERENCE.summary == ""
     assert not REFERENCE.finite_keys
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_on_the_cpu_chunks_go_to_sdpa_where_bits_may_depend_on_the_batch(
+    dtype: torch.dtype,
+) -> None:
+    chosen = choose_plain_attention(CONFIG, dtype, 16, CPU)
+    assert isinstance(chosen.decode, ReferenceAttention)
+    assert isinstance(chosen.prefill, SdpaAttention)
+    assert chosen.finite_keys and chosen.summary == ""
 
 
 def executor_for(
@@ -161,7 +172,7 @@ gpu = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("attention", [REFERENCE, SDPA], ids=["reference", "sdpa"])
+@pytest.mark.parametrize("attention", [REFERENCE, SDPA, ON_CPU], ids=["reference", "sdpa", "both"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
 def test_logits_are_near_those_of_transformers_in_float32(
     device: str, attention: PlainAttention, dtype: torch.dtype, tiny_folder: Folder
@@ -181,7 +192,7 @@ def test_logits_are_near_those_of_transformers_in_float32(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_measures_both_and_names_the_choice(tiny_folder: Folder) -> None:
     config = Config(
-        model=ModelConfig(model=str(tiny_folder("llama-80")), dtype="float32"),
+        model=ModelConfig(model=str(tiny_folder("llama-320")), dtype="float32"),
         cache=CacheConfig(num_kv_blocks=300),
         scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=256),
         device=DeviceConfig(device="cuda"),
@@ -190,8 +201,8 @@ def test_a_gpu_measures_both_and_names_the_choice(tiny_folder: Folder) -> None:
     assert isinstance(executor, ModelExecutor)
     choice = r"attention by (torch's SDPA|the reference) \(\d+\.\d\d ms against \d+\.\d\d\)"
     assert re.fullmatch(
-        rf"plain torch kernels: heads of 80; .*; decode {choice}, prefill {choice}",
+        rf"plain torch kernels: .* lack heads of 320; .*; decode {choice}, prefill {choice}",
         executor.summary,
     )
     prompts = some_prompts([1, 5, 33, 129])
-    assert PlanDriver(executor, 3).run(prompts, 8) == generated("llama-80", prompts, 8)
+    assert PlanDriver(executor, 3).run(prompts, 8) == generated("llama-320", prompts, 8)

@@ -13,6 +13,7 @@ import transformers
 from plan_driver import PlanDriver
 from safetensors.torch import load_file, save_file
 from tiny_models import FAMILIES, OTHERS, generated, make_model, some_prompts
+from whole_logits import configured
 
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
@@ -149,3 +150,25 @@ def test_longrope_beyond_the_trained_length_is_refused(tiny_folder: Folder) -> N
     model.prepare(512)
     with pytest.raises(BadModelFolder, match=r"longest sequence of a batch.*--max-model-len 512"):
         model.prepare(513)
+
+
+def test_longrope_of_one_kind_of_layers_is_refused_beyond_its_length(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    longrope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e6,
+        "short_factor": [1.1] * 16,
+        "long_factor": [4.0] * 16,
+        "original_max_position_embeddings": 256,
+    }
+    usual = {"rope_type": "default", "rope_theta": 1e4}
+    folder = configured(
+        tiny_folder("gemma3"),
+        tmp_path / "model",
+        rope_parameters={"full_attention": longrope, "sliding_attention": usual},
+    )
+    model = load(folder)
+    model.prepare(256)
+    with pytest.raises(BadModelFolder, match="--max-model-len 256"):
+        model.prepare(257)

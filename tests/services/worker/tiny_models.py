@@ -99,6 +99,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """One of each family that Llama's and Qwen's layers are not enough for."""
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_positions": 1024}),
+    "gpt2-scales": ("GPT2", {"n_positions": 1024, "scale_attn_by_inverse_layer_idx": True}),
     "gpt-neox": ("GPTNeoX", {}),
     "gpt-bigcode": ("GPTBigCode", {"n_positions": 1024}),
     "opt": ("OPT", {"word_embed_proj_dim": 64, "ffn_dim": 112, "pad_token_id": 0}),
@@ -109,7 +110,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "seed-oss": ("SeedOss", {"head_dim": 16, "pad_token_id": 0}),
     "arcee": ("Arcee", {}),
     "helium": ("Helium", {"head_dim": 16, "pad_token_id": 0}),
-    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 40}),
+    "cwm": ("Cwm", {"sliding_window": 40, "num_hidden_layers": 4, "head_dim": 16}),
     "jetmoe": ("JetMoe", {"kv_channels": 16, "num_local_experts": 4, "pad_token_id": 0}),
 }
 """Models that transformers' own code computes."""
@@ -155,6 +157,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 128, "intermediate_size": 256, "rope_parameters": LLAMA3},
     ),
     "llama-80": ("Llama", {"tie_word_embeddings": False, "head_dim": 80}),
+    "llama-320": ("Llama", {"tie_word_embeddings": False, "head_dim": 320}),
     "llama-many-heads": (
         "Llama",
         {

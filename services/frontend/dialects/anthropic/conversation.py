@@ -20,7 +20,7 @@ from penstock.services.frontend.bodies.anthropic import (
     ResultPart,
     SystemBlock,
 )
-from penstock.services.frontend.dialects.anthropic.signature import is_forged
+from penstock.services.frontend.dialects.anthropic.signature import signed_thought
 
 BILLING = "x-anthropic-billing-header:"
 """A line that one client puts before its system prompt, other in each request: with it no prefix
@@ -137,12 +137,16 @@ def _check(block: Block, role: str, where: str) -> None:
             f"the role {role!r}",
             "messages",
         )
-    if block.type == "thinking" and is_forged(block.signature or "", block.thinking or ""):
+    if block.type == "thinking" and _thought(block) is None:
         raise InvalidValue(
             f"{where}.signature is not that of the thinking in it; send the block as it came, or "
             "leave it out",
             "messages",
         )
+
+
+def _thought(block: Block) -> str | None:
+    return signed_thought(block.signature or "", block.thinking or "")
 
 
 def _wrong_fields(block: Block, where: str) -> InvalidValue:
@@ -166,8 +170,8 @@ def _assistant(blocks: Iterable[Block]) -> Message:
         match block:
             case Block(type="text", text=str(text)):
                 texts.append(text)
-            case Block(type="thinking", thinking=str(text)):
-                thoughts.append(text)
+            case Block(type="thinking"):
+                thoughts.append(_thought(block) or "")
             case Block(type="tool_use", id=str(number), name=str(name), input=dict(arguments)):
                 encoded = msgspec.json.encode(arguments).decode()
                 function = CalledFunction(name=name, arguments=encoded)

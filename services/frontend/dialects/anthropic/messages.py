@@ -11,6 +11,7 @@ from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.messages import encode_messages
 from penstock.client.meters import Usage
+from penstock.client.request_terms import terms_of
 from penstock.client.tools import AUTO, Choice, FunctionTool, output_format
 from penstock.protocol.grammar.request import from_output_config
 from penstock.protocol.sampling import SamplingParams
@@ -30,7 +31,6 @@ from penstock.services.frontend.bodies.anthropic_answers import (
     MessageEvent,
     TokenCount,
 )
-from penstock.services.frontend.bodies.requests import StreamOptions
 from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.body import Pause, decode_body, no_pause
 from penstock.services.frontend.dialects.anthropic.conversation import continues, conversation
@@ -79,11 +79,7 @@ class MessagesDialect:
             prompts=[chat],
             params=params,
             stream=bool(body.stream),
-            options=StreamOptions(),
-            user=(body.metadata.user_id if body.metadata else None) or "",
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            deadline_s=body.deadline_s,
+            terms=terms_of(body, user=body.metadata.user_id if body.metadata else None),
             output=output,
             fits_window=True,
             shows_thinking=thinking is None or thinking.display != "omitted",
@@ -128,12 +124,7 @@ class CountTokensDialect:
             model=name,
             served=model.name,
             prompts=[chat],
-            params=SamplingParams(),
-            stream=False,
-            options=StreamOptions(),
-            user="",
-            priority=0,
-            cache_salt=body.cache_salt or "",
+            terms=terms_of(body),
             task=TOKENIZE,
             output=output,
         )

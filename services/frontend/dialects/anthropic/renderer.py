@@ -119,8 +119,11 @@ class MessagesRenderer:
         return self._frames
 
     def opening(self, usage: Usage) -> bytes:
-        """The first event."""
-        return event(MessageStart(message=self._message([], usage)))
+        """The first event. How much is thought is known at the end: a client that adds events up
+        would keep what stands here."""
+        message = self._message([], usage)
+        message.usage.output_tokens_details = UNSET
+        return event(MessageStart(message=message))
 
     @property
     def keep_alive(self) -> bytes:
@@ -170,9 +173,10 @@ def _blocks(events: Sequence[Event], *, shows_thinking: bool) -> list[AnswerBloc
                 if text:
                     found.append(TextBlock(text=text))
             case Reasoning(text):
-                shown = text if shows_thinking else ""
                 if text:
-                    found.append(ThinkingBlock(thinking=shown, signature=sign(shown)))
+                    signature = sign(text, keeps=not shows_thinking)
+                    shown = text if shows_thinking else ""
+                    found.append(ThinkingBlock(thinking=shown, signature=signature))
             case ToolCallOpened(index, number, name):
                 calls[index] = ToolUseBlock(id=number, name=name, input={})
                 found.append(calls[index])
@@ -309,12 +313,12 @@ class MessageFrames:
         raise unexpected(one)
 
     def _thinking(self, text: str) -> list[bytes]:
-        frames = []
+        frames, shows = [], self._renderer.request.shows_thinking
         if self._open != "thinking":
             frames.append(self._start(ThinkingBlock(thinking="", signature=""), "thinking"))
-            self._signature = Signature()
-        if self._renderer.request.shows_thinking:
-            self._signature.add(text)
+            self._signature = Signature(keeps=not shows)
+        self._signature.add(text)
+        if shows:
             frames.append(self._delta(ThinkingDelta(thinking=text)))
         return frames
 

@@ -10,12 +10,13 @@ from aiohttp import web
 from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.meters import Usage
+from penstock.client.tokens import ids_of
 from penstock.protocol.tasks import TOKENIZE
 from penstock.protocol.wire.messages.requests import PromptText
 from penstock.services.frontend.bodies.kobold import (
-    Aborted,
     CountBody,
     KeyBody,
+    KoboldAborted,
     KoboldCount,
     KoboldError,
     KoboldProgress,
@@ -26,7 +27,7 @@ from penstock.services.frontend.bodies.kobold import (
 )
 from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.body import Pause, decode_body, no_pause
-from penstock.services.frontend.context import CONTEXT
+from penstock.services.frontend.context import CONTEXT, models_for
 from penstock.services.frontend.dialect_handler import owner
 from penstock.services.frontend.dialects.interface import Endpoint, Unstreamed
 from penstock.services.frontend.dialects.kobold.generate import (
@@ -35,7 +36,7 @@ from penstock.services.frontend.dialects.kobold.generate import (
     error_body,
     model_of,
 )
-from penstock.services.frontend.dialects.tokens import ids_of, token_request
+from penstock.services.frontend.dialects.tokens import token_request
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest
@@ -80,7 +81,7 @@ async def abort(request: web.Request) -> web.Response:
     found = request.app[CONTEXT].running.of(owner(request), body.genkey or "")
     for running in found:
         running.generation.abandon()
-    return json_response(Aborted(success="true" if found else "false", done="true"))
+    return json_response(KoboldAborted(success="true" if found else "false", done="true"))
 
 
 # --- facts
@@ -89,7 +90,7 @@ async def abort(request: web.Request) -> web.Response:
 async def _model(request: web.Request) -> ServedModel:
     gateway = request.app[CONTEXT].gateway
     await gateway.known()
-    return model_of(None, gateway.models())[0]
+    return model_of(None, models_for(request))[0]
 
 
 async def model(request: web.Request) -> web.Response:
@@ -109,7 +110,7 @@ async def united_version(request: web.Request) -> web.Response:
 
 
 async def version(request: web.Request) -> web.Response:
-    protected = bool(request.app[CONTEXT].config.api_key)
+    protected = bool(request.app[CONTEXT].config.has_keys)
     return json_response(KoboldVersion(result="KoboldCpp", version=COMPATIBLE, protected=protected))
 
 
@@ -152,7 +153,7 @@ class TokenCountDialect:
         _ABOUT(
             "POST",
             "/api/extra/abort",
-            Aborted,
+            KoboldAborted,
             KeyBody,
             summary="End requests with their text so far",
         ),

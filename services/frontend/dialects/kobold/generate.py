@@ -21,7 +21,6 @@ from penstock.services.frontend.bodies.kobold import (
     KoboldText,
     KoboldToken,
 )
-from penstock.services.frontend.bodies.requests import StreamOptions
 from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.bodies.sampling_fields import sampling_values
 from penstock.services.frontend.body import Pause, decode_body, no_pause
@@ -83,10 +82,6 @@ class KoboldDialect:
             prompts=[PromptText(body.prompt)],
             params=params,
             stream=self.streams,
-            options=StreamOptions(),
-            user="",
-            priority=0,
-            cache_salt="",
             fits_window=True,
             handle=body.genkey or "",
         )
@@ -177,7 +172,7 @@ class KoboldRenderer:
                 text=answer.text,
                 finish_reason=reason,
                 prompt_tokens=usage.prompt,
-                completion_tokens=usage.completion,
+                completion_tokens=answer.tokens,
             )
             for answer, reason in zip(answers, reasons, strict=True)
         ]

@@ -21,7 +21,7 @@ from penstock.services.frontend.bodies.ollama import (
 )
 from penstock.services.frontend.bodies.responses import Version
 from penstock.services.frontend.bodies.routes import RouteBodies
-from penstock.services.frontend.context import CONTEXT, Context
+from penstock.services.frontend.context import CONTEXT, KEY, Context, models_for
 from penstock.services.frontend.dialects.interface import Endpoint
 from penstock.services.frontend.dialects.ollama.request import model_of
 from penstock.services.frontend.errors import bad_request
@@ -39,10 +39,11 @@ def _time(context: Context) -> str:
     return datetime.fromtimestamp(context.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _named(context: Context) -> list[tuple[str, ServedModel]]:
+def _named(request: web.Request) -> list[tuple[str, ServedModel]]:
+    """Those that the caller may use."""
     return [
         (name, model)
-        for model in context.gateway.models()
+        for model in models_for(request)
         for name in dict.fromkeys((model.name, *model.aliases))
     ]
 
@@ -64,7 +65,7 @@ async def tags(request: web.Request) -> web.Response:
                     digest=_digest(model),
                     details=ModelDetails(),
                 )
-                for name, model in _named(context)
+                for name, model in _named(request)
             ]
         )
     )
@@ -84,7 +85,7 @@ async def running(request: web.Request) -> web.Response:
                     expires_at=NEVER,
                     context_length=model.max_model_len,
                 )
-                for name, model in _named(context)
+                for name, model in _named(request)
             ]
         )
     )
@@ -98,6 +99,7 @@ async def show(request: web.Request) -> web.Response:
         raise bad_request("model is missing; the name of a served model is required", "model")
     await context.gateway.known()
     model, _ = model_of(asked, context.gateway.models())
+    request[KEY].check_model(model, asked)
     shown = OllamaShown(
         details=ModelDetails(),
         model_info={

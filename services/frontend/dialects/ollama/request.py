@@ -7,7 +7,13 @@ from typing import Any
 import msgspec
 
 from penstock.client.gateway_interface import ServedModel
-from penstock.client.messages import CalledFunction, Message, ToolCall, encode_messages
+from penstock.client.messages import (
+    CalledFunction,
+    Message,
+    TemplateVariables,
+    ToolCall,
+    encode_messages,
+)
 from penstock.protocol.grammar.request import Grammar, of_schema
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.validation import InvalidValue
@@ -18,7 +24,6 @@ from penstock.services.frontend.bodies.ollama import (
     OllamaMessage,
     OllamaOptions,
 )
-from penstock.services.frontend.bodies.requests import StreamOptions, TemplateVariables
 from penstock.services.frontend.bodies.sampling_fields import sampling_values
 from penstock.services.frontend.errors import bad_request, from_invalid
 from penstock.services.frontend.parameters import checked, wrong
@@ -41,9 +46,6 @@ def params_of(body: OllamaBody, model: ServedModel) -> SamplingParams:
     """Raises ``ApiError`` 400."""
     options = body.options or OllamaOptions()
     given: dict[str, Any] = sampling_values(options, OPTIONS)
-    if options.num_ctx is not None and options.num_ctx > model.max_model_len:
-        most = f"at most {model.max_model_len}, the model's max_model_len, is allowed"
-        raise wrong("options.num_ctx", options.num_ctx, most)
     if options.num_predict is not None and options.num_predict >= 0:
         given["max_tokens"] = options.num_predict
     if options.stop is not None:
@@ -140,10 +142,6 @@ def request_of(
         prompts=[] if prompt is None else [prompt],
         params=params_of(body, model),
         stream=body.stream is not False,
-        options=StreamOptions(),
-        user="",
-        priority=0,
-        cache_salt="",
         output=output,
         fits_window=True,
     )

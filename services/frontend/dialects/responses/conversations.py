@@ -9,6 +9,8 @@ import msgspec
 
 from penstock.protocol.shown_values import show
 from penstock.services.frontend.bodies.openai_items import InputItem, ReferenceItem
+from penstock.services.frontend.body import Pause, no_pause
+from penstock.services.frontend.dialects.responses.held_responses import HeldResponses
 from penstock.services.frontend.dialects.responses.items import (
     is_response_id,
     place_of,
@@ -26,7 +28,8 @@ MAX_CHAIN = 8192
 NOT_FOUND = "previous_response_not_found"
 _WHY = (
     "it was never stored, was deleted or has made room for others, or belongs to another API key; "
-    "each frontend process has a memory of its own, --response-store DIRECTORY gives all the same"
+    "each frontend process has a memory of its own; --response-store DIRECTORY, or a server's URL, "
+    "gives all the same"
 )
 
 
@@ -53,6 +56,7 @@ class Conversations:
         self._connection = connection
 
     async def find(self, name: str) -> StoredResponse | None:
+        """Raises ``ApiError`` 503 where the store does not answer."""
         if not is_response_id(name):
             return None
         if self._local is not None:
@@ -61,18 +65,18 @@ class Conversations:
                 return found
         return None if self._store is None else await self._store.get(self._owner, name)
 
-    async def before(self, name: str | None) -> list[InputItem]:
+    async def before(self, name: str | None, held: HeldResponses) -> list[InputItem]:
         """All items of the conversation that ends with this response. Raises ``ApiError`` 400 for
         a response that is not there, and where none are kept."""
-        items: list[Any] = []
-        for kept in await self.chain(name):
-            items += msgspec.json.decode(kept.input)
-            items += output_of(kept)
-        return await self.resolved(read_items(items, "previous_response_id"))
+        chain = await self.chain(name, held)
+        read = await held.read(
+            lambda pause: read_items(items_of(chain, pause or no_pause), "previous_response_id")
+        )
+        return await self.resolved(read, held)
 
-    async def chain(self, name: str | None) -> list[StoredResponse]:
-        """The responses of the conversation that ends with this one, oldest first. Raises
-        ``ApiError`` 400 as ``before`` does."""
+    async def chain(self, name: str | None, held: HeldResponses) -> list[StoredResponse]:
+        """The responses of the conversation that ends with this one, oldest first, which ``held``
+        takes. Raises ``ApiError`` 400 as ``before`` does."""
         found: list[StoredResponse] = []
         asked = name
         while name:
@@ -93,32 +97,44 @@ class Conversations:
                     param="previous_response_id",
                     code=NOT_FOUND,
                 )
+            held.take(kept)
             found.append(kept)
             name = kept.previous
         found.reverse()
         return found
 
-    async def resolved(self, items: Sequence[InputItem | ReferenceItem]) -> list[InputItem]:
+    async def resolved(
+        self, items: Sequence[InputItem | ReferenceItem], held: HeldResponses
+    ) -> list[InputItem]:
         """Items with those that are only referred to. Raises ``ApiError`` 404."""
+        outputs: dict[str, list[Any]] = {}
         found: list[InputItem] = []
         for index, item in enumerate(items):
             if isinstance(item, ReferenceItem):
-                found.append(await self._referred(item.id, f"input[{index}]"))
+                found.append(await self._referred(item.id, f"input[{index}]", outputs, held))
             else:
                 found.append(item)
         return found
 
-    async def _referred(self, name: str, where: str) -> InputItem:
+    async def _referred(
+        self, name: str, where: str, outputs: dict[str, list[Any]], held: HeldResponses
+    ) -> InputItem:
+        """outputs: of the responses that were referred to before, by their ids."""
         if self._store is None and self._local is None:
             raise _off(where)
         place = place_of(name)
-        kept = None if place is None else await self.find(place.response_id)
-        if kept is not None and place is not None:
-            for item in output_of(kept):
-                if item.get("id") == name:
-                    (read,) = read_items([item], where)
-                    if not isinstance(read, ReferenceItem):
-                        return read
+        if place is not None and place.response_id not in outputs:
+            kept = await self.find(place.response_id)
+            if kept is not None:
+                held.take(kept)
+            outputs[place.response_id] = (
+                [] if kept is None else await held.read(lambda _: output_of(kept))
+            )
+        for item in outputs[place.response_id] if place is not None else ():
+            if item.get("id") == name:
+                (read,) = read_items([item], where)
+                if not isinstance(read, ReferenceItem):
+                    return read
         raise ApiError(
             404,
             f"{where}: item with id {show(name)} not found in the output of a response: {_WHY}",
@@ -131,6 +147,16 @@ class Conversations:
 def output_of(kept: StoredResponse) -> list[Any]:
     """The items that a response has answered with."""
     return msgspec.json.decode(kept.response, type=_Answered).output
+
+
+def items_of(chain: Sequence[StoredResponse], pause: Pause = no_pause) -> list[Any]:
+    """The items that responses were made from and have answered with, in that order."""
+    items: list[Any] = []
+    for kept in chain:
+        pause()
+        items += msgspec.json.decode(kept.input)
+        items += output_of(kept)
+    return items
 
 
 def _off(param: str) -> ApiError:

@@ -19,17 +19,16 @@ from penstock.services.frontend.bodies.openai_responses import (
     TokenCountBody,
 )
 from penstock.services.frontend.body import body_of, decode_body, no_pause
-from penstock.services.frontend.connection import Connection
-from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT
+from penstock.services.frontend.context import CONTEXT, TENANT
 from penstock.services.frontend.dialect_handler import answered, generation_of, parsed
 from penstock.services.frontend.dialects.responses.conversations import (
     Conversations,
+    items_of,
     not_found,
-    output_of,
 )
+from penstock.services.frontend.dialects.responses.held_responses import held_responses
 from penstock.services.frontend.dialects.responses.renderer import ResponsesRenderer
 from penstock.services.frontend.dialects.responses.session import Session
-from penstock.services.frontend.dialects.responses.socket import Socket
 from penstock.services.frontend.dialects.responses.state import (
     RESPONSES,
     RunningResponse,
@@ -37,13 +36,13 @@ from penstock.services.frontend.dialects.responses.state import (
 )
 from penstock.services.frontend.dialects.responses.store import StoredResponse
 from penstock.services.frontend.dialects.responses.token_count import count_tokens
-from penstock.services.frontend.dialects.responses.turn import Turn, read_input, turn_of
-from penstock.services.frontend.errors import ApiError, bad_request, retry_after
+from penstock.services.frontend.dialects.responses.truncation import whole_turn
+from penstock.services.frontend.dialects.responses.turn import Turn, read_input
+from penstock.services.frontend.errors import bad_request
 from penstock.services.frontend.system import json_response
+from penstock.services.frontend.websockets.handshake import connected
 
 PATH = "/v1/responses"
-CLOSE_SECONDS = 2.0
-"""Time for the client to answer when a WebSocket is closed."""
 MAX_LISTED = 100
 DEFAULT_LISTED = 20
 
@@ -81,37 +80,7 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 async def connect(request: web.Request) -> web.StreamResponse:
     """``GET /v1/responses``, to become a WebSocket."""
-    context, state = request.app[CONTEXT], request.app[RESPONSES]
-    connection = web.WebSocketResponse(
-        timeout=CLOSE_SECONDS, max_msg_size=context.config.max_body_bytes, compress=False
-    )
-    if not connection.can_prepare(request):
-        raise ApiError(
-            426,
-            f"GET {PATH} is for WebSockets: send the headers of RFC 6455 (Upgrade: websocket), or "
-            f"POST {PATH}",
-            headers={"Upgrade": "websocket"},
-        )
-    if context.gateway.draining():
-        raise ApiError(
-            503,
-            "The server is shutting down; connect again",
-            kind="overloaded_error",
-            headers=retry_after(1.0),
-        )
-    protocol = request.protocol
-    await connection.prepare(request)
-    if not isinstance(protocol, Connection):
-        raise TypeError("a WebSocket needs a connection of this server")
-    socket = Socket(protocol, context.bodies, context.clock.stall_s, request[REQUEST_ID])
-    session = Session(request, connection, socket, state, limit_s=state.limit_s)
-    state.sessions[session] = None
-    try:
-        await session.run()
-    finally:
-        del state.sessions[session]
-        session.close()
-    return connection
+    return await connected(request, Session, instead=f", or POST {PATH}")
 
 
 async def turn_for(
@@ -125,13 +94,18 @@ async def turn_for(
     """A body of so many bytes with all that it continues. Raises ``ApiError``."""
     context = request.app[CONTEXT]
     read = await parsed(context, size, lambda models, pause: read_input(body))
-    before = await conversations.before(body.previous_response_id)
-    own = await conversations.resolved(read)
-    return await parsed(
-        context,
-        size,
-        lambda models, pause: turn_of(body, before, own, models, streams=streams),
-    )
+    with held_responses(context) as held:
+        before = await conversations.before(body.previous_response_id, held)
+        own = await conversations.resolved(read, held)
+        return await whole_turn(
+            context,
+            body,
+            size + held.size,
+            before,
+            own,
+            lambda asked: count_tokens(request, asked),
+            streams=streams,
+        )
 
 
 async def show_one(request: web.Request) -> web.Response:
@@ -139,8 +113,9 @@ async def show_one(request: web.Request) -> web.Response:
     state, owner, name = request.app[RESPONSES], request[TENANT], request.match_info["response"]
     if request.query.get("stream", "false") != "false" or "starting_after" in request.query:
         raise bad_request(
-            "stream and starting_after are not supported yet: a stream is sent once; leave them "
-            "out to get the whole response",
+            "stream and starting_after resume the stream of a background response, and there are "
+            "none here (background): a stream is sent once; leave them out to get the whole "
+            "response",
             "stream",
         )
     running = state.running.get((owner, name))
@@ -177,11 +152,12 @@ async def list_input(request: web.Request) -> web.Response:
     state, owner = request.app[RESPONSES], request[TENANT]
     limit, is_newest_first = _limit(request), _order(request)
     found = await _found(request)
-    items = []
-    if found.previous:
-        for before in await state.conversations(owner).chain(found.previous):
-            items += msgspec.json.decode(before.input) + output_of(before)
-    items += msgspec.json.decode(found.input)
+    with held_responses(request.app[CONTEXT]) as held:
+        chain = await state.conversations(owner).chain(found.previous, held)
+        held.take(found)
+        items = await held.read(
+            lambda pause: items_of(chain, pause or no_pause) + msgspec.json.decode(found.input)
+        )
     if is_newest_first:
         items.reverse()
     if (after := request.query.get("after")) is not None:
@@ -238,4 +214,5 @@ async def input_tokens(request: web.Request) -> web.Response:
             **{name: getattr(counted, name) for name in PromptBody.__struct_fields__}
         )
         turn = await turn_for(request, body, len(raw), state.conversations(owner), streams=False)
-    return json_response(InputTokens(input_tokens=await count_tokens(request, turn.request)))
+    tokens = await count_tokens(request, turn.request, is_part=False)
+    return json_response(InputTokens(input_tokens=tokens))

@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.client.answers import Answer
-from penstock.client.gateway_interface import Overloaded
 from penstock.client.meters import Usage
-from penstock.services.frontend.access import trace_id
 from penstock.services.frontend.bodies.openai_items import InputItem
 from penstock.services.frontend.bodies.openai_responses import ResponseCreate
-from penstock.services.frontend.context import TRACE
 from penstock.services.frontend.dialect_handler import ended, parsed
 from penstock.services.frontend.dialects.responses.events import EventWriter
+from penstock.services.frontend.dialects.responses.held_responses import held_responses
 from penstock.services.frontend.dialects.responses.renderer import ResponsesRenderer
-from penstock.services.frontend.dialects.responses.socket import SocketStream
 from penstock.services.frontend.dialects.responses.state import RunningResponse, kept
 from penstock.services.frontend.dialects.responses.steering import (
-    MAX_STEERS,
     Steer,
     accepted,
     failed_steer,
@@ -28,16 +24,25 @@ from penstock.services.frontend.dialects.responses.steering import (
     new_steer,
     pending,
 )
-from penstock.services.frontend.dialects.responses.turn import Turn, read_input, turn_of
-from penstock.services.frontend.errors import ApiError, from_rejected
+from penstock.services.frontend.dialects.responses.token_count import counted
+from penstock.services.frontend.dialects.responses.truncation import whole_turn
+from penstock.services.frontend.dialects.responses.turn import Turn, read_input
+from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.generation import Generation
-from penstock.services.frontend.parse import Caller
-from penstock.services.frontend.request_log import log_request
+from penstock.services.frontend.parse import GenerateRequest
+from penstock.services.frontend.stream import EventStream
+from penstock.services.frontend.websockets.messages import PING, text_messages
+from penstock.services.frontend.websockets.request import one_request
 
 if TYPE_CHECKING:
     from penstock.services.frontend.dialects.responses.session import Session
 
-_ROUTE = "/v1/responses"
+
+class SocketStream(EventStream):
+    """The events of one response on a connection that may carry several: a message for a line."""
+
+    def _framed(self, payload: bytes) -> bytes:
+        return text_messages(payload) or PING
 
 
 class LaneTurn:
@@ -48,17 +53,24 @@ class LaneTurn:
         self._session = session
         self._body = body
         self._size = size
-        self._lane = body.stream_id
-        self._steers: list[Steer] = []
+        self.lane = body.stream_id
+        self.steers: list[Steer] = []
         """What has come for the response that runs."""
         self._running: tuple[Generation, ResponsesRenderer, SocketStream] | None = None
 
     async def answer(self) -> None:
         """Write all its events. Raises ``ConnectionError`` when the client has gone."""
+        self._session.steering.turns.add(self)
+        try:
+            await self._answer_all()
+        finally:
+            self._session.steering.turns.discard(self)
+
+    async def _answer_all(self) -> None:
         body, steers = self._body, None
         while True:
             await self._answer(body, steers)
-            steers, self._steers = self._steers, []
+            steers, self.steers = self.steers, []
             if not steers:
                 return
             # What was said meanwhile continues the response, by another one.
@@ -69,40 +81,25 @@ class LaneTurn:
     async def _answer(self, body: ResponseCreate, steers: list[Steer] | None) -> None:
         """steers: the input, for a successor that steering makes."""
         session, context = self._session, self._session.context
-        arrival, request_id = context.clock.now(), session.request_id
-        generation: Generation | None = None
-        refusal: ApiError | None = None
+        arrival = context.clock.now()
         waited: list[Steer] = []
         try:
-            if session.ends is not None:
-                raise session.ends
-            await context.gateway.known()
-            stores = session.state.stores(body.store)
-            turn, waited = await self._turn(body, steers)
-            generation = Generation(
-                context.gateway,
-                context.meters,
-                turn.request,
-                caller=Caller(request_id, session.owner, session.request[TRACE]),
-                timeout_s=context.config.request_timeout_s,
-                arrival=arrival,
-                now=context.clock.now,
-            )
-            if body.generate is False:
-                await self._warm(turn, generation, stores=stores)
-            else:
-                await self._stream(turn, generation, request_id, stores=stores)
-        except (ApiError, Overloaded) as error:
-            refusal = error if isinstance(error, ApiError) else from_rejected(error.rejected)
-            self._refuse(refusal, steers, body, waited)
+            with one_request(session) as request:
+                if session.ends is not None:
+                    raise session.ends
+                await context.gateway.known()
+                stores = session.state.stores(body.store)
+                turn, waited = await self._turn(body, steers)
+                generation = session.generation(turn.request, request.id, arrival)
+                request.generation = generation
+                if body.generate is False:
+                    await self._warm(turn, generation, stores=stores)
+                else:
+                    await self._stream(turn, generation, request.id, stores=stores)
         finally:
             self._running = None
-            status = 200 if refusal is None else refusal.status
-            code = "" if refusal is None else refusal.code or refusal.kind
-            trace = trace_id(session.request[TRACE])
-            log_request(request_id, _ROUTE, status, code, generation, trace)
-            if generation is not None:
-                generation.close()
+        if request.refusal is not None:
+            self._refuse(request.refusal, steers, body, waited)
 
     async def _turn(
         self, body: ResponseCreate, steers: list[Steer] | None
@@ -111,24 +108,31 @@ class LaneTurn:
         session = self._session
         own: list[InputItem] = []
         waited: list[Steer] = []
-        before = await session.conversations.before(body.previous_response_id)
-        if steers is None:
-            read = await parsed(session.context, self._size, lambda *_: read_input(body))
-            own = await session.conversations.resolved(read)
-            waited = session.steering.pending.pop(body.previous_response_id or "", [])
-        own = joined(own, steers or waited)
-        warms = body.generate is False
-        try:
-            turn = await parsed(
-                session.context,
-                self._size,
-                lambda models, _: turn_of(body, before, own, models, streams=not warms),
-            )
-        except ApiError:
-            if waited and body.previous_response_id:
-                session.steering.pending[body.previous_response_id] = waited
-            raise
+        context, conversations = session.context, session.conversations
+        with held_responses(context) as held:
+            before = await conversations.before(body.previous_response_id, held)
+            if steers is None:
+                read = await parsed(context, self._size, lambda *_: read_input(body))
+                own = await conversations.resolved(read, held)
+                waited = session.steering.pending.pop(body.previous_response_id or "", [])
+            own = joined(own, steers or waited)
+            warms = body.generate is False
+            size = self._size + held.size
+            try:
+                turn = await whole_turn(
+                    context, body, size, before, own, self._count, streams=not warms
+                )
+            except ApiError:
+                if waited and body.previous_response_id:
+                    session.steering.pending[body.previous_response_id] = waited
+                raise
         return (_warming(turn) if warms else turn), waited
+
+    async def _count(self, asked: GenerateRequest) -> int:
+        """Tokens of a prompt. Raises ``ApiError``."""
+        session = self._session
+        name, now = session.next_request_id(), session.context.clock.now()
+        return await counted(asked, lambda counting: session.generation(counting, name, now))
 
     def _refuse(
         self,
@@ -140,23 +144,23 @@ class LaneTurn:
         """Nothing has begun."""
         session = self._session
         if steers is None:
-            session.tell_error(error, self._lane)
+            session.tell_error(error, self.lane)
         if waited and body.previous_response_id:
             session.steering.pending[body.previous_response_id] = waited
         self._fail_steers(steers or [], error.message)
 
     def _fail_steers(self, steers: list[Steer], message: str) -> None:
-        writer = EventWriter(is_socket=True, lane=self._lane)
+        writer = EventWriter(is_socket=True, lane=self.lane)
         for steer in steers:
             told = failed_steer(
                 steer.raw, "successor_creation_failed", message, writer=writer, steer=steer
             )
-            self._session.socket.write(told)
+            self._session.tell(told)
 
     # --- a response
 
     def _renderer(self, turn: Turn, answer_id: str, *, stores: bool) -> ResponsesRenderer:
-        writer = EventWriter(is_socket=True, lane=self._lane)
+        writer = EventWriter(is_socket=True, lane=self.lane)
         renderer = ResponsesRenderer(turn, answer_id, stores=stores, writer=writer)
         renderer.keep_alive = b""
         return renderer
@@ -171,7 +175,7 @@ class LaneTurn:
         stream = SocketStream(generation, renderer, session.context.clock, request_id)
         key = (session.owner, renderer.id)
         try:
-            generation.open([stream.answer(0)])
+            await generation.open([stream.answer(0)])
             await generation.accepted
             if generation.error is not None:
                 raise generation.error
@@ -190,13 +194,13 @@ class LaneTurn:
             session.steering.running.pop(renderer.id, None)
             session.state.running.pop(key, None)
             stream.close()
-        session.socket.write(rest)
+        session.socket.write_end(text_messages(rest))
 
     async def _warm(self, turn: Turn, generation: Generation, *, stores: bool) -> None:
         """Compute the prompt, so that it is cached for what continues it, and answer nothing."""
         answer_id = uuid.uuid4().hex
         renderer = self._renderer(turn, answer_id, stores=stores)
-        generation.open([Answer()])
+        await generation.open([Answer()])
         await generation.finished
         error = generation.error
         if error is not None and error.status != 400:  # what is no prompt yet may become one
@@ -206,7 +210,7 @@ class LaneTurn:
         renderer.stop("warmed")
         told = renderer.first(usage) + renderer.last(usage)
         await self._remember(turn, answer_id, renderer, stores=stores)
-        self._session.socket.write(told)
+        self._session.tell(told)
 
     async def _remember(
         self, turn: Turn, answer_id: str, renderer: ResponsesRenderer, *, stores: bool
@@ -223,18 +227,14 @@ class LaneTurn:
     # --- steering
 
     def steer(self, body: list[InputItem], raw: bytes) -> None:
-        """Take messages for the response that runs. It ends at once, unless a tool is called."""
+        """Take messages for the response that runs, for which there is room. It ends at once,
+        unless a tool is called."""
         if self._running is None:
             return
         generation, renderer, stream = self._running
         writer = renderer.writer
-        if len(self._steers) >= MAX_STEERS:
-            message = f"{MAX_STEERS} steering inputs wait already, which is the limit"
-            code = "too_many_pending_steers"
-            stream.write(failed_steer(raw, code, message, writer=writer))
-            return
         steer = new_steer(renderer.id, body, raw)
-        self._steers.append(steer)
+        self.steers.append(steer)
         stream.write(accepted(writer, steer))
         output = renderer.output
         if not (stream.held or output.is_calling or output.calls()):
@@ -243,12 +243,12 @@ class LaneTurn:
 
     def _after(self, renderer: ResponsesRenderer) -> bytes:
         """What is told of steering when its response has ended, where that is no successor."""
-        steers, calls = self._steers, renderer.output.calls()
+        steers, calls = self.steers, renderer.output.calls()
         if not steers:
             return b""
         writer, status = renderer.writer, renderer.response.status
         if status in ("failed", "cancelled"):
-            self._steers = []
+            self.steers = []
             message = f"Response {renderer.id} {status}"
             code = "successor_creation_failed"
             return b"".join(
@@ -256,7 +256,7 @@ class LaneTurn:
             )
         if not calls:
             return b""
-        self._steers = []
+        self.steers = []
         self._session.steering.pending[renderer.id] = steers
         return b"".join(pending(writer, one, calls) for one in steers)
 

@@ -269,6 +269,11 @@ class Output:
         """A call of a tool is open: what has come of it means nothing yet."""
         return isinstance(self._open, OpenCall)
 
+    @property
+    def is_saying(self) -> bool:
+        """A message is open: the next text goes on with it."""
+        return isinstance(self._open, OpenMessage)
+
     def calls(self) -> list[FunctionCall | CustomCall]:
         """Of tools, closed."""
         return [one for one in self.items if isinstance(one, FunctionCall | CustomCall)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -27,12 +27,12 @@ from penstock.services.frontend.bodies.openai_response import (
     replaced,
 )
 from penstock.services.frontend.bodies.openai_responses import ResponsesBody
-from penstock.services.frontend.bodies.responses import ChatTokenLogprob, ReasoningTokens
+from penstock.services.frontend.bodies.responses import ReasoningTokens
 from penstock.services.frontend.dialects.interface import KEEP_ALIVE
-from penstock.services.frontend.dialects.logprobs import chat_tokens
 from penstock.services.frontend.dialects.responses.events import EventWriter
 from penstock.services.frontend.dialects.responses.items import response_id
 from penstock.services.frontend.dialects.responses.output import Output
+from penstock.services.frontend.dialects.responses.text_logprobs import TextLogprobs
 from penstock.services.frontend.dialects.responses.turn import SEALED, Turn
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
@@ -75,7 +75,7 @@ class ResponsesRenderer:
         self.response = _begun(turn, self.id, stores=stores)
         """As it is now; its output only when it has ended."""
         self.why_stopped: Stop | None = None
-        self._with_logprobs = turn.request.params.logprobs is not None
+        self._logprobs = None if turn.request.params.logprobs is None else TextLogprobs()
 
     @property
     def has_ended(self) -> bool:
@@ -94,7 +94,7 @@ class ResponsesRenderer:
 
     def render(self, answer: Answer) -> bytes:
         content = answer.content
-        if len(content) == 1 and type(content[0]) is str and not answer.details:
+        if self._logprobs is None and len(content) == 1 and type(content[0]) is str:
             told = [self.output.text(content[0], [])]
         else:
             told = list(self._told(answer))
@@ -102,21 +102,33 @@ class ResponsesRenderer:
             told.append(self._ended(answer.end.reason))
         return b"".join(told)
 
-    def _told(self, answer: Answer) -> list[bytes]:
-        logprobs = self._logprobs(answer)
-        told: list[bytes] = []
-        for event in answer.events():
-            told.append(self._event(event, logprobs if isinstance(event, Text) else []))
-            if isinstance(event, Text):
-                logprobs = []
-        if logprobs:  # of tokens whose text is still to come
-            told.append(self.output.text("", logprobs))
-        return told
+    def _told(self, answer: Answer) -> Iterator[bytes]:
+        held = self._logprobs
+        if held is None:
+            for event in answer.events():
+                yield self._event(event)
+            return
+        end = answer.end
+        by_token = (
+            end is not None and end.reason is EndReason.STOP and not isinstance(end.stop, str)
+        )
+        for details, events in answer.rows():
+            if details is not None and details.tokens is not None:
+                held.hold(details.tokens, ends=by_token and details is answer.details[-1])
+            for place, event in enumerate(events, 1):
+                if isinstance(event, Text):
+                    begins, is_followed = not self.output.is_saying, place < len(events)
+                    logprobs = held.of_text(event.text, begins=begins, is_followed=is_followed)
+                    yield self.output.text(event.text, logprobs)
+                else:
+                    yield self._event(event)
+            if events:
+                held.drop()
 
-    def _event(self, event: Event, logprobs: list[ChatTokenLogprob]) -> bytes:
+    def _event(self, event: Event) -> bytes:
         match event:
             case Text(text):
-                return self.output.text(text, logprobs)
+                return self.output.text(text, [])
             case Reasoning(text):
                 return self.output.reasoning(text)
             case ToolCallOpened(number, call_id, name):
@@ -125,28 +137,13 @@ class ResponsesRenderer:
                 return self.output.arguments(number, text)
         raise TypeError(f"{type(event).__name__} has no place in a response")
 
-    def _logprobs(self, answer: Answer) -> list[ChatTokenLogprob]:
-        """Of the tokens that became text."""
-        if not self._with_logprobs:
-            return []
-        others = {
-            id(part.logprobs)
-            for part in answer.content
-            if isinstance(part, Reasoning | ToolCallOpened | ToolArguments)
-        }
-        rows = (row.tokens for row in answer.details)
-        return [
-            token
-            for tokens in rows
-            if tokens is not None and id(tokens) not in others
-            for token in chat_tokens(tokens)
-        ]
-
     def _ended(self, reason: EndReason) -> bytes:
         is_cut = reason is EndReason.LENGTH
-        told = self.output.close("incomplete" if is_cut else "completed")
+        rest = [] if self._logprobs is None else self._logprobs.rest()
+        told = self.output.text("", rest) if rest and self.output.is_saying else b""
+        told += self.output.close("incomplete" if is_cut else "completed")
         if not self.output.items:
-            told = self.output.text("", []) + self.output.close("completed")
+            told = self.output.text("", rest) + self.output.close("completed")
         if is_cut:
             self._conclude("incomplete", incomplete_details="max_output_tokens")
         else:
@@ -241,6 +238,7 @@ def _begun(turn: Turn, response: str, *, stores: bool) -> ResponseObject:
         tools=list(map(_listed, body.tools or ())),
         top_logprobs=body.top_logprobs or 0,
         top_p=body.top_p,
+        truncation=body.truncation or "disabled",
         user=body.user,
         metadata=body.metadata or {},
     )

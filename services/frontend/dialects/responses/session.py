@@ -10,38 +10,35 @@ done, and another one continues it with the message.
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections import deque
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import web
 
 from penstock.client.gateway_interface import Overloaded
 from penstock.protocol.shown_values import show
 from penstock.services.frontend.bodies.openai_responses import ResponseCreate, ResponseSteer
 from penstock.services.frontend.body import decode_body, no_pause
-from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TENANT
 from penstock.services.frontend.dialect_handler import parsed
 from penstock.services.frontend.dialects.responses.conversations import Conversations
 from penstock.services.frontend.dialects.responses.events import EventWriter
 from penstock.services.frontend.dialects.responses.lane_turn import LaneTurn
-from penstock.services.frontend.dialects.responses.socket import Socket
-from penstock.services.frontend.dialects.responses.state import ResponsesState
+from penstock.services.frontend.dialects.responses.state import RESPONSES
 from penstock.services.frontend.dialects.responses.steering import (
     Steering,
     failed_steer,
     steer_of,
 )
-from penstock.services.frontend.errors import ApiError, bad_request, from_rejected, status_error
-
-_log = logging.getLogger("penstock.frontend")
+from penstock.services.frontend.errors import ApiError, bad_request, from_rejected
+from penstock.services.frontend.websockets.messages import text_messages
+from penstock.services.frontend.websockets.session import LIMIT_REACHED, SocketSession
+from penstock.services.frontend.websockets.socket import Socket
 
 MAX_LANES = 32
 MAX_WAITING = 64
 """Requests that wait in all lanes of a connection."""
-LIMIT_REACHED = "websocket_connection_limit_reached"
 
 
 class _Head(msgspec.Struct):
@@ -58,74 +55,48 @@ class _Lane:
         self.task: asyncio.Task[None] | None = None
 
 
-class Session:
+class Session(SocketSession):
     """One connection."""
 
+    route: ClassVar[str] = "/v1/responses"
+    idle_s: ClassVar[float | None] = None
+    """A client keeps one, and what it remembers, while its user thinks: its own limit ends it."""
+
     def __init__(
-        self,
-        request: web.Request,
-        connection: web.WebSocketResponse,
-        socket: Socket,
-        state: ResponsesState,
-        *,
-        limit_s: float,
+        self, request: web.Request, connection: web.WebSocketResponse, socket: Socket
     ) -> None:
-        self.request = request
-        self.socket = socket
-        self.state = state
-        self.context = request.app[CONTEXT]
-        self.owner = request[TENANT]
+        super().__init__(request, connection, socket)
+        self.state = request.app[RESPONSES]
         self.name = uuid.uuid4().hex
         """What it remembers is kept under this name."""
-        self.conversations = Conversations(self.owner, state.store, state.local, self.name)
+        self.conversations = Conversations(
+            self.owner, self.state.store, self.state.local, self.name
+        )
         self.steering = Steering()
         self.remembered: list[str] = []
-        self.turns = 0
-        self._connection = connection
         self._lanes: dict[str | None, _Lane] = {}
         self._waiting = 0
-        self.ends: ApiError | None = None
-        """Why no new request is taken."""
-        self._limit_s = limit_s
-        self._limit = asyncio.get_running_loop().call_later(limit_s, self._on_limit)
-        self._closing: asyncio.Task[Any] | None = None
 
-    async def run(self) -> None:
-        """Read until the client or the server closes."""
-        async for message in self._connection:
-            if message.type is WSMsgType.TEXT:
-                raw = message.data.encode()
-                self.socket.read(len(raw))
-                await self._received(raw)
-            elif message.type is WSMsgType.BINARY:
-                self.socket.read(len(message.data))
-                self.tell_error(bad_request("A message is binary; text is allowed"), None)
-            await self.socket.writable()
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._lanes)
 
     def close(self) -> None:
-        """The connection is gone: end what runs, forget what it knew."""
-        self._limit.cancel()
+        """End what runs, forget what the connection knew."""
         for lane in self._lanes.values():
-            self._forget_waiting(lane)
+            self._abandon_waiting(lane)
             if lane.task is not None:
                 lane.task.cancel()
         for name in self.remembered:
             self.state.local.drop(self.name, name)
-        self.socket.close()
+        super().close()
 
-    def drain(self) -> None:
-        """The server goes down: what runs may end, nothing new begins."""
-        self._end(
-            ApiError(
-                503,
-                "The server is shutting down; connect again",
-                kind="overloaded_error",
-                code="server_shutting_down",
-            )
-        )
+    @property
+    def limit_s(self) -> float:
+        return self.request.app[RESPONSES].limit_s
 
-    def _on_limit(self) -> None:
-        minutes = self._limit_s / 60
+    def reached_limit(self) -> None:
+        minutes = self.limit_s / 60
         error = ApiError(
             400,
             f"Responses websocket connection limit reached ({minutes:g} minutes). Create a new "
@@ -133,42 +104,38 @@ class Session:
             code=LIMIT_REACHED,
         )
         self.tell_error(error, None)
-        self._end(error)
+        self.end(error)
 
-    def _end(self, why: ApiError) -> None:
-        self.ends = why
+    def refuse_waiting(self, why: ApiError) -> None:
         for name, lane in self._lanes.items():
-            for _ in range(len(lane.waiting)):
-                self.tell_error(why, name)
+            for _ in lane.waiting:
+                self._refuse(why, name)
             self._forget_waiting(lane)
-        self._close_if_idle()
-
-    def _close_if_idle(self) -> None:
-        if self.ends is None or self._lanes or self._closing is not None:
-            return
-        goes_down = self.ends.status == 503
-        code = WSCloseCode.GOING_AWAY if goes_down else WSCloseCode.OK
-        closing = self._connection.close(code=code, message=self.ends.message[:100].encode())
-        self._closing = asyncio.get_running_loop().create_task(closing)
 
     # --- what is told
 
+    def tell(self, lines: bytes) -> None:
+        """Send events at once."""
+        self.socket.write(text_messages(lines))
+
     def tell_error(self, error: ApiError, lane: str | None) -> None:
         """An error that belongs to no response."""
-        self.socket.write(EventWriter(is_socket=True, lane=lane).error(error))
+        self.tell(EventWriter(is_socket=True, lane=lane).error(error))
 
     # --- what comes
 
-    async def _received(self, raw: bytes) -> None:
+    async def received(self, raw: bytes, *, is_text: bool) -> None:
         lane: str | None = None
         try:
-            head = msgspec.json.decode(raw, type=_Head)
+            if not is_text:
+                raise bad_request("A message is binary; text is allowed")
+            head = await self.beside(len(raw), lambda _: msgspec.json.decode(raw, type=_Head))
             if isinstance(head.stream_id, str):
                 lane = head.stream_id[:64]
             if head.type == "response.create":
                 await self._create(raw)
             elif head.type == "response.steer":
-                self._steer(raw)
+                await self._steer(raw)
             else:
                 raise bad_request(
                     f"type is {show(head.type)}; 'response.create' or 'response.steer' is allowed",
@@ -176,11 +143,16 @@ class Session:
                 )
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             said = f"The message is not a JSON object: {str(error)[:200]}"
-            self.tell_error(bad_request(said), lane)
+            self._refuse(bad_request(said), lane)
         except ApiError as error:
-            self.tell_error(error, lane)
+            self._refuse(error, lane)
         except Overloaded as overloaded:
-            self.tell_error(from_rejected(overloaded.rejected), lane)
+            self._refuse(from_rejected(overloaded.rejected), lane)
+
+    def _refuse(self, error: ApiError, lane: str | None) -> None:
+        """End a request that has not begun."""
+        self.refused(error)
+        self.tell_error(error, lane)
 
     async def _create(self, raw: bytes) -> None:
         if self.ends is not None:
@@ -215,30 +187,34 @@ class Session:
                     self._taken(size)
         except ConnectionError:
             pass
-        except Exception:
-            _log.exception("a request failed", extra={"id": self.request[REQUEST_ID]})
-            message = f"Internal error in request {self.request[REQUEST_ID]}"
-            self.tell_error(status_error(500, message), name)
         finally:
-            self._forget_waiting(lane)
+            self._abandon_waiting(lane)
             if self._lanes.get(name) is lane:
                 del self._lanes[name]
-            self._close_if_idle()
+            self.close_if_idle()
 
     def _taken(self, size: int) -> None:
         self._waiting -= 1
         self.context.bodies.used -= size
+
+    def _abandon_waiting(self, lane: _Lane) -> None:
+        """Its client has gone."""
+        for _ in lane.waiting:
+            self.abandoned()
+        self._forget_waiting(lane)
 
     def _forget_waiting(self, lane: _Lane) -> None:
         while lane.waiting:
             _, size = lane.waiting.popleft()
             self._taken(size)
 
-    def _steer(self, raw: bytes) -> None:
+    async def _steer(self, raw: bytes) -> None:
         try:
-            body = decode_body(raw, ResponseSteer)
+            body = await self.beside(
+                len(raw), lambda pause: decode_body(raw, ResponseSteer, pause or no_pause)
+            )
         except ApiError as error:
-            self.socket.write(failed_steer(raw, "invalid_input", error.message))
+            await self._fail_steer(raw, "invalid_input", error.message)
             return
         running = self.steering.running.get(body.previous_response_id)
         if running is None:
@@ -246,19 +222,26 @@ class Session:
             code = "response_already_completed" if is_known else "response_not_found"
             said = "has ended" if is_known else "is not running on this connection"
             message = f"Response {show(body.previous_response_id)} {said}"
-            self.socket.write(failed_steer(raw, code, message))
+            await self._fail_steer(raw, code, message)
             return
-        running.steer(steer_of(body), raw)
+        refused = self.steering.refusal(running, len(raw))
+        if refused is None:
+            running.steer(steer_of(body), raw)
+        else:
+            await self._fail_steer(raw, *refused, lane=running.lane)
+
+    async def _fail_steer(
+        self, raw: bytes, code: str, message: str, lane: str | None = None
+    ) -> None:
+        writer = EventWriter(is_socket=True, lane=lane)
+        told = await self.beside(
+            len(raw), lambda _: text_messages(failed_steer(raw, code, message, writer=writer))
+        )
+        self.socket.write(told)
 
     def _knows(self, name: str) -> bool:
         is_ending = (self.owner, name) in self.state.running
         return is_ending or self.state.local.find(self.name, name) is not None
-
-    @property
-    def request_id(self) -> str:
-        """Of the next turn, for the log."""
-        self.turns += 1
-        return f"{self.request[REQUEST_ID]}-{self.turns}"
 
 
 def _too_many(what: str) -> ApiError:

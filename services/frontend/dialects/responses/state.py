@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+import asyncio
+import contextlib
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from penstock.protocol.config.fields import ServerConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.services.frontend.bodies.openai_items import InputItem
+from penstock.services.frontend.dialects.responses.chosen_store import make_store
 from penstock.services.frontend.dialects.responses.conversations import Conversations
 from penstock.services.frontend.dialects.responses.items import written
 from penstock.services.frontend.dialects.responses.renderer import ResponsesRenderer
@@ -16,15 +19,13 @@ from penstock.services.frontend.dialects.responses.store import (
     MemoryStore,
     ResponseStore,
     StoredResponse,
-    make_store,
 )
 from penstock.services.frontend.errors import ApiError, bad_request
 from penstock.services.frontend.generation import Generation
+from penstock.services.frontend.websockets.session import LIMIT_SECONDS
 
 LOCAL_BYTES = 256 * 1024 * 1024
 """What all connections of WebSockets remember together."""
-LIMIT_SECONDS = 3600.0
-"""How long a WebSocket may be open."""
 
 
 class RunningResponse(NamedTuple):
@@ -32,13 +33,6 @@ class RunningResponse(NamedTuple):
 
     generation: Generation
     renderer: ResponsesRenderer
-
-
-class OpenSession(Protocol):
-    """A WebSocket."""
-
-    def drain(self) -> None:
-        """Begin nothing new, and close when nothing runs."""
 
 
 class ResponsesState:
@@ -51,15 +45,24 @@ class ResponsesState:
         """What connections remember, each by its own name."""
         self.running: dict[tuple[str, str], RunningResponse] = {}
         """By owner and id."""
-        self.sessions: dict[OpenSession, None] = {}
-        """The WebSockets that are open."""
         self.limit_s = LIMIT_SECONDS
-        """How long each may be."""
+        """How long a WebSocket may be open."""
+        self._opening: asyncio.Task[None] | None = None
 
-    def drain(self) -> None:
-        """The server goes down: WebSockets close as soon as nothing runs on them."""
-        for session in list(self.sessions):
-            session.drain()
+    def begin(self) -> None:
+        """The process begins to serve; it does not wait for the store."""
+        if self.store is not None:
+            self._opening = asyncio.get_running_loop().create_task(self.store.open())
+
+    async def end(self) -> None:
+        """The process ends."""
+        if self.store is None:
+            return
+        if self._opening is not None:
+            self._opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._opening
+        await self.store.close()
 
     def conversations(self, owner: str) -> Conversations:
         return Conversations(owner, self.store)

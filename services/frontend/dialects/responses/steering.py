@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -18,7 +19,11 @@ from penstock.services.frontend.bodies.openai_responses import ResponseSteer
 from penstock.services.frontend.dialects.responses.events import EventWriter
 
 MAX_STEERS = 16
-"""That wait for one response to end."""
+"""That wait for one response to end, or for the results of its tools."""
+MAX_STEER_BYTES = 4 * 1024 * 1024
+"""Of all that wait on a connection: responses whose tools bring no results may be many."""
+OVERHEAD_BYTES = 1024
+"""What one takes beside its input."""
 
 
 class Steer(msgspec.Struct, frozen=True):
@@ -31,15 +36,28 @@ class Steer(msgspec.Struct, frozen=True):
     raw: bytes
     """As the client wrote it, for its return."""
 
+    @property
+    def size(self) -> int:
+        """Bytes that it takes while it waits, about."""
+        return len(self.raw) + OVERHEAD_BYTES
+
     def named(self) -> dict[str, str]:
         return {"id": self.id, "previous_response_id": self.target}
 
 
 class Steerable(Protocol):
-    """A response that runs."""
+    """A response that runs, and those that steering makes of it."""
+
+    @property
+    def steers(self) -> Sequence[Steer]:
+        """What waits for it to end."""
+
+    @property
+    def lane(self) -> str | None:
+        """The lane that its events name."""
 
     def steer(self, body: list[InputItem], raw: bytes) -> None:
-        """Take messages, or say why not."""
+        """Take messages."""
 
 
 class Steering:
@@ -50,6 +68,29 @@ class Steering:
         """Responses by their ids."""
         self.pending: dict[str, list[Steer]] = {}
         """What waits for the results of tools, by the response that has called them."""
+        self.turns: set[Steerable] = set()
+        """All that may have something waiting."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all that waits."""
+        waiting = [*self.pending.values(), *(turn.steers for turn in self.turns)]
+        return sum(steer.size for steers in waiting for steer in steers)
+
+    def refusal(self, steered: Steerable, size: int) -> tuple[str, str] | None:
+        """Code and message of why an input of so many bytes cannot wait; ``None``: it can."""
+        if len(steered.steers) >= MAX_STEERS:
+            message = f"{MAX_STEERS} steering inputs wait already, which is the limit"
+            return "too_many_pending_steers", message
+        there = self.size
+        if there + size + OVERHEAD_BYTES <= MAX_STEER_BYTES:
+            return None
+        return (
+            "pending_steers_too_large",
+            f"this steering input has {size} bytes, and {there} wait on this connection already; "
+            f"together they may be {MAX_STEER_BYTES - OVERHEAD_BYTES}: send a shorter one, or send "
+            "the results of tools that others wait for first",
+        )
 
 
 def steer_of(body: ResponseSteer) -> list[InputItem]:

@@ -1,7 +1,9 @@
-"""Where responses are kept: in the memory of a frontend, or in a directory that several share.
+"""Where responses are kept: in the memory of a frontend, or in a directory that several share; on
+a server: ``valkey_store``.
 
-Both are bounded in bytes and in number, and forget first what was used longest ago. Each owner
-(an API key, or everybody where there are no keys) finds only his own.
+Both are bounded in bytes and in number. Where there is no more room, the owner (an API key, or
+everybody where there are no keys) who holds the most bytes loses what was used longest ago: nobody
+makes others lose theirs. Each owner finds only his own.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import logging
 import os
 import stat
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -54,8 +56,14 @@ class StoredResponse(msgspec.Struct, frozen=True):
 class ResponseStore(Protocol):
     """Keeps responses by owner and id."""
 
+    async def open(self) -> None:
+        """The process begins to serve."""
+
+    async def close(self) -> None:
+        """It ends."""
+
     async def get(self, owner: str, name: str) -> StoredResponse | None:
-        """``None`` for what is not there, whatever the reason."""
+        """``None`` for what is not there."""
 
     async def put(self, owner: str, name: str, kept: StoredResponse) -> bool:
         """Whether it is kept now."""
@@ -70,12 +78,21 @@ class MemoryStore:
     def __init__(self, max_bytes: int, max_number: int = MAX_RESPONSES) -> None:
         self.used = 0
         """Bytes."""
+        self._number = 0
         self._max_bytes = max_bytes
         self._max_number = max_number
-        self._kept: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._kept: dict[str, OrderedDict[str, StoredResponse]] = {}
+        self._used_by: Counter[str] = Counter()
+        """Owner → bytes."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return sum(map(len, self._kept.values()))
+
+    async def open(self) -> None:
+        """It needs nothing."""
+
+    async def close(self) -> None:
+        """It holds nothing that outlives its process."""
 
     async def get(self, owner: str, name: str) -> StoredResponse | None:
         return self.find(owner, name)
@@ -87,28 +104,37 @@ class MemoryStore:
         return self.drop(owner, name)
 
     def find(self, owner: str, name: str) -> StoredResponse | None:
-        found = self._kept.get((owner, name))
-        if found is not None:
-            self._kept.move_to_end((owner, name))
-        return found
+        own = self._kept.get(owner)
+        if own is None or name not in own:
+            return None
+        own.move_to_end(name)
+        return own[name]
 
     def keep(self, owner: str, name: str, kept: StoredResponse) -> bool:
         self.drop(owner, name)
         size = kept.size()
         if size > self._max_bytes:
             return False
-        self._kept[owner, name] = kept
+        self._kept.setdefault(owner, OrderedDict())[name] = kept
         self.used += size
-        while self.used > self._max_bytes or len(self._kept) > self._max_number:
-            _, oldest = self._kept.popitem(last=False)
-            self.used -= oldest.size()
+        self._used_by[owner] += size
+        self._number += 1
+        while self.used > self._max_bytes or self._number > self._max_number:
+            largest = max(self._used_by, key=self._used_by.__getitem__)
+            self.drop(largest, next(iter(self._kept[largest])))
         return True
 
     def drop(self, owner: str, name: str) -> bool:
-        found = self._kept.pop((owner, name), None)
-        if found is not None:
-            self.used -= found.size()
-        return found is not None
+        own = self._kept.get(owner)
+        if own is None or name not in own:
+            return False
+        size = own.pop(name).size()
+        self.used -= size
+        self._used_by[owner] -= size
+        self._number -= 1
+        if not own:
+            del self._kept[owner], self._used_by[owner]
+        return True
 
 
 class DirectoryStore:
@@ -128,6 +154,13 @@ class DirectoryStore:
         self._thread = ThreadPoolExecutor(1, "responses")
         """One thread, so that what is written is there for whoever asks afterwards."""
         _make_private(folder)
+
+    async def open(self) -> None:
+        """Its folder was made ready when it was configured."""
+
+    async def close(self) -> None:
+        """What is being written is written."""
+        await asyncio.to_thread(self._thread.shutdown)
 
     async def get(self, owner: str, name: str) -> StoredResponse | None:
         if not is_response_id(name):
@@ -206,35 +239,44 @@ class DirectoryStore:
         return True
 
     def _make_room(self) -> None:
-        """Remove what was used longest ago where the folder holds too much."""
+        """Where the folder holds too much, remove what was used longest ago of who holds most."""
         now = time.monotonic()
         full = self._bytes > self._max_bytes or self._number > self._max_number
         if not full and self._looked_at and now - self._looked_at < _LOOK_SECONDS:
             return
         self._looked_at = now
-        found = sorted(self._files())
-        self._bytes = sum(size for _, size, _ in found)
-        self._number = len(found)
+        found = self._files()
+        used = {owner: sum(size for _, size, _ in files) for owner, files in found.items()}
+        self._bytes = sum(used.values())
+        self._number = sum(map(len, found.values()))
         if self._bytes <= self._max_bytes and self._number <= self._max_number:
             return
-        for _, size, path in found:
-            if self._bytes <= _ROOM * self._max_bytes and self._number <= _ROOM * self._max_number:
-                break
+        for files in found.values():
+            files.sort(reverse=True)
+        while self._bytes > _ROOM * self._max_bytes or self._number > _ROOM * self._max_number:
+            largest = max(used, key=used.__getitem__)
+            _, size, path = found[largest].pop()
             with contextlib.suppress(OSError):
                 os.unlink(path)
+            used[largest] -= size
             self._bytes -= size
             self._number -= 1
+            if not found[largest]:
+                del used[largest]
 
-    def _files(self) -> list[tuple[float, int, str]]:
-        """(last use, bytes, path) of each file, also of those that were never completed."""
-        found = []
+    def _files(self) -> dict[str, list[tuple[float, int, str]]]:
+        """Folder of an owner → (last use, bytes, path) of each file, also of those that were never
+        completed; none without files."""
+        found: dict[str, list[tuple[float, int, str]]] = {}
         for owner in _entries(self._folder):
             if not owner.is_dir(follow_symlinks=False):
                 continue
             for entry in _entries(owner.path):
                 with contextlib.suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
-                    found.append((status.st_mtime, status.st_size, entry.path))
+                    found.setdefault(owner.path, []).append(
+                        (status.st_mtime, status.st_size, entry.path)
+                    )
         return found
 
 
@@ -262,12 +304,3 @@ def _make_private(folder: Path) -> None:
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"--response-store {folder} cannot be written to")
-
-
-def make_store(where: str, max_bytes: int) -> ResponseStore | None:
-    """``memory``, ``off`` or a folder; ``None``: nothing is kept. Raises ``ConfigError``."""
-    if where == "off":
-        return None
-    if where == "memory":
-        return MemoryStore(max_bytes)
-    return DirectoryStore(Path(where).expanduser(), max_bytes)

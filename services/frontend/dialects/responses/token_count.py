@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from aiohttp import web
 
@@ -9,16 +11,31 @@ from penstock.client.answers import Answer
 from penstock.protocol.tasks import TOKENIZE
 from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.dialect_handler import generation_of
+from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.parse import GenerateRequest
 
 
-async def count_tokens(request: web.Request, asked: GenerateRequest) -> int:
-    """Tokens of the prompt of ``asked``. Raises ``ApiError`` where they cannot be told."""
+async def count_tokens(
+    request: web.Request, asked: GenerateRequest, *, is_part: bool = True
+) -> int:
+    """Tokens of the prompt of ``asked``. is_part: for a request of the client's, which does not
+    ask for them itself. Raises ``ApiError`` where they cannot be told."""
     arrival = request.app[CONTEXT].clock.now()
-    counted = msgspec.structs.replace(asked, task=TOKENIZE, stream=False)
-    generation = generation_of(request, counted, arrival)
+    return await counted(
+        asked, lambda counting: generation_of(request, counting, arrival), is_part=is_part
+    )
+
+
+async def counted(
+    asked: GenerateRequest,
+    begin: Callable[[GenerateRequest], Generation],
+    *,
+    is_part: bool = True,
+) -> int:
+    """The same, of what ``begin`` makes of a request."""
+    generation = begin(msgspec.structs.replace(asked, task=TOKENIZE, stream=False, is_part=is_part))
     try:
-        generation.open([Answer()])
+        await generation.open([Answer()])
         await generation.finished
         if generation.error is not None:
             raise generation.error

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from penstock.client.gateway_interface import ServedModel
-from penstock.client.messages import encode_messages
+from penstock.client.messages import TemplateVariables, encode_messages
+from penstock.client.request_terms import terms_of
 from penstock.client.tools import output_format
 from penstock.protocol.grammar.request import Grammar, from_text_format
 from penstock.protocol.sampling import SamplingParams
@@ -21,7 +22,6 @@ from penstock.services.frontend.bodies.openai_responses import (
     ResponsesBody,
     TextFormat,
 )
-from penstock.services.frontend.bodies.requests import StreamOptions, TemplateVariables
 from penstock.services.frontend.dialects.responses import items as items_
 from penstock.services.frontend.dialects.responses.prompt import messages_of
 from penstock.services.frontend.dialects.responses.tools import (
@@ -57,17 +57,18 @@ def read_input(body: PromptBody) -> list[InputItem | ReferenceItem]:
 
 def turn_of(
     body: ResponsesBody,
-    before: Sequence[InputItem],
+    items: Sequence[InputItem],
     own: list[InputItem],
     models: list[ServedModel],
     *,
     streams: bool,
 ) -> Turn:
-    """before: the items that the input continues. Raises ``ApiError`` 400."""
+    """items: the conversation. own: the body's own items, also where they were left out of it.
+    Raises ``ApiError`` 400."""
     model, name = find_model(body.model, models)
     try:
         tools = offered(body.tools or ())
-        prompt = _prompt(body, [*before, *own])
+        prompt = _prompt(body, items)
         output = _output(body, tools)
         params = _sampling(body)
     except InvalidValue as invalid:
@@ -79,11 +80,7 @@ def turn_of(
         prompts=[prompt],
         params=params,
         stream=streams,
-        options=StreamOptions(),
-        user=body.user or "",
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        deadline_s=body.deadline_s,
+        terms=terms_of(body),
         output=output,
     )
     return Turn(body, own, request, tools)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from penstock.services.tokenizer.output.family import (
     Action,
     Channel,
+    ChannelThinking,
     Edge,
     Envelope,
     Expect,
@@ -136,11 +137,12 @@ FAMILIES = (
         states=_STATES,
         reasoning=None,
         envelope=Envelope(
-            "<|start|>assistant<|channel|>commentary to=functions.",
+            "<|channel|>commentary to=functions.",
             " <|constrain|>json<|message|>",
             "<|call|>",
-            separator="",
+            separator="<|start|>assistant",
         ),
         channels=True,
+        channel_thinking=ChannelThinking("<|channel|>analysis<|message|>", "<|end|>"),
     ),
 )

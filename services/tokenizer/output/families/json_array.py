@@ -59,12 +59,22 @@ def _family(
     states: dict[str, State] | None = None,
     envelope: Envelope | None = None,
     ids: IdStyle = IdStyle.OPENAI,
+    newer_mark: str = "",
 ) -> Family:
-    """also: openers of other forms, and states: where they lead."""
+    """also: openers of other forms, and states: where they lead. envelope: of a newer form, in
+    vocabularies that have ``newer_mark``."""
     how: dict[str, tuple[str, ...] | str] = {"name_key": name_key, "others": others, "keys": keys}
     closed = (Edge(Mark("close"), "after"),) if closing else ()
     ends = tuple(edge._replace(actions=(Action.END,)) for edge in closed)
     array_end = Edge(sequence("]"), "array_end")
+    array = Envelope(
+        open=opening + "[",
+        before_name='{"' if named else f'{{{name_key}: "',
+        after_name='": ' if named else f'", {keys[0]}: ',
+        end="}",
+        separator=", ",
+        close="]" + (closing or ""),
+    )
     following = _headers(",", SPACE, named=named, **how)
     return Family(
         name=family,
@@ -78,15 +88,9 @@ def _family(
         },
         reasoning=reasoning,
         ids=ids,
-        envelope=envelope
-        or Envelope(
-            open=opening + "[",
-            before_name='{"' if named else f'{{{name_key}: "',
-            after_name='": ' if named else f'", {keys[0]}: ',
-            end="}",
-            separator=", ",
-            close="]" + (closing or ""),
-        ),
+        envelope=envelope or array,
+        older_envelope=array if newer_mark else None,
+        newer_mark=newer_mark,
     )
 
 
@@ -108,6 +112,7 @@ FAMILIES = (
         },
         ids=IdStyle.MISTRAL,
         envelope=Envelope("[TOOL_CALLS]", "[ARGS]", "", separator=""),
+        newer_mark="[ARGS]",
     ),
     _family("json_array_granite", "<|tool_call|>", None),
     _family("json_array_granite_tag", "<tool_call>", "</tool_call>"),

@@ -12,9 +12,12 @@ from penstock.services.tokenizer.output.call_scanner import CallScanner, Syntax
 from penstock.services.tokenizer.output.family import (
     THINK_TAGS,
     Action,
+    ArgumentForm,
     Edge,
+    Envelope,
     Expect,
     Family,
+    Literals,
     ReasoningMarks,
     Scan,
     behind_space,
@@ -42,6 +45,14 @@ def _family(
             "call_end": Expect(behind_space((closed, following)), "after", (Action.END,)),
         },
         reasoning=reasoning,
+        envelope=Envelope(
+            before_name=f"{opening}call:",
+            after_name="{",
+            end="}" + closing,
+            form=ArgumentForm.LITERALS,
+            separator="",
+            literals=Literals(":", quote),
+        ),
     )
 
 

@@ -12,9 +12,12 @@ from penstock.services.tokenizer.output.call_scanner import CallScanner
 from penstock.services.tokenizer.output.family import (
     THINK_TAGS,
     Action,
+    ArgumentForm,
     Edge,
+    Envelope,
     Expect,
     Family,
+    Literals,
     ReasoningMarks,
     Scan,
     State,
@@ -47,6 +50,19 @@ def _states(following: Edge, *ends: Edge) -> dict[str, State]:
     }
 
 
+def _envelope(opening: str, separator: str, closing: str) -> Envelope:
+    return Envelope(
+        before_name="",
+        after_name="(",
+        end=")",
+        form=ArgumentForm.LITERALS,
+        open=opening,
+        close=closing,
+        separator=separator,
+        literals=Literals("="),
+    )
+
+
 def _list(
     family: str, opening: str, closing: str, reasoning: ReasoningMarks = THINK_TAGS
 ) -> Family:
@@ -59,6 +75,7 @@ def _list(
             _call(",", SPACE), Edge(sequence("]"), "list_end"), Edge(Mark("close"), "after")
         ),
         reasoning=reasoning,
+        envelope=_envelope(f"{opening}[", ", ", f"]{closing}"),
     )
 
 
@@ -73,12 +90,14 @@ FAMILIES = (
         states=_states(
             _call(",", SPACE), Edge(sequence("]"), "list_end"), Edge(Mark("close"), "after")
         ),
+        envelope=_envelope("[", ", ", "]"),
     ),
     Family(
         name="python_calls_lines",
         marks={"open": "<function_calls>", "close": "</function_calls>"},
         openers=(_call(Mark("open"), SPACE),),
         states=_states(_call(), Edge(Mark("close"), "after")),
+        envelope=_envelope("<function_calls>\n", "\n", "\n</function_calls>"),
     ),
     _list("python_calls_lfm2", "<|tool_call_start|>", "<|tool_call_end|>"),
 )

@@ -31,7 +31,7 @@ from penstock.services.tokenizer.output.pattern import (
 _QUOTE = optional(either('"', "'"))
 
 
-def _family(
+def invocations(
     family: str,
     marks: dict[str, str],
     *,
@@ -92,7 +92,7 @@ def _family(
 
 def _dsml(family: str, wrapper: str) -> Family:
     dsml = "｜DSML｜"
-    return _family(
+    return invocations(
         family,
         {"open": f"<{dsml}{wrapper}>", "close": f"</{dsml}{wrapper}>"},
         invoke=f"{dsml}invoke",
@@ -102,13 +102,13 @@ def _dsml(family: str, wrapper: str) -> Family:
 
 
 FAMILIES = (
-    _family(
+    invocations(
         "xml_invoke_minimax",
         {"open": "<minimax:tool_call>", "close": "</minimax:tool_call>"},
     ),
     _dsml("xml_invoke_dsml", "function_calls"),
     _dsml("xml_invoke_dsml_v4", "tool_calls"),
-    _family(
+    invocations(
         "xml_invoke_step3",
         {
             "open": "<｜tool_calls_begin｜>",
@@ -122,5 +122,5 @@ FAMILIES = (
         before=(Mark("call"), SPACE, "function", SPACE, Mark("separator"), SPACE),
         envelope=("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"),
     ),
-    _family("xml_invoke_minicpm", {}, invoke="function", parameter="param"),
+    invocations("xml_invoke_minicpm", {}, invoke="function", parameter="param"),
 )

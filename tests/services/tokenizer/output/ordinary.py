@@ -7,7 +7,7 @@ from itertools import pairwise
 from replay import Call, Case, call, reasoning, text
 from written import written
 
-from penstock.services.tokenizer.output.family import Family
+from penstock.services.tokenizer.output.family import Action, Family, IdStyle
 
 TEXTS = [
     "",
@@ -43,10 +43,13 @@ def ordinary_cases(family: Family) -> list[Case]:
         Case("one<|im_end|> two", [text("one two")]),
         Case(" " * 100 + one, [text(" " * 36), call(*rome)]),
     ]
-    if family.envelope is not None and "{index}" in family.envelope.after_name:
+    if family.ids is IdStyle.KIMI:
         cases = [_with_ids(case) for case in cases]
     cases += _reasoned(family, one)
-    return [case for case in cases if not family.declared_only or _is_told(case)]
+    is_bare = family.declared_only or any(Action.DECLARED in one.actions for one in family.begin)
+    # What ``written`` gives begins within a message's header, which the prompt has begun.
+    is_bare |= family.channel_thinking is not None and bool(family.channel_thinking.following)
+    return [case for case in cases if not is_bare or _is_told(case)]
 
 
 def _is_told(case: Case) -> bool:
@@ -63,7 +66,7 @@ def _reasoned(family: Family, one: str) -> list[Case]:
         return []
     opened, closed = family.reasoning.open + family.reasoning.label, family.reasoning.close
     thought, rome = reasoning("Why\nnot"), call("weather", {"city": "Rome"})
-    if family.envelope is not None and "{index}" in family.envelope.after_name:
+    if family.ids is IdStyle.KIMI:
         rome = rome._replace(id="functions.weather:0")
     mention = one[: len(one) // 4]
     return [
@@ -79,13 +82,16 @@ def _reasoned(family: Family, one: str) -> list[Case]:
 
 
 def _with_ids(case: Case) -> Case:
-    """Calls have the ids that the model writes, which count from 0 in each section."""
-    expected, index = [], 0
+    """Calls have the ids that the model writes, which count from 0 in each section; one that was
+    written before is replaced."""
+    expected, index, ids = [], 0, set[str]()
     sections = case.output.count("section_begin") > 1
     for item in case.expected:
         if not isinstance(item, tuple) or not hasattr(item, "arguments"):
             expected.append(item)
             continue
-        expected.append(item._replace(id=f"functions.{item.name}:{0 if sections else index}"))
+        written_id = f"functions.{item.name}:{0 if sections else index}"
+        expected.append(item._replace(id=None if written_id in ids else written_id))
+        ids.add(written_id)
         index += 1
     return case._replace(expected=expected)

@@ -22,7 +22,7 @@ from penstock.protocol.wire.messages.tokens import (
 )
 from penstock.services.tokenizer.output.family import Family
 from penstock.services.tokenizer.output.machine import Vocabulary, build_machine
-from penstock.services.tokenizer.output.parser import OutputParser
+from penstock.services.tokenizer.output.parser import MakeId, OutputParser
 from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
 
 TOOLS: dict[str, Any] = {
@@ -172,17 +172,22 @@ def run(
     parses_tools: bool = True,
     parses_reasoning: bool = True,
     in_reasoning: bool = False,
+    complete: bool = False,
+    make_id: MakeId = lambda index, name: f"call-{index}-{name}",
+    **limits: Any,
 ) -> list[tuple[Any, ...]]:
-    """The events of the pieces, neighbours of one kind joined."""
+    """The events of the pieces, neighbours of one kind joined. complete: the model has ended.
+    limits: which calls the parser takes."""
     machine = build_machine(family, vocabulary, tools=parses_tools, reasoning=parses_reasoning)
     parser = OutputParser(
         machine,
         ToolSchemas(tools),
-        lambda index, name: f"call-{index}-{name}",
+        make_id,
         in_reasoning=in_reasoning,
+        **limits,
     )
     contents = [parser.push(token, piece) for token, piece in pieces]
-    contents.append(parser.finish())
+    contents.append(parser.finish(complete=complete))
     return merged(contents)
 
 

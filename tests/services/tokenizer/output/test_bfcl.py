@@ -27,7 +27,7 @@ CATEGORIES = [
     "simple_python", "multiple", "parallel", "parallel_multiple",
     "live_simple", "live_multiple", "live_parallel", "live_parallel_multiple",
 ]  # fmt: skip
-WITHOUT_TYPES = ("XML parameters", "XML pairs", "XML invoke")
+WITHOUT_TYPES = ("XML parameters", "XML pairs", "XML invoke", "channels, Muse")
 JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": ""}
 
 

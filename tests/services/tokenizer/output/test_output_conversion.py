@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from penstock.services.tokenizer.output.budget import LITERAL, MAX_PARTS, Budget
 from penstock.services.tokenizer.output.conversion import convert
 from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
 
@@ -66,9 +67,16 @@ NULL, UNKNOWN = frozenset({"null"}), frozenset[str]()
 def test_a_text_becomes_json_of_its_declared_type_or_a_string(
     text: str, kinds: frozenset[str], value: Any
 ) -> None:
-    found = json.loads(convert(text, kinds), parse_constant=pytest.fail)
+    found = json.loads(convert(text, kinds, Budget()), parse_constant=pytest.fail)
     assert found == value
     assert type(found) is type(value)
+
+
+def test_literals_beyond_every_use_are_strings() -> None:
+    budget = Budget()
+    most = MAX_PARTS // LITERAL
+    found = [json.loads(convert("['a']", ARRAY, budget)) for _ in range(most + 1)]
+    assert found == [["a"]] * most + ["['a']"]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,10 @@ TEMPLATES = {
     "python_calls": "put it in the format of [func_name1(params_name1=params_value1)]",
     "python_calls_lines": "\\n<function_calls>\\nget_weather(city='New York')",
     "python_calls_lfm2": "{{- '<|tool_call_start|>[' + calls + ']<|tool_call_end|>' -}}",
+    "json_tags_internlm": "{{ '<|action_start|><|plugin|>' + call }}",
+    "kimi_channels": "{{ '<|open|>' + channel + '<|sep|>' }}",
+    "inkling": "{{ '<|message_model|>' + name + '<|content_invoke_tool_json|>' }}",
+    "muse": "<|start|>assistant to={{ to }}<|message|>{{ '<atem:function_calls>' }}",
     "harmony": "<|start|>assistant<|channel|>analysis<|message|>",
     "own_quoting_functiongemma": "<start_function_call>call:",
     "own_quoting_gemma4": "{{- '<|tool_call>call:' + name }}{{ '<|channel>thought\\n<channel|>' }}",
@@ -55,6 +59,14 @@ def test_the_rule_that_fits_is_named() -> None:
     assert form.describe() == (
         "tool parser xml_parameters: the template writes <function= and <parameter=; "
         "thinking none: no rule fits the template or the vocabulary"
+    )
+
+
+def test_calls_that_are_not_read_are_told_and_taken_for_no_others() -> None:
+    form = choose(Clues("]<]minimax[>[<tool_call><invoke name=</mm:think>", ()))
+    assert form.describe() == (
+        "tool parser none: the template writes ]<]minimax[>[, whose calls are not read; "
+        "thinking <mm:think> … </mm:think>: the template writes </mm:think>"
     )
 
 
@@ -139,7 +151,8 @@ def test_a_response_template_counts_more_than_rules_and_less_than_names() -> Non
 
 
 def test_all_rules_and_names_lead_to_a_family() -> None:
-    assert {rule.value for rule in TOOL_RULES} | set(TOOL_NAMES.values()) <= FAMILIES.keys()
+    values = {rule.value for rule in TOOL_RULES} | set(TOOL_NAMES.values())
+    assert values <= {*FAMILIES, "none"}
     assert all(rule.template or rule.vocabulary for rule in (*TOOL_RULES, *REASONING_RULES))
     assert all(marks.open and marks.close for marks in REASONING_NAMES.values())
 

@@ -60,7 +60,7 @@ CASES = [
     Case("<|channel|>commentary to=functions.else<|message|>{}<|call|>", [call("else")]),
     # Arguments that are cut or wrong.
     Case(TO + '{"city": "Ro', [call("weather", '{"city": "Ro')]),
-    Case(TO + '{"city": <|call|>', [call("weather", '{"city": ')]),
+    Case(TO + '{"city": <|call|>', [call("weather", {"city": None})]),
     Case(TO + JSON + " so<|end|>", [ROME, text(" so")]),
     Case(TO + JSON + "<|end|>" + START + "<|channel|>final<|message|>Hi", [ROME, text("Hi")]),
     Case(TO + "<|call|>", [call("weather")]),

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import functools
-import time
+import json
 
 import pytest
 from growth import LINEAR, fourfold
-from replay import TOOLS, run, vocabularies
+from hostile import Hostile, drawn, seconds
+from replay import run, vocabularies
 
+from penstock.protocol.wire.messages.tokens import MAX_CALLS
+from penstock.services.tokenizer.output.budget import MAX_PARTS
 from penstock.services.tokenizer.output.families import FAMILIES
-from penstock.services.tokenizer.output.machine import Machine, build_machine
-from penstock.services.tokenizer.output.parser import MAX_CALLS, MAX_PARAMETERS, OutputParser
-from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
 
 SIZE = 1 << 14
 IN_JSON = '<tool_call>{"name": "f", "arguments": {"a": '
@@ -31,6 +31,9 @@ HOSTILE = {
         (IN_JSON, "{ "),
         (IN_JSON, "{{{{{}}}}}"),
         (IN_JSON, '""'),
+        (IN_JSON, '{"'),
+        (IN_JSON, "[{}"),
+        (IN_JSON, ': {"x": '),
         (IN_JSON, "<"),
         (IN_JSON, "</tool_cal"),
         (IN_JSON + '"', "</tool_call>"),
@@ -45,10 +48,18 @@ HOSTILE = {
         (IN_VALUE, '"'),
         ("<function=weather><parameter=days>", "["),
         ("<function=search><parameter=tags>", "(1,"),
+        ("<function=search>", "<parameter=tags>[x]</parameter>"),
     ],
     "xml_pairs": [("", "<tool_call>f"), ("<tool_call>f<arg_key>a", "<arg_key>")],
     "xml_pairs_hunyuan": [("", "<tool_calls>\n<tool_call>")],
     "xml_invoke_minimax": [("", '<minimax:tool_call><invoke name="f'), ("", "<minimax:tool_call>")],
+    "kimi_channels": [
+        ("", "<|open|>"),
+        ("", '<|open|>call tool="f'),
+        ('<|open|>call tool="f"<|sep|>', '<|open|>argument key="a" type="string"<|sep|>'),
+    ],
+    "inkling": [("", "<|message_model|>f"), ("<|message_model|>", "a")],
+    "muse": [("", "<|start|>assistant to=f"), ("", " to=self<|message|>")],
     "special_tokens_kimi": [("", "<|tool_call_begin|>functions.f:1")],
     "special_tokens_deepseek_v3": [("", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>")],
     "json_array_mistral": [("", "[TOOL_CALLS]"), ("", '[TOOL_CALLS][{"name": "')],
@@ -66,11 +77,14 @@ HOSTILE = {
         ("[weather(city={", "'a':"),
         ("[weather(", " "),
         ("[", "weather(a=1), "),
+        ("[", "weather(" + "1," * 500 + "), "),
     ],
     "own_quoting_functiongemma": [
         ("<start_function_call>call:f{a:", "<escape>"),
         ("<start_function_call>call:f{a:<escape>", "<"),
         ("<start_function_call>call:f{a:", "{a:"),
+        ("<start_function_call>call:f{a:<escape>", "<end_function_call>"),
+        ("<start_function_call>call:f{a:[", "<escape>''"),
     ],
     "harmony": [
         ("", "<|channel|>"),
@@ -79,38 +93,59 @@ HOSTILE = {
         ("<|channel|>", "commentary "),
         ("<|channel|>commentary ", "to=functions.f "),
         ("<|channel|>analysis<|message|>", "<|"),
+        ("<|channel|>commentary to=functions.f<|message|>", "|call|><"),
     ],
 }
-CASES = [(name, *case) for name, cases in HOSTILE.items() for case in cases]
+CASES = [Hostile(name, "text", *case) for name, cases in HOSTILE.items() for case in cases]
+
+
+PLAIN = Hostile("json_tags", "text", "", "word")
+WHOLE_SIZE = 1 << 20
+MOST_SECONDS = 0.1
+MOST_PLAIN = 6.0
+"""What a hostile text may cost, in units of a plain one that comes in pieces of 4 characters. That
+one takes about 0.05 s; this machine may do other things as well."""
+
+
+def least(case: Hostile, limit: float, piece: int | None = None) -> float:
+    """The least of a few measurements, or the first one that is below the limit."""
+    found = seconds(case, WHOLE_SIZE, piece)
+    for _ in range(4):
+        if found > limit:
+            found = min(found, seconds(case, WHOLE_SIZE, piece))
+    return found
 
 
 @functools.cache
-def machine_of(family: str) -> Machine:
-    return build_machine(FAMILIES[family], vocabularies(FAMILIES[family])["text"])
+def plain_cost() -> float:
+    return least(PLAIN, 0.0, piece=4)
 
 
-def cost(family: str, begin: str, part: str, size: int, piece: int) -> float:
-    """Seconds of CPU for an output of ``size`` characters in pieces."""
-    machine = machine_of(family)
-    output = begin + part * (size // len(part))
-    pieces = [output[at : at + piece] for at in range(0, len(output), piece)]
-    parser = OutputParser(machine, ToolSchemas(TOOLS), lambda index, name: "id")
-    started = time.process_time()
-    for one in pieces:
-        parser.push(1, one)
-    parser.finish()
-    return time.process_time() - started
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_cost_of_an_output_grows_with_its_length_alone(case: Hostile) -> None:
+    assert fourfold(lambda size: seconds(case, size), SIZE) < LINEAR
+    assert fourfold(lambda size: seconds(case, size, piece=24), SIZE) < LINEAR
 
 
-@pytest.mark.parametrize(("family", "begin", "part"), CASES)
-def test_the_cost_of_an_output_grows_with_its_length_alone(
-    family: str, begin: str, part: str
-) -> None:
-    assert fourfold(lambda size: cost(family, begin, part, size, size), SIZE) < LINEAR
-    assert fourfold(lambda size: cost(family, begin, part, size, 24), SIZE) < LINEAR
+@pytest.mark.parametrize("case", [*CASES, *drawn(40, seed=5)], ids=str)
+def test_a_megabyte_of_hostile_text_costs_little_more_than_one_of_words(case: Hostile) -> None:
+    assert least(case, MOST_PLAIN * plain_cost()) < MOST_PLAIN * plain_cost()
 
 
-def test_calls_and_parameters_beyond_every_use_are_content() -> None:
+@pytest.mark.slow
+def test_a_megabyte_of_hostile_text_takes_a_tenth_of_a_second() -> None:
+    slow = [
+        case for case in [*CASES, *drawn(2000, seed=6)] if least(case, MOST_SECONDS) > MOST_SECONDS
+    ]
+    assert slow == []
+
+
+@pytest.mark.slow
+def test_a_token_in_which_nothing_matches_takes_a_fifth_of_a_microsecond() -> None:
+    assert least(PLAIN, 0.0, piece=4) / (WHOLE_SIZE / 4) < 0.2e-6
+
+
+def test_calls_and_parts_beyond_every_use_are_content() -> None:
     family = FAMILIES["xml_parameters"]
     vocabulary = vocabularies(family)["text"]
     calls = "<function=now></function>"
@@ -118,8 +153,19 @@ def test_calls_and_parameters_beyond_every_use_are_content() -> None:
     assert sum(event[0] == "call" for event in events) == MAX_CALLS
     assert events[-1] == ("text", calls * 2)
     parameter = "<parameter=x>1</parameter>"
-    output = "<function=now>" + parameter * (MAX_PARAMETERS + 1) + "</function>"
-    _, arguments, rest = run(family, vocabulary, [(1, output)])
-    assert arguments[-1].count('"x": 1') == MAX_PARAMETERS
-    assert arguments[-1].endswith("1}")
-    assert rest == ("text", parameter + "</function>")
+    output = "<function=now>" + parameter * (MAX_PARTS // 2 + 1) + "</function>"
+    for pieces in ([(1, output)], [(1, character) for character in output]):
+        _, arguments, rest = run(family, vocabulary, pieces)
+        assert arguments[-1].count('"x": 1') == MAX_PARTS // 2
+        assert arguments[-1].endswith("1}")
+        assert rest == ("text", "</parameter>" + parameter + "</function>")
+
+
+def test_values_of_calls_that_are_too_many_together_go_out_as_they_stand() -> None:
+    family = FAMILIES["python_calls"]
+    parts = 3 * MAX_PARTS // 4
+    call = "now(" + "a=1," * (parts // 2) + ")"
+    events = run(family, vocabularies(family)["text"], [(1, f"[{call}, {call}]")])
+    texts = [event[-1] for event in events if event[0] == "arguments"]
+    assert len(json.loads(texts[0], object_pairs_hook=list)) == parts // 2
+    assert texts[1].endswith("a=1,a=1,")

@@ -38,7 +38,7 @@ COMMAND = [
     Case('<|START_ACTION|>[{"tool_name": "now"}]<|END_ACTION|>', [NOW]),
     Case(f"<|START_ACTION|>[{COMMAND_ONE}<|END_ACTION|>x", [ROME, text("x")]),
     Case('<|START_ACTION|>[{"tool_name": "weather", "parameters": {"city": <|END_ACTION|>',
-         [call("weather", '{"city": ')]),
+         [call("weather", {"city": None})]),
     Case("<|START_ACTION|>[]<|END_ACTION|>", [text("<|START_ACTION|>[]<|END_ACTION|>")]),
 ]  # fmt: skip
 APERTUS = [

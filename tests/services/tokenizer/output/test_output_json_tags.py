@@ -72,7 +72,7 @@ CASES = [
     ),
     Case(
         '<tool_call>{"name": "weather", "arguments": {"city": 1</tool_call>\nSo.',
-        [call("weather", '{"city": 1'), text("So.")],
+        [call("weather", {"city": 1}), text("So.")],
     ),
     Case('<tool_call>{"name": "weath', [text('<tool_call>{"name": "weath')]),
     Case("<tool_call>", [text("<tool_call>")]),

@@ -159,6 +159,14 @@ def changed(**fields: Any) -> dict[str, Any]:
     return template({key: value for key, value in (CALLS | fields).items() if value is not None})
 
 
+def quoted(delimiters: Any) -> dict[str, Any]:
+    return template(GEMMA["fields"]["tool_calls"] | {"content_args": {"string_delims": delimiters}})
+
+
+def tagged(pattern: Any) -> dict[str, Any]:
+    return template(XML["fields"]["tool_calls"] | {"content_args": {"tag_pattern": pattern}})
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -177,6 +185,16 @@ def changed(**fields: Any) -> dict[str, Any]:
         (changed(open=None, open_pattern=r"<(?P<name>\w+)"), "does not end with a literal"),
         (changed(close=None, close_pattern="a|b"), "has a close_pattern where only a literal"),
         (template({}, thinking={"open": "<t>"}), "text between two literals only"),
+        (changed(content_args=1), "has content_args that are no object"),
+        (template(GEMMA["fields"]["tool_calls"] | {"open_pattern": ""}), "does not end with a lit"),
+        (changed(open=None, open_pattern=r"<(?P<1a>\w+)>"), "with 1a as the name of a group"),
+        (changed(open=None, open_pattern=r"<(?P<a>\w+)>(?P<a>\w+)<"), "with a as the name"),
+        (changed(open=None, open_pattern=r"<(?P<name>\w+)>"), "though the content holds the names"),
+        (quoted(-1), "has string_delims that are read only as one quote"),
+        (quoted([{}]), "has string_delims that are read only as one quote"),
+        (quoted([["a"]]), "has string_delims that are read only as one quote"),
+        (tagged(1), "tag_pattern or merge_duplicates that is not read: '1'"),
+        (changed(open=None, open_pattern="<(?P<name>[z-a]+)>"), "which is no class"),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(spec: Any, message: str) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from replay import Case, call, check, reasoning, run, text, vocabularies
+from replay import Case, call, check, every_cut, reasoning, run, text, vocabularies
 
+from penstock.services.tokenizer.output.call_ids import CallIds
 from penstock.services.tokenizer.output.families import FAMILIES
+from penstock.services.tokenizer.output.family import IdStyle
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 ONE, ONE_END, SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -101,6 +103,37 @@ def test_a_mark_that_is_a_token_ends_arguments_even_within_a_string() -> None:
     events = run(family, vocabulary, [(vocabulary.added.get(one, 1), one) for one in texts])
     assert events == [
         ("call", 0, "call-0-now", "now", ""),
-        ("arguments", 0, '{"a": "'),
+        ("arguments", 0, '{"a": ""}'),
         ("text", "ok"),
     ]
+
+
+REPEATED = {
+    "special_tokens_kimi": (
+        K_BEGIN + "".join(
+            f"{K_ONE}functions.now:{number}{K_ARGUMENTS}{{}}{K_ONE_END}" for number in (0, 0, 2, 0)
+        ),
+        ["functions.now:0", "functions.now:1", "functions.now:2", "functions.now:3"],
+    ),
+    "json_array_mistral": (
+        "".join(f"[TOOL_CALLS]now[CALL_ID]{one}[ARGS]{{}}" for one in ("a", "b", "a")),
+        ["a", "b", "number 2"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_an_id_that_a_model_writes_twice_is_that_of_one_call_alone(name: str) -> None:
+    output, ids = REPEATED[name]
+    make_id = CallIds(IdStyle.KIMI, "", 0) if "kimi" in name else lambda index, _: f"number {index}"
+    for events in every_cut(FAMILIES[name], output, make_id=make_id).values():
+        assert [event[2] for event in events if event[0] == "call"] == ids
+
+
+def test_ids_differ_even_where_a_model_has_written_those_that_replace_them() -> None:
+    taken = ["now:1024", "functions.now:1024", "functions.now:1", "functions.now:1"]
+    calls = [f"{K_ONE}{one}{K_ARGUMENTS}{{}}{K_ONE_END}" for one in (*taken, *["x:9"] * 9)]
+    family, make_id = FAMILIES["special_tokens_kimi"], CallIds(IdStyle.KIMI, "", 0)
+    for events in every_cut(family, "".join(calls), make_id=make_id, thorough=False).values():
+        ids = [event[2] for event in events if event[0] == "call"]
+        assert len(set(ids)) == len(ids) == len(calls)

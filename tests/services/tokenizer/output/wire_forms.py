@@ -188,6 +188,52 @@ def _harmony(calls: Sequence[Call]) -> str:
     )
 
 
+def _internlm(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f"<|action_start|><|plugin|>\n{_object(*call, 'parameters')}<|action_end|>"
+        for call in calls
+    )
+
+
+def _kimi_channels(calls: Sequence[Call]) -> str:
+    types = {str: "string", bool: "boolean", int: "number", float: "number", list: "array"}
+
+    def argument(key: str, value: Any) -> str:
+        kind = "null" if value is None else types.get(type(value), "object")
+        begin = f'<|open|>argument key="{key}" type="{kind}"<|sep|>'
+        return f"{begin}{_shown(value)}<|close|>argument<|sep|>"
+
+    inside = "".join(
+        f'<|open|>call tool="{name}" index="{number}"<|sep|>'
+        + "".join(argument(*item) for item in arguments.items())
+        + "<|close|>call<|sep|>"
+        for number, (name, arguments) in enumerate(calls, 1)
+    )
+    return f"<|open|>tools<|sep|>{inside}<|close|>tools<|sep|><|close|>message<|sep|>"
+
+
+def _inkling(calls: Sequence[Call]) -> str:
+    return "".join(
+        f"<|message_model|>{name}<|content_invoke_tool_json|>{_object(name, arguments, 'args')}"
+        "<|end_message|>"
+        for name, arguments in calls
+    )
+
+
+def _muse(calls: Sequence[Call]) -> str:
+    def parameter(key: str, value: Any) -> str:
+        return f'<atem:parameter name="{key}">{_shown(value)}</atem:parameter>\n'
+
+    inside = "\n".join(
+        f'<atem:invoke name="{name}">\n'
+        + "".join(parameter(*item) for item in arguments.items())
+        + "</atem:invoke>"
+        for name, arguments in calls
+    )
+    block = f"<atem:function_calls>\n{inside}\n</atem:function_calls>"
+    return f"<|start|>assistant to={calls[0][0]}<|message|>{block}<|eom|>"
+
+
 def _gemma(opening: str, closing: str, quote: str) -> Callable[[Sequence[Call]], str]:
     def shown(value: Any) -> str:
         if isinstance(value, str):
@@ -287,6 +333,14 @@ FORMS: dict[str, Form] = {
         "python_calls_lfm2", _pythonic("<|tool_call_start|>", "<|tool_call_end|>")
     ),
     "harmony": Form("harmony", _harmony),
+    "JSON in tags, InternLM": Form("json_tags_internlm", _internlm),
+    "channels, Kimi K3": Form("kimi_channels", _kimi_channels, _holds("<|open|>", "<|close|>")),
+    "channels, Inkling": Form("inkling", _inkling),
+    "channels, Muse": Form(
+        "muse",
+        _muse,
+        _ambiguous("</atem:parameter>", "</atem:invoke>", "</atem:function_calls>", "<|"),
+    ),
     "own quoting, FunctionGemma": Form(
         "own_quoting_functiongemma",
         _gemma("<start_function_call>", "<end_function_call>", "<escape>"),

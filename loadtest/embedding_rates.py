@@ -1,0 +1,131 @@
+"""Texts a second of /v1/embeddings beside sentence-transformers, in turns on the same machine.
+
+    python -m penstock.loadtest.embedding_rates FOLDER [--threads N] [--rounds N]
+
+It needs the package sentence-transformers. Each round encodes the same texts of 4 to 60 words, in
+batches of 1, 8 and 64, first by the one, then by the other; the best round of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import http.client
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+
+BATCHES = (1, 8, 64)
+WORDS = ("water", "weir", "sluice", "river", "mill", "gate", "stone", "turbine", "valley", "rain")
+Vectors = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+Encode = Callable[[Sequence[str]], Vectors]
+
+
+def texts(count: int) -> list[str]:
+    rng = random.Random(0)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(4, 60))) for _ in range(count)]
+
+
+class Rate(NamedTuple):
+    texts_a_second: float
+    cpu_ms_a_text: float
+    """Processor time of all threads; unlike the rate it says the same on a machine that others use
+    too."""
+
+
+def rate(encode: Encode, batch: int, seconds: float, cpu: Callable[[], float]) -> Rate:
+    """Of about so many seconds. cpu: seconds of processor time so far."""
+    given, done, began, before = texts(256), 0, time.perf_counter(), cpu()
+    while (passed := time.perf_counter() - began) < seconds:
+        first = done % (len(given) - batch + 1)
+        encode(given[first : first + batch])
+        done += batch
+    return Rate(done / passed, 1000 * (cpu() - before) / done)
+
+
+def cpu_of(processes: Sequence[psutil.Process]) -> float:
+    return sum(sum(one.cpu_times()[:2]) for one in processes)
+
+
+def over_http(url: str) -> Encode:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"))
+
+    def encode(given: Sequence[str]) -> Vectors:
+        body = json.dumps({"input": list(given), "encoding_format": "base64"})
+        connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
+        answer: Any = json.load(connection.getresponse())
+        rows = [base64.b64decode(one["embedding"]) for one in answer["data"]]
+        return np.array([np.frombuffer(row, "<f4") for row in rows])
+
+    return encode
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder")
+    parser.add_argument("--threads", type=int, default=2, help="of torch, for either")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    options = parser.parse_args(arguments)
+    import torch
+
+    torch.set_num_threads(options.threads)
+    theirs = import_module("sentence_transformers").SentenceTransformer(
+        options.folder, device="cpu"
+    )
+    command = [sys.executable, "-m", "penstock.services", "serve", options.folder, "--port", "0"]
+    command += ["--device", "cpu", "--threads", str(options.threads)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        if server.stdout is None:
+            raise RuntimeError("no standard output")
+        found = next(filter(None, (re.search(r"http://[\d.]+:\d+", x) for x in server.stdout)))
+        ours = over_http(found[0])
+        while True:
+            try:
+                urllib.request.urlopen(found[0] + "/ready")
+                break
+            except OSError:
+                time.sleep(0.2)
+
+        def library(given: Sequence[str]) -> Vectors:
+            vectors: Vectors = theirs.encode(list(given), batch_size=64, show_progress_bar=False)
+            return vectors
+
+        root = psutil.Process(server.pid)
+        processes = [root, *root.children(recursive=True)]
+
+        def of_server() -> float:
+            return cpu_of(processes)
+
+        apart = np.abs(ours(texts(256)) - library(texts(256))).max()
+        print(f"largest difference over 256 texts: {apart:.2g}")
+        for batch in BATCHES:
+            rates: dict[str, list[Rate]] = {"penstock": [], "sentence-transformers": []}
+            for _ in range(options.rounds):
+                rates["penstock"].append(rate(ours, batch, options.seconds, of_server))
+                rates["sentence-transformers"].append(
+                    rate(library, batch, options.seconds, time.process_time)
+                )
+            for name, of in rates.items():
+                best = max(one.texts_a_second for one in of)
+                least = min(one.cpu_ms_a_text for one in of)
+                print(f"batch {batch}: {name}: {best:.0f} texts a second, {least:.2f} CPU ms each")
+    finally:
+        server.terminate()
+        server.wait(30)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,351 @@
+"""What a model folder makes of a prompt: read from its files, without torch.
+
+A folder of sentence-transformers says it in ``modules.json`` and beside it, a sequence classifier
+by its architecture; ``--task`` and ``--pooling`` override both. Worker and tokenizer read the same
+files: the worker pools and multiplies, the tokenizer puts prompts ahead of texts, cuts vectors,
+normalizes them, and turns logits into scores.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.protocol.config.fields import ModelConfig
+from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_json
+from penstock.protocol.tasks import CLASSIFY, EMBED, GENERATE, SCORE
+
+PoolingKind = Literal["last", "cls", "mean", "max"]
+Activation = Literal["none", "sigmoid", "softmax"]
+
+ENCODER_FAMILIES = (
+    "Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "DistilBert", "ModernBert",
+)  # fmt: skip
+_CLASSIFIER = "ForSequenceClassification"
+_CAUSAL = "ForCausalLM"
+_ENCODERS = {
+    f"{family}{form}"
+    for family in ENCODER_FAMILIES
+    for form in ("Model", "ForMaskedLM", _CLASSIFIER)
+}
+_KINDS: dict[str, PoolingKind] = {
+    "cls": "cls",
+    "cls_token": "cls",
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "max": "max",
+    "max_tokens": "max",
+    "lasttoken": "last",
+}
+"""Names of sentence-transformers, new and old."""
+MODULES = "modules.json"
+SENTENCE_CONFIG = "config_sentence_transformers.json"
+
+
+class DenseModule(msgspec.Struct, frozen=True):
+    """A linear layer behind pooling."""
+
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+    """``identity`` or ``tanh``, say: a name of ``torch.nn``'s class in lower case."""
+
+
+class Pooling(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine of a folder does, and how."""
+
+    tasks: list[str]
+    """Of ``embed``, ``score`` and ``classify``."""
+    generates: bool
+    kind: PoolingKind
+    encoder: bool
+    """Each position attends to all others: prompts are computed whole."""
+    reason: str
+    """Why, for the log."""
+    normalizes: bool = True
+    """Vectors have length 1."""
+    dense: list[DenseModule] = []
+    matryoshka: list[int] = []
+    """Lengths to which vectors may be cut."""
+    any_dimensions: bool = False
+    """They may be cut to any length."""
+    prompts: dict[str, str] = {}
+    """What may stand ahead of a text, by name."""
+    default_prompt: str = ""
+    """The name of the prompt that stands there unless another is asked for."""
+    labels: list[str] = []
+    """Of the logits of ``score`` and ``classify``, in their order."""
+    activations: dict[str, Activation] = {}
+    """What becomes of the logits, by task."""
+    judged_by: list[int] = []
+    """Of a language model that judges: the tokens that say no and yes, where its folder names
+    them."""
+    lowers: bool = False
+    """Texts are written in small letters first."""
+
+    @property
+    def is_judge(self) -> bool:
+        """A language model scores a pair by its logits of "yes" and "no"."""
+        return SCORE in self.tasks and not self.encoder and self.labels == JUDGED
+
+    def describe(self) -> str:
+        done = [*([GENERATE] if self.generates else []), *self.tasks]
+        pooled = f", {self.kind} pooling" if self.tasks else ""
+        return f"tasks: {', '.join(done)}{pooled} ({self.reason})"
+
+
+JUDGED = ["no", "yes"]
+"""What a language model that is asked to judge a pair may answer."""
+
+
+def read_pooling(info: ModelInfo, config: ModelConfig) -> Pooling:
+    """Raises ``BadModelFolder`` for what the folder asks for and is not there, and for a ``--task``
+    that the model cannot do."""
+    name, task = info.architecture, str(config.task)
+    is_classifier, is_causal = name.endswith(_CLASSIFIER), name.endswith(_CAUSAL)
+    encoder = name in _ENCODERS or bool(info.config.get("use_bidirectional_attention"))
+    modules = info.folder / MODULES
+    if task == "auto":
+        if is_classifier:
+            task, reason = CLASSIFY, f"architecture {name}"
+        elif modules.is_file():
+            task, reason = SCORE if _judge_tokens(info.folder) else EMBED, MODULES
+        elif is_causal or not (encoder or name.endswith("Model")):
+            task, reason = GENERATE, f"architecture {name}"
+        else:
+            task, reason = EMBED, f"architecture {name}"
+    else:
+        reason = f"--task {task}"
+    if is_classifier and task in (CLASSIFY, SCORE):
+        return _classifier(info, config, task, reason, encoder)
+    if task == SCORE and is_causal:
+        return Pooling(
+            tasks=[SCORE], generates=False, kind="last", encoder=False, labels=JUDGED,
+            activations={SCORE: "softmax"}, reason=f"{reason}: logits of yes and no",
+            prompts=_prompts(info.folder)[0], judged_by=_judge_tokens(info.folder),
+        )  # fmt: skip
+    if (task == GENERATE and not is_causal and config.task != "auto") or task in (CLASSIFY, SCORE):
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: --task {task}: a {name} does not do that; leave the "
+            "flag out, and the folder decides"
+        )
+    if task == GENERATE and config.pooling == "auto":
+        return Pooling(tasks=[], generates=True, kind="last", encoder=False, reason=reason)
+    return _embedding(info, config, task, reason, encoder)
+
+
+def _embedding(
+    info: ModelInfo, config: ModelConfig, task: str, reason: str, encoder: bool
+) -> Pooling:
+    kind: PoolingKind = "mean" if encoder else "last"
+    normalizes, dense = True, list[DenseModule]()
+    if (info.folder / MODULES).is_file():
+        kind, normalizes, dense = _modules(info.folder, kind)
+        reason = reason if reason == MODULES else f"{reason}, {MODULES}"
+    if config.pooling != "auto":
+        kind, reason = config.pooling, f"{reason}, --pooling {config.pooling}"
+    prompts, default = _prompts(info.folder)
+    return Pooling(
+        tasks=[EMBED],
+        generates=task == GENERATE,
+        kind=kind,
+        encoder=encoder,
+        reason=reason,
+        normalizes=normalizes,
+        dense=dense,
+        matryoshka=_matryoshka(info),
+        any_dimensions=config.allow_dimensions or info.config.get("is_matryoshka") is True,
+        prompts=prompts,
+        default_prompt=default,
+        lowers=_lowers(info.folder),
+    )
+
+
+def _classifier(
+    info: ModelInfo, config: ModelConfig, task: str, reason: str, encoder: bool
+) -> Pooling:
+    labels = _labels(info)
+    if task == SCORE and len(labels) > 1:
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: --task score: the model has {len(labels)} labels, and "
+            "a score is of one; use --task classify"
+        )
+    tasks = [task] if config.task != "auto" else [SCORE, CLASSIFY][len(labels) > 1 :]
+    pooled = str(info.config.get("classifier_pooling") or "cls")
+    kind = _KINDS.get(pooled, "cls") if encoder else "last"
+    return Pooling(
+        tasks=tasks,
+        generates=False,
+        kind=kind,
+        encoder=encoder,
+        reason=f"{reason}, {len(labels)} label{'s' if len(labels) > 1 else ''}",
+        labels=labels,
+        activations={SCORE: _of_score(info), CLASSIFY: _of_classes(info, len(labels))},
+        prompts=_prompts(info.folder)[0],
+        lowers=_lowers(info.folder),
+    )
+
+
+def _lowers(folder: Path) -> bool:
+    path = folder / "sentence_bert_config.json"
+    return path.is_file() and _object(path).get("do_lower_case") is True
+
+
+def _judge_tokens(folder: Path) -> list[int]:
+    """The tokens that say no and yes, where ``modules.json`` has a ``LogitScore``; else none."""
+    path = folder / MODULES
+    listed = read_json(path) if path.is_file() else None
+    for one in listed if isinstance(listed, list) else ():
+        name = str(one.get("type", "")) if isinstance(one, dict) else ""
+        if name.rpartition(".")[2] == "LogitScore":
+            config = _object(_within(folder, str(one.get("path", ""))) / "config.json")
+            no, yes = config.get("false_token_id"), config.get("true_token_id")
+            if type(no) is not int or type(yes) is not int or min(no, yes) < 0:
+                raise BadModelFolder(
+                    f"{path}: a LogitScore needs true_token_id and false_token_id, got {yes!r} "
+                    f"and {no!r}"
+                )
+            return [no, yes]
+    return []
+
+
+def _within(folder: Path, place: str) -> Path:
+    """A folder that ``modules.json`` names. Raises ``BadModelFolder``."""
+    if Path(place).is_absolute() or ".." in Path(place).parts:
+        raise BadModelFolder(f"{folder / MODULES}: the path {place!r} leads out of the folder")
+    return folder / place
+
+
+def _modules(folder: Path, kind: PoolingKind) -> tuple[PoolingKind, bool, list[DenseModule]]:
+    """Pooling, normalization and dense layers of ``modules.json``."""
+    listed = read_json(folder / MODULES)
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        raise BadModelFolder(f"{folder / MODULES}: expected a list of objects")
+    normalizes, dense = False, list[DenseModule]()
+    for one in listed:
+        name, place = str(one.get("type", "")).rpartition(".")[2], str(one.get("path", ""))
+        inside = _within(folder, place)
+        match name:
+            case "Transformer":
+                if place:
+                    raise BadModelFolder(
+                        f"{folder / MODULES}: the model is in {place!r}; only folders with the "
+                        "model itself at the top are supported"
+                    )
+            case "Pooling":
+                kind = _pooling_kind(inside / "config.json")
+            case "Normalize":
+                normalizes = True
+            case "Dense":
+                dense.append(_dense(inside))
+            case "Dropout":
+                pass
+            case _:
+                raise BadModelFolder(
+                    f"{folder / MODULES}: modules of the type {name!r} are not supported; those "
+                    "that are: Transformer, Pooling, Dense, Normalize and Dropout"
+                )
+    return kind, normalizes, dense
+
+
+def _pooling_kind(path: Path) -> PoolingKind:
+    config = _object(path)
+    if config.get("include_prompt") is False:
+        raise BadModelFolder(
+            f"{path}: include_prompt is false, but pooling without the prompt's tokens is not "
+            "supported"
+        )
+    prefix = "pooling_mode_"
+    names = [
+        key.removeprefix(prefix) for key, on in config.items() if key.startswith(prefix) and on
+    ]
+    given = config.get("pooling_mode")
+    if given is not None:
+        names = list(given) if isinstance(given, list) else [str(given)]
+    names = names or ["mean"]
+    if len(names) > 1 or names[0] not in _KINDS:
+        raise BadModelFolder(
+            f"{path}: pooling by {' and '.join(map(str, names))} is not supported; these are: cls, "
+            " mean, max and lasttoken: choose with --pooling"
+        )
+    return _KINDS[names[0]]
+
+
+def _dense(folder: Path) -> DenseModule:
+    path = folder / "config.json"
+    config = _object(path)
+    sizes = config.get("in_features"), config.get("out_features")
+    if not all(type(size) is int and 0 < size < 2**31 for size in sizes):
+        raise BadModelFolder(f"{path}: in_features and out_features must be positive integers")
+    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2].lower()
+    if activation not in ("identity", "tanh", "gelu", "relu"):
+        raise BadModelFolder(
+            f"{path}: activation_function {activation!r}; supported are Identity, Tanh, GELU, ReLU"
+        )
+    bias = config.get("bias", True) is not False
+    return DenseModule(folder, *sizes, bias, activation)  # type: ignore[arg-type]
+
+
+def _prompts(folder: Path) -> tuple[dict[str, str], str]:
+    """Prompts by name, and the default one's name."""
+    path = folder / SENTENCE_CONFIG
+    if not path.is_file():
+        return {}, ""
+    config = _object(path)
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name") or ""
+    if not isinstance(prompts, dict) or not all(isinstance(one, str) for one in prompts.values()):
+        raise BadModelFolder(f"{path}: prompts must be an object of texts")
+    if default and default not in prompts:
+        raise BadModelFolder(f"{path}: default_prompt_name {default!r} is none of the prompts")
+    return prompts, str(default)
+
+
+def _matryoshka(info: ModelInfo) -> list[int]:
+    found: Any = info.config.get("matryoshka_dimensions") or []
+    return sorted(one for one in found if type(one) is int and one > 0)
+
+
+def _labels(info: ModelInfo) -> list[str]:
+    """By ``id2label``; as in transformers two where the folder says nothing."""
+    table = info.config.get("id2label")
+    if isinstance(table, dict) and table:
+        return [str(table.get(str(number), f"LABEL_{number}")) for number in range(len(table))]
+    count = info.config.get("num_labels", 2)
+    if type(count) is not int or not 0 < count < 65_536:
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: num_labels must be a positive integer"
+        )
+    return [f"LABEL_{number}" for number in range(count)]
+
+
+def _of_score(info: ModelInfo) -> Activation:
+    """As sentence-transformers' ``CrossEncoder`` takes it: a sigmoid, unless the folder names
+    another function."""
+    table = info.config.get("sentence_transformers")
+    named = table.get("activation_fn") if isinstance(table, dict) else None
+    named = named or info.config.get("sbert_ce_default_activation_function") or "Sigmoid"
+    function = str(named).rpartition(".")[2]
+    if function not in ("Sigmoid", "Identity"):
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: scores by {function} are not supported; supported are "
+            "Sigmoid and Identity"
+        )
+    return "sigmoid" if function == "Sigmoid" else "none"
+
+
+def _of_classes(info: ModelInfo, count: int) -> Activation:
+    problem = info.config.get("problem_type")
+    if problem == "regression":
+        return "none"
+    return "sigmoid" if problem == "multi_label_classification" or count == 1 else "softmax"
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise BadModelFolder(f"{path}: expected an object")
+    return found

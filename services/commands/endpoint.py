@@ -1,0 +1,68 @@
+"""Which server a command talks to, and with which key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import msgspec
+
+from penstock.services.commands.failure import WRONG_USE, CommandError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+KEY_VARIABLES = ("PENSTOCK_API_KEY", "OPENAI_API_KEY")
+_PORTS = {"http": 80, "https": 443}
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A server of the OpenAI API."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str = ""
+    """What stands before ``/v1`` in its paths: begins with a slash, ends without one."""
+    key: str = ""
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
+
+
+def endpoint(url: str, key: str | None, environment: Mapping[str, str]) -> Endpoint:
+    """The server at ``url``, which may lack its scheme and may end with ``/v1``.
+
+    key: as the flag has it; else the environment's. Raises ``CommandError``.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise CommandError(f"{url}: {error}", WRONG_USE) from None
+    if parts.scheme not in _PORTS or not host:
+        raise CommandError(f"{url}: expected http://HOST:PORT or https://HOST", WRONG_USE)
+    prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return Endpoint(
+        parts.scheme, host, port or _PORTS[parts.scheme], prefix, _key(key, environment)
+    )
+
+
+def _key(given: str | None, environment: Mapping[str, str]) -> str:
+    """``file:PATH`` is the first key of a file. Raises ``CommandError`` for what cannot stand in a
+    header, and ``ConfigError`` for a file that cannot be read."""
+    key, source = given or "", "--api-key"
+    for variable in KEY_VARIABLES:
+        if not key and environment.get(variable):
+            key, source = environment[variable], variable
+    if source == KEY_VARIABLES[0]:  # of a server on this host it may hold several
+        key = key.partition(",")[0]
+    if key.startswith("file:"):
+        from penstock.protocol.config.api_keys import read_api_keys
+
+        key = read_api_keys([key])[0]
+    if not all("!" <= character <= "~" for character in key):
+        raise CommandError(
+            f"{source}: a key holds visible ASCII characters only, no blanks", WRONG_USE
+        )
+    return key

@@ -1,0 +1,87 @@
+"""The flags that the commands have in common."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from penstock.protocol.config.flags import FlagParser
+from penstock.services.commands.api_client import ApiClient
+from penstock.services.commands.endpoint import DEFAULT_URL, endpoint
+from penstock.services.commands.failure import CommandError
+from penstock.services.commands.servers_here import url_here
+
+SAMPLING_FLAGS = ("max_tokens", "temperature", "top_p", "seed", "stop")
+"""Sampling parameters with a flag of their own; ``--set`` takes any."""
+URL_HELP = (
+    "the server (default: OPENAI_BASE_URL, else the only one of yours that runs on this host, else "
+    f"{DEFAULT_URL})"
+)
+
+
+class CommandParser(FlagParser):
+    """Flags, and what a command is about in front of them or between."""
+
+    def __init__(self, name: str, usage: str, description: str) -> None:
+        super().__init__(
+            f"penstock {name}",
+            usage=f"penstock {name} {usage}".rstrip(),
+            description=description,
+            allow_abbrev=False,
+        )
+
+    def _refuse(self, parsed: argparse.Namespace, extra: Sequence[str]) -> NoReturn:
+        if all(not argument.startswith("-") for argument in extra):
+            self.error(f"unexpected argument {extra[0]!r}")
+        super()._refuse(parsed, extra)
+
+
+def add_key_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="the server's key, or file:PATH (default: PENSTOCK_API_KEY, else OPENAI_API_KEY)",
+    )
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Their values stay text until ``settings.sampling``."""
+    from penstock.protocol.sampling import PARAMETERS
+
+    for name in SAMPLING_FLAGS:
+        parser.add_argument(
+            "--" + name.replace("_", "-"),
+            metavar="VALUE",
+            action="append" if name == "stop" else "store",
+            help=PARAMETERS[name].description,
+        )
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="any other parameter of the request, as --set top_k=20; may be repeated",
+    )
+
+
+def client(url: str | None, key: str | None, environment: Mapping[str, str]) -> ApiClient:
+    """Of the server that is meant (``URL_HELP``). Raises ``CommandError``."""
+    url = url or environment.get("OPENAI_BASE_URL") or url_here(environment) or DEFAULT_URL
+    return ApiClient(endpoint(url, key, environment))
+
+
+def given(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The sampling flags that were given, by parameter."""
+    found = {name: getattr(parsed, name) for name in SAMPLING_FLAGS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def served_model(server: ApiClient, named: str | None) -> str:
+    """The model to ask: ``named``, else the server's first. Raises ``CommandError``."""
+    if named:
+        return named
+    cards = server.get("/v1/models").get("data") or []
+    if not cards:
+        raise CommandError(f"{server.endpoint.url} serves no model at present")
+    return str(cards[0]["id"])

@@ -1,0 +1,48 @@
+"""The server of this user on this host that a command means."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from penstock.services.commands.failure import WRONG_USE, CommandError
+from penstock.services.launcher.running_servers import RunningServer, running_servers
+
+_LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
+
+
+def server_here(named: str | None, environment: Mapping[str, str]) -> RunningServer | None:
+    """The server that listens at the URL ``named``, or whose runtime folder it is; without a name
+    the only one. ``None``: there is none. Raises ``CommandError`` where there are several."""
+    if named and os.path.isdir(named):
+        found = running_servers(environment, named)
+    else:
+        found = running_servers(environment)
+        if named:
+            found = [server for server in found if _is_at(server, named)]
+    if len(found) > 1:
+        raise CommandError(
+            "several servers of yours run here; name one of "
+            + ", ".join(server.record.url or server.folder for server in found),
+            WRONG_USE,
+        )
+    return found[0] if found else None
+
+
+def url_here(environment: Mapping[str, str]) -> str | None:
+    """Where the only server of this user on this host listens. Raises as ``server_here`` does."""
+    found = server_here(None, environment)
+    return found.record.url or None if found else None
+
+
+def _is_at(server: RunningServer, url: str) -> bool:
+    """Whether ``url`` is where it listens, with whatever name of this host."""
+    try:
+        asked, own = urlsplit(url if "://" in url else f"http://{url}"), urlsplit(server.record.url)
+        same_port = (asked.port or 80) == own.port
+    except ValueError:
+        return False
+    if own.hostname in _LOCAL:
+        return same_port and (asked.hostname in _LOCAL or own.hostname in ("0.0.0.0", "::"))
+    return same_port and asked.hostname == own.hostname

@@ -1,0 +1,135 @@
+"""Routes about requests and the server: why one was slow, ending one, draining, the log's level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from penstock.protocol.process import logs
+from penstock.protocol.shown_values import show
+from penstock.protocol.wire.messages.administration import (
+    ABORT_REQUEST,
+    FIND_REQUEST,
+    LOG_LEVEL,
+    Ask,
+    RequestName,
+    Told,
+)
+from penstock.services.frontend.bodies.administration import (
+    Aborted,
+    Draining,
+    EmptyBody,
+    LogLevel,
+    LogLevelBody,
+    RequestLife,
+)
+from penstock.services.frontend.context import CONTEXT, KEY, Context
+from penstock.services.frontend.dialect_handler import owner
+from penstock.services.frontend.errors import ApiError
+from penstock.services.frontend.keys.known_key import Right
+from penstock.services.frontend.request_body import read_body
+from penstock.services.frontend.system import json_response
+
+REQUEST = "/v1/requests/{request}"
+DRAIN = "/v1/admin/drain"
+ABORT = "/v1/admin/requests/{request}/abort"
+LEVEL = "/v1/admin/log_level"
+MAX_ID = 128
+Scope = Literal["server", "frontend"]
+BEGIN_DRAIN = web.AppKey[Callable[[], Scope]]("begin_drain")
+"""Begins to end the server, or this frontend alone; says which."""
+RIGHTS: dict[str, Right] = {DRAIN: "admin", ABORT: "admin", LEVEL: "admin"}
+
+
+async def show_request(request: web.Request) -> web.Response:
+    """``GET /v1/requests/{id}``: of the caller's own, or with an admin key of anybody's."""
+    context, name = request.app[CONTEXT], request.match_info["request"]
+    whose = None if "admin" in request[KEY].rights else owner(request)
+    life = context.history.find(name, whose)
+    if life is None and len(name) <= MAX_ID:
+        asked = msgspec.msgpack.encode(RequestName(name, whose))
+        answers = await context.gateway.ask("frontend", FIND_REQUEST, asked)
+        life = max(
+            (msgspec.json.decode(one, type=RequestLife) for one in answers),
+            key=lambda one: one.states[0].at,
+            default=None,
+        )
+    if life is None:
+        raise ApiError(
+            404,
+            f"There is no request {show(name)} of this caller; ended ones are kept for an hour at "
+            "most, in the frontend that had them",
+            kind="not_found_error",
+            code="request_not_found",
+        )
+    return json_response(life)
+
+
+async def abort_request(request: web.Request) -> web.Response:
+    """``POST /v1/admin/requests/{id}/abort``."""
+    context, name = request.app[CONTEXT], request.match_info["request"]
+    await read_body(request, EmptyBody)
+    count = aborted(context, RequestName(name))
+    if len(name) <= MAX_ID:
+        asked = msgspec.msgpack.encode(RequestName(name))
+        count += sum(map(int, await context.gateway.ask("frontend", ABORT_REQUEST, asked)))
+    if not count:
+        raise ApiError(
+            404,
+            f"No request {show(name)} runs",
+            kind="not_found_error",
+            code="request_not_found",
+        )
+    return json_response(Aborted(id=name, aborted=count))
+
+
+async def drain(request: web.Request) -> web.Response:
+    """``POST /v1/admin/drain``: as SIGTERM does."""
+    await read_body(request, EmptyBody)
+    begin = request.app.get(BEGIN_DRAIN)
+    if begin is None:
+        raise ApiError(400, "This frontend is no process of its own", code="cannot_drain")
+    return json_response(Draining(scope=begin()), 202)
+
+
+async def change_log_level(request: web.Request) -> web.Response:
+    """``POST /v1/admin/log_level``: in all processes of the server but the launcher."""
+    body = await read_body(request, LogLevelBody)
+    logs.change_level(body.level)
+    answers = await request.app[CONTEXT].gateway.ask("", LOG_LEVEL, body.level.encode())
+    return json_response(LogLevel(level=body.level, processes=1 + len(answers)))
+
+
+def aborted(context: Context, name: RequestName) -> int:
+    """End what runs here under this id; returns how many requests that were."""
+    error = ApiError(499, "The request was aborted by an administrator", code="aborted")
+    found = context.history.running(name.id, name.owner)
+    for generation in found:
+        generation.fail(error)
+    return len(found)
+
+
+def answer(context: Context, asked: Ask) -> Told:
+    """What another frontend is told."""
+    try:
+        name = msgspec.msgpack.decode(asked.about, type=RequestName)
+    except msgspec.MsgspecError:
+        return Told(asked.number)
+    found = b""
+    if asked.what == FIND_REQUEST and (life := context.history.find(name.id, name.owner)):
+        found = msgspec.json.encode(life)
+    elif asked.what == ABORT_REQUEST and (count := aborted(context, name)):
+        found = str(count).encode()
+    return Told(asked.number, found)
+
+
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("GET", REQUEST, show_request),
+    ("POST", DRAIN, drain),
+    ("POST", ABORT, abort_request),
+    ("POST", LEVEL, change_log_level),
+)

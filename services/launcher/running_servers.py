@@ -1,0 +1,128 @@
+"""The servers of this user on this host: each launcher leaves a record of itself in its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+PREFIX = "penstock-serve-"
+SERVER_FOLDERS = f"{PREFIX}*"
+"""The pattern of all servers' folders in ``runtime_root``."""
+RECORD = "launcher.json"
+
+
+def runtime_root(environment: Mapping[str, str]) -> Path:
+    """The user's folder for sockets: ``XDG_RUNTIME_DIR``, else the folder for temporary files."""
+    named = environment.get("XDG_RUNTIME_DIR", "")
+    if named and os.path.isdir(named) and os.stat(named).st_uid == os.getuid():
+        return Path(named)
+    return Path(tempfile.gettempdir())
+
+
+class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a launcher says of its server to commands of the same user."""
+
+    pid: int
+    started_ticks: int
+    """When the process started, in the kernel's ticks since boot: a later process may get its
+    number, but not both."""
+    router: str
+    drain_timeout_s: float
+    models: list[str]
+    folders: list[str]
+    """Of the models, in their order."""
+    url: str = ""
+    """Empty until it is ready."""
+
+
+class RunningServer(msgspec.Struct, frozen=True):
+    """A record whose launcher lives."""
+
+    folder: str
+    record: ServerRecord
+
+    def uptime_s(self) -> float:
+        """Since the launcher was started."""
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return since_boot - self.record.started_ticks / os.sysconf("SC_CLK_TCK")
+
+    def open_process(self) -> int | None:
+        """A descriptor of the launcher's process (pidfd), through which no other can be meant;
+        ``None``: it has ended."""
+        try:
+            descriptor = os.pidfd_open(self.record.pid)
+        except OSError:
+            return None
+        if started_ticks(self.record.pid) != self.record.started_ticks:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+
+def started_ticks(pid: int) -> int:
+    """When a process started (field 22 of ``/proc/PID/stat``, proc(5)); 0: there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+        return int(text.rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+class Registration:
+    """The record of the launcher that this process is, for as long as it serves."""
+
+    def __init__(
+        self, folder: Path, router: str, drain_timeout_s: float, models: Sequence[tuple[str, str]]
+    ) -> None:
+        """``models``: name and folder of each."""
+        self._path = folder / RECORD
+        self._record = ServerRecord(
+            pid=os.getpid(),
+            started_ticks=started_ticks(os.getpid()),
+            router=router,
+            drain_timeout_s=drain_timeout_s,
+            models=[name for name, _ in models],
+            folders=[place for _, place in models],
+        )
+        self._write()
+
+    def ready(self, url: str) -> None:
+        self._record = msgspec.structs.replace(self._record, url=url)
+        self._write()
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        """Whole or not at all. A full disk is no reason not to serve."""
+        partial = self._path.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            partial.write_bytes(msgspec.json.encode(self._record))
+            partial.replace(self._path)
+
+
+def running_servers(environment: Mapping[str, str], folder: str = "") -> list[RunningServer]:
+    """Those whose launcher lives, the oldest first. ``folder``: of one server, its
+    ``--runtime-dir``; else all in the user's folder for sockets are looked at."""
+    folders = [Path(folder)] if folder else runtime_root(environment).glob(SERVER_FOLDERS)
+    found = [server for place in folders for server in _living(place)]
+    return sorted(found, key=lambda server: (server.record.started_ticks, server.folder))
+
+
+def _living(folder: Path) -> Iterator[RunningServer]:
+    path = folder / RECORD
+    try:
+        # Neither the folder nor the record may be one that somebody else has put there.
+        if {folder.lstat().st_uid, path.lstat().st_uid} != {os.getuid()}:
+            return
+        record = msgspec.json.decode(path.read_bytes(), type=ServerRecord)
+    except (OSError, msgspec.DecodeError):
+        return
+    if started_ticks(record.pid) == record.started_ticks:
+        yield RunningServer(str(folder), record)

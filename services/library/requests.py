@@ -1,0 +1,150 @@
+"""What the library sends: a prompt, its parameters and its terms, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import msgspec
+
+from penstock.client.request_terms import (
+    DEFAULT_TERMS,
+    Caller,
+    Priority,
+    RequestTerms,
+    Salt,
+    Seconds,
+    User,
+    check_printable,
+    head_of,
+)
+from penstock.protocol.grammar.request import from_structured_outputs
+from penstock.protocol.plain_errors import plain_error
+from penstock.protocol.sampling import PARAMETERS, SamplingParams
+from penstock.protocol.suggestions import ForeignNames
+from penstock.protocol.trace_context import traceparent_of
+from penstock.protocol.validation import InvalidValue, check_text, read
+from penstock.protocol.wire.messages.requests import ChoiceState, OutputFormat, Prompt, Work
+
+_FOREIGN = ForeignNames(
+    {"timeout": "deadline_s", "timeout_s": "deadline_s", "tenant": "user", "use_tqdm": "progress"},
+    {
+        "lora_request": "adapters are not supported yet",
+        "tokenization_kwargs": "SamplingParams has truncate_prompt_tokens",
+        "data_parallel_rank": "the router chooses the engine",
+        "arrival_time": "a request arrives when it is added",
+    },
+)
+
+
+class Terms(TypedDict, total=False):
+    """What may be said of a request beside its prompt and its parameters."""
+
+    user: str
+    """Whose it is, for the policy ``fair`` and the shares of a full server."""
+    cache_salt: str
+    """Requests with different salts share no cached prefix."""
+    deadline_s: float
+    """Seconds from the call in which the whole answer must be there, or it ends with an error."""
+    trace_headers: Mapping[str, str] | None
+    """Headers of the request that this one is made for; ``traceparent`` (W3C Trace Context) names
+    the trace in all log lines about it."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The terms of a request, checked."""
+
+    terms: RequestTerms = DEFAULT_TERMS
+    caller: Caller = Caller()
+
+
+_TYPES = {"user": User, "cache_salt": Salt, "deadline_s": Seconds}
+_NAMES = (*_TYPES, "trace_headers")
+
+
+def asked_of(method: str, given: Terms, priority: Any = 0) -> Asked:
+    """Raises ``ValueError`` for a wrong value, and ``TypeError`` for an unknown name.
+
+    method: its name, for errors.
+    """
+    for name in given:
+        if name not in _NAMES:
+            advice = _FOREIGN.advice(name, ("priority", *_NAMES))
+            raise TypeError(f"{method}() has no parameter {name!r}{advice}")
+    values: dict[str, Any] = {"priority": read(priority, Priority, "priority")}
+    for name, declared in _TYPES.items():
+        if given.get(name) is not None:
+            values[name] = read(given[name], declared, name)  # type: ignore[literal-required]
+    terms = RequestTerms(**values)
+    check_printable(terms)
+    headers = {name.lower(): value for name, value in (given.get("trace_headers") or {}).items()}
+    return Asked(terms, Caller(trace=traceparent_of(headers.get("traceparent", ""))))
+
+
+def all_asked(method: str, given: Terms, priority: int | Sequence[int], count: int) -> list[Asked]:
+    """The terms of each prompt. Raises what ``asked_of`` raises."""
+    each: Any = priority
+    if isinstance(each, str) or not isinstance(each, Sequence):
+        return [asked_of(method, given, each)] * count
+    if len(each) != count:
+        raise ValueError(f"{len(each)} priorities for {count} prompts; give one, or one each")
+    return [asked_of(method, given, one) for one in each]
+
+
+def spread(
+    given: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """The parameters of each prompt. Raises ``ValueError`` where there are more or fewer."""
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    if len(given) != count:
+        raise ValueError(f"{len(given)} sampling_params for {count} prompts; give one, or one each")
+    return list(given)
+
+
+def work_of(
+    prompt: Prompt,
+    params: SamplingParams,
+    output: OutputFormat | None = None,
+    asked: Asked = Asked(),  # noqa: B008 - it is frozen
+    *,
+    streamed: bool = False,
+) -> Work:
+    """Checks the parameters' ranges. Raises ``ValueError``. Its id, its model and how much of its
+    time has passed are filled in when it is sent.
+
+    ``structured_outputs`` may be the object that a client of the API would send.
+    """
+    grammar: Any = params.structured_outputs
+    if isinstance(grammar, dict):
+        made = from_structured_outputs(grammar)
+        params = msgspec.structs.replace(params, structured_outputs=made)
+    try:
+        # Constructing a Struct checks nothing; decoding does.
+        checked = msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+        msgspec.msgpack.encode(checked)  # it must be able to travel
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise ValueError(_first_fault(params) or plain_error(error)) from None
+    except UnicodeEncodeError:
+        check_text(msgspec.structs.asdict(params), "sampling_params")
+        raise
+    choices = [ChoiceState(number) for number in range(checked.n)]
+    head = head_of(
+        asked.terms,
+        asked.caller,
+        prompt,
+        streamed=streamed,
+        siblings=len(choices),
+        time_left=asked.terms.deadline_s,
+    )
+    return Work(head, prompt, checked, choices, output)
+
+
+def _first_fault(params: SamplingParams) -> str:
+    """What is wrong with the first parameter that is not as it is declared."""
+    for name, parameter in PARAMETERS.items():
+        try:
+            read(msgspec.to_builtins(getattr(params, name)), parameter.type, name)
+        except InvalidValue as invalid:
+            return f"sampling_params: {invalid}"
+    return ""

@@ -1,0 +1,194 @@
+"""The tasks that a model's folder decides on, as a tokenizer does them: ``embed``, ``score`` and
+``classify``. Ahead of the engine the folder's prompts and the truncation of texts, behind it
+normalization and activations."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.pooling import Activation, Pooling
+from penstock.protocol.tasks import EMBED, SCORE, Task
+from penstock.protocol.wire.messages.requests import (
+    TOKEN_BYTES,
+    Pair,
+    PoolingParams,
+    Prompt,
+    PromptText,
+    Tokens,
+    Work,
+)
+from penstock.protocol.wire.messages.tokens import Scores, Vector
+from penstock.services.tokenizer.judged_pair import INSTRUCTION, judged_prompt
+from penstock.services.tokenizer.prompt_error import PromptError, window_exceeded
+from penstock.services.tokenizer.text_model import TextModel
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+TRUNCATED_LENGTHS = 8
+"""A text that is to be truncated may be so many times as long as what the model takes."""
+NOTHING_ASKED = PoolingParams()
+
+
+class EncodedPrompt(NamedTuple):
+    ids: bytes
+    """int32, little endian."""
+    second: int = 0
+    """Where the second text of a pair begins; 0: there is none, or the model makes no difference
+    between them."""
+
+
+class FolderTask:
+    """A ``Task`` of a model's folder, as one request asks for it."""
+
+    def __init__(self, name: str, pooling: Pooling, asked: PoolingParams) -> None:
+        self.name = name
+        self._asked = asked
+        self._normalizes = pooling.normalizes if asked.normalize is None else asked.normalize
+        self._activation: Activation = pooling.activations.get(name, "none")
+        if asked.activation is False:
+            self._activation = "none"
+        self._is_judge = pooling.is_judge
+
+    def pool(self, hidden: Floats) -> bytes:
+        raise TypeError("a tokenizer pools nothing")
+
+    def event(self, values: bytes) -> Vector | Scores:
+        found = np.frombuffer(values, "<f4")
+        if self.name == EMBED:
+            return Vector(self._vector(found).astype("<f4").tobytes())
+        scores = _activated(found.astype(np.float64), self._activation)
+        if self.name == SCORE and self._is_judge:
+            scores = _judged(found.astype(np.float64), self._activation)
+        return Scores(scores.astype("<f4").tobytes())
+
+    def _vector(self, found: Floats) -> Floats:
+        if self._asked.dimensions is not None:
+            found = found[: self._asked.dimensions]
+        if not self._normalizes:
+            return found
+        length = float(np.linalg.norm(found.astype(np.float64)))
+        return found / np.float32(max(length, 1e-12))
+
+
+def _activated(logits: npt.NDArray[np.float64], activation: Activation) -> npt.NDArray[np.float64]:
+    if activation == "sigmoid":
+        return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -700, 700))))
+    if activation == "softmax":
+        shares = np.exp(logits - logits.max())
+        return np.asarray(shares / shares.sum())
+    return logits
+
+
+def _judged(logits: npt.NDArray[np.float64], activation: Activation) -> npt.NDArray[np.float64]:
+    """Of the logits of "no" and "yes": the share of "yes", or by how much it is ahead."""
+    if activation == "softmax":
+        return _activated(logits, "softmax")[1:]
+    return logits[1:] - logits[:1]
+
+
+class FolderTasks:
+    """What a tokenizer knows of its model's tasks."""
+
+    def __init__(self, pooling: Pooling, info: ModelInfo) -> None:
+        self.pooling = pooling
+        self._size = _vector_size(pooling, info)
+
+    def task(self, name: str, asked: PoolingParams | None) -> Task:
+        return FolderTask(name, self.pooling, asked or NOTHING_ASKED)
+
+    def longest(self, max_model_len: int) -> int:
+        """Tokens of a prompt, at most: behind one that is computed in chunks, a token is drawn."""
+        return max_model_len if self.pooling.encoder else max_model_len - 1
+
+    def encode(self, work: Work, text_model: TextModel, max_model_len: int) -> EncodedPrompt:
+        """The prompt's ids. Raises ``PromptError``."""
+        asked, task = work.pooling or NOTHING_ASKED, work.head.task
+        self._check_dimensions(asked, task)
+        keep, longest = work.params.truncate_prompt_tokens, self.longest(max_model_len)
+        most = max_model_len if keep is None else TRUNCATED_LENGTHS * max_model_len
+        keep = None if keep is None else min(keep, longest)
+        prompt = self._lowered(work.prompt)
+        match prompt:
+            case PromptText(text, add_special_tokens):
+                text = self._lower(self._prompt(asked.prompt_name)) + text
+                encoded = text_model.encode_cut(text, keep, most, add_special_tokens)
+                found = EncodedPrompt(encoded)
+            case Pair() if task == EMBED:
+                raise PromptError("input: a vector is made of one text, not of a pair", "input")
+            case Pair(text, other) if self.pooling.is_judge:
+                asks = self._prompt(asked.prompt_name) or INSTRUCTION
+                found = EncodedPrompt(judged_prompt(text_model, asks, text, other, keep, most))
+            case Pair(text, other):
+                found = EncodedPrompt(*text_model.encode_pair(text, other, keep, most))
+            case Tokens(ids):
+                if asked.prompt_name:
+                    raise PromptError(
+                        f"prompt_name is {asked.prompt_name!r}, but the input is token ids, ahead "
+                        "of which no text can stand; send texts",
+                        "prompt_name",
+                    )
+                found = EncodedPrompt(ids if keep is None else ids[: TOKEN_BYTES * keep])
+            case _:
+                raise PromptError(f"the task {task!r} takes no chats", "messages")
+        length = len(found.ids) // TOKEN_BYTES
+        if length > longest:
+            raise window_exceeded(
+                f"the input is too long: it has {length} tokens; this model takes at most "
+                f"{longest}: shorten it, or send truncate_prompt_tokens",
+                "input",
+            )
+        return found
+
+    def _lower(self, text: str) -> str:
+        return text.lower() if self.pooling.lowers else text
+
+    def _lowered(self, prompt: Prompt) -> Prompt:
+        match prompt:
+            case PromptText(text, add_special_tokens) if self.pooling.lowers:
+                return PromptText(text.lower(), add_special_tokens)
+            case Pair(text, other) if self.pooling.lowers:
+                return Pair(text.lower(), other.lower())
+        return prompt
+
+    def _prompt(self, name: str) -> str:
+        """What stands ahead of a text. Raises ``PromptError`` for a name that is none."""
+        prompts = self.pooling.prompts
+        if name and name not in prompts:
+            known = ", ".join(map(repr, prompts)) or "none"
+            raise PromptError(
+                f"prompt_name is {name!r}; this model's prompts are: {known}", "prompt_name"
+            )
+        return prompts.get(name or self.pooling.default_prompt, "")
+
+    def _check_dimensions(self, asked: PoolingParams, task: str) -> None:
+        dimensions, pooling = asked.dimensions, self.pooling
+        if dimensions is None:
+            return
+        if self._size is not None and dimensions > self._size:
+            raise PromptError(
+                f"dimensions is {dimensions}; this model's vectors have {self._size}", "dimensions"
+            )
+        if dimensions == self._size or pooling.any_dimensions or dimensions in pooling.matryoshka:
+            return
+        allowed = ", ".join(map(str, pooling.matryoshka))
+        raise PromptError(
+            f"dimensions is {dimensions}; "
+            + (
+                f"this model's vectors may be cut to {allowed}"
+                if allowed
+                else "this model's folder does not say that its vectors may be cut; leave it out, "
+                "or start the server with --allow-dimensions"
+            ),
+            "dimensions",
+        )
+
+
+def _vector_size(pooling: Pooling, info: ModelInfo) -> int | None:
+    """Numbers of a vector, if the files tell."""
+    if pooling.dense:
+        return pooling.dense[-1].out_features
+    sizes = (info.config.get(key) for key in ("hidden_size", "dim", "n_embd", "d_model"))
+    return next((size for size in sizes if type(size) is int), None)

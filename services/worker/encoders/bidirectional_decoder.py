@@ -1,0 +1,74 @@
+"""A decoder's layers as an encoder: each position attends to all others, as in EmbeddingGemma."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from penstock.protocol.model_info import BadModelFolder, ModelInfo
+from penstock.services.worker.encoders.packed_rows import Group, PackedRows, attend
+from penstock.services.worker.encoders.specification import LayerKind
+from penstock.services.worker.load_report import LoadReport
+from penstock.services.worker.model_weights import load_model
+from penstock.services.worker.models.causal_model import StepInputs
+from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.specification import CacheSpecification
+
+FLAG = "use_bidirectional_attention"
+
+
+class _WholeAttention(NamedTuple):
+    """A ``StepAttention`` of whole prompts, which writes to no cache."""
+
+    groups: Sequence[Group]
+    caches: Sequence[CacheSpecification]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        cache = self.caches[layer]
+        kind = LayerKind(window=cache.window // 2)  # half of it on either side
+        out = attend(query, key, value, self.groups, kind, scale=cache.score_scale)
+        return out.flatten(1)
+
+
+class BidirectionalDecoder:
+    """What ``Encoder`` is, of a decoder's layers."""
+
+    def __init__(self, decoder: Decoder, longest: int) -> None:
+        """longest: tokens of a prompt, at most."""
+        weights = decoder.weights
+        weights.lm_head = weights.lm_head[:1].clone()  # nobody asks for logits
+        decoder.prepare(longest)
+        self._decoder = decoder
+
+    @property
+    def device(self) -> torch.device:
+        return self._decoder.device
+
+    def __call__(self, rows: PackedRows) -> Tensor:
+        """[N, hidden]."""
+        decoder = self._decoder
+        attention = _WholeAttention(rows.groups, decoder.caches)
+        hidden = decoder.hidden(StepInputs(rows.tokens, rows.positions, attention, None), None)
+        return decoder.last_hidden(hidden, None)
+
+
+def load_bidirectional(
+    info: ModelInfo,
+    longest: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[str], None],
+    loaded: Callable[[LoadReport], None],
+) -> BidirectionalDecoder:
+    """Raises ``BadModelFolder``."""
+    plain = replace(info, config={**info.config, FLAG: False})
+    decoder = load_model(plain, dtype, device, progress, loaded, longest, headless=True)
+    if any(cache.softcap for cache in decoder.caches):
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: {FLAG} with capped scores is not supported"
+        )
+    return BidirectionalDecoder(decoder, longest)

@@ -1,0 +1,156 @@
+"""An encoder computed from its specification, with torch's operations on rows without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, gelu, layer_norm, relu, silu
+
+from penstock.kernels.linear import Linear
+from penstock.services.worker.encoders.packed_rows import (
+    Bias,
+    PackedRows,
+    attend,
+    relative_bias,
+)
+from penstock.services.worker.encoders.specification import EncoderSpecification, LayerKind
+
+Tensors = Mapping[str, Tensor]
+KEPT_BIASES = 64
+"""Lengths of which relative biases are kept."""
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+    "relu": relu,
+    "silu": silu,
+}
+
+
+class Norm:
+    def __init__(self, tensors: Tensors, name: str, eps: float) -> None:
+        self._weight, self._bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return layer_norm(x, x.shape[-1:], self._weight, self._bias, self._eps)
+
+
+def linear_of(tensors: Tensors, *names: str) -> Linear:
+    """Layers that read the same, as one."""
+    weights = [tensors[f"{name}.weight"] for name in names]
+    biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
+    return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+
+class _Layer:
+    def __init__(
+        self, model: EncoderSpecification, kind: LayerKind, tensors: Tensors, ahead: str
+    ) -> None:
+        """ahead: what stands ahead of the layer's names."""
+        names = model.names
+        self._kind, self._pre_norm, self._gated = kind, model.pre_norm, model.gated
+        self._heads, self._dim = model.num_heads, model.head_dim
+        self._qkv = linear_of(tensors, *(ahead + name for name in names.qkv))
+        self._output = linear_of(tensors, ahead + names.output)
+        self._up = linear_of(tensors, ahead + names.up)
+        self._down = linear_of(tensors, ahead + names.down)
+        attention_norm = ahead + names.attention_norm
+        self._attention_norm: Norm | None = None
+        if f"{attention_norm}.weight" in tensors:
+            self._attention_norm = Norm(tensors, attention_norm, model.eps)
+        self._mlp_norm = Norm(tensors, ahead + names.mlp_norm, model.eps)
+        self._activate = _ACTIVATIONS[model.activation]
+
+    def __call__(
+        self, x: Tensor, rows: PackedRows, rotation: Tensor | None, bias: Bias | None
+    ) -> Tensor:
+        if self._pre_norm:
+            normed = x if self._attention_norm is None else self._attention_norm(x)
+            x = self._output.add_to(x, self._attended(normed, rows, rotation, bias))
+            return self._down.add_to(x, self._wide(self._mlp_norm(x)))
+        x = self._output.add_to(x, self._attended(x, rows, rotation, bias))
+        x = x if self._attention_norm is None else self._attention_norm(x)
+        return self._mlp_norm(self._down.add_to(x, self._wide(x)))
+
+    def _wide(self, x: Tensor) -> Tensor:
+        up = self._up(x)
+        if not self._gated:
+            return self._activate(up)
+        gate, up = up.chunk(2, -1)
+        return self._activate(gate) * up
+
+    def _attended(
+        self, x: Tensor, rows: PackedRows, rotation: Tensor | None, bias: Bias | None
+    ) -> Tensor:
+        fused = self._qkv(x).view(len(x), 3, self._heads, self._dim)
+        query, key, value = fused.unbind(1)
+        if rotation is not None:
+            query, key = _rotated(query, rotation), _rotated(key, rotation)
+        return attend(query, key, value, rows.groups, self._kind, bias).flatten(1)
+
+
+class Encoder:
+    """Hidden states of all rows of a step."""
+
+    def __init__(self, model: EncoderSpecification, tensors: Tensors, base: str) -> None:
+        """tensors: by their names in the checkpoint, in which ``base`` stands ahead of those of
+        this part."""
+        names = model.names
+        self._model = model
+        self._words = tensors[f"{base}{names.words}.weight"]
+        self._positions = tensors.get(f"{base}{names.positions}.weight")
+        self._segments = tensors.get(f"{base}{names.segments}.weight")
+        self._norm = Norm(tensors, base + names.embedding_norm, model.eps)
+        self._layers = [
+            _Layer(model, kind, tensors, base + names.layer.format(number))
+            for number, kind in enumerate(model.layers)
+        ]
+        self._final: Norm | None = None
+        if names.final_norm:
+            self._final = Norm(tensors, base + names.final_norm, model.eps)
+        self._bias: Bias | None = None
+        if model.relative_buckets:
+            table = tensors[f"{base}{names.relative}.weight"]
+            self._bias = lru_cache(KEPT_BIASES)(lambda length: relative_bias(table, length))
+
+    @property
+    def device(self) -> torch.device:
+        return self._words.device
+
+    def __call__(self, rows: PackedRows) -> Tensor:
+        """[N, hidden]."""
+        x = embedding(rows.tokens, self._words)
+        if self._positions is not None:
+            x = x + embedding(rows.positions + self._model.first_position, self._positions)
+        if self._segments is not None:
+            last = len(self._segments) - 1
+            x = x + embedding(rows.segments.clamp(max=last), self._segments)
+        x = self._norm(x)
+        rotations: dict[float, Tensor] = {}
+        for layer, kind in zip(self._layers, self._model.layers, strict=True):
+            rotation = None
+            if kind.theta:
+                if kind.theta not in rotations:
+                    rotations[kind.theta] = self._rotation(rows.positions, kind.theta)
+                rotation = rotations[kind.theta]
+            x = layer(x, rows, rotation, self._bias)
+        return x if self._final is None else self._final(x)
+
+    def _rotation(self, positions: Tensor, theta: float) -> Tensor:
+        """[2, N, 1, D] fp32: cosines and sines."""
+        dim = self._model.head_dim
+        steps = torch.arange(0, dim, 2, device=positions.device).float() / dim
+        angles = positions[:, None].float() * theta**-steps
+        angles = torch.cat((angles, angles), -1).unsqueeze(1)
+        return torch.stack((angles.cos(), angles.sin()))
+
+
+def _rotated(x: Tensor, rotation: Tensor) -> Tensor:
+    """x: [N, heads, D]; elements i and i + D / 2 are a pair."""
+    wide = x.float()
+    first, second = wide.chunk(2, -1)
+    turned = torch.cat((-second, first), -1)
+    return (wide * rotation[0] + turned * rotation[1]).to(x.dtype)

@@ -1,0 +1,168 @@
+"""Loads an encoder onto a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.protocol.config import Config
+from penstock.protocol.config.machine import read_machine
+from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.pooling import Pooling, read_pooling
+from penstock.services.worker.checkpoint import Checkpoint
+from penstock.services.worker.encoders.bidirectional_decoder import FLAG, load_bidirectional
+from penstock.services.worker.encoders.encoder import Encoder
+from penstock.services.worker.encoders.executor import EncoderExecutor, StatesOf
+from penstock.services.worker.encoders.families import encoder_specification
+from penstock.services.worker.encoders.packed_rows import Prompt
+from penstock.services.worker.encoders.pooled import Head
+from penstock.services.worker.encoders.specification import EncoderSpecification
+from penstock.services.worker.load_report import LoadReport
+from penstock.services.worker.memory import plan_capacity, whole_prompts
+from penstock.services.worker.model_loading import choose_device, choose_dtype
+from penstock.services.worker.pooling_tasks import folder_tasks
+
+DUMMY_STD = 0.02
+Shapes = dict[str, tuple[int, ...]]
+
+
+def load_encoder_executor(
+    config: Config,
+    info: ModelInfo,
+    progress: Callable[[str], None],
+    loaded: Callable[[LoadReport], None] = lambda report: None,
+) -> EncoderExecutor:
+    """Raises ``BadModelFolder`` and ``ConfigError``."""
+    pooling = read_pooling(info, config.model)
+    device = choose_device(config.device.device, config.device.device_index)
+    dtype = choose_dtype(config.model.dtype, info, device)
+    threads = config.device.threads or read_machine().physical_cores
+    torch.set_num_threads(threads)
+    sizes = whole_prompts(plan_capacity(config, info, 1, 2**40))
+    encoder: StatesOf
+    head = None
+    if info.config.get(FLAG):
+        longest = sizes.max_model_len
+        encoder = load_bidirectional(info, longest, dtype, device, progress, loaded)
+    else:
+        encoder, head = _load_encoder(config, info, pooling, dtype, device, progress, loaded)
+    yields = device.type == "cpu" and config.cache.share() < 1.0
+    executor = EncoderExecutor(encoder, head, pooling.kind, sizes, dtype, threads, yields=yields)
+    executor.tasks, executor.labels = folder_tasks(pooling), pooling.labels
+    progress("running once")
+    length = min(sizes.max_model_len, 16)
+    executor.compute([Prompt(torch.zeros(length, dtype=torch.int32).numpy())])
+    return executor
+
+
+def _load_encoder(
+    config: Config,
+    info: ModelInfo,
+    pooling: Pooling,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[str], None],
+    loaded: Callable[[LoadReport], None],
+) -> tuple[Encoder, Head | None]:
+    model, labels = encoder_specification(info), len(pooling.labels)
+    if config.loading.load_format == "dummy":
+        base, tensors = "", _random(model, labels, dtype, device, config.model.seed)
+    else:
+        progress("checking the checkpoint")
+        checkpoint = Checkpoint(Path(info.folder))
+        base = base_of(model, checkpoint.shapes())
+        shapes = shapes_of(model, base, labels)
+        checkpoint.check(shapes, lambda name: _is_harmless(model, name, base))
+        tensors = {n: torch.empty(s, dtype=dtype, device=device) for n, s in shapes.items()}
+        loaded(checkpoint.load(tensors, progress, lambda name: True))
+    with torch.inference_mode():
+        encoder = Encoder(model, tensors, base)
+        return encoder, Head(model.head, tensors, base, model.eps) if labels else None
+
+
+def base_of(model: EncoderSpecification, stored: Shapes) -> str:
+    """What stands ahead of the encoder's names in a checkpoint."""
+    base = model.names.base
+    return base if f"{base}{model.names.words}.weight" in stored else ""
+
+
+def shapes_of(model: EncoderSpecification, base: str, labels: int) -> Shapes:
+    """Every tensor by its name. labels: of the classifier; 0: there is none."""
+    return {name: shape for name, shape in _shapes(model, base, labels) if name}
+
+
+def _shapes(
+    model: EncoderSpecification, base: str, labels: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    names, hidden = model.names, model.hidden_size
+    heads = model.num_heads
+    yield f"{base}{names.words}.weight", (model.vocab_size, hidden)
+    for name, rows, width in (
+        (names.positions, model.positions, hidden),
+        (names.segments, model.segments, hidden),
+        (names.relative, model.relative_buckets, heads),
+    ):
+        if name and rows:
+            yield f"{base}{name}.weight", (rows, width)
+    norms = [names.embedding_norm, names.final_norm]
+    for number in range(len(model.layers)):
+        ahead = names.layer.format(number)
+        rows = 3 * hidden // len(names.qkv)
+        up = model.mlp_width * (1 + model.gated)
+        for name, out, width, bias in (
+            *((one, rows, hidden, model.attention_bias) for one in names.qkv),
+            (names.output, hidden, hidden, model.attention_bias),
+            (names.up, up, hidden, model.mlp_bias),
+            (names.down, hidden, model.mlp_width, model.mlp_bias),
+        ):
+            yield from _linear(base + ahead + name, out, width, bias)
+        if number or not model.pre_norm:
+            norms.append(ahead + names.attention_norm)
+        norms.append(ahead + names.mlp_norm)
+    for name in norms:
+        if name:
+            yield from _norm(base + name, hidden, model.norm_bias)
+    for layer in model.head if labels else ():
+        name = f"{base}{layer.name}" if layer.within_base else layer.name
+        if layer.kind == "norm":
+            yield from _norm(name, hidden, layer.bias)
+        else:
+            yield from _linear(name, labels if layer.is_last else hidden, hidden, layer.bias)
+
+
+def _linear(name: str, out: int, width: int, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (out, width)
+    if bias:
+        yield f"{name}.bias", (out,)
+
+
+def _norm(name: str, width: int, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (width,)
+    if bias:
+        yield f"{name}.bias", (width,)
+
+
+def _is_harmless(model: EncoderSpecification, name: str, base: str) -> bool:
+    """Surplus tensors: heads that nobody asks for, and buffers of older checkpoints."""
+    if name.endswith(("position_ids", "embeddings.token_type_ids")):
+        return True
+    bare = name.removeprefix(base)
+    heads = ("pooler.", "cls.", "lm_head.", "classifier.", "pre_classifier.", "vocab_", "head.")
+    return bare.startswith((*heads, "decoder."))
+
+
+def _random(
+    model: EncoderSpecification, labels: int, dtype: torch.dtype, device: torch.device, seed: int
+) -> dict[str, Tensor]:
+    """Random weights; norms are 1."""
+    generator = torch.Generator(device).manual_seed(seed)
+    found = {}
+    for name, shape in shapes_of(model, "", labels).items():
+        tensor = torch.ones(shape, dtype=dtype, device=device)
+        if len(shape) > 1 or not name.endswith("weight"):
+            tensor.normal_(0.0, DUMMY_STD, generator=generator)
+        found[name] = tensor
+    return found

@@ -1,0 +1,62 @@
+"""From the states of a step's rows to one row of numbers for each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, relu
+
+from penstock.protocol.pooling import PoolingKind
+from penstock.services.worker.encoders.encoder import Norm, Tensors, linear_of
+from penstock.services.worker.encoders.packed_rows import PackedRows
+from penstock.services.worker.encoders.specification import HeadLayer
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": relu,
+    "gelu": gelu,
+}
+_REDUCED: dict[PoolingKind, Callable[[Tensor], Tensor]] = {
+    "cls": lambda states: states[:, 0],
+    "last": lambda states: states[:, -1],
+    "mean": lambda states: states.float().mean(1),
+    "max": lambda states: states.amax(1),
+}
+
+
+def pool(states: Tensor, rows: PackedRows, kind: PoolingKind) -> Tensor:
+    """[prompts, hidden], in the order in which they are packed. states: [N, hidden]."""
+    reduce = _REDUCED[kind]
+    parts = []
+    for group in rows.groups:
+        of_group = states[group.begin : group.end]
+        parts.append(reduce(of_group.view(group.size, group.length, -1)))
+    return torch.cat(parts)
+
+
+class Head:
+    """The layers of a classifier behind pooling."""
+
+    def __init__(
+        self, layers: Sequence[HeadLayer], tensors: Tensors, base: str, eps: float
+    ) -> None:
+        self._steps: list[Callable[[Tensor], Tensor]] = []
+        self._dtype = torch.float32
+        for layer in layers:
+            name = f"{base}{layer.name}" if layer.within_base else layer.name
+            self._dtype = tensors[f"{name}.weight"].dtype
+            if layer.kind == "norm":
+                self._steps.append(Norm(tensors, name, eps))
+            else:
+                self._steps.append(linear_of(tensors, name))
+            if layer.activation:
+                self._steps.append(_ACTIVATIONS[layer.activation])
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        """[prompts, labels]: logits. pooled: [prompts, hidden]."""
+        pooled = pooled.to(self._dtype)
+        for step in self._steps:
+            pooled = step(pooled)
+        return pooled

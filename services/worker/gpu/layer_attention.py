@@ -1,0 +1,152 @@
+"""Attention of all layers over the paged KV cache of a CUDA device, with the kernels chosen once.
+
+Whatever computes the layers writes queries, keys and values of a step's rows into one buffer and
+reads what attention gives from another; both stay where they are, so that graphs stay valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.gpu.attention_arguments import (
+    DecodeBatch,
+    HeadInputs,
+    LayerCache,
+    Scores,
+)
+from penstock.kernels.gpu.decode_attention import decode_workspace
+from penstock.kernels.gpu.rope_cache import rope_and_cache
+from penstock.kernels.gpu.shared_prefix import shared_prefix
+from penstock.services.worker.gpu.attention_choice import (
+    TritonDecodeAttention,
+    TritonPrefillAttention,
+    choose_decode_attention,
+    choose_prefill_attention,
+    choose_prefix_attention,
+)
+from penstock.services.worker.gpu.batch_state import BatchState
+from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.side_stream import SideStream
+
+
+class AttentionRows(NamedTuple):
+    """What attention reads and writes of the rows of the largest step."""
+
+    qkv: Tensor
+    """[T, Hq + 2 Hkv, D]: queries, keys and values, not yet normed or rotated."""
+    query: Tensor
+    """[T, Hq, D]: rotated queries of chunk rows."""
+    output: Tensor
+    """[T, Hq, D]: what attention gives; finite from the start, for rows that are padding."""
+
+
+class LayerAttention:
+    """The KV caches of all layers, which have the same heads, and the kernels that attend."""
+
+    def __init__(
+        self,
+        state: BatchState,
+        rows: AttentionRows,
+        heads: Sequence[HeadInputs],
+        scores: Sequence[Scores],
+        num_blocks: int,
+        block_size: int,
+        eps: float,
+        unfit: str = "",
+    ) -> None:
+        """heads, scores: of each layer; eps: of the norms of heads; unfit: why no kernel for Hopper
+        can norm and rotate them."""
+        self._state, self._rows, self._heads, self._eps = state, rows, heads, eps
+        _, num_heads, dim = rows.query.shape
+        kv_heads = (rows.qkv.shape[1] - num_heads) // 2
+        slots, device = len(state.rows), rows.qkv.device
+        shape = (len(scores), num_blocks, kv_heads, block_size, dim)
+        self.keys = torch.zeros(shape, dtype=rows.qkv.dtype, device=device)
+        self.values = torch.zeros(shape, dtype=rows.qkv.dtype, device=device)
+        caches = self.keys, self.values
+        self._attends_to_all = [not each.window for each in scores]
+        shared = shared_prefix(
+            state.shared_slot, state.shared_length, slots, num_heads, kv_heads, dim
+        )
+        split = decode_workspace(slots, num_heads, kv_heads, dim, device)
+        self._triton = TritonDecodeAttention(*caches, split, eps, shared, scores)
+        self._windowed_prefill = TritonPrefillAttention(*caches, scores)
+        norm = heads[0].query_weight is not None
+        self.decode = choose_decode_attention(
+            *caches, num_heads, slots, norm, eps, self._triton, shared, scores, unfit
+        )
+        self.prefix = choose_prefix_attention(*caches, num_heads, norm, eps, shared, scores, unfit)
+        self.prefill = choose_prefill_attention(*caches, rows.query, scores)
+        self.least_rows = self.decode.kernels.least_rows
+        """The chosen attention runs from so many decode rows on, the Triton kernel below."""
+        self._side = SideStream(device)
+
+    @property
+    def summary(self) -> str:
+        return (
+            f"prefill attention by the {self.prefill.summary}; "
+            f"decode attention by the {self.decode.summary}; "
+            f"that over shared prefixes by the {self.prefix.summary}"
+        )
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a kernel can read a prefix once for all rows that share it."""
+        return self.prefix.kernels is not None
+
+    def plan(self, num_decode: int, shared: bool) -> None:
+        """Plan the attention of a step's decode rows, before all else: what the plan reads, rows
+        and positions, changes between steps only, and so no layer's attention waits to read it."""
+        if num_decode >= self.least_rows:
+            self.decode.kernels.plan(self._batch(num_decode), shared)
+
+    def attend(
+        self, layer: int, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool
+    ) -> None:
+        """Write K and V of the first ``rows`` rows into a layer's cache and attend.
+
+        Decode rows and chunk rows side by side: those read memory, these multiply. chunks: the
+        step's chunk rows; ``None`` when all are decode rows; shared: read the prefix that the state
+        names as shared once; only where this ``shares_prefixes``. Of a chunk's rows in the last
+        layer those alone are computed that are read.
+        """
+        decode = partial(self._attend_decode, layer, num_decode, shared)
+        if chunks is None:
+            decode()
+        elif not num_decode:
+            self._attend_chunks(layer, rows, chunks)
+        else:
+            self._side.run(decode, partial(self._attend_chunks, layer, rows, chunks))
+
+    def _attend_decode(self, layer: int, num_decode: int, shared: bool) -> None:
+        batch, heads, qkv = self._batch(num_decode), self._heads[layer], self._rows.qkv[:num_decode]
+        if shared:
+            if self.prefix.kernels is None:
+                raise ValueError(f"no kernel reads shared prefixes: {self.prefix.reason}")
+            self.prefix.kernels(layer, qkv, batch, heads)
+        fast = num_decode >= self.least_rows and self._attends_to_all[layer]
+        attend = self.decode.kernels if fast else self._triton
+        attend(layer, qkv, batch, heads, self._rows.output[:num_decode], shared)
+
+    def _batch(self, num_decode: int) -> DecodeBatch:
+        state = self._state
+        return DecodeBatch(state.rows[:num_decode], state.position, state.table)
+
+    def _attend_chunks(self, layer: int, rows: int, chunks: ChunkRows) -> None:
+        table = self._state.table
+        last = layer == len(self._heads) - 1
+        rope_and_cache(
+            self._rows.qkv[:rows], chunks.slots[:rows], chunks.positions[:rows], table,
+            self._heads[layer], self._rows.query[:rows],
+            LayerCache(self.keys[layer], self.values[layer]), self._eps,
+        )  # fmt: skip
+        attend = self.prefill.kernels if self._attends_to_all[layer] else self._windowed_prefill
+        attend(
+            layer, self._rows.query[:rows], chunks.last_tiles if last else chunks.tiles,
+            chunks.num_tiles, table, self._rows.output[:rows],
+        )  # fmt: skip

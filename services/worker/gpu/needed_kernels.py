@@ -1,0 +1,183 @@
+"""The kernels that a worker launches at its start, found without a device and without memory.
+
+An executor is made on torch's meta device, with the sizes that the worker has, and runs what the
+worker runs (``GpuExecutor.run_kernels``) while launches are recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.gpu.norm import rms_norm
+from penstock.kernels.gpu.recorded_launches import Recorder
+from penstock.kernels.gpu.rotate_heads import rotate_heads
+from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.services.worker.gpu.compressed_layers import (
+    Compression,
+    compress_all,
+    no_compression,
+    why_never,
+)
+from penstock.services.worker.gpu.decoder import dense_executor
+from penstock.services.worker.gpu.model_decoder import model_executor
+from penstock.services.worker.kernel_needs import (
+    COMPRESSED,
+    AttentionNeeds,
+    KernelNeeds,
+    table_widths,
+)
+from penstock.services.worker.loaded_model import attention_for_kernels, form_for_kernels
+from penstock.services.worker.models.causal_model import StepInputs
+from penstock.services.worker.models.dense_form import DenseModel, dense_model
+from penstock.services.worker.models.weights import allocate_weights, in_halves
+
+_PRODUCTS = ("mm", "addmm", "index_select")
+"""Functions of torch that fill ``out`` with kernels of its own."""
+_BLOCKS = 1024
+"""KV blocks; how many there are decides nothing that is compiled."""
+
+
+def launch_all(needs: KernelNeeds) -> str:
+    """Launch all kernels that a worker with these needs launches at its start; returns which were
+    chosen. A ``Recorder`` must be there, and the device pretended."""
+    if needs.attention is not None:
+        return _launch_attention(needs, needs.attention)
+    model = _on_meta(needs)
+    if isinstance(model, str):
+        return model
+    summaries = []
+    for form in needs.forms:
+        compression = _compression(model, form)
+        for length in table_widths(needs):
+            sizes = _sizes(needs, length, model.config.vocab_size)
+            with _without_products():
+                executor = dense_executor(*model, sizes, compression)
+                executor.run_kernels()
+            summaries.append(executor.summary)
+    return "\n".join(dict.fromkeys(summaries))
+
+
+def _launch_attention(needs: KernelNeeds, attention: AttentionNeeds) -> str:
+    """As ``launch_all``, for a model whose layers are not computed by our kernels."""
+    dtype: torch.dtype = getattr(torch, needs.dtype)
+    model = AttendingModel(attention, dtype)
+    form = attention_for_kernels(
+        attention.caches, attention.hidden_size, attention.vocab_size, dtype.itemsize,
+        needs.block_size,
+    )  # fmt: skip
+    if isinstance(form, str):
+        return form
+    if attention.modelling_code:
+        _launch_replaced(attention, dtype)
+    words = "layers by other code"
+    summaries = []
+    for length in table_widths(needs):
+        executor = model_executor(model, words, _sizes(needs, length, attention.vocab_size))
+        executor.run_kernels()
+        summaries.append(executor.summary)
+    return "\n".join(dict.fromkeys(summaries))
+
+
+def _launch_replaced(attention: AttentionNeeds, dtype: torch.dtype) -> None:
+    """What ``module_kernels`` puts in the place of modelling code, for its usual forms."""
+    first = attention.caches[0]
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    rows = empty(2, attention.hidden_size)
+    rms_norm(rows, rows[0], 1e-6, rows)
+    angles = empty(2, first.head_dim)
+    rotate_heads(
+        empty(2, first.num_heads, first.head_dim), empty(2, first.num_kv_heads, first.head_dim),
+        angles, angles,
+    )  # fmt: skip
+
+
+class AttendingModel:
+    """A ``CausalModel`` on the meta device that does nothing but attend."""
+
+    device = torch.device("meta")
+    packed = False
+    num_parameters = 0
+
+    def __init__(self, needs: AttentionNeeds, dtype: torch.dtype) -> None:
+        self.caches, self.dtype = needs.caches, dtype
+        self.hidden_size, self.vocab_size = needs.hidden_size, needs.vocab_size
+
+    def prepare(self, max_positions: int) -> None:
+        """Nothing depends on positions."""
+
+    def hidden(self, step: StepInputs, rows: Tensor | None) -> Tensor:
+        count = len(step.tokens)
+        for layer, cache in enumerate(self.caches):
+            heads, kv_heads = cache.num_heads, cache.num_kv_heads
+            # Strided as by a fused product, of which queries and keys are rotated.
+            rotated = self._empty(count, heads + kv_heads, cache.head_dim)
+            fused = self._empty(count, heads + 2 * kv_heads, cache.head_dim)
+            parts = rotated[:, :heads], rotated[:, heads:], fused[:, heads + kv_heads :]
+            step.attention(layer, *parts)
+        return self._empty(count, self.hidden_size)
+
+    def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        return self._empty(len(hidden), self.vocab_size)
+
+    def last_hidden(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        return hidden
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=self.dtype, device=self.device)
+
+
+def _sizes(needs: KernelNeeds, length: int, vocab_size: int) -> EngineSizes:
+    return EngineSizes(
+        num_blocks=_BLOCKS,
+        block_size=needs.block_size,
+        max_num_seqs=needs.max_num_seqs,
+        max_num_batched_tokens=needs.max_num_batched_tokens,
+        max_model_len=length,
+        vocab_size=vocab_size,
+    )
+
+
+@contextlib.contextmanager
+def _without_products() -> Iterator[None]:
+    """Leave the library's products out: they compile nothing, and torch's first one on the meta
+    device imports a computer algebra system, for a second."""
+    kept = {name: getattr(torch, name) for name in _PRODUCTS}
+    try:
+        for name in _PRODUCTS:
+            setattr(torch, name, lambda *inputs, out: out)
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(torch, name, function)
+
+
+def _on_meta(needs: KernelNeeds) -> DenseModel | str:
+    dtype: torch.dtype = getattr(torch, needs.dtype)
+    if needs.model is None:
+        raise ValueError("no layers of this model are computed by kernels")
+    weights = allocate_weights(needs.model, dtype, torch.device("meta"))
+    with torch.inference_mode():
+        specification = in_halves(needs.model, weights)
+    config = form_for_kernels(specification, dtype.itemsize, needs.block_size)
+    return config if isinstance(config, str) else dense_model(config, specification, weights)
+
+
+def _compression(model: DenseModel, form: str) -> Compression:
+    unfit = why_never(model.weights)
+    if form != COMPRESSED or unfit:
+        return no_compression(unfit or "where they have no room")
+    with torch.inference_mode():
+        return Compression(compress_all(model.weights), "weights are compressed, too")
+
+
+def recorder_for(needs: KernelNeeds) -> tuple[Recorder, str]:
+    """All that ``launch_all`` launches, recorded, and which kernels were chosen."""
+    recorder = Recorder(needs.device.capability)
+    return recorder, launch_all(needs)

@@ -1,0 +1,138 @@
+"""The tasks that a model's folder decides on, as a worker does them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_text
+from penstock.protocol.pooling import DenseModule, Pooling
+from penstock.protocol.tasks import CLASSIFY
+from penstock.services.worker.checkpoint import Checkpoint
+from penstock.services.worker.pooling import PromptTask, States, floats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Matrix = npt.NDArray[np.float32]
+
+
+def _gelu(x: States) -> States:
+    return np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()], np.float32)
+
+
+_ACTIVATIONS: dict[str, Callable[[States], States]] = {
+    "identity": lambda x: x,
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, np.float32(0)),
+    "gelu": _gelu,
+}
+
+
+class Layer(NamedTuple):
+    """activation(W x + b)."""
+
+    weight: Matrix
+    """[out, in]"""
+    bias: States | None = None
+    activation: str = "identity"
+
+    def __call__(self, x: States) -> States:
+        product = self.weight @ x
+        return _ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
+
+
+class LayersTask:
+    """A task whose payload is a prompt's state behind some layers."""
+
+    def __init__(self, name: str, layers: Sequence[Layer] = ()) -> None:
+        self.name = name
+        self._layers = layers
+
+    def pool(self, hidden: States) -> bytes:
+        for layer in self._layers:
+            hidden = layer(hidden)
+        return floats(hidden)
+
+
+class NullTask:
+    """On the null device: what stands for a state, or numbers of the first of it for logits."""
+
+    def __init__(self, name: str, count: int) -> None:
+        """count: of logits; 0: all of the state."""
+        self.name = name
+        self._count = count
+
+    def pool(self, hidden: States) -> bytes:
+        if not self._count:
+            return floats(hidden)
+        logits = np.cos(hidden[0] + np.arange(self._count, dtype=np.float32))
+        return floats(logits.astype(np.float32))
+
+
+def null_tasks(pooling: Pooling) -> dict[str, PromptTask]:
+    """The folder's tasks without a model."""
+    counts = {CLASSIFY: len(pooling.labels)}
+    counts["score"] = max(1, len(pooling.labels))
+    return {name: NullTask(name, counts.get(name, 0)) for name in pooling.tasks}
+
+
+def folder_tasks(pooling: Pooling, layers: Sequence[Layer] = ()) -> dict[str, PromptTask]:
+    """The folder's tasks. layers: what makes logits of a pooled state; vectors have those of the
+    folder. Raises ``BadModelFolder``."""
+    behind = [*layers, *(dense_layer(module) for module in pooling.dense)]
+    return {name: LayersTask(name, behind) for name in pooling.tasks}
+
+
+def dense_layer(module: DenseModule) -> Layer:
+    """Read a dense module of sentence-transformers."""
+    sizes = module.out_features, module.in_features
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": sizes}
+    if module.bias:
+        shapes["linear.bias"] = sizes[:1]
+    found = read_tensors(module.folder, shapes)
+    return Layer(found["linear.weight"], found.get("linear.bias"), module.activation)
+
+
+def classifier_layer(info: ModelInfo, labels: int, hidden: int) -> Layer:
+    """The head of a decoder that classifies: logits of the last token's state."""
+    name = "score.weight"
+    return Layer(read_tensors(info.folder, {name: (labels, hidden)}, others=True)[name])
+
+
+def read_tensors(
+    folder: Path, shapes: dict[str, tuple[int, ...]], *, others: bool = False
+) -> dict[str, Matrix]:
+    """Tensors of a folder's checkpoint in float32. others: it may hold more. Raises
+    ``BadModelFolder``."""
+    import torch
+
+    checkpoint = Checkpoint(folder)
+    checkpoint.check(shapes, lambda name: others)
+    targets = {name: torch.empty(shape, dtype=torch.float32) for name, shape in shapes.items()}
+    checkpoint.load(targets, lambda note: None, lambda name: True)
+    return {name: tensor.numpy() for name, tensor in targets.items()}
+
+
+def token_ids(folder: Path, texts: Sequence[str]) -> list[int]:
+    """Of texts that are one token each. Raises ``BadModelFolder`` where the vocabulary lacks
+    one."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_str(read_text(path).decode())
+    found = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    for text, ids in zip(texts, found, strict=True):
+        if len(ids) != 1:
+            raise BadModelFolder(f"{path}: no token is {text!r}, which --task score judges by")
+    return [ids[0] for ids in found]
+
+
+def judge_layer(lm_head: Tensor, ids: Sequence[int]) -> Layer:
+    """Logits of some tokens. lm_head: [vocab, hidden]."""
+    return Layer(lm_head[list(ids)].float().cpu().numpy())

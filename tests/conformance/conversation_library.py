@@ -1,0 +1,51 @@
+"""The same conversations through ``LLM``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conversation_apis import Answer, chat_message, chat_tool, decoded, finish_of
+from conversations import Conversation
+
+from penstock import LLM, SamplingParams
+from penstock.services.library.outputs import RequestOutput
+
+
+class Library:
+    """``LLM.chat``. Each set of tools is a call, with as many conversations as have it."""
+
+    def ask(self, llm: LLM, conversations: Sequence[Conversation]) -> list[Answer]:
+        """The answers, in order."""
+        found: dict[str, Answer] = {}
+        kinds = list({_offer(one): one for one in conversations}.values())
+        for kind in kinds:
+            alike = [one for one in conversations if _offer(one) == _offer(kind)]
+            outputs = llm.chat(
+                [[chat_message(turn) for turn in one.turns] for one in alike],
+                [
+                    SamplingParams(temperature=0, max_tokens=one.max_tokens, stop=list(one.stop))
+                    for one in alike
+                ],
+                tools=[chat_tool(tool) for tool in kind.tools],
+                chat_template_kwargs=None if kind.thinks else {"enable_thinking": False},
+            )
+            for one, output in zip(alike, outputs, strict=True):
+                found[one.name] = self.answer(output)
+        return [found[conversation.name] for conversation in conversations]
+
+    def answer(self, given: RequestOutput) -> Answer:
+        (choice,) = given.outputs
+        return Answer(
+            choice.text,
+            choice.reasoning,
+            [(call.name, decoded(call.arguments)) for call in choice.tool_calls],
+            finish_of(choice.finish_reason, choice.tool_calls),
+            len(given.prompt_token_ids),
+            len(choice.token_ids),
+            None,
+            [*given.prompt_token_ids, *choice.token_ids],
+        )
+
+
+def _offer(conversation: Conversation) -> tuple[bool, tuple[str, ...]]:
+    return conversation.thinks, tuple(tool.name for tool in conversation.tools)

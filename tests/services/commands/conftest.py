@@ -1,0 +1,25 @@
+"""One server for all tests of commands: the built-in model on a device that takes 5 ms a
+step. It makes vectors too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import Served, served
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("run")
+    environment = {"XDG_RUNTIME_DIR": str(folder)}
+    flags = ("--device", "null", "--null-step-ms", "5", "--pooling", "last")
+    with served(*flags, environment=environment) as found:
+        yield found
+
+
+@pytest.fixture
+def short_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For sockets, whose paths may be no longer than 107 bytes."""
+    return tmp_path_factory.mktemp("r")

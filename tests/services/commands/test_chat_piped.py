@@ -1,0 +1,58 @@
+"""``penstock chat`` without a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from command_run import run
+from scripted_api import scripted_api
+from served import Served
+
+
+def test_standard_input_is_one_message_and_the_answer_is_plain(server: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "One\nline"}], "max_tokens": 9, "seed": 3}
+    _, answer = server.post("/v1/chat/completions", {"model": "penstock-demo", **body})
+    done = run("chat", server.url, "--max-tokens", "9", "--seed", "3", given="One\nline\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.rstrip("\n") == (answer["choices"][0]["message"]["content"] or "").rstrip(
+        "\n"
+    )
+
+
+def test_a_text_is_written_as_it_is_and_thinking_is_left_out() -> None:
+    with scripted_api() as api:
+        api.deltas = [{"reasoning": "hm"}, {"content": "**bold** \x1b[1m"}, {"content": "end"}]
+        done = run("chat", api.url, "-m", "Review this:", given="the text")
+        ((path, _, body),) = api.asked
+    assert (done.stdout, done.stderr) == ("**bold** \x1b[1mend\n", "")
+    assert path == "/v1/chat/completions"
+    assert body["messages"] == [{"role": "user", "content": "Review this:\n\nthe text"}]
+
+
+def test_lines_are_taken_as_if_they_were_typed_and_a_wrong_one_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "saved.json"
+    lines = f"/system Be brief.\nhello\n/sett x\n/save {file}\n"
+    with scripted_api() as api:
+        api.deltas = [{"content": "hi"}]
+        done = run("chat", api.url, "--lines", given=lines)
+    assert done.returncode == 1
+    assert "did you mean /set?" in done.stderr
+    assert "hi\n" in done.stdout
+    assert [one["content"] for one in json.loads(file.read_text())["messages"]] == [
+        *("Be brief.", "hello", "hi"),
+    ]  # fmt: skip
+
+
+def test_nothing_to_ask_is_refused_and_so_are_flags_for_no_server() -> None:
+    with scripted_api() as api:
+        assert "there is nothing to ask" in run("chat", api.url).stderr
+        done = run("chat", api.url, "--", "--device", "null", given="x")
+        assert (done.returncode, done.stderr.count("--device is for a server")) == (2, 1)
+
+
+def test_a_folder_that_cannot_be_served_is_told_in_the_servers_words(tmp_path: Path) -> None:
+    done = run("chat", str(tmp_path), given="x", XDG_RUNTIME_DIR=str(tmp_path))
+    assert done.returncode == 3
+    assert "config.json" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,188 @@
+"""``penstock status`` and ``stop``, and how commands find a server on this host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from command_run import environment, run
+from emulator import eventually, terminal
+from served import Served, leftovers
+
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.pipeline_status import pipeline_status
+from penstock.protocol.wire.messages.membership import MetricsAnswer, ProcessMetrics
+from penstock.services.commands.status_text import rates
+from penstock.services.launcher.running_servers import (
+    RECORD,
+    Registration,
+    running_servers,
+)
+
+PROCESSES = ["frontend", "tokenizer", "router", "scheduler", "worker"]
+
+
+def place(server: Served) -> str:
+    """The ``XDG_RUNTIME_DIR`` of a server."""
+    return str(Path(server.router.removeprefix("ipc://")).parent.parent)
+
+
+def completion(url: str, tokens: int) -> subprocess.Popen[bytes]:
+    flags = ("--max-tokens", str(tokens), "--set", "ignore_eos=true")
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock.services", "complete", "x", "--url", url, *flags],
+        stdout=subprocess.PIPE,
+        env=environment(),
+    )
+
+
+@pytest.mark.parametrize("asked", ["by its runtime folder", "over HTTP"])
+def test_status_tells_the_processes_and_what_they_do_now(server: Served, asked: str) -> None:
+    where = () if asked == "by its runtime folder" else (server.url,)
+    more = {} if where else {"XDG_RUNTIME_DIR": place(server)}
+    busy = completion(server.url, 1500)
+    assert busy.stdout is not None
+    assert busy.stdout.read(1)
+    done = run("status", "--json", "--interval", "1.5", *where, **more)
+    busy.kill()
+    busy.communicate()
+    found = json.loads(done.stdout)
+    assert [one["service"] for one in found["processes"]] == PROCESSES
+    assert {one["pid"] for one in found["processes"]} < server.processes().keys()
+    assert (found["ready"], found["url"]) == (True, server.url)
+    assert found["running"] == 1
+    assert found["rates"]["generation_tokens_per_s"] > 5
+    assert found["inter_token_latency_s"]["p50"] > 0
+    assert 0 < found.get("uptime_s", 1) < 3600
+    assert (found.get("pid") == server.process.pid) == (not where)
+
+
+def test_status_is_drawn_in_its_place_and_ctrl_c_ends_it(server: Served) -> None:
+    chosen = environment(XDG_RUNTIME_DIR=place(server))
+    with terminal("status", "--watch", "--interval", "0.1", environment=chosen) as seen:
+        seen.sees("scheduler 0")
+        drawn = seen.raw.count(b"scheduler 0")
+        seen.until(lambda: seen.raw.count(b"scheduler 0") > drawn + 3, "drawn again")
+        assert seen.text.count("Penstock") == 1
+        assert "worker 0" in seen.lines[-1]
+        assert max(map(len, seen.lines)) < 80, seen.text
+        seen.type("\x03")
+        assert seen.ended() == 0
+
+
+def test_a_command_without_a_url_asks_the_only_server_of_its_user(server: Served) -> None:
+    assert "penstock-demo" in run("models", XDG_RUNTIME_DIR=place(server)).stdout
+
+
+def test_stop_waits_for_running_requests_and_says_how_many_there_are(short_folder: Path) -> None:
+    chosen = {"XDG_RUNTIME_DIR": str(short_folder)}
+    server = Served("--device", "null", "--null-step-ms", "5", environment=chosen)
+    try:
+        busy = completion(server.url, 500)
+        assert busy.stdout is not None
+        assert busy.stdout.read(1)
+        done = run("stop", server.url, **chosen)
+        assert (done.returncode, done.stderr) == (0, "")
+        first, *_, last = done.stdout.splitlines()
+        assert first == (
+            f"{server.url} (process {server.process.pid}): running requests have 30 s to finish"
+        )
+        assert "1 request runs; " in done.stdout
+        assert last.startswith("stopped after ")
+        assert busy.wait(20) == 0  # the request was served to its end
+        assert server.process.wait(5) == 0
+        assert leftovers(short_folder) == []
+        again = run("stop", server.url, **chosen)
+        assert (again.returncode, again.stderr.count("no server of yours")) == (4, 1)
+    finally:
+        server.kill()
+
+
+def test_stop_now_does_not_wait(short_folder: Path) -> None:
+    chosen = {"XDG_RUNTIME_DIR": str(short_folder)}
+    server = Served("--device", "null", "--null-step-ms", "5", environment=chosen)
+    try:
+        busy = completion(server.url, 2000)
+        assert busy.stdout is not None
+        assert busy.stdout.read(1)
+        folder = str(Path(server.router.removeprefix("ipc://")).parent)
+        done = run("stop", folder, "--now", **chosen)
+        assert done.returncode == 0
+        assert busy.wait(20) != 0
+        assert eventually(lambda: server.process.poll() is not None)
+    finally:
+        server.kill()
+
+
+def test_the_record_of_a_launcher_that_is_gone_is_no_server(tmp_path: Path) -> None:
+    folder = tmp_path / "penstock-serve-x"
+    folder.mkdir()
+    registration = Registration(folder, "ipc:///x", 3.0, [("a", "/models/a")])
+    chosen = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    (found,) = running_servers(chosen)
+    assert (found.record.pid, found.record.url, found.record.models) == (os.getpid(), "", ["a"])
+    registration.ready("http://127.0.0.1:1")
+    assert running_servers(chosen, str(folder))[0].record.url == "http://127.0.0.1:1"
+    process = found.open_process()
+    assert process is not None
+    os.close(process)
+
+    earlier = msgspec.structs.replace(found.record, started_ticks=found.record.started_ticks - 1)
+    (folder / RECORD).write_bytes(msgspec.json.encode(earlier))
+    assert running_servers(chosen) == []
+    assert msgspec.structs.replace(found, record=earlier).open_process() is None
+    (folder / RECORD).write_text("no record")
+    assert running_servers(chosen) == []
+    registration.remove()
+    registration.remove()
+    assert running_servers(chosen) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_record_that_another_user_has_put_there_is_not_believed(tmp_path: Path) -> None:
+    folder = tmp_path / "penstock-serve-x"
+    folder.mkdir()
+    Registration(folder, "ipc:///x", 3.0, [])
+    assert len(running_servers({"XDG_RUNTIME_DIR": str(tmp_path)})) == 1
+    os.chown(folder, 1234, 1234)
+    assert running_servers({"XDG_RUNTIME_DIR": str(tmp_path)}) == []
+
+
+def test_several_servers_are_named_for_a_choice(tmp_path: Path) -> None:
+    for name in "ab":
+        folder = tmp_path / f"penstock-serve-{name}"
+        folder.mkdir()
+        Registration(folder, "ipc:///x", 3.0, []).ready(f"http://127.0.0.1:{ord(name)}")
+    done = run("stop", XDG_RUNTIME_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert "http://127.0.0.1:97, http://127.0.0.1:98" in done.stderr
+
+
+def test_latencies_are_quantiles_of_what_all_frontends_have_seen() -> None:
+    registry = Registry()
+    for milliseconds in range(1, 101):
+        registry.observe("time_to_first_token_seconds", milliseconds / 1000)
+    state = pipeline_status(MetricsAnswer([ProcessMetrics("frontend", 7, registry.report())]), [])
+    spread = state["time_to_first_token_s"]
+    assert spread["count"] == 100
+    assert spread["p50"] == pytest.approx(0.05, abs=0.003)
+    assert spread["p99"] == pytest.approx(0.099, abs=0.003)
+    assert state["inter_token_latency_s"] == {}
+
+
+def test_rates_are_what_was_counted_between_two_looks() -> None:
+    before = {"prompt_tokens": 10, "generation_tokens": 100, "requests_finished": {"stop": 2}}
+    now = {
+        "prompt_tokens": 30,
+        "generation_tokens": 300,
+        "requests_finished": {"stop": 3, "abort": 4},
+    }
+    assert rates(before, now, 2.0) == {
+        "prompt_tokens_per_s": 10.0, "generation_tokens_per_s": 100.0, "requests_per_s": 2.5,
+    }  # fmt: skip
+    assert rates(now, before, 2.0)["generation_tokens_per_s"] == 0.0  # a router that began anew

@@ -1,0 +1,182 @@
+"""Keys of a file: what each role may do, which models, and what a change of the file does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from frontend_scripted import Client, ScriptedGateway, run, serving
+from key_files import Keys
+
+from penstock.client.gateway_interface import ServedModel
+from penstock.protocol.config.server_fields import ServerConfig
+from penstock.protocol.keys.key_file import Line
+from penstock.services.frontend.context import CONTEXT
+
+TEXT = "/v1/completions"
+ONE = {"prompt": "x", "model": "org/model"}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def two_models(config: ServerConfig) -> AsyncIterator[Client]:
+    gateway = ScriptedGateway()
+    gateway.served.append(ServedModel("org/other", ["second"], 64, 1000))
+    async with serving(gateway, config) as client, asyncio.timeout(20):
+        yield client
+
+
+async def reread(client: Client) -> None:
+    table = client.app[CONTEXT].keys.table
+    assert table is not None
+    await table.look()
+
+
+def test_each_role_may_do_its_own_and_is_told_by_name_what_it_may_not(keys: Keys) -> None:
+    user, metrics = keys.add("ann"), keys.add("prometheus", "metrics")
+    admin, flag = keys.add("root", "admin"), {"x-api-key": "of-the-flag"}
+
+    async def use(client: Client) -> None:
+        for headers, allowed in (
+            (user, {TEXT, "/v1/models", "/version", "/nothing"}),
+            (metrics, {"/metrics", "/version", "/nothing"}),
+            (flag, {TEXT, "/v1/models", "/metrics", "/version", "/nothing"}),
+            (admin, {TEXT, "/v1/models", "/metrics", "/version", "/nothing"}),
+        ):
+            for path in (TEXT, "/v1/models", "/metrics", "/version", "/nothing"):
+                if path == TEXT:
+                    status, answer, _ = await client.post(path, ONE, headers=headers)
+                else:
+                    status, answer, _ = await client.get(path, headers=headers)
+                assert status == (404 if path == "/nothing" else 200 if path in allowed else 403)
+                if status == 403:
+                    assert answer["error"]["type"] == "permission_error"
+        _, answer, _ = await client.get("/metrics", headers=user)
+        said = "The key ann has the role user, and this route is for the role metrics"
+        assert answer["error"]["message"] == said
+        status, _, _ = await client.get("/live")
+        assert status == 200
+
+    run(use, config=keys.config)
+
+
+def test_a_key_sees_and_uses_its_own_models_under_any_of_their_names(keys: Keys) -> None:
+    one, both = keys.add("ann", models=["alias"]), keys.add("bob")
+    anthropic = {**one, "anthropic-version": "2023-06-01"}
+
+    async def main() -> None:
+        async with two_models(keys.config) as client:
+            _, answer, _ = await client.get("/v1/models", headers=one)
+            assert [card["id"] for card in answer["data"]] == ["org/model", "alias"]
+            _, answer, _ = await client.get("/v1/models", headers=both)
+            assert len(answer["data"]) == 4
+            _, answer, _ = await client.get("/v1/models", headers=anthropic)
+            assert {card["id"] for card in answer["data"]} == {"org/model", "alias", "model"}
+            _, answer, _ = await client.get("/api/tags", headers=one)
+            assert [card["name"] for card in answer["models"]] == ["org/model", "alias"]
+            for name, expected in (("alias", 200), ("org/model", 200), ("second", 403)):
+                body = {"prompt": "x", "model": name}
+                status, answer, _ = await client.post(TEXT, body, headers=one)
+                assert status == expected
+            assert answer["error"]["code"] == "model_not_allowed"
+            said = "The key ann may not use the model 'second'; it may use 'alias'"
+            assert answer["error"]["message"] == said
+            status, _, _ = await client.get("/v1/models/second", headers=one)
+            assert status == 403
+            chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+            status, answer, _ = await client.post(
+                "/v1/messages", {**chat, "model": "second"}, headers=anthropic
+            )
+            assert (status, answer["error"]["type"]) == (403, "permission_error")
+
+    asyncio.run(main())
+
+
+def test_keys_that_are_over_disabled_or_unknown_are_a_401_that_says_so(keys: Keys) -> None:
+    before = datetime.now(UTC) - timedelta(hours=1)
+    over = keys.add("ann", expires=before)
+    stopped = keys.add("bob")
+    keys.change(
+        lambda lines: [Line(line.text.replace('"bob"', '"bob","disabled":true')) for line in lines]
+    )
+    good = keys.add("carl")["Authorization"]
+
+    async def use(client: Client) -> None:
+        for headers, said in (
+            (over, "The API key ann expired on"),
+            (stopped, "The API key bob is disabled"),
+            ({"Authorization": good[:-1] + "x"}, "The API key is not valid"),
+            ({"Authorization": "Bearer sk-penstock-" + "0" * 12 + "-" + "a" * 43}, "is not valid"),
+            ({}, "An API key is required"),
+        ):
+            status, answer, response = await client.get("/v1/models", headers=headers)
+            assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+            assert said in answer["error"]["message"]
+            assert response.headers["WWW-Authenticate"] == "Bearer"
+
+    run(use, config=keys.config)
+
+
+def test_a_changed_file_is_taken_and_a_broken_one_is_not(
+    keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    ann = keys.add("ann")
+
+    async def use(client: Client) -> None:
+        async def status(headers: dict[str, str]) -> int:
+            await reread(client)
+            return (await client.get("/v1/models", headers=headers))[0]
+
+        bob = keys.add("bob")
+        assert (await status(ann), await status(bob)) == (200, 200)
+        good = keys.path.read_bytes()
+        with caplog.at_level(logging.WARNING, "penstock.frontend"):
+            for broken in (b"", b"{", good[:-20], b"\xff"):
+                keys.path.write_bytes(broken)
+                assert await status(bob) == 200
+            keys.path.unlink()
+            assert await status(bob) == 200
+            keys.path.write_bytes(good)
+            os.chmod(keys.path, 0o644)
+            assert await status(bob) == 200
+        assert "the keys stay as they were" in caplog.text
+        assert "chmod 600" in caplog.text
+        os.chmod(keys.path, 0o600)
+        keys.change(lambda lines: [line for line in lines if '"bob"' not in line.text])
+        assert (await status(ann), await status(bob)) == (200, 401)
+
+    run(use, config=keys.config)
+
+
+def test_a_key_that_is_removed_begins_nothing_more_on_an_open_websocket(keys: Keys) -> None:
+    ann = keys.add("ann")
+    body = {"id": "1", "type": "completion", "body": ONE}
+
+    async def use(client: Client) -> None:
+        async def ask() -> dict[str, Any]:
+            await socket.send_json(body)
+            while True:
+                frame: dict[str, Any] = await socket.receive_json()
+                if frame["type"] in ("done", "error", "end"):
+                    return frame
+
+        socket: aiohttp.ClientWebSocketResponse
+        async with client.session.ws_connect(client.url + "/v1/stream", headers=ann) as socket:
+            assert (await ask())["type"] != "error"
+            keys.change(lambda lines: lines[:1])
+            await reread(client)
+            assert "The API key ann was removed" in str(await ask())
+
+    run(use, config=keys.config)

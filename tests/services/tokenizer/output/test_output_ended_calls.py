@@ -1,0 +1,52 @@
+"""A model that ends its answer within a call has called with one JSON object all the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from replay import atoms, run, vocabularies
+from wire_forms import FORMS
+
+from penstock.services.tokenizer.output.families import FAMILIES
+from penstock.services.tokenizer.output.json_completion import completion
+
+TOOLS: dict[str, Any] = {
+    "note": {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "count": {"type": "integer"}},
+    }
+}
+CALL = ("note", {"text": 'a "b" \\n c', "count": 12, "more": [True, {"k": None}]})
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_arguments_are_an_object_wherever_the_model_ends_within_a_call(name: str) -> None:
+    form = FORMS[name]
+    family, output = FAMILIES[form.family], form.write([CALL])
+    for vocabulary in vocabularies(family).values():
+        pieces = atoms(output, vocabulary)
+        for end in range(len(pieces) + 1):
+            events = run(family, vocabulary, pieces[:end], tools=TOOLS, complete=True)
+            opened = [event for event in events if event[0] == "call"]
+            arguments = "".join(event[-1] for event in events if event[0] == "arguments")
+            assert bool(arguments) == bool(opened)
+            if opened:
+                assert isinstance(json.loads(arguments), dict), (arguments, pieces[:end])
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 1}', '{"a": [-1.5e3, "x\\u00e9\\\\", {"b": false}], "c": null}']
+)
+def test_a_text_that_breaks_off_becomes_json_with_what_was_there(text: str) -> None:
+    for end in range(1, len(text) + 1):
+        assert isinstance(json.loads(text[:end] + completion(text[:end])), dict)
+    assert completion(text) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "plain", "{'a': 1", '{"a": 1} and', '{"a": 1}}', '{"a" 1', "[" * 9999]
+)
+def test_what_is_no_json_stays_as_it_is(text: str) -> None:
+    assert completion(text) == ""

@@ -1,0 +1,178 @@
+"""What a tokenizer does for vectors and scores: prompts, pairs, truncation, activations."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.pooling import JUDGED, Pooling
+from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.requests import (
+    Chat,
+    ChoiceState,
+    Pair,
+    PoolingParams,
+    Prompt,
+    PromptText,
+    RequestHead,
+    Tokens,
+    Work,
+)
+from penstock.services.tokenizer.folder_tasks import FolderTasks
+from penstock.services.tokenizer.prompt_error import PromptError
+from penstock.services.tokenizer.text_model import TextModel
+
+CLS, SEP = 0, 1
+WORDS = ["[CLS]", "[SEP]", "[UNK]", *"abcdefgh", "query:"]
+
+
+@pytest.fixture(scope="module")
+def text_model() -> TextModel:
+    """Words are tokens; as BERT's tokenizer puts texts together."""
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)],
+    )
+    return TextModel(tokenizer, None)
+
+
+def tasks(**more: Any) -> FolderTasks:
+    info = ModelInfo(Path("model"), "BertModel", 99, 16, "float32", [], {}, {"hidden_size": 8})
+    settings: dict[str, Any] = {
+        "tasks": ["embed"], "generates": False, "kind": "mean", "encoder": True, "reason": ""
+    }  # fmt: skip
+    return FolderTasks(Pooling(**settings | more), info)
+
+
+def work(prompt: Prompt, task: str = "embed", keep: int | None = None, **asked: Any) -> Work:
+    params = SamplingParams(truncate_prompt_tokens=keep)
+    pooling = PoolingParams(**asked)
+    return Work(RequestHead(task=task), prompt, params, [ChoiceState(0)], pooling=pooling)
+
+
+def words(ids: bytes) -> str:
+    return " ".join(WORDS[number] for number in struct.unpack(f"<{len(ids) // 4}i", ids))
+
+
+def encoded(model: TextModel, of: Work, **more: Any) -> tuple[str, int]:
+    found = tasks(**more).encode(of, model, 16)
+    return words(found.ids), found.second
+
+
+def floats(values: bytes) -> list[float]:
+    return list(struct.unpack(f"<{len(values) // 4}f", values))
+
+
+def brought(of: Work, *numbers: float, **more: Any) -> list[float]:
+    payload = struct.pack(f"<{len(numbers)}f", *numbers)
+    return floats(tasks(**more).task(of.head.task, of.pooling).event(payload).values)
+
+
+def test_the_prompt_of_the_folder_stands_ahead_of_a_text(text_model: TextModel) -> None:
+    prompts = {"query": "query: ", "document": ""}
+    for asked, default, wanted in (
+        ("query", "", "[CLS] query: a b [SEP]"),
+        ("", "query", "[CLS] query: a b [SEP]"),
+        ("document", "query", "[CLS] a b [SEP]"),
+        ("", "", "[CLS] a b [SEP]"),
+    ):
+        more = {"prompts": prompts, "default_prompt": default}
+        of = work(PromptText("a b"), prompt_name=asked)
+        assert encoded(text_model, of, **more)[0] == wanted
+    for prompt, said in (
+        (PromptText("a"), "prompt_name is 'title'; this model's prompts are: 'query', 'document'"),
+        (Tokens(b"\0\0\0\0"), "is token ids"),
+    ):
+        with pytest.raises(PromptError, match=said):
+            encoded(text_model, work(prompt, prompt_name="title"), prompts=prompts)
+
+
+def test_a_folder_may_ask_for_small_letters(text_model: TextModel) -> None:
+    more = {"lowers": True, "prompts": {"q": "QUERY: "}, "default_prompt": "q"}
+    assert encoded(text_model, work(PromptText("A B")), **more)[0] == "[CLS] query: a b [SEP]"
+    of = work(Pair("A", "B"), "score")
+    assert encoded(text_model, of, **more)[0] == "[CLS] a [SEP] b [SEP]"
+
+
+def test_a_text_is_cut_at_its_end_and_keeps_its_special_tokens(text_model: TextModel) -> None:
+    assert encoded(text_model, work(PromptText("a b c d e"), keep=4))[0] == "[CLS] a b [SEP]"
+    assert encoded(text_model, work(PromptText("a b", False), keep=1))[0] == "a"
+    ids = struct.pack("<3i", 3, 4, 5)
+    assert encoded(text_model, work(Tokens(ids), keep=2))[0] == "a b"
+    assert encoded(text_model, work(PromptText("a " * 40), keep=99))[0].count("a") == 14
+
+
+def test_a_pair_says_where_its_second_segment_begins(text_model: TextModel) -> None:
+    of = work(Pair("a b", "c d e"), "score")
+    assert encoded(text_model, of) == ("[CLS] a b [SEP] c d e [SEP]", 4)
+    of = work(Pair("a b", "c d e f g h"), "score", keep=8)
+    assert encoded(text_model, of) == ("[CLS] a b [SEP] c d e [SEP]", 4)
+    of = work(Pair("a b c d", "e"), "classify", keep=6)
+    assert encoded(text_model, of) == ("[CLS] a b [SEP] e [SEP]", 4)
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        (work(PromptText("a " * 15)), "it has 17 tokens; this model takes at most 16"),
+        (work(Pair("a", "b")), "made of one text"),
+        (work(Chat(b"[]"), "score"), "takes no chats"),
+        (work(PromptText("a"), dimensions=9), "vectors have 8"),
+        (work(PromptText("a"), dimensions=4), "--allow-dimensions"),
+    ],
+)
+def test_what_cannot_be_is_refused(text_model: TextModel, of: Work, said: str) -> None:
+    with pytest.raises(PromptError, match=said):
+        encoded(text_model, of)
+
+
+def test_vectors_are_cut_and_then_normalized(text_model: TextModel) -> None:
+    of = work(PromptText("a"), dimensions=2)
+    encoded(text_model, of, matryoshka=[2])
+    assert brought(of, 3.0, 4.0, 12.0, matryoshka=[2]) == pytest.approx([0.6, 0.8])
+    of = work(PromptText("a"), dimensions=2, normalize=False)
+    assert brought(of, 3.0, 4.0, 12.0) == [3.0, 4.0]
+    assert brought(work(PromptText("a")), 3.0, 4.0, normalizes=False) == [3.0, 4.0]
+
+
+def test_logits_become_scores_as_the_folder_says() -> None:
+    classify, score = work(PromptText("a"), "classify"), work(Pair("a", "b"), "score")
+    softmax = {"activations": {"classify": "softmax", "score": "sigmoid"}}
+    assert brought(classify, 0.0, 0.0, **softmax) == [0.5, 0.5]
+    assert brought(score, 0.0, **softmax) == [0.5]
+    assert brought(score, 2.0) == [2.0]
+    raw = work(Pair("a", "b"), "score", activation=False)
+    assert brought(raw, 2.0, **softmax) == [2.0]
+    judge = {
+        "tasks": ["score"], "encoder": False, "labels": JUDGED,
+        "activations": {"score": "softmax"},
+    }  # fmt: skip
+    assert brought(score, 1.0, 1.0, **judge) == [0.5]
+    assert brought(raw, 1.0, 4.0, **judge) == [3.0]
+
+
+def test_a_judge_reads_a_pair_in_its_own_form_and_takes_no_control_tokens_from_it() -> None:
+    control = ["<|im_start|>", "<|im_end|>"]
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(control)
+    model = TextModel(tokenizer, None)
+    judge = {"tasks": ["score"], "encoder": False, "labels": JUDGED}
+    of = work(Pair("a <|im_end|> a", "b b b"), "score")
+    ids = tasks(**judge).encode(of, model, 99).ids
+    numbers = list(struct.unpack(f"<{len(ids) // 4}i", ids))
+    marks = [number for number in numbers if number >= 3]
+    assert marks == [3, 4, 3, 4, 3]  # those of the form alone
+    assert numbers.count(1) == 3 and numbers.count(2) == 3
+    cut = work(of.prompt, "score", keep=len(numbers) - 2)
+    shorter = tasks(**judge).encode(cut, model, 99).ids
+    assert len(shorter) == len(ids) - 8 and shorter[-20:] == ids[-20:]

@@ -1,0 +1,164 @@
+"""Each family of encoders makes the numbers that transformers makes, prompt by prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pooled_prompts import pooled
+from tiny_encoders import FAMILIES, make_encoder, write_encoder
+from tiny_models import make_model
+from transformers import AutoModel
+
+from penstock.protocol.config import Config
+from penstock.protocol.config.fields import CacheConfig, DeviceConfig, ModelConfig
+from penstock.protocol.model_info import BadModelFolder, read_model_info
+from penstock.services.worker.encoders.executor import EncoderExecutor
+from penstock.services.worker.encoders.loading import load_encoder_executor
+
+NO_SHARE = CacheConfig()
+LENGTHS = [1, 7, 30, 7, 64, 2]
+
+
+def prompts(lengths: list[int] = LENGTHS) -> list[list[int]]:
+    return [[5 + (7 * at + 11 * n) % 90 for at in range(n)] for n in lengths]
+
+
+def executor_of(folder: Path, cache: CacheConfig = NO_SHARE, **model: Any) -> EncoderExecutor:
+    config = Config(
+        model=ModelConfig(model=str(folder), **model),
+        cache=cache,
+        device=DeviceConfig(device="cpu", threads=1),
+    )
+    return load_encoder_executor(config, read_model_info(folder), lambda note: None)
+
+
+def states_of(model: Any, ids: list[int]) -> torch.Tensor:
+    """[tokens, hidden]."""
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).last_hidden_state[0]
+
+
+def same(got: Any, wanted: torch.Tensor) -> None:
+    np.testing.assert_allclose(got, wanted.numpy(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_vectors_are_those_of_transformers_whatever_else_is_in_the_step(
+    family: str, tmp_path: Path
+) -> None:
+    model = make_encoder(family)
+    executor = executor_of(write_encoder(model, tmp_path))
+    assert executor.capacity.task_prompts == "whole" and not executor.generates
+    for got, ids in zip(pooled(executor, prompts()), prompts(), strict=True):
+        same(got, states_of(model, ids).mean(0))
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_logits_of_a_classifier_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model = make_encoder(family, "ForSequenceClassification")
+    executor = executor_of(write_encoder(model, tmp_path))
+    assert list(executor.tasks) == ["classify"] and len(executor.labels) == 3
+    for got, ids in zip(pooled(executor, prompts(), "classify"), prompts(), strict=True):
+        with torch.inference_mode():
+            same(got, model(torch.tensor([ids])).logits[0])
+
+
+def test_the_second_text_of_a_pair_is_of_another_segment(tmp_path: Path) -> None:
+    model = make_encoder("Bert", "ForSequenceClassification", num_labels=1)
+    executor = executor_of(write_encoder(model, tmp_path))
+    assert list(executor.tasks) == ["score", "classify"]
+    seconds = [0, 3, 11, 0, 40, 1]
+    found = pooled(executor, prompts(), "score", second=seconds)
+    for got, ids, second in zip(found, prompts(), seconds, strict=True):
+        segments = [int(0 < second <= at) for at in range(len(ids))]
+        with torch.inference_mode():
+            wanted = model(torch.tensor([ids]), token_type_ids=torch.tensor([segments])).logits[0]
+        same(got, wanted)
+
+
+def test_the_longest_prompt_fits_and_one_step_holds_it(tmp_path: Path) -> None:
+    model = make_encoder("Roberta")
+    folder = write_encoder(model, tmp_path)
+    executor = executor_of(folder)
+    assert executor.capacity.max_model_len == 78  # two rows of the table stand for no position
+    (ids,) = prompts([78])
+    same(pooled(executor, [ids])[0], states_of(model, ids).mean(0))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
+    assert executor_of(folder).capacity.max_model_len == 20
+
+
+def test_modules_of_the_folder_follow_pooling(tmp_path: Path) -> None:
+    model = make_encoder("Bert")
+    folder = write_encoder(model, tmp_path)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "3_N": "Normalize"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"}
+               for path, kind in kinds.items()]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for path in list(kinds)[1:]:
+        (folder / path).mkdir()
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
+    dense = torch.nn.Linear(32, 8)
+    (folder / "2_Dense/config.json").write_text(
+        '{"in_features": 32, "out_features": 8, "bias": true, '
+        '"activation_function": "torch.nn.modules.activation.Tanh"}'
+    )
+    from safetensors.torch import save_file
+
+    save_file(
+        {f"linear.{name}": tensor.detach() for name, tensor in dense.named_parameters()},
+        folder / "2_Dense/model.safetensors",
+    )
+    executor = executor_of(folder)
+    for got, ids in zip(pooled(executor, prompts()), prompts(), strict=True):
+        with torch.inference_mode():
+            same(got, torch.tanh(dense(states_of(model, ids)[0])))
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode_weightedmean_tokens": true}')
+    with pytest.raises(BadModelFolder, match="weightedmean_tokens is not supported"):
+        executor_of(folder)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["mean", "cls"])
+def test_gemma_s_layers_attend_in_both_directions(tmp_path: Path, first: bool) -> None:
+    causal = make_model("gemma3")
+    folder = tmp_path / "model"
+    causal.model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"use_bidirectional_attention": True, "sliding_window": 20}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = AutoModel.from_pretrained(folder).float().eval()
+    assert model.config.sliding_window == 11  # its bound is exclusive
+    executor = executor_of(folder, pooling="cls" if first else "auto")
+    lengths = [1, 50, 13, 50, 12]
+    for got, ids in zip(pooled(executor, prompts(lengths)), prompts(lengths), strict=True):
+        states = states_of(model, ids)
+        same(got, states[0] if first else states.mean(0))
+
+
+def test_an_encoder_beside_other_models_lets_them_go_first(tmp_path: Path) -> None:
+    folder = write_encoder(make_encoder("Bert"), tmp_path)
+    found: list[int] = []
+
+    def run(**cache: Any) -> None:
+        executor = executor_of(folder, cache=CacheConfig(**cache))
+        pooled(executor, prompts())
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    for settings in ({}, {"memory_share": [0.5]}):
+        thread = threading.Thread(target=run, kwargs=settings)  # a thread cannot take it back
+        thread.start()
+        thread.join(60)
+    assert found[1] == max(found[0], 10)
+
+
+def test_an_encoder_in_bfloat16_is_close(tmp_path: Path) -> None:
+    model = make_encoder("ModernBert")
+    executor = executor_of(write_encoder(model, tmp_path), dtype="bfloat16")
+    for got, ids in zip(pooled(executor, prompts()), prompts(), strict=True):
+        np.testing.assert_allclose(got, states_of(model, ids).mean(0).numpy(), atol=0.1)

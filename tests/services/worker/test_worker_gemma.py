@@ -1,0 +1,42 @@
+"""What the three Gemmas read of ``config.json``: as transformers does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from whole_logits import assert_alike, configured
+
+from penstock.protocol.model_info import BadModelFolder, read_model_info
+from penstock.services.worker.models.registry import adapter_for
+
+Folder = Callable[[str], Path]
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [
+        ("gemma", {"hidden_act": "gelu"}),
+        ("gemma", {"hidden_act": "relu"}),
+        ("gemma", {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "relu"}),
+        ("gemma2", {"hidden_activation": "relu"}),
+        ("gemma3", {"attn_logit_softcapping": 5.0}),
+        ("gemma3", {"final_logit_softcapping": 5.0}),
+    ],
+)
+def test_settings_mean_what_they_mean_to_transformers(
+    variant: str, changes: dict[str, Any], tiny_folder: Folder, tmp_path: Path
+) -> None:
+    assert_alike(configured(tiny_folder(variant), tmp_path / "model", **changes))
+
+
+@pytest.mark.parametrize("variant", ["gemma", "gemma2", "gemma3"])
+def test_attention_in_both_directions_is_refused(
+    variant: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    folder = configured(tiny_folder(variant), tmp_path / "m", use_bidirectional_attention=True)
+    info = read_model_info(folder)
+    with pytest.raises(BadModelFolder, match="use_bidirectional_attention"):
+        adapter_for(info).specification(info)

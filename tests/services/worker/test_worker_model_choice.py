@@ -1,0 +1,103 @@
+"""Whose code computes a model that its own family refuses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from plan_driver import PlanDriver
+from tiny_models import some_prompts
+from whole_logits import assert_alike, configured
+
+from penstock.protocol.config import (
+    CacheConfig,
+    Config,
+    DeviceConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from penstock.protocol.model_info import BadModelFolder, read_model_info
+from penstock.services.worker.loading import load_executor
+from penstock.services.worker.model_choice import choose_model
+from penstock.services.worker.model_executor import ModelExecutor
+from penstock.services.worker.model_shape import read_shape
+
+Folder = Callable[[str], Path]
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "an activation": ("llama", {"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu'"),
+    "an odd rotary width": (
+        "phi3",
+        {"partial_rotary_factor": 0.7, "rope_parameters": None},
+        "partial_rotary_factor",
+    ),
+}
+
+
+def config_for(folder: Path, impl: str = "auto") -> Config:
+    return Config(
+        model=ModelConfig(model=str(folder), model_impl=impl, max_model_len=256),  # type: ignore[arg-type]
+        cache=CacheConfig(num_kv_blocks=64),
+        scheduler=SchedulerConfig(max_num_seqs=4),
+        device=DeviceConfig(device="cpu", threads=1),
+    )
+
+
+def test_a_model_that_its_family_refuses_is_computed_by_transformers(
+    tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = configured(tiny_folder("llama"), tmp_path / "model", hidden_act="quick_gelu")
+    with caplog.at_level(logging.WARNING, "penstock.worker"):
+        executor = load_executor(config_for(folder), lambda note: None)
+    assert isinstance(executor, ModelExecutor)
+    assert "its own family refuses it" in caplog.text
+    assert "hidden_act 'quick_gelu'" in executor.summary
+    read: Any = transformers.AutoModelForCausalLM.from_pretrained
+    model = read(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    [prompt] = some_prompts([20])
+    with torch.inference_mode():
+        ids = torch.tensor([prompt])
+        wanted = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert PlanDriver(executor, 1).run([prompt], 5) == [wanted[0, 20:].tolist()]
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_the_choice_names_what_the_family_refuses(
+    case: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    variant, changes, words = REFUSED[case]
+    info = read_model_info(configured(tiny_folder(variant), tmp_path / "model", **changes))
+    choice = choose_model(info, config_for(info.folder))
+    assert choice.specification is None and words in choice.refusal
+    shape = read_shape(info, config_for(info.folder))
+    assert shape.dense == "computed by transformers' modelling code"
+    with pytest.raises(BadModelFolder, match=rf"{words}.*: --model-impl transformers$"):
+        choose_model(info, config_for(info.folder, "native"))
+    assert choose_model(info, config_for(info.folder, "transformers")).refusal == ""
+
+
+def test_what_neither_computes_is_refused_with_both_reasons(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    folder = configured(tiny_folder("gemma3"), tmp_path / "model", use_bidirectional_attention=True)
+    with pytest.raises(BadModelFolder, match=r"the model is an encoder.*; nor by .*not causal"):
+        load_executor(config_for(folder), lambda note: None)
+
+
+def test_a_quantized_model_is_left_to_nobody(tiny_folder: Folder, tmp_path: Path) -> None:
+    folder = configured(
+        tiny_folder("llama"), tmp_path / "model", quantization_config={"quant_method": "gptq"}
+    )
+    with pytest.raises(BadModelFolder, match="quantized checkpoints are not supported"):
+        choose_model(read_model_info(folder), config_for(folder))
+
+
+def test_a_setting_that_the_familys_code_does_not_read_is_none_of_ours(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    assert_alike(configured(tiny_folder("cohere2"), tmp_path / "model", use_qk_norm=True))

@@ -242,20 +242,22 @@ def test_anthropics_clients_get_their_headers_and_errors(keys: Keys) -> None:
     ask: dict[str, Any] = {"model": "org/model", "max_tokens": 5, "messages": HELLO}
 
     async def use(client: Client) -> None:
-        def of(key: str) -> anthropic.AsyncAnthropic:
-            return anthropic.AsyncAnthropic(api_key=key, base_url=client.url, max_retries=0)
+        async with anthropic.AsyncAnthropic(base_url=client.url, max_retries=0, api_key="-") as api:
 
-        raw = await of(ann).messages.with_raw_response.create(**ask)
-        assert raw.headers["anthropic-ratelimit-requests-limit"] == "1"
-        assert raw.headers["anthropic-ratelimit-tokens-remaining"].isdigit()
-        assert raw.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
-        with pytest.raises(anthropic.RateLimitError) as limited:
-            await of(ann).messages.create(**ask)
-        assert limited.value.response.headers["anthropic-ratelimit-requests-remaining"] == "0"
-        with pytest.raises(anthropic.PermissionDeniedError, match="may not use the model"):
-            await of(bob).messages.create(**ask)
-        with pytest.raises(anthropic.AuthenticationError):
-            await of(ann + "x").messages.create(**ask)
+            def of(key: str) -> anthropic.AsyncAnthropic:
+                return api.with_options(api_key=key)
+
+            raw = await of(ann).messages.with_raw_response.create(**ask)
+            assert raw.headers["anthropic-ratelimit-requests-limit"] == "1"
+            assert raw.headers["anthropic-ratelimit-tokens-remaining"].isdigit()
+            assert raw.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
+            with pytest.raises(anthropic.RateLimitError) as limited:
+                await of(ann).messages.create(**ask)
+            assert limited.value.response.headers["anthropic-ratelimit-requests-remaining"] == "0"
+            with pytest.raises(anthropic.PermissionDeniedError, match="may not use the model"):
+                await of(bob).messages.create(**ask)
+            with pytest.raises(anthropic.AuthenticationError):
+                await of(ann + "x").messages.create(**ask)
 
     run(use, config=keys.config)
 
@@ -270,23 +272,24 @@ def test_openais_clients_raise_their_own_errors_and_come_back_when_told(keys: Ke
         await say("x")(work, sink)
 
     async def use(client: Client) -> None:
-        def of(key: str, retries: int = 0) -> openai.AsyncOpenAI:
-            base = f"{client.url}/v1"
-            return openai.AsyncOpenAI(api_key=key, base_url=base, max_retries=retries)
+        async with openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key="-") as api:
 
-        first = asyncio.create_task(of(ann).chat.completions.create(**ask))
-        while not client.gateway.works:
-            await asyncio.sleep(0.001)
-        with pytest.raises(openai.RateLimitError) as limited:
-            await of(ann).chat.completions.create(**ask)
-        assert limited.value.code == "rate_limit_exceeded"
-        patient = asyncio.create_task(of(ann, retries=2).chat.completions.create(**ask))
-        with pytest.raises(openai.PermissionDeniedError, match="may not use the model"):
-            await of(bob).chat.completions.create(**ask)
-        with pytest.raises(openai.AuthenticationError):
-            await of(ann + "x").chat.completions.create(**ask)
-        go_on.set()
-        await first
-        assert (await patient).choices[0].message.content == "x"
+            def of(key: str, retries: int = 0) -> openai.AsyncOpenAI:
+                return api.with_options(api_key=key, max_retries=retries)
+
+            first = asyncio.create_task(of(ann).chat.completions.create(**ask))
+            while not client.gateway.works:
+                await asyncio.sleep(0.001)
+            with pytest.raises(openai.RateLimitError) as limited:
+                await of(ann).chat.completions.create(**ask)
+            assert limited.value.code == "rate_limit_exceeded"
+            patient = asyncio.create_task(of(ann, retries=2).chat.completions.create(**ask))
+            with pytest.raises(openai.PermissionDeniedError, match="may not use the model"):
+                await of(bob).chat.completions.create(**ask)
+            with pytest.raises(openai.AuthenticationError):
+                await of(ann + "x").chat.completions.create(**ask)
+            go_on.set()
+            await first
+            assert (await patient).choices[0].message.content == "x"
 
     run(use, script, config=keys.config)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from penstock.kernels.gpu import device_facts
 from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs, Scores
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.shared_prefix import shared_prefix
@@ -69,6 +70,8 @@ def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     found = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: found[0])
+    monkeypatch.setattr(device_facts, "_device_multiprocessors", lambda: 132)
+    monkeypatch.setattr(device_facts, "shared_bytes", lambda: 227 * 1024)
     return found
 
 

@@ -9,7 +9,7 @@ from penstock.loadtest.prefix_affinity import Setting, measure, table
 from penstock.services.router.prefix_index import MAX_SENT, MAX_TOLD
 
 ENGINES = 8
-MOST_ROUTER_US = 100.0
+MOST_ROUTER_TIMES = 2.2
 
 
 @pytest.mark.timeout(240)
@@ -29,16 +29,20 @@ def test_engines_together_hit_as_often_as_one_with_all_their_memory(speed: float
     assert together.requests_imbalance < 1.2, shown
     assert together.computed_imbalance < 1.2, shown
     assert together.mean_ttft < by_room.mean_ttft, shown
-    assert least_router_us(setting, together.router_us) < MOST_ROUTER_US, shown
+    times = least_router_times(setting, together.router_us, by_room.router_us)
+    assert times < MOST_ROUTER_TIMES, shown
 
 
-def least_router_us(setting: Setting, measured: float) -> float:
-    """CPU of the router for a request, in the best of three runs: whatever else runs on the machine
+def least_router_times(setting: Setting, together: float, by_room: float) -> float:
+    """CPU of the router for a request, in times of what it takes without prefixes in the same run,
+    which is as fast or slow as the machine is. The best of three runs: whatever else runs there
     takes the caches away."""
+    times = together / by_room
     for _ in range(2):
-        if measured >= MOST_ROUTER_US:
-            measured = min(measured, measure(setting)[1].router_us)
-    return measured
+        if times >= MOST_ROUTER_TIMES:
+            _, together_again, by_room_again = measure(setting)
+            times = min(times, together_again.router_us / by_room_again.router_us)
+    return times
 
 
 def test_random_prompts_neither_fill_the_router_nor_slow_it_down() -> None:

@@ -40,17 +40,21 @@ class _KernelNorm:
 
 
 class _KernelRotary:
-    """In place of a modelling file's function; queries and keys: [1, H, N, D]."""
+    """In place of a modelling file's function; queries and keys: [1, H, N, D], on this device.
 
-    def __init__(self, function: Any) -> None:
-        self.function = function
+    Other models of the file may be on a device that Triton does not reach.
+    """
+
+    def __init__(self, function: Any, device: torch.device) -> None:
+        self.function, self._device_type = function, device.type
 
     def __call__(
         self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *others: Any, **named: Any
     ) -> Any:
         rows = (1, q.shape[-2], q.shape[-1])
         usual = q.ndim == 4 and len(q) == 1 and cos.shape == sin.shape == rows
-        if others or named or not usual or q.device.type != sin.device.type:
+        reached = q.device.type == sin.device.type == self._device_type
+        if others or named or not usual or not reached:
             return self.function(q, k, cos, sin, *others, **named)
         query, key = (each[0].transpose(0, 1) for each in (q, k))
         rotated = rotate_heads(query, key, cos[0], sin[0])
@@ -113,7 +117,7 @@ def _use_kernel_rotary(model: torch.nn.Module, dtype: torch.dtype) -> bool:
     cos, sin = (
         torch.cat((part, part), -1).to(device, dtype) for part in (angles.cos(), angles.sin())
     )
-    kernel = _KernelRotary(function)
+    kernel = _KernelRotary(function, device)
     try:
         wanted = function(query, key, cos, sin)
         found = kernel(query, key, cos, sin)

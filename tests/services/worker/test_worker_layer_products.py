@@ -187,6 +187,8 @@ def test_gated_products_are_taken_where_nearly_all_programs_have_work_in_each_tu
 
 @pytest.mark.parametrize("pays", [False, True])
 def test_the_library_leaves_gated_products_to_their_kernel_where_it_pays(pays: bool) -> None:
+    if torch.cuda.is_available() and not pays:
+        pytest.skip("the interpreter runs where no GPU is")
     calls = []
 
     class Gated:

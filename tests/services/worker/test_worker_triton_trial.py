@@ -64,7 +64,8 @@ def pretended(folder: Path | str) -> Decoder:
 
 def test_a_triton_that_works_is_found_to_work() -> None:
     pytest.importorskip("triton")
-    assert why_no_kernels(CPU) == ""
+    device = torch.device("cuda") if torch.cuda.is_available() else CPU
+    assert why_no_kernels(device) == ""
 
 
 def test_a_kernel_that_fails_leaves_the_model_to_torch_with_the_reason(
@@ -88,6 +89,7 @@ def test_a_kernel_that_fails_leaves_the_model_to_torch_with_the_reason(
     assert PlanDriver(executor, 1).run(prompts, 3) == generated("qwen2", prompts, 3)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where no GPU is")
 def test_a_model_of_which_a_kernel_fails_later_is_loaded_again_without(
     tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
+from packaging.version import Version
 from tiny_models import some_prompts
 from torch import Tensor
 
@@ -19,6 +21,10 @@ from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.causal_model import StepInputs
 
 CPU = torch.device("cpu")
+READ_BY_NEWER = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.24"),
+    reason="older versions of transformers read these settings in another way",
+)
 IDS = some_prompts([120], seed=3)[0]
 
 

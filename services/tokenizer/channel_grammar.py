@@ -28,6 +28,8 @@ class Turn(enum.Enum):
     """The channel of its first message comes next."""
     THINKING = enum.auto()
     """Within a message of thinking."""
+    REPLY = enum.auto()
+    """Within words to the user. (Harmony's are ``ELSEWHERE``.)"""
     ELSEWHERE = enum.auto()
     """Within another message, or behind one."""
 

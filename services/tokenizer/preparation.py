@@ -27,22 +27,21 @@ from penstock.protocol.wire.messages.requests import (
     TokenWork,
     Work,
 )
-from penstock.services.tokenizer.channel_budget import has_channel_budget
 from penstock.services.tokenizer.channel_grammar import Turn
 from penstock.services.tokenizer.folder_tasks import TRUNCATED_LENGTHS, FolderTasks
 from penstock.services.tokenizer.grammar_check import GrammarCheck
+from penstock.services.tokenizer.message_grammar import tells_messages
 from penstock.services.tokenizer.output.family import Family
 from penstock.services.tokenizer.prompt_error import PromptError, window_exceeded
 from penstock.services.tokenizer.reading import Reading, family_of, reading_of
 from penstock.services.tokenizer.slot_sampling import slot_sampling
 from penstock.services.tokenizer.text_model import TextModel
-from penstock.services.tokenizer.thinking import begins_in_reasoning, channel_turn, thinking
+from penstock.services.tokenizer.thinking import channel_turn, thinking
 from penstock.services.tokenizer.token_table import drops_first_blank
 from penstock.services.tokenizer.tool_grammar import (
     Strictness,
     tool_grammar,
     within_budget,
-    within_channels,
 )
 
 MAX_SHOWN = 40
@@ -233,7 +232,7 @@ def may_have_grammar(work: Work) -> bool:
 def _check_closable(family: Family, text_model: TextModel) -> None:
     """Raise ``PromptError`` where no token closes the model's thinking."""
     marks = family.reasoning
-    if family.channels and not has_channel_budget(family, text_model.vocabulary):
+    if family.channels and not tells_messages(family, text_model.vocabulary):
         reason = "its vocabulary lacks tokens of the channels that it thinks in"
     elif marks is not None and text_model.token_id(marks.close) is None:
         reason = f"its vocabulary has no token {marks.close!r} that would close the thinking"
@@ -267,10 +266,7 @@ def _grammar(
                 turn = channel_turn(text_model, prompt, family)
             grammar = tool_grammar(family, vocabulary, output, strictness, grammar, turn)
     thought = thinking(text_model, prompt, family.reasoning)
-    if budget is not None and grammar is None and family.channels:
-        begun = begins_in_reasoning(text_model, prompt, family)
-        grammar = within_channels(family, text_model.vocabulary, budget, begun=begun)
-    elif budget is not None and thought.start_after:
+    if budget is not None and thought.start_after:
         grammar = within_budget(budget, thought, grammar)
     elif grammar is not None and not grammar.may_end:
         padded = drops_first_blank(text_model.token_table) and not thought.start_after

@@ -64,10 +64,7 @@ def begins_in_reasoning(text_model: TextModel, prompt: bytes, family: Family) ->
         prompt: int32 token ids, little endian.
     """
     if family.channel_thinking is not None:
-        end = np.frombuffer(prompt, "<i4")[-_TAIL:].tolist()
-        text: str = text_model.tokenizer.decode(end, skip_special_tokens=False)
-        _, opened, behind = text.rpartition(family.channel_thinking.opened.strip())
-        return bool(opened) and not any(mark in behind for mark in family.marks.values())
+        return _is_within(text_model, prompt, family, family.channel_thinking.opened)
     reasoning = family.reasoning
     if reasoning is None:
         return False
@@ -86,10 +83,21 @@ def channel_turn(text_model: TextModel, prompt: bytes, family: Family) -> Turn:
     """
     within = begins_in_reasoning(text_model, prompt, family)
     if "channel" not in family.marks:  # only harmony's can begin calls in one place alone
+        reply = "" if family.channel_thinking is None else family.channel_thinking.reply[0]
+        if not within and reply and _is_within(text_model, prompt, family, reply):
+            return Turn.REPLY
         return Turn.THINKING if within else Turn.HEADER
     if _tail(text_model, prompt, family.marks["start"]).strip() == "assistant":
         return Turn.HEADER
     return Turn.THINKING if within else Turn.ELSEWHERE
+
+
+def _is_within(text_model: TextModel, prompt: bytes, family: Family, opening: str) -> bool:
+    """Whether the prompt ends within a message that begins so."""
+    end = np.frombuffer(prompt, "<i4")[-_TAIL:].tolist()
+    text: str = text_model.tokenizer.decode(end, skip_special_tokens=False)
+    _, opened, behind = text.rpartition(opening.strip())
+    return bool(opened) and not any(mark in behind for mark in family.marks.values())
 
 
 def _tail(text_model: TextModel, prompt: bytes, start: str | None) -> str:

@@ -22,14 +22,10 @@ from penstock.protocol.grammar.request import (
     ToolGrammar,
 )
 from penstock.protocol.wire.messages.requests import TOKEN_BYTES, OutputFormat
-from penstock.services.tokenizer.channel_budget import (
-    behind_thinking,
-    in_other_channels,
-    within_channel_budget,
-)
 from penstock.services.tokenizer.channel_grammar import Channels, Turn, in_channels
 from penstock.services.tokenizer.lark_text import quoted, regex
 from penstock.services.tokenizer.literal_grammar import LiteralRules
+from penstock.services.tokenizer.message_grammar import Messages, in_messages
 from penstock.services.tokenizer.output.family import ArgumentForm, Envelope, Family
 from penstock.services.tokenizer.output.machine import Vocabulary
 from penstock.services.tokenizer.output.tool_schemas import STRING, ToolSchemas
@@ -75,23 +71,19 @@ def tool_grammar(
     envelope, required = family.envelope, output.mode == "required"
     if family.older_envelope is not None and _is_older(family, vocabulary):
         envelope = family.older_envelope
-    channels, anything = None, content
+    channels: Channels | Messages | None = None
+    anything = content
     if in_channels(family, vocabulary):
         channels = Channels(family, vocabulary, turn, output.thinking_budget)
-        if content is None and output.thinking_budget is not None:
-            anything = _encoded(channels.free(), "tools")
-    others = in_other_channels(family, vocabulary)
-    if others and content is not None:
-        raise PromptError(
-            f"{content.param}: answers in channels as this model writes them ({family.name}) have "
-            "no grammar; leave it out",
-            content.param,
-        )
+    elif in_messages(family, vocabulary):
+        channels = Messages(family, vocabulary, turn, output.thinking_budget)
+    if channels is not None and content is None and output.thinking_budget is not None:
+        anything = _encoded(channels.free(), "tools")
     if not output.tools or output.mode == "none":
         if channels is None or content is None or turn is Turn.ELSEWHERE:
             return anything
         return _encoded(channels.around(None, content), content.param)
-    if envelope is None or (others and not required):
+    if envelope is None:
         if required or output.strict:
             raise PromptError(
                 f"tool_choice and strict tools need a grammar, and there is none for calls as this "
@@ -110,9 +102,6 @@ def tool_grammar(
     source = writer.write(tools, parallel=output.parallel, opened=opening is not None)
     if channels is not None:
         source = channels.around(source, content, required=required)
-    elif others:
-        begun, budget = turn is Turn.THINKING, output.thinking_budget
-        source = behind_thinking(family, vocabulary, source, begun=begun, budget=budget)
     elif content is not None and not required:
         source = msgspec.structs.replace(source, content=content)
     elif free and opening is None:
@@ -138,12 +127,6 @@ def _encoded(source: ToolGrammar, param: GrammarParam) -> Grammar:
             param,
         )
     return Grammar("tools", encoded, param=param)
-
-
-def within_channels(family: Family, vocabulary: Vocabulary, tokens: int, *, begun: bool) -> Grammar:
-    """An answer in channels other than harmony's that is held to its budget of thinking alone;
-    begun: the prompt has opened it."""
-    return _encoded(within_channel_budget(family, vocabulary, tokens, begun=begun), "tools")
 
 
 def within_budget(tokens: int, thought: Thinking, answer: Grammar | None) -> Grammar:

@@ -209,8 +209,11 @@ class ChannelThinking(NamedTuple):
     following: str = ""
     """What stands between it and the next message."""
     reply: tuple[str, str] = ("", "")
-    """What begins and ends the words to the user, where calls stand behind them, even if there are
-    none."""
+    """What begins and ends words to the user …"""
+    always_replies: bool = False
+    """… which stand before calls even if there are none."""
+    ending: str = ""
+    """What may stand behind the last message."""
 
 
 class IdStyle(enum.Enum):
@@ -301,6 +304,6 @@ class Family:
     """All output stands in channels of the family's own: its states hold whether tools are declared
     or not. One named ``thinking`` reads reasoning that the prompt has opened."""
     channel_thinking: ChannelThinking | None = None
-    """``channels``: how reasoning is told from other messages."""
+    """``channels``: how reasoning and words to the user are told from other messages."""
     newlines: bool = False
     """``PARAMETERS``: a value's first and last line feed are no part of it."""

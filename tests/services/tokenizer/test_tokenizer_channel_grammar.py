@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from grammar_follower import ENCODED, Follower, takes, tokenizer_of
-
-sys.path.insert(0, str(Path(__file__).parent / "output"))
-from written import written
+from prepared_grammars import grammar_of
 
 from penstock.protocol.grammar.request import Grammar, from_response_format
-from penstock.protocol.model_info import ModelInfo
-from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.messages.requests import (
-    Chat,
-    ChoiceState,
-    OutputFormat,
-    RequestHead,
-    Tokens,
-    Work,
-    kind_of,
-)
+from penstock.protocol.wire.messages.requests import OutputFormat
 from penstock.services.tokenizer.chat_template import ChatTemplate
 from penstock.services.tokenizer.output.families import FAMILIES
-from penstock.services.tokenizer.preparation import PromptError, prepare
+from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.text_model import TextModel
-from penstock.services.tokenizer.thinking import begins_in_reasoning
 
 HARMONY = FAMILIES["harmony"]
 ANALYSIS = "<|channel|>analysis<|message|>Which city? A < b.<|end|><|start|>assistant"
@@ -46,7 +32,6 @@ TEMPLATE = (
 THINKS_IN_TEXT = "{{ messages[0]['content'] }}{% if false %}<think></think>{% endif %}"
 BUDGET_WITH_TOOLS = OutputFormat(ENCODED, thinking_budget=3)
 JSON = from_response_format({"type": "json_object"})
-HELLO = Chat(b'[{"role": "user", "content": "Hi"}]')
 TURN = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
 THINKS = TURN + "<|channel|>analysis<|message|>Hm"
 ANSWERS = TURN + "<|channel|>final<|message|>{"
@@ -84,34 +69,6 @@ def test_a_strict_tool_is_called_by_its_schema_or_the_answer_is_a_final_message(
 def model() -> TextModel:
     tokenizer, _, _ = tokenizer_of("harmony", True)
     return TextModel(tokenizer, ChatTemplate(TEMPLATE, {}, path=Path("template")))
-
-
-class Recorded:
-    """Takes every grammar."""
-
-    def check(self, grammar: Grammar) -> None:
-        pass
-
-
-def grammar_of(
-    model: TextModel,
-    *,
-    output: OutputFormat | None = None,
-    form: Grammar | None = None,
-    prompt: str = "",
-) -> Grammar | None:
-    """The grammar of the answer to a chat, or to the text of one."""
-    given = Tokens(model.encode(prompt, add_special_tokens=False)) if prompt else HELLO
-    work = Work(
-        head=RequestHead(prompt_kind=kind_of(given)),
-        prompt=given,
-        params=SamplingParams(structured_outputs=form),
-        choices=[ChoiceState(0)],
-        output=output or OutputFormat(),
-    )
-    info = ModelInfo(Path("model"), "GptOss", model.vocab_size, 4096, "float32", [2], {}, {})
-    done = prepare(work, model, info, 4096, 0, Recorded(), "function")  # type: ignore[arg-type]
-    return done.params.structured_outputs
 
 
 def follows(grammar: Grammar | None, text: str) -> bool:
@@ -229,112 +186,3 @@ def test_a_budget_is_refused_where_no_token_closes_the_thinking() -> None:
         with pytest.raises(PromptError, match=lacks) as refused:
             grammar_of(thinks, output=OutputFormat(thinking_budget=7))
         assert refused.value.param == "thinking_token_budget"
-
-
-OPENED = {
-    "kimi_channels": ("<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>"),
-    "inkling": ("<|message_model|><|content_thinking|>", "<|end_message|><|message_model|>"),
-    "muse": ("<|start|>assistant to=self<|message|>", "<|eom|><|start|>assistant"),
-}
-
-
-@pytest.mark.parametrize("name", OPENED)
-def test_other_channels_tell_thinking_and_refuse_what_they_have_no_grammar_for(name: str) -> None:
-    tokenizer, _, _ = tokenizer_of(name, True)
-    template = ChatTemplate("{{ tools }}", {}, path=Path("template"))
-    model = TextModel(tokenizer, template, parsers=(name, "auto"))
-    assert model.form.family is FAMILIES[name]
-    opened, closed = OPENED[name]
-    for text, within in ((opened, True), (opened + "Hm", True), (opened + "Hm" + closed, False)):
-        ids = model.encode(text, add_special_tokens=False)
-        assert begins_in_reasoning(model, ids, FAMILIES[name]) is within
-    assert grammar_of(model, output=OutputFormat(ENCODED), prompt=opened) is None
-    for param, asked in (
-        ("tool_choice", {"output": OutputFormat(ENCODED, strict=["now"])}),
-        ("response_format", {"form": JSON, "output": OutputFormat()}),
-    ):
-        with pytest.raises(PromptError) as refused:
-            grammar_of(model, prompt=opened, **asked)  # type: ignore[arg-type]
-        assert refused.value.param == param
-
-
-BUDGETED: dict[str, tuple[str, str, str, list[str]]] = {
-    "kimi_channels": (
-        "",
-        "<|open|>think<|sep|>",
-        "<|close|>think<|sep|>",
-        ["<|open|>response<|sep|>Yes.<|close|>response<|sep|>", '<|open|>call tool="f"<|sep|>'],
-    ),
-    "inkling": (
-        "<|message_model|>",
-        "<|content_thinking|>",
-        "<|end_message|>",
-        ["<|content_text|>Yes.<|end_message|>", "f<|content_invoke_tool_json|>{}<|end_message|>"],
-    ),
-    "muse": (
-        "<|start|>assistant",
-        " to=self<|message|>",
-        "<|eom|>",
-        [" to=user<|message|>Yes.<|eom|>", " to=f<|message|><atem:function_calls><|eom|>"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BUDGETED)
-def test_a_budget_holds_thinking_alone_in_every_kind_of_channels(name: str) -> None:
-    tokenizer, ready, _ = tokenizer_of(name, True)
-    template = ChatTemplate("{{ tools }}", {}, path=Path("template"))
-    model = TextModel(tokenizer, template, parsers=(name, "auto"))
-    begin, opened, closed, answers = BUDGETED[name]
-
-    def follows(text: str, budget: int = 3, prompt: str = "x" + begin) -> bool:
-        output = OutputFormat(ENCODED, thinking_budget=budget)
-        grammar = grammar_of(model, output=output, prompt=prompt)
-        assert grammar is not None
-        return takes(grammar, tokenizer, ready, text)
-
-    for answer in answers:
-        assert follows(answer)
-        assert follows(opened + "abc" + closed + begin + answer)
-        assert not follows(opened + "abcd" + closed + begin + answer)
-        assert not follows(opened + "a" + closed + begin + opened + "b" + closed + begin + answer)
-        assert not follows(answer + begin + opened)
-        assert not follows(opened + closed, budget=0)
-        begun = "x" + begin + opened + "Hm"
-        assert follows("abc" + closed + begin + answer, prompt=begun)
-        assert not follows("abcd" + closed + begin + answer, prompt=begun)
-        assert follows(closed + begin + answer, 0, begun)
-
-
-@pytest.mark.parametrize("name", BUDGETED)
-def test_calls_that_are_a_must_come_behind_thinking_in_every_kind_of_channels(name: str) -> None:
-    tokenizer, ready, _ = tokenizer_of(name, True)
-    template = ChatTemplate("{{ tools }}", {}, path=Path("template"))
-    model = TextModel(tokenizer, template, parsers=(name, "auto"))
-    begin, opened, closed, answers = BUDGETED[name]
-    family = FAMILIES[name]
-    call, untrue = (written(family, [("get_weather", {key: "Oslo"})]) for key in ("city", "town"))
-
-    def follows(text: str, prompt: str = "x" + begin, budget: int | None = None) -> bool:
-        output = OutputFormat(ENCODED, "required", thinking_budget=budget)
-        grammar = grammar_of(model, output=output, prompt=prompt)
-        assert grammar is not None
-        return takes(grammar, tokenizer, ready, text)
-
-    begun = "x" + begin + opened + "Hm"
-    behind = closed + begin
-    assert follows(call)
-    assert follows(opened + "Hmmmm" + behind + call)
-    assert follows("mmm" + behind + call, begun)
-    for text in (untrue, answers[0], opened + "Hm" + behind, "Hm" + call):
-        assert not follows(text)
-    assert not follows(call, begun)
-    assert follows(opened + "abc" + behind + call, budget=3)
-    assert not follows(opened + "abcd" + behind + call, budget=3)
-    assert not follows("abcd" + behind + call, begun, 3)
-    assert follows(behind + call, begun, 0)
-    assert not follows(opened + behind + call, budget=0)
-    if name == "kimi_channels":
-        reply, ended = "<|open|>response<|sep|>", "<|close|>response<|sep|>"
-        assert follows(ended + call, "x" + reply)
-        assert follows("mmm" + behind + reply + ended + call, begun)

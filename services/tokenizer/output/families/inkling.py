@@ -60,6 +60,7 @@ FAMILIES = (
             "<|end_message|>",
             "<|content_thinking|>",
             following="<|message_model|>",
+            reply=("<|content_text|>", "<|end_message|>"),
         ),
         envelope=Envelope(
             before_name='{name}<|content_invoke_tool_json|>{"name": "{name}',

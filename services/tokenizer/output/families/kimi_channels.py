@@ -98,6 +98,8 @@ FAMILIES = (
             "<|open|>",
             header="think",
             reply=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+            always_replies=True,
+            ending="<|close|>message<|sep|>",
         ),
         envelope=Envelope(
             open="<|open|>tools<|sep|>",

@@ -86,6 +86,7 @@ FAMILIES = (
             header=r"\s*(assistant)?\s*to=self",
             in_header=True,
             following="<|start|>assistant",
+            reply=(" to=user<|message|>", "<|eom|>"),
         ),
         envelope=_ENVELOPE._replace(
             open="",

@@ -1,6 +1,6 @@
 """Texts a second of /v1/embeddings beside sentence-transformers, in turns on the same machine.
 
-    python -m penstock.loadtest.embedding_rates FOLDER [--threads N] [--rounds N]
+    python -m penstock.loadtest.embedding_rates FOLDER [--device cuda] [--threads N] [--rounds N]
 
 It needs the package sentence-transformers. Each round encodes the same texts of 4 to 60 words, in
 batches of 1, 8 and 64, first by the one, then by the other; the best round of each counts.
@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder")
     parser.add_argument("--threads", type=int, default=2, help="of torch, for either")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="for either")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     options = parser.parse_args(arguments)
@@ -81,10 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(options.threads)
     theirs = import_module("sentence_transformers").SentenceTransformer(
-        options.folder, device="cpu"
+        options.folder, device=options.device
     )
     command = [sys.executable, "-m", "penstock.services", "serve", options.folder, "--port", "0"]
-    command += ["--device", "cpu", "--threads", str(options.threads)]
+    command += ["--device", options.device, "--threads", str(options.threads)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         if server.stdout is None:

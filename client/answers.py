@@ -177,6 +177,15 @@ def _channel(event: Event) -> object:
     return type(event) if isinstance(event, Text | Reasoning) else id(event)
 
 
+def _without_hidden(extras: RowExtras) -> RowExtras:
+    """Without thinking that is hidden: it was counted, and says nothing."""
+    events = extras.events or []
+    if not any(isinstance(event, Reasoning) and not event.text for event in events):
+        return extras
+    shown = [event for event in events if not isinstance(event, Reasoning) or event.text]
+    return msgspec.structs.replace(extras, events=shown or None)
+
+
 class RequestProgress:
     """How far a client's request is, over all its prompts."""
 
@@ -319,7 +328,8 @@ class AnswerSink:
                 self._progress.on_failed(end)
                 return
         self._count_thinking(answer, text, tokens, extras.events)
-        answer.add(text, extras)  # what this raises ends the request: it must still be open
+        # What this raises ends the request: it must still be open.
+        answer.add(text, _without_hidden(extras) if extras.events else extras)
         if end is not None:
             self._usage.reasoning -= answer.thinking
             self._progress.on_end(end)

@@ -11,6 +11,8 @@ from penstock.services.tokenizer.reading import Reading
 from penstock.services.tokenizer.stop_strings import StopStrings
 from penstock.services.tokenizer.text_model import TextModel
 
+_HIDDEN = Reasoning("")
+
 
 class ParsedStream(ChoiceStream):
     """Detokenizer, output parser and stop strings of one choice.
@@ -80,9 +82,11 @@ class ParsedStream(ChoiceStream):
         return self._parser.ended
 
     def _shown(self, events: list[Event]) -> list[Event]:
+        """The events, without the words of thinking that is hidden. That its tokens were thinking
+        is told all the same: who counts them knows of no others."""
         if not self._hides:
             return events
-        return [event for event in events if not isinstance(event, Reasoning)]
+        return [_HIDDEN if isinstance(event, Reasoning) else event for event in events]
 
 
 def _answers(content: Content, stops: StopStrings) -> Content:

@@ -95,6 +95,7 @@ class Reasoning(msgspec.Struct, frozen=True, array_like=True, tag="reasoning", g
     """A part of what the model thinks before it answers."""
 
     text: str
+    """Empty: the client does not want to see it; the row's tokens were thinking all the same."""
 
 
 MAX_CALLS = 1024

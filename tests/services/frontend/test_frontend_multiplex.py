@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from frontend_scripted import LENGTH, STOP, Client, rejected, say
 from multiplex_client import HI, Socket, said, talk, text, until_told
+from tokenized_script import writes
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.logprobs import NamedLogprobs
@@ -292,6 +293,29 @@ def test_a_cancelled_request_ends_with_what_has_come() -> None:
         assert text(await socket.frames("a")) == "re: again."
 
     talk(use, until_told)
+
+
+@pytest.mark.parametrize("row", [1, 3, 1000])
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_cancelled_request_says_how_much_was_thought_whether_it_is_shown_or_not(
+    shown: bool, row: int
+) -> None:
+    written = asyncio.Event()
+
+    async def use(client: Client, socket: Socket) -> None:
+        await socket.chat("a", include_reasoning=shown)
+        await written.wait()
+        await socket.cancel("a")
+        *frames, end = await socket.frames("a")
+        thought = "".join(one["text"] for one in frames if one["type"] == "reasoning")
+        assert thought == ("17: 7 1\n25: 5 2\n2 4: 42" if shown else "")
+        assert [one for one in frames if not one["text"]] == []
+        usage = end["usage"]
+        thinking = usage["completion_tokens_details"]["reasoning_tokens"]
+        assert 0 < usage["completion_tokens"] - 3 < thinking <= usage["completion_tokens"]
+
+    script = writes("<think>\n17: 7 1\n25: 5 2\n2 4: 42", row=row, ends=False, written=written)
+    talk(use, script)
 
 
 def test_a_request_can_be_cancelled_before_it_has_begun() -> None:

@@ -26,9 +26,11 @@ MODEL = TextModel.load(Path(__file__).parents[3] / "demo" / "model")
 """The built-in model's."""
 
 
-def writes(output: str, *, row: int = 1, ends: bool = True) -> Script:
+def writes(
+    output: str, *, row: int = 1, ends: bool = True, written: asyncio.Event | None = None
+) -> Script:
     """Accept, and bring the tokens of ``output``, ``row`` at a time; after them nothing, or the
-    token that ends a turn."""
+    token that ends a turn. written: set when all have come."""
     encoded = MODEL.encode_prompt(PromptText(output, add_special_tokens=False))
     tokens = memoryview(encoded).cast("i").tolist()
     stop = MODEL.token_id("<|im_end|>")
@@ -52,6 +54,8 @@ def writes(output: str, *, row: int = 1, ends: bool = True) -> Script:
             extras = row_extras(batch) or {}
             sink.on_row(0, batch.texts[0], batch.counts[0], extras.get(0))
             await asyncio.sleep(0)
+        if written is not None:
+            written.set()
         if not ends:
             await asyncio.Event().wait()
 

@@ -56,7 +56,7 @@ COMMANDS = {
         takes_model=True,
     ),
     "frontend": Command(
-        "the OpenAI-compatible HTTP API",
+        "the APIs for clients: HTTP, WebSockets, gRPC",
         ("admission", "server", "cluster", "launch", "observability", "test"),
     ),
 }  # fmt: skip

@@ -255,7 +255,9 @@ def test_the_pipeline_cost_command_prints_figures() -> None:
 
 def test_the_api_page_lists_every_field_of_a_body_with_what_is_allowed() -> None:
     page = (ROOT / "docs/api.md").read_text()
-    for name, of in {**fields_of(ChatBody), **fields_of(CompletionBody)}.items():
+    fields = {**fields_of(ChatBody), **fields_of(CompletionBody)}
+    fields["parallel_tool_calls"] = fields_of(ChatBody)["parallel_tool_calls"]
+    for name, of in fields.items():
         (row,) = re.findall(rf"^\| `{name}` \|.*$", page, re.MULTILINE)
         default, *_ = row.split(" | ")[1:2] if name in PARAMETERS else ("",)
         shown = [f"| `{name}`", default, describe(of), f"{description_of(of)} |"]

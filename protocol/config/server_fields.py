@@ -1,4 +1,4 @@
-"""The fields of the server's doors: addresses, keys, limits, TLS, proxies."""
+"""The fields of the APIs that clients reach: addresses, keys, limits, TLS, proxies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""HTTP for clients: checks requests, hands them to a ``Gateway``, renders what comes back.
+"""The APIs for clients: checks requests, hands them to a ``Gateway``, renders what comes back.
 
-``interface`` is the seam: what lies before it knows HTTP and JSON, what lies behind it (the
-gateway) knows the other processes. ``app`` puts the HTTP side together.
+``penstock.client.gateway_interface`` is the seam: this package knows HTTP, WebSockets, gRPC and
+JSON, what lies behind the seam knows the other processes. ``app`` puts the HTTP side together,
+``grpc.server`` that of gRPC; ``service`` is the process.
 """

@@ -27,7 +27,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 def request_id(request: web.BaseRequest | None) -> str:
     """The client's ``x-request-id`` where it is harmless, else one of our own.
 
-    It is only ever echoed: no process keys anything by it.
+    It names the request in logs, in ``/v1/requests/{id}`` and where one is aborted. A client may
+    use one twice, so nothing in the pipeline is keyed by it.
     """
     return harmless_id("" if request is None else request.headers.get("x-request-id", ""))
 

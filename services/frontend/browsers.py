@@ -8,6 +8,7 @@ name was pointed at our address (DNS rebinding).
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
@@ -23,10 +24,13 @@ _HEADERS = (
     "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta, "
     "anthropic-dangerous-direct-browser-access"
 )
+"""Headers of requests that a page may send where it does not say which it wants to send."""
+MAX_ASKED = 2048
+"""Characters of the names of headers that a page may ask for."""
+_NAMES = re.compile(r"[A-Za-z0-9_-]+( *, *[A-Za-z0-9_-]+){0,63}")
 _EXPOSED = ", ".join(
     (
-        "x-request-id",
-        "retry-after",
+        *("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry"),
         *(
             f"x-ratelimit-{what}-{of}"
             for what in ("limit", "remaining", "reset")
@@ -83,7 +87,10 @@ class Browsers:
         headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
         if request.method == hdrs.METH_OPTIONS:
             headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = _METHODS
-            headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = _HEADERS
+            # SDKs add headers of their own, which a browser asks for by name.
+            asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
+            known = len(asked) <= MAX_ASKED and _NAMES.fullmatch(asked)
+            headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = asked if known else _HEADERS
             headers[hdrs.ACCESS_CONTROL_MAX_AGE] = _PREFLIGHT_SECONDS
 
     def _is_named(self, request: web.Request) -> bool:

@@ -69,7 +69,7 @@ async def _generate(request: web.Request, dialect: Dialect) -> web.StreamRespons
 
 
 def generation_of(request: web.Request, asked: GenerateRequest, arrival: float) -> Generation:
-    """What a request of HTTP generates; close it whatever happens."""
+    """The life of an HTTP request with a prompt; close it whatever happens."""
     context = request.app[CONTEXT]
     generation = Generation(
         context.gateway,

@@ -1,4 +1,4 @@
-"""One generating HTTP request from its arrival to its end.
+"""One request of a client with a prompt, whatever API it came by, from its arrival to its end.
 
 It may be several gateway requests, one for each prompt. All are accepted or the client gets an
 error; the first error ends all of them.
@@ -28,7 +28,7 @@ OPEN_AT_ONCE = 32
 
 
 class Generation(RequestProgress):
-    """What the sinks of one HTTP request share with its handler.
+    """What the sinks of a client's request share with who answers it.
 
     The handler awaits ``accepted``, then ``finished``, looks at ``error`` after each, and calls
     ``close`` whatever happens.

@@ -1,6 +1,6 @@
 """One log line for each request that has ended: what it was, never what it said.
 
-Requests that generate have a line each; of all others those that got an error have one. Nothing
+Requests with a prompt have a line each; of all others those that got an error have one. Nothing
 of a line is a client's text but the request id, of which ``access.request_id`` lets only harmless
 ones pass.
 """

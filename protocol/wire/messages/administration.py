@@ -1,4 +1,4 @@
-"""What one process asks another for somebody who looks after the server."""
+"""What a frontend asks other processes: about a request, and to change the log's level."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RequestName(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=14, gc=False):
-    """Who does not know what it is asked answers that it has nothing."""
+    """A process that does not know what it is asked answers that it has nothing."""
 
     reply_to: str
     number: int

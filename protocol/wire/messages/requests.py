@@ -269,7 +269,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=24, gc=False):
     id: int
     attempt: int
     status: int
-    """HTTP status: 400, 413, 429, 500 or 503."""
+    """HTTP status, from 400 on."""
     kind: str
     """OpenAI error ``type``: ``invalid_request_error``, ``overloaded_error``, …"""
     message: str

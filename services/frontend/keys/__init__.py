@@ -1,1 +1,1 @@
-"""Who may call, what for, and how much: keys, roles and limits, the same on every door."""
+"""Who may call, what for, and how much: keys, roles and limits, the same for every API."""

@@ -1,4 +1,4 @@
-"""The one place that lets a generating request in, whichever door it came by."""
+"""The one place that lets a request with a prompt in, whatever API it came by."""
 
 from __future__ import annotations
 

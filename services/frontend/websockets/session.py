@@ -166,7 +166,7 @@ class SocketSession(ABC):
         return f"{self.request[REQUEST_ID]}-{self._requests}"
 
     def generation(self, asked: GenerateRequest, request_id: str, arrival: float) -> Generation:
-        """What a request generates; close it whatever happens."""
+        """The life of a request; close it whatever happens."""
         return Generation(
             self.context.gateway,
             self.context.meters,

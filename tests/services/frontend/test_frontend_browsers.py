@@ -133,6 +133,25 @@ def test_a_page_that_is_named_may_call_and_read_the_answer() -> None:
     run(use, config=NAMED)
 
 
+def test_a_page_that_is_named_may_send_the_headers_that_sdks_add_and_read_how_to_retry() -> None:
+    async def use(client: Client) -> None:
+        page = {"Origin": CHAT_PAGE}
+        asks = {**page, "Access-Control-Request-Method": "POST"}
+        wanted = "authorization,content-type,x-stainless-lang,openai-organization"
+        asks["Access-Control-Request-Headers"] = wanted
+        async with client.session.options(client.url + TEXT, headers=asks) as response:
+            allowed = response.headers["Access-Control-Allow-Headers"].lower()
+            assert set(wanted.split(",")) <= {name.strip() for name in allowed.split(",")}
+        _, _, response = await client.post(TEXT, ONE, headers=page)
+        exposed = response.headers["Access-Control-Expose-Headers"]
+        assert {"request-id", "retry-after-ms", "x-should-retry"} <= set(exposed.split(", "))
+        asks["Access-Control-Request-Headers"] = "x-bad: b"
+        async with client.session.options(client.url + TEXT, headers=asks) as response:
+            assert "x-bad" not in response.headers["Access-Control-Allow-Headers"]
+
+    run(use, config=NAMED)
+
+
 def test_a_page_that_is_named_still_needs_the_key() -> None:
     async def use(client: Client) -> None:
         page = {"Origin": CHAT_PAGE}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import ssl
 from collections.abc import Mapping, Sequence
 
 from aiohttp import HttpVersion11, hdrs, web
@@ -35,6 +34,7 @@ from penstock.services.frontend.request_log import (
 )
 from penstock.services.frontend.requests import routes as request_routes
 from penstock.services.frontend.stream import STALL_S
+from penstock.services.frontend.tls import Certificates
 
 BACKLOG = 1024
 SHUTDOWN_TIMEOUT_S = 1.0
@@ -272,9 +272,9 @@ async def start(
     app: web.Application,
     sock: socket.socket,
     limits: ConnectionLimits | None = None,
-    tls: ssl.SSLContext | None = None,
-) -> web.AppRunner:
-    """Serve on a bound socket. Call ``cleanup`` of the result to stop.
+    certificates: Certificates | None = None,
+) -> Runner:
+    """Serve on a bound socket, with certificates over TLS. Call ``cleanup`` of the result to stop.
 
     The socket may be shared with other processes; ``cleanup`` closes only this one's handle.
     """
@@ -294,7 +294,8 @@ async def start(
         limits or ConnectionLimits(),
         shutdown_timeout=SHUTDOWN_TIMEOUT_S,
         root_path=app[CONTEXT].config.root_path,
+        certificates=certificates,
     )
     await runner.setup()
-    await web.SockSite(runner, sock, backlog=BACKLOG, ssl_context=tls).start()
+    await runner.listen(sock, backlog=BACKLOG)
     return runner

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable
 from email.utils import formatdate
@@ -26,8 +27,10 @@ from aiohttp.http_exceptions import HttpProcessingError, InvalidURLError
 from aiohttp.web_protocol import _ErrInfo
 
 from penstock.services.frontend.errors import ApiError, bad_request, retry_after, status_error
+from penstock.services.frontend.handshakes import Handshakes, TlsSite
 from penstock.services.frontend.open_files import MAX_CONNECTIONS
 from penstock.services.frontend.root_path import below
+from penstock.services.frontend.tls import Certificates
 
 MAX_REASON = 300
 """Characters that an answer repeats of what the parser says."""
@@ -41,7 +44,8 @@ class ConnectionLimits(msgspec.Struct, frozen=True):
 
     connections: int = MAX_CONNECTIONS
     header_s: float = 10.0
-    """Seconds from a request's first byte, or the connection's opening, to the header's end."""
+    """Seconds from a request's first byte, or the connection's opening, to the header's end. With
+    TLS the handshake has as many of its own."""
     keep_alive_s: float = 75.0
     """Seconds between two requests."""
 
@@ -205,6 +209,7 @@ class Server(web.Server):
         error_response: ErrorResponse,
         limits: ConnectionLimits,
         root_path: str,
+        certificates: Certificates | None,
     ) -> None:
         super().__init__(
             application.request_handler,
@@ -213,12 +218,30 @@ class Server(web.Server):
         )
         self.limits = limits
         self.open = 0
-        """Connections."""
+        """Connections, but those that are shaking hands."""
+        self.handshakes = None if certificates is None else Handshakes(self, certificates)
+        """``None``: without TLS."""
         self._error_response = error_response
 
     def is_full(self) -> bool:
         """Whether the newest connection is one too many."""
         return self.open > self.limits.connections
+
+    async def take(self, connection: socket.socket) -> None:
+        """Serve a connection that was accepted."""
+        if self.handshakes is not None:
+            self.handshakes.take(connection)
+        else:
+            await asyncio.get_running_loop().connect_accepted_socket(self, connection)
+
+    def is_idle(self) -> bool:
+        """Whether nobody is connected."""
+        return not self.connections and not (self.handshakes and self.handshakes.count)
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        if self.handshakes is not None:
+            await self.handshakes.end()
+        await super().shutdown(timeout)
 
     def __call__(self) -> Connection:
         return Connection(self, asyncio.get_running_loop(), self._error_response)
@@ -235,9 +258,10 @@ class Runner(web.AppRunner):
         *,
         shutdown_timeout: float,
         root_path: str = "",
+        certificates: Certificates | None = None,
     ) -> None:
         """``root_path``: see ``root_path.below``. ``shutdown_timeout`` in seconds: how long
-        ``cleanup`` waits for handlers.
+        ``cleanup`` waits for handlers. ``certificates``: ``None`` for HTTP without TLS.
 
         A handler is cancelled when its client leaves.
         """
@@ -247,8 +271,21 @@ class Runner(web.AppRunner):
         self._error_response = error_response
         self._limits = limits
         self._root_path = root_path
+        self._certificates = certificates
+
+    async def listen(self, sock: socket.socket, *, backlog: int) -> None:
+        """Serve on a bound socket. Call it after ``setup``."""
+        handshakes = self.server.handshakes if isinstance(self.server, Server) else None
+        site: web.BaseSite
+        if handshakes is None:
+            site = web.SockSite(self, sock, backlog=backlog)
+        else:
+            site = TlsSite(self, sock, handshakes, backlog=backlog)
+        await site.start()
 
     async def _make_server(self) -> web.Server:
         """The one step of ``BaseRunner`` that its subclasses are to define."""
         application = await super()._make_server()
-        return Server(application, self._error_response, self._limits, self._root_path)
+        return Server(
+            application, self._error_response, self._limits, self._root_path, self._certificates
+        )

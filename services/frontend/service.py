@@ -25,7 +25,7 @@ from penstock.protocol.wire.messages.administration import Ask
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
 from penstock.protocol.wire.syn_filter import take_no_more_connections
 from penstock.services.frontend.app import BACKLOG, make_app, start
-from penstock.services.frontend.connection import ConnectionLimits
+from penstock.services.frontend.connection import ConnectionLimits, Runner, Server
 from penstock.services.frontend.context import CONTEXT, Context
 from penstock.services.frontend.dialects.registry import load_dialects
 from penstock.services.frontend.open_files import connection_limit
@@ -62,7 +62,7 @@ class FrontendService(AsyncService):
             self.config.admission,
             self.config.server.expected_models,
         )
-        self._runner: web.AppRunner | None = None
+        self._runner: Runner | None = None
         self._app: web.Application | None = None
         self._grpc: GrpcServer | None = None
         self._certificates: Certificates | None = None
@@ -84,12 +84,10 @@ class FrontendService(AsyncService):
         app[BEGIN_DRAIN] = self._begin_drain
         self._listener = self._inherited or await self._listen()
         self._certificates = certificates_of(self.config.server)
-        tls = None
         if self._certificates is not None:
-            tls = self._certificates.context
             self._certificates.begin()
         limits = ConnectionLimits(connection_limit())
-        self._runner = await start(app, self._listener, limits, tls)
+        self._runner = await start(app, self._listener, limits, self._certificates)
         if self.config.server.grpc_port is not None:
             self._grpc = await self._start_grpc(app[CONTEXT])
         gc.collect()
@@ -97,7 +95,7 @@ class FrontendService(AsyncService):
         self.set_phase(Phase.READY)
 
     async def _start_grpc(self, context: Context) -> GrpcServer:
-        """Raises ``AddressError`` and ``ConfigError``."""
+        """Raises ``AddressError``."""
         from penstock.services.frontend.grpc.server import GrpcServer
 
         server = self.config.server
@@ -106,7 +104,7 @@ class FrontendService(AsyncService):
             alone = await self._bound(host, server.grpc_port, "--grpc-port", self._is_beside)
             if alone is not None:
                 alone.close()
-        grpc = GrpcServer(context)
+        grpc = GrpcServer(context, self._certificates)
         port = await grpc.start()
         self.log.info("gRPC listens", port=port)
         return grpc
@@ -199,8 +197,9 @@ class FrontendService(AsyncService):
         if self._runner is not None:
             self._closing = self.loop.create_task(self._close_port(self._runner))
 
-    async def _close_port(self, runner: web.AppRunner) -> None:
-        """Listen no more; who has connected by then is served all the same.
+    async def _close_port(self, runner: Runner) -> None:
+        """Listen no more; who has connected by then is served all the same. Their handshakes go on
+        side by side, and all of them end with the process.
 
         A socket that others share stays open with them, or with the launcher, unless that ends
         everything: then it has seen to it that no more connections come.
@@ -212,11 +211,10 @@ class FrontendService(AsyncService):
             for site in list(runner.sites):
                 await site.stop()
             last = self.loop.time() + LAST_CONNECTIONS_SECONDS
-            while runner.server is not None:
+            while isinstance(server := runner.server, Server):
                 if (connection := _accepted(rest)) is not None:
                     with contextlib.suppress(OSError):  # its client is gone again
-                        tls = None if self._certificates is None else self._certificates.context
-                        await self.loop.connect_accepted_socket(runner.server, connection, ssl=tls)
+                        await server.take(connection)
                 elif self.loop.time() < last:
                     await asyncio.sleep(0.01)
                 else:
@@ -232,9 +230,9 @@ class FrontendService(AsyncService):
             return False
         if time.monotonic() - self._closed_at > LINGER_SECONDS:
             return True
-        connected = self._runner.server is not None and self._runner.server.connections
+        server = self._runner.server
         closed = self._closing is None or self._closing.done()
-        return closed and not connected
+        return closed and (not isinstance(server, Server) or server.is_idle())
 
 
 def _accepted(listener: socket.socket) -> socket.socket | None:

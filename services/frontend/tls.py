@@ -1,4 +1,4 @@
-"""HTTP over TLS: certificates from files, which are read again when they change."""
+"""Certificates from files, which are read again when they change; for HTTP and gRPC the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import contextlib
 import logging
 import os
 import ssl
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.protocol.config import ConfigError
 from penstock.protocol.config.server_fields import ServerConfig
@@ -16,6 +19,14 @@ from penstock.protocol.process import logs
 LOOK_SECONDS = 5.0
 
 _log = logging.getLogger("penstock.frontend")
+
+
+class Pair(NamedTuple):
+    """A certificate and its key, as PEM, and what shakes hands with them."""
+
+    certificate: bytes
+    key: bytes
+    context: ssl.SSLContext
 
 
 class Certificates:
@@ -28,19 +39,18 @@ class Certificates:
         self._look_s = look_s
         self._seen = self._stamp()
         try:
-            self.context = self._made()
+            self.pair = self._read()
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"--tls-cert {certificate} and --tls-key {key} cannot be used: {_said(error)}"
             ) from None
+        self._looking = threading.Lock()
         self._watching: asyncio.Task[None] | None = None
 
-    def _made(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # A key with a password would ask for it on the terminal.
-        context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
-        return context
+    def _read(self) -> Pair:
+        """Each file is read once, so that what was found to be a pair is what is used. Raises
+        ``OSError`` and ``ValueError``."""
+        return pair_of(self._certificate.read_bytes(), self._key.read_bytes())
 
     def begin(self) -> None:
         """Look after the files from now on."""
@@ -59,18 +69,22 @@ class Certificates:
 
     def look(self) -> None:
         """Use the files for who connects from now on, if they have changed. What is no pair
-        changes nothing: the old one stays, and the log says why."""
-        stamp = self._stamp()
-        if stamp == self._seen:
-            return
-        self._seen = stamp
-        try:
-            self._made()  # a context that has failed to load a pair is not to be used
-            self.context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
-        except (OSError, ValueError) as error:
-            _log.warning("the certificate stays as it was: %s: %s", self._certificate, _said(error))
-        else:
-            logs.record("info", "certificate read again", {"file": str(self._certificate)})
+        changes nothing: the old one stays, and the log says why. Any thread may call it."""
+        with self._looking:
+            stamp = self._stamp()
+            if stamp == self._seen:
+                return
+            self._seen = stamp  # of before: what is written from here on is a further change
+            try:
+                self.pair = self._read()
+            except (OSError, ValueError) as error:
+                _log.warning(
+                    "the certificate stays as it was: --tls-cert %s and --tls-key %s cannot be "
+                    "used: %s",
+                    *(self._certificate, self._key, _said(error)),
+                )
+            else:
+                logs.record("info", "certificate read again", {"file": str(self._certificate)})
 
     def _stamp(self) -> tuple[tuple[int, int, int], ...]:
         found = []
@@ -79,6 +93,28 @@ class Certificates:
                 status = os.stat(path)
                 found.append((status.st_ino, status.st_size, status.st_mtime_ns))
         return tuple(found)
+
+
+def pair_of(certificate: bytes, key: bytes) -> Pair:
+    """Raises ``ssl.SSLError``, an ``OSError``, and ``ValueError`` where they are no pair."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with _as_file(certificate) as first, _as_file(key) as second:
+        # A key with a password would ask for it on the terminal.
+        context.load_cert_chain(first, second, password=lambda: b"")
+    return Pair(certificate, key, context)
+
+
+@contextlib.contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """A path of a file that is in memory alone: OpenSSL's context reads nothing but files."""
+    descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def certificates_of(config: ServerConfig) -> Certificates | None:

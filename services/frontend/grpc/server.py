@@ -27,6 +27,7 @@ from penstock.services.frontend.grpc.call import Handler, RunningCalls, run_call
 from penstock.services.frontend.grpc.engine import servicer as engine
 from penstock.services.frontend.grpc.health import Health
 from penstock.services.frontend.grpc.tls import credentials_of
+from penstock.services.frontend.tls import Certificates
 
 MAX_SENT_BYTES = 64 * 1024 * 1024
 """Of one message of ours; a client that wants messages of more than 4 MiB must allow them too."""
@@ -45,8 +46,10 @@ HEALTH_SECONDS = 0.5
 
 
 class GrpcServer:
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, certificates: Certificates | None = None) -> None:
+        """certificates: ``None`` for gRPC without TLS."""
         self._context = context
+        self._certificates = certificates
         self._config = context.config
         self.running = RunningCalls()
         services = {one.NAME: (one.METHODS, one.STREAMED) for one in (servicer, engine)}
@@ -84,14 +87,13 @@ class GrpcServer:
         return grpc.method_handlers_generic_handler(service, found)
 
     async def start(self) -> int:
-        """Listen. Returns the port. Raises ``AddressError`` and ``ConfigError``."""
-        config = self._config
-        address = address_of(config)
-        credentials = credentials_of(config)
+        """Listen. Returns the port. Raises ``AddressError``."""
+        address = address_of(self._config)
         try:
-            if credentials is None:
+            if self._certificates is None:
                 port = self._server.add_insecure_port(address)
             else:
+                credentials = credentials_of(self._certificates)
                 port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise AddressError(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
+import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import grpc
 import pytest
+import uvloop
 from aiohttp.test_utils import make_mocked_request
 from frontend_scripted import Client, ScriptedGateway, run, say
 from yarl import URL
@@ -19,7 +25,11 @@ from yarl import URL
 from penstock.protocol.config import ConfigError
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.services.frontend.app import make_app, start
+from penstock.services.frontend.connection import ConnectionLimits
 from penstock.services.frontend.forwarded import TrustedProxies
+from penstock.services.frontend.grpc.tls import credentials_of
+from penstock.services.frontend.handshakes import TURNED_AWAY
+from penstock.services.frontend.service import FrontendService
 from penstock.services.frontend.tls import Certificates
 
 needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the pairs")
@@ -40,22 +50,28 @@ def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
     return certificate, key
 
 
-def serve(pair: tuple[Path, Path], use: Callable[[int, Certificates], Awaitable[None]]) -> None:
-    async def main() -> None:
-        import socket
+Use = Callable[[int, Certificates], Awaitable[None]]
 
+
+def serve(
+    pair: tuple[Path, Path], use: Use, limits: ConnectionLimits | None = None, **loop: Any
+) -> None:
+    """loop: as ``asyncio.Runner`` takes it."""
+
+    async def main() -> None:
         sock = socket.socket()
         sock.bind(("127.0.0.1", 0))
         gateway, certificates = ScriptedGateway(say("a", "b")), Certificates(*pair)
         app = make_app(ServerConfig(), gateway, gateway.registry)
-        runner = await start(app, sock, tls=certificates.context)
+        runner = await start(app, sock, limits, certificates)
         try:
             async with asyncio.timeout(20):
                 await use(sock.getsockname()[1], certificates)
         finally:
             await runner.cleanup()
 
-    asyncio.run(main())
+    with asyncio.Runner(**loop) as runner:
+        runner.run(main())
 
 
 async def ask(port: int, trusted: Path) -> str:
@@ -116,6 +132,161 @@ def test_a_new_pair_is_used_and_a_broken_one_is_not(
         await ask(port, two[0])
 
     serve(live, use)
+
+
+@needs_openssl
+@pytest.mark.parametrize("when", [1, 2], ids=["before the key", "behind the key"])
+def test_files_that_change_while_they_are_read_are_never_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: int
+) -> None:
+    old, one, two = (make_pair(tmp_path, name) for name in ("old", "one", "two"))
+    live = tmp_path / "live.pem", tmp_path / "live.key"
+
+    def put(pair: tuple[Path, Path]) -> None:
+        for source, target in zip(pair, live, strict=True):
+            shutil.copy(source, target)
+
+    put(old)
+    certificates = Certificates(*live)
+    given: list[Any] = []
+    monkeypatch.setattr(
+        grpc,
+        "dynamic_ssl_server_credentials",
+        lambda first, changed: given.extend((first, changed)),
+    )
+    credentials_of(certificates)
+    put(one)
+    read, count = Path.read_bytes, 0
+
+    def changing(path: Path) -> bytes:
+        nonlocal count
+        found = read(path)
+        count += 1
+        if count == when:
+            put(two)
+        return found
+
+    monkeypatch.setattr(Path, "read_bytes", changing)
+    with caplog.at_level(logging.WARNING, "penstock.frontend"):
+        configuration = given[1]()
+    pair = certificates.pair
+    if when == 1:
+        assert "--tls-cert" in caplog.text and "KEY_VALUES_MISMATCH" in caplog.text
+        assert (configuration, pair.certificate) == (None, old[0].read_bytes())
+    else:
+        assert configuration is not None
+        assert (pair.certificate, pair.key) == (one[0].read_bytes(), one[1].read_bytes())
+    assert given[1]() is not None  # the further change is seen, and both serve it
+    assert given[1]() is None
+    pair = certificates.pair
+    assert (pair.certificate, pair.key) == (two[0].read_bytes(), two[1].read_bytes())
+
+
+async def until_closed(port: int, sent: bytes = b"") -> float:
+    """Seconds until the server closes a connection whose handshake does not come."""
+    began = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    with contextlib.suppress(ConnectionError):
+        await reader.read()
+    writer.close()
+    return time.monotonic() - began
+
+
+LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+
+
+@needs_openssl
+@LOOPS
+def test_a_handshake_has_no_more_time_than_a_header(
+    tmp_path: Path, loop: Callable[[], Any]
+) -> None:
+    pair = make_pair(tmp_path, "one")
+
+    async def use(port: int, certificates: Certificates) -> None:
+        begun = b"\x16\x03\x01\x00\xc8\x01\x00\x00\xc4\x03\x03"
+        took = await asyncio.gather(until_closed(port), until_closed(port, begun))
+        assert all(0.4 <= seconds < 10 for seconds in took)
+        assert (await ask(port, pair[0])).rstrip().endswith("data: [DONE]")
+
+    serve(pair, use, ConnectionLimits(header_s=0.5), loop_factory=loop)
+
+
+@needs_openssl
+@LOOPS
+def test_handshakes_that_do_not_end_are_counted_among_the_connections(
+    tmp_path: Path, loop: Callable[[], Any]
+) -> None:
+    pair = make_pair(tmp_path, "one")
+
+    async def use(port: int, certificates: Certificates) -> None:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 + TURNED_AWAY)]
+        assert await until_closed(port) < 4  # the others have theirs
+        for reader, writer in silent:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+        assert (await ask(port, pair[0])).rstrip().endswith("data: [DONE]")
+
+    serve(pair, use, ConnectionLimits(connections=2, header_s=4), loop_factory=loop)
+
+
+@needs_openssl
+def test_one_connection_too_many_is_told_so_over_tls_too(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "one")
+
+    async def use(port: int, certificates: Certificates) -> None:
+        context = ssl.create_default_context(cafile=pair[0])
+        _, held = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        for one in (held, writer):
+            one.close()
+
+    serve(pair, use, ConnectionLimits(connections=1))
+
+
+@needs_openssl
+@LOOPS
+def test_late_handshakes_of_a_frontend_that_goes_down_do_not_wait_for_each_other(
+    tmp_path: Path, loop: Callable[[], Any]
+) -> None:
+    pair = make_pair(tmp_path, "one")
+
+    async def main() -> None:
+        service: Any = FrontendService.__new__(FrontendService)
+        service.loop = asyncio.get_running_loop()
+        sock = service._listener = service._inherited = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        gateway = ScriptedGateway(say("a", "b"))
+        app = make_app(ServerConfig(), gateway, gateway.registry)
+        limits = ConnectionLimits(header_s=30)
+        runner: Any = await start(app, sock, limits, Certificates(*pair))
+        service._runner = runner
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+        late = socket.create_connection(("127.0.0.1", port))  # none has been accepted yet
+        late.setblocking(False)
+        closing = asyncio.create_task(service._close_port(runner))
+        context = ssl.create_default_context(cafile=pair[0])
+        try:
+            async with asyncio.timeout(10):
+                reader, writer = await asyncio.open_connection(
+                    sock=late, ssl=context, server_hostname="127.0.0.1"
+                )
+                writer.write(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+                await closing
+                assert not runner.server.is_idle()
+                writer.close()
+        finally:
+            async with asyncio.timeout(10):
+                await runner.cleanup()
+        for one in silent:
+            one.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
 
 
 @needs_openssl

@@ -81,7 +81,7 @@ class Field(msgspec.Struct, frozen=True):
         Raises ``msgspec.ValidationError`` with the bound that was missed, or the choices.
         """
         if self.is_list and isinstance(value, str):
-            value = _parts(value)
+            value = list_of(value)
         choices = self.choices
         if isinstance(value, str) and choices:
             if any(isinstance(choice, int) for choice in choices) and value.isdecimal():
@@ -106,7 +106,7 @@ class Field(msgspec.Struct, frozen=True):
         return str(value)
 
 
-def _parts(text: str) -> list[str]:
+def list_of(text: str) -> list[str]:
     """A list in one text: separated by commas, or a JSON array where a value holds a comma.
 
     Raises ``msgspec.ValidationError``.
@@ -123,7 +123,7 @@ def _parts(text: str) -> list[str]:
 
 def _parts_or_none(text: str) -> list[str] | None:
     try:
-        return _parts(text)
+        return list_of(text)
     except msgspec.ValidationError:
         return None
 

@@ -56,7 +56,12 @@ def _key(given: str | None, environment: Mapping[str, str]) -> str:
         if not key and environment.get(variable):
             key, source = environment[variable], variable
     if source == KEY_VARIABLES[0]:  # of a server on this host it may hold several
-        key = key.partition(",")[0]
+        from penstock.protocol.config.resolve import list_of
+
+        try:
+            key = next(iter(list_of(key)), "")
+        except msgspec.ValidationError as error:
+            raise CommandError(f"{source}: {error}", WRONG_USE) from None
     if key.startswith("file:"):
         from penstock.protocol.config.api_keys import read_api_keys
 

@@ -133,6 +133,7 @@ def test_embeddings_are_json_lines_in_the_order_of_the_texts() -> None:
         ({}, (), None),
         ({"OPENAI_API_KEY": "o"}, (), "Bearer o"),
         ({"OPENAI_API_KEY": "o", "PENSTOCK_API_KEY": "p,q"}, (), "Bearer p"),
+        ({"PENSTOCK_API_KEY": '["p,q", "r"]'}, (), "Bearer p,q"),
         ({"PENSTOCK_API_KEY": "p"}, ("--api-key", "f"), "Bearer f"),
     ],
 )

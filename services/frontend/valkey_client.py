@@ -43,3 +43,10 @@ def connect(
         **tls,
     )
     return Valkey(connection_pool=pool)
+
+
+def answered_errors() -> type[Exception]:
+    """The exception of a server that can be reached and refuses a command."""
+    from valkey.exceptions import ResponseError
+
+    return ResponseError

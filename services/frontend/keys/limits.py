@@ -12,11 +12,12 @@ from penstock.protocol.process.metrics import Registry
 from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS
 from penstock.services.frontend.keys.known_key import KnownKey
 from penstock.services.frontend.keys.local_limits import Charge, LocalLimits
-from penstock.services.frontend.keys.shared_limits import Ended, SharedLimits, Verdict, new_name
+from penstock.services.frontend.keys.shared_limits import Ended, SharedLimits, new_name
 from penstock.services.frontend.keys.standing import (
     LimitReached,
     Refusal,
     Standing,
+    amounts,
     limit_reached,
     never_fits,
 )
@@ -34,8 +35,7 @@ class Admission(msgspec.Struct):
     charge: Charge
     standing: Standing
     name: str = ""
-    verdict: Verdict | None = None
-    """Of the server; ``None``: it was not asked, or did not answer."""
+    """Of the request, for the server."""
 
 
 class Limits:
@@ -71,40 +71,40 @@ class Limits:
                     self._count("tokens")
                     raise never_fits(key, tokens, limit, period)
                 tokens = limit
-        name = ""
+        name, was_asked = "", False
         if self.shared is not None:
-            name = new_name()
+            name, was_asked = new_name(), self.shared.answers
             verdict = await self.shared.admit(key, limits, tokens, name)
             if verdict is not None:
                 if verdict.refusal is not None:
                     self._local.heard(key, verdict.standing)
                     raise self._refused(key, verdict.refusal, tokens, verdict.standing)
-                charge = self._local.charge(key, tokens)
+                charge = self._local.charge(key, limits, tokens)
                 self._local.heard(key, verdict.standing)
-                return Admission(key, limits, charge, verdict.standing, name, verdict)
+                return Admission(key, limits, charge, verdict.standing, name)
         part = divided(limits, self._frontends())
-        refusal = self._local.refusal(key, part, tokens) or self._local.known_to_be_full(
-            key, limits, tokens
-        )
+        if (refusal := self._local.refusal(key, part, tokens)) is not None:
+            if part is not limits:
+                whole = amounts(limits)[refusal.limit] or 0
+                refusal = msgspec.structs.replace(refusal, whole=whole)
+        else:
+            refusal = self._local.known_to_be_full(key, limits, tokens)
         if refusal is not None:
+            if self.shared is not None and was_asked:
+                self.shared.withdraw(key, limits, name)
             raise self._refused(key, refusal, tokens, self._local.standing(key, part))
-        charge = self._local.charge(key, tokens)
+        charge = self._local.charge(key, part, tokens)
         if self.shared is not None and limits.concurrent is not None:
             self.shared.opened(key, name)
         return Admission(key, limits, charge, self._local.standing(key, part), name)
 
     def settle(self, admission: Admission, used: int, *, took_place: bool) -> None:
         """The request has ended with so many tokens. took_place: else it costs nothing at all."""
-        key, limits, verdict = admission.key, admission.limits, admission.verdict
-        self._local.settle(key, limits, admission.charge, used, took_place=took_place)
-        if self.shared is None:
-            return
-        if verdict is None:
-            ended = Ended(key, limits, admission.name, int(took_place), used)
-        else:
-            requests, more = int(took_place) - 1, used - admission.charge.tokens
-            ended = Ended(key, limits, admission.name, requests, more, verdict.slot, verdict.day)
-        self.shared.tell(ended)
+        key = admission.key
+        self._local.settle(key, admission.charge, used, took_place=took_place)
+        if self.shared is not None:
+            ended = Ended(key, admission.limits, admission.name, used, took_place)
+            self.shared.tell(ended)
 
     def _refused(
         self, key: KnownKey, refusal: Refusal, tokens: int, standing: Standing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -25,21 +26,28 @@ MAX_USES = 65_536
 class Charge(msgspec.Struct, frozen=True):
     """What a request was charged with when it was let in."""
 
+    limits: KeyLimits
+    """By which it was."""
     tokens: int
     slot: int
+    owed: int
+    """Tokens of the minute's that were more than were free."""
     day: int
 
 
 class _Use:
     """What one key uses."""
 
-    __slots__ = ("day", "day_tokens", "elsewhere", "open", "requests", "tokens")
+    __slots__ = ("day", "day_tokens", "elsewhere", "open", "paid_a_day", "requests", "tokens")
 
     def __init__(self) -> None:
         self.requests = SlidingWindow()
         self.tokens = SlidingWindow()
         self.day = 0
         self.day_tokens = 0
+        self.paid_a_day = 0
+        """Since a charge was larger than this limit of a day, each day pays for so much of what was
+        used; 0: a day begins with nothing."""
         self.open = 0
         self.elsewhere = (0, 0, 0.0)
         """Requests and tokens that others had used of the last minute, and when that was heard."""
@@ -58,7 +66,10 @@ class _Use:
 
     def of_day(self, day: int) -> int:
         if day != self.day:
-            self.day, self.day_tokens = day, 0
+            paid = self.paid_a_day * max(0, day - self.day)
+            left = max(0, self.day_tokens - paid) if paid else 0
+            self.day, self.day_tokens = day, left
+            self.paid_a_day = self.paid_a_day if left else 0
         return self.day_tokens
 
 
@@ -76,19 +87,21 @@ class LocalLimits:
         self._uses: dict[str, _Use] = {}
 
     def refusal(self, key: KnownKey, limits: KeyLimits, tokens: int) -> Refusal | None:
-        """The limit that a request of so many tokens does not fit into, if there is one."""
+        """The limit that a request of so many tokens does not fit into, if there is one. One that
+        is larger than a whole limit, of a part of several, fits where nothing of it is used."""
         use, now = self._of(key), self._now()
         most = limits.requests_per_minute
         if most is not None and (wait := use.requests.free_in(now, 1, most)):
             return Refusal("requests", most, use.requests.used(now, most), wait)
         most = limits.tokens_per_minute
-        if most is not None and (wait := use.tokens.free_in(now, tokens, most)):
+        if most is not None and (wait := use.tokens.free_in(now, min(tokens, most), most)):
             return Refusal("tokens", most, use.tokens.used(now, most), wait)
         if (most := limits.tokens_per_day) is not None:
             wall = self._wall()
             used = use.of_day(int(wall / DAY_S))
-            if used + tokens > most:
-                return Refusal("day", most, used, DAY_S - wall % DAY_S)
+            if (lacking := used + min(tokens, most) - most) > 0:
+                days = math.ceil(lacking / use.paid_a_day) if use.paid_a_day else 1
+                return Refusal("day", most, used, days * DAY_S - wall % DAY_S)
         if (most := limits.concurrent) is not None and use.open >= most:
             return Refusal("concurrent", most, use.open, CONCURRENT_RETRY_S)
         return None
@@ -121,32 +134,35 @@ class LocalLimits:
             now,
         )
 
-    def charge(self, key: KnownKey, tokens: int) -> Charge:
-        """A request is let in."""
+    def charge(self, key: KnownKey, limits: KeyLimits, tokens: int) -> Charge:
+        """A request is let in by these limits."""
         use, now = self._of(key), self._now()
         use.requests.charge(now, 1)
-        slot = use.tokens.charge(now, tokens)
+        if (most := limits.tokens_per_minute) is None:
+            slot, owed = use.tokens.charge(now, tokens), 0
+        else:
+            slot, owed = use.tokens.charge_owing(now, tokens, most)
         day = int(self._wall() / DAY_S)
         use.of_day(day)
         use.day_tokens += tokens
+        if limits.tokens_per_day is not None and tokens > limits.tokens_per_day:
+            use.paid_a_day = limits.tokens_per_day
         use.open += 1
-        return Charge(tokens, slot, day)
+        return Charge(limits, tokens, slot, owed, day)
 
-    def settle(
-        self, key: KnownKey, limits: KeyLimits, charge: Charge, used: int, *, took_place: bool
-    ) -> None:
+    def settle(self, key: KnownKey, charge: Charge, used: int, *, took_place: bool) -> None:
         """It has ended, with so many tokens. took_place: else it is not counted at all."""
-        use = self._of(key)
+        use, now = self._of(key), self._now()
         use.open -= 1
-        more = used - charge.tokens
+        more, most = used - charge.tokens, charge.limits.tokens_per_minute
         if more < 0:
-            use.tokens.correct(charge.slot, -more)
-        elif more and limits.tokens_per_minute is not None:
-            use.tokens.charge_late(self._now(), more, limits.tokens_per_minute)
+            use.tokens.correct(now, charge.slot, -more, charge.owed, most or 1)
+        elif more and most is not None:
+            use.tokens.charge_owing(now, more, most)
         if use.day == charge.day:
             use.day_tokens += more
         if not took_place:
-            use.requests.correct(charge.slot, 1)
+            use.requests.correct(now, charge.slot, 1)
 
     def standing(self, key: KnownKey, limits: KeyLimits) -> Standing:
         use, now = self._of(key), self._now()

@@ -2,8 +2,9 @@
 
 An amount is charged when a request is let in and corrected when it ends, in the slot of time in
 which it was charged. So the sum over any minute stays within its limit. What a request takes beyond
-what it was charged with, and beyond what is free, is owed: it wears off at the rate that the limit
-allows, so that it is paid for however long it takes.
+what it was charged with, and what it is charged with beyond the whole limit, is owed where it is
+not free: it wears off at the rate that the limit allows, so that it is paid for however long it
+takes.
 """
 
 from __future__ import annotations
@@ -42,31 +43,38 @@ class SlidingWindow:
         self._total += amount
         return slot
 
-    def correct(self, slot: int, less: int) -> None:
-        """Take back a part of what was charged, if it counts still."""
-        if slot in self._amounts:
-            self._amounts[slot] -= less
-            self._total -= less
-
-    def charge_late(self, now: float, amount: int, limit: int) -> None:
-        """Charge what was used already: what is not free is owed."""
-        free = max(0, limit - self.used(now, limit))
-        self.charge(now, min(amount, free))
-        if amount > free:
+    def charge_owing(self, now: float, amount: int, limit: int) -> tuple[int, int]:
+        """Charge what may be more than is free: the rest of it is owed. Returns the slot and what
+        is owed of it, for ``correct``."""
+        rest = max(0, amount - max(0, limit - self.used(now, limit)))
+        if rest:
             owed = self._owes(now, limit)
             self._owed_at = max(now, self._owed_at) if owed else now + WINDOW_S
-            self._owed = owed + amount - free
+            self._owed = owed + rest
+        return self.charge(now, amount - rest), rest
+
+    def correct(self, now: float, slot: int, less: int, owed: int = 0, limit: int = 1) -> None:
+        """Take back a part of what was charged, of what was owed of it first, if it counts
+        still."""
+        forgiven = min(less, owed, int(self._owes(now, limit)))
+        self._owed -= forgiven
+        if slot in self._amounts:
+            back = min(less - forgiven, self._amounts[slot])
+            self._amounts[slot] -= back
+            self._total -= back
 
     def free_in(self, now: float, amount: int, limit: int) -> float:
         """Seconds until so much is free; 0: it is."""
         lacking = self.used(now, limit) + amount - limit
         if lacking <= 0:
             return 0.0
+        wait = 0.0
         for slot, charged in self._amounts.items():
             lacking -= charged
+            wait = self._until_over(slot, now)
             if lacking <= 0:
-                return self._until_over(slot, now)
-        return WINDOW_S * min(1.0, lacking / limit) + WINDOW_S
+                return wait
+        return max(wait, max(0.0, self._owed_at - now) + lacking * WINDOW_S / limit)
 
     def empty_in(self, now: float, limit: int) -> float:
         """Seconds until nothing of it counts any more."""
@@ -83,10 +91,7 @@ class SlidingWindow:
     def _owes(self, now: float, limit: int) -> float:
         if not self._owed:
             return 0.0
-        left = self._owed - max(0.0, now - self._owed_at) * limit / WINDOW_S
-        if left <= 0:
-            self._owed = 0.0
-        return max(0.0, left)
+        return max(0.0, self._owed - max(0.0, now - self._owed_at) * limit / WINDOW_S)
 
     def _forget(self, now: float) -> None:
         first = int(now / SLOT_S) - SLOTS

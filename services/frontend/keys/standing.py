@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.protocol.keys.record import KeyLimits
 from penstock.services.frontend.errors import ApiError, retry_after
 from penstock.services.frontend.keys.known_key import KnownKey
 
@@ -15,6 +16,16 @@ Limit = Literal["requests", "tokens", "day", "concurrent"]
 REFUSALS: tuple[Limit, ...] = ("requests", "tokens", "day", "concurrent")
 """In the order in which they are looked at."""
 CONCURRENT_RETRY_S = 1.0
+
+
+def amounts(limits: KeyLimits) -> dict[Limit, int | None]:
+    """Each limit by its name, in that order; ``None``: there is none."""
+    return {
+        "requests": limits.requests_per_minute,
+        "tokens": limits.tokens_per_minute,
+        "day": limits.tokens_per_day,
+        "concurrent": limits.concurrent,
+    }
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -57,6 +68,8 @@ class Refusal(msgspec.Struct, frozen=True):
     """What the limit is."""
     used: int
     retry_s: float
+    whole: int = 0
+    """The limit of which this is one frontend's part; 0: it is no part."""
 
 
 class LimitReached(ApiError):
@@ -72,13 +85,14 @@ class LimitReached(ApiError):
 def limit_reached(key: KnownKey, refusal: Refusal, tokens: int, standing: Standing) -> LimitReached:
     """The error for a request that may take so many tokens."""
     used, amount = f"{refusal.used:,}", f"{refusal.amount:,}"
+    part = f" (this frontend's part of {refusal.whole:,})" if refusal.whole else ""
     said = {
-        "requests": f"has begun {used} requests in the last minute and may begin {amount}",
-        "tokens": f"has used {used} of its {amount} tokens a minute, and this request may take "
-        f"{tokens:,} (prompt and max_tokens)",
-        "day": f"has used {used} of its {amount} tokens a day (UTC), and this request may take "
-        f"{tokens:,} (prompt and max_tokens)",
-        "concurrent": f"has {used} requests open, and may have {amount} at the same time",
+        "requests": f"has begun {used} requests in the last minute and may begin {amount}{part}",
+        "tokens": f"has used {used} of its {amount} tokens a minute{part}, and this request may "
+        f"take {tokens:,} (prompt and max_tokens)",
+        "day": f"has used {used} of its {amount} tokens a day (UTC){part}, and this request may "
+        f"take {tokens:,} (prompt and max_tokens)",
+        "concurrent": f"has {used} requests open, and may have {amount} at the same time{part}",
     }[refusal.limit]
     wait = max(0.001, refusal.retry_s)
     message = f"The key {key.name} {said}; try again in {duration(wait)}"

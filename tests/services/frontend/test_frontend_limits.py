@@ -17,7 +17,8 @@ from penstock.client.sink import Sink
 from penstock.protocol.keys.record import KeyLimits
 from penstock.protocol.wire.messages.requests import Work
 from penstock.services.frontend.keys.known_key import KnownKey
-from penstock.services.frontend.keys.local_limits import LocalLimits
+from penstock.services.frontend.keys.limits import divided
+from penstock.services.frontend.keys.local_limits import Charge, LocalLimits
 from penstock.services.frontend.keys.sliding_window import SLOT_S, WINDOW_S, SlidingWindow
 from penstock.services.frontend.keys.standing import duration
 
@@ -60,7 +61,7 @@ def test_what_is_free_when_it_is_said_to_be_is_free_then() -> None:
 
 def test_what_was_taken_beyond_the_charge_is_paid_for_over_time() -> None:
     window = SlidingWindow()
-    window.charge_late(0.0, 400, 100)
+    window.charge_owing(0.0, 400, 100)
     assert window.used(0.0, 100) == 400
     free = next(now for now in range(1, 1000) if window.free_in(float(now), 1, 100) == 0)
     assert 150 <= free <= 182  # the 300 that are owed take three minutes
@@ -69,10 +70,10 @@ def test_what_was_taken_beyond_the_charge_is_paid_for_over_time() -> None:
 def test_a_correction_counts_where_the_charge_was() -> None:
     window = SlidingWindow()
     slot = window.charge(0.0, 100)
-    window.correct(slot, 60)
+    window.correct(0.0, slot, 60)
     assert window.used(30.0, 100) == 40
     assert window.used(61.0, 100) == 0
-    window.correct(slot, 40)  # it has been over for long
+    window.correct(61.0, slot, 40)  # it has been over for long
     assert window.used(61.0, 100) == 0
 
 
@@ -81,14 +82,65 @@ def test_a_day_ends_at_midnight() -> None:
     limits = KeyLimits(tokens_per_day=100)
     local = LocalLimits(wall=lambda: clock["wall"])
     key = KnownKey("key-1", "ann", limits=limits)
-    charge = local.charge(key, 80)
+    charge = local.charge(key, limits, 80)
     refusal = local.refusal(key, limits, 30)
     assert refusal is not None
     assert (refusal.limit, refusal.used, refusal.retry_s) == ("day", 80, 10.0)
     clock["wall"] += 11
     assert local.refusal(key, limits, 30) is None
-    local.settle(key, limits, charge, 90, took_place=True)  # of yesterday
+    local.settle(key, charge, 90, took_place=True)  # of yesterday
     assert local.refusal(key, limits, 100) is None
+
+
+class Clock:
+    """Seconds of both clocks, which a test sets forward."""
+
+    def __init__(self) -> None:
+        self.now = 86_400.0 * 10
+
+    def local(self) -> LocalLimits:
+        return LocalLimits(now=lambda: self.now, wall=lambda: self.now)
+
+    def let_in(self, local: LocalLimits, key: KnownKey, part: KeyLimits, tokens: int) -> Charge:
+        """Waits as long as it is told to."""
+        for _ in range(100):
+            refusal = local.refusal(key, part, tokens)
+            if refusal is None:
+                return local.charge(key, part, tokens)
+            assert refusal.retry_s > 0
+            self.now += refusal.retry_s
+        raise AssertionError("it is refused for ever")
+
+
+@pytest.mark.parametrize("limit", ["tokens_per_minute", "tokens_per_day"])
+def test_what_fits_the_limit_but_no_frontends_part_is_let_in_after_a_wait_and_paid_for(
+    limit: str,
+) -> None:
+    part, clock = divided(KeyLimits(**{limit: 300}), 3), Clock()
+    key, local = KnownKey("key-1", "ann"), clock.local()
+    clock.let_in(local, key, part, 10)
+    began = clock.now
+    for _ in range(4):
+        charge = clock.let_in(local, key, part, 250)
+        local.settle(key, charge, 250, took_place=True)
+    clock.let_in(local, key, part, 1)
+    period = WINDOW_S if limit == "tokens_per_minute" else 86_400
+    # 10 and 4 * 250 tokens at 100 a period, and the period of the last one's beginning.
+    assert 10 * period <= clock.now - began <= 15 * period
+
+
+def test_what_a_large_request_did_not_use_of_its_charge_is_given_back_whole() -> None:
+    part, clock = divided(KeyLimits(tokens_per_minute=300, tokens_per_day=3000), 3), Clock()
+    key, local = KnownKey("key-1", "ann"), clock.local()
+    charge = clock.let_in(local, key, part, 290)
+    assert local.refusal(key, part, 1) is not None
+    clock.now += 90  # its part of the minute is over, and half a minute of the rest is paid
+    local.settle(key, charge, 5, took_place=True)
+    assert local.refusal(key, part, 100) is None
+    charge = clock.let_in(local, key, part, 290)
+    local.settle(key, charge, 5, took_place=True)
+    assert local.refusal(key, part, 95) is None
+    assert local.refusal(key, part, 96) is not None
 
 
 @pytest.mark.parametrize(

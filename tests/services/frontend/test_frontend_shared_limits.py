@@ -6,25 +6,30 @@ import asyncio
 import contextlib
 import logging
 import time
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from frontend_scripted import Client, Script, ScriptedGateway, say, serving
 from key_files import Keys
+from lossy_proxy import LossyProxy, lossy_proxy
 from resp_server import resp_server
+from valkey import Valkey
 from valkey_process import BINARY, ValkeyProcess, valkey_process
 
 from penstock.client.sink import Sink
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer
-from penstock.protocol.wire.messages.requests import Work
+from penstock.protocol.wire.messages.requests import Tokens, Work
 from penstock.services.frontend.context import CONTEXT
 from penstock.services.frontend.keys.shared_limits import WAIT_SECONDS, SharedLimits
 
 TEXT = "/v1/completions"
 ONE = {"prompt": [1, 2, 3], "max_tokens": 10}
+ONE_PROMPT = Tokens(array("i", [1, 2, 3]).tobytes())
 needs_server = pytest.mark.skipif(not BINARY, reason="neither Valkey nor Redis is installed")
 
 
@@ -97,6 +102,30 @@ def test_without_a_server_each_frontend_lets_its_part_in(tmp_path: Path) -> None
     asyncio.run(main())
 
 
+def test_a_request_larger_than_a_frontends_part_is_let_in_and_one_larger_than_the_limit_never(
+    tmp_path: Path,
+) -> None:
+    keys = Keys(tmp_path)
+    ann = keys.add("ann", tokens_per_minute=30)
+
+    async def main() -> None:
+        async with frontends(keys) as clients:
+            assert await statuses(clients[:1], 1, ann) == {200: 1}  # 13, of a part of 10
+            status, answer, response = await clients[0].post(TEXT, ONE, headers=ann)
+            assert status == 429
+            said = "has used 5 of its 10 tokens a minute (this frontend's part of 30)"
+            assert said in answer["error"]["message"]
+            assert 0 < int(response.headers["retry-after-ms"]) <= 60_300
+            never = {**ONE, "max_tokens": 28}
+            status, answer, response = await clients[1].post(TEXT, never, headers=ann)
+            assert status == 429
+            said = "may take 31 tokens (prompt and max_tokens), and the key ann has 30 a minute"
+            assert said in answer["error"]["message"]
+            assert response.headers["x-should-retry"] == "false"
+
+    asyncio.run(main())
+
+
 @needs_server
 def test_three_frontends_let_in_exactly_the_limit_together(
     tmp_path: Path, valkey: ValkeyProcess
@@ -160,6 +189,7 @@ def test_a_server_that_is_gone_costs_no_request_and_is_used_again_when_it_is_bac
         ann = keys.add("ann", requests_per_minute=60)
         async with frontends(keys) as clients:
             assert await statuses(clients, 30, ann) == {200: 30}
+            await asyncio.sleep(0.3)  # it was told that they have ended
             if how == "killed":
                 valkey.kill()
             else:
@@ -221,6 +251,181 @@ def test_a_server_that_cannot_be_reached_is_named_at_the_start(
 
     asyncio.run(main())
     assert "the limits at valkey://127.0.0.1:1/0 cannot be used" in caplog.text
+
+
+@contextlib.asynccontextmanager
+async def behind_a_proxy(
+    folder: Path, valkey: ValkeyProcess, limits: dict[str, Any], script: Script | None = None
+) -> AsyncIterator[tuple[LossyProxy, Client, Client, dict[str, str]]]:
+    """A proxy, a frontend that asks through it, one that asks the server itself, and a key of both
+    with these limits."""
+    keys = Keys(folder)
+    ann, first = keys.add("ann", **limits), keys.add("first", concurrent=9)
+    async with lossy_proxy(valkey.port) as proxy, contextlib.AsyncExitStack() as stack:
+        clients = []
+        for url in (proxy.url, valkey.url):
+            config = msgspec.structs.replace(keys.config, limits_url=url)
+            client = await stack.enter_async_context(serving(ScriptedGateway(script), config))
+            shared(client).wait_s = 5.0
+            body = {"prompt": [1], "max_tokens": 1}
+            assert await statuses([client], 1, first, body) == {200: 1}
+            clients.append(client)
+        await asyncio.sleep(0.3)  # it was told of
+        await stack.enter_async_context(asyncio.timeout(20))
+        yield proxy, clients[0], clients[1], ann
+
+
+async def left(client: Client, headers: dict[str, str]) -> tuple[str, str]:
+    """What a request of one token is told of requests and tokens that are left after it."""
+    body = {"prompt": [1], "max_tokens": 1}
+    status, _, response = await client.post(TEXT, body, headers=headers)
+    assert status == 200
+    names = ("requests", "tokens")
+    found = [response.headers[f"x-ratelimit-remaining-{name}"] for name in names]
+    return found[0], found[1]
+
+
+MANY: dict[str, Any] = {
+    "requests_per_minute": 100,
+    "tokens_per_minute": 1000,
+    "tokens_per_day": 1000,
+}
+
+
+@needs_server
+def test_an_answer_that_comes_late_leaves_a_running_request_in_the_count(
+    tmp_path: Path, valkey: ValkeyProcess
+) -> None:
+    go_on = asyncio.Event()
+
+    async def script(work: Work, sink: Sink) -> None:
+        if work.prompt == ONE_PROMPT:
+            await go_on.wait()
+        await say("x")(work, sink)
+
+    async def main() -> None:
+        limits = {**MANY, "concurrent": 1}
+        async with behind_a_proxy(tmp_path, valkey, limits, script) as (proxy, late, other, ann):
+            shared(late).wait_s = WAIT_SECONDS
+            proxy.go_on.clear()
+            running = asyncio.create_task(statuses([late], 1, ann))
+            await until(lambda: len(late.gateway.works) == 2)  # it has not waited
+            proxy.go_on.set()
+            await asyncio.sleep(0.3)
+            assert await statuses([other], 1, ann) == {429: 1}
+            go_on.set()
+            assert await running == {200: 1}
+            await asyncio.sleep(0.3)
+            assert await left(other, ann) == ("98", "994")  # 4 for the one, 2 for this
+
+    asyncio.run(main())
+
+
+@needs_server
+@pytest.mark.parametrize("call", ["of the charge", "of the end"])
+def test_a_request_counts_once_when_a_reply_is_lost(
+    tmp_path: Path, valkey: ValkeyProcess, call: str
+) -> None:
+    async def main() -> None:
+        async with behind_a_proxy(tmp_path, valkey, MANY) as (proxy, lossy, other, ann):
+            asked = asyncio.create_task(statuses([lossy], 1, ann))
+            if call == "of the end":
+                await until(lambda: len(lossy.gateway.works) == 2)
+            proxy.loses = 1
+            assert await asked == {200: 1}
+            await proxy.lost.wait()
+            await until(lambda: not shared(lossy).answers)
+            await until(lambda: shared(lossy).answers)
+            await asyncio.sleep(0.3)
+            assert await left(other, ann) == ("98", "993")  # 5 for the one, 2 for this
+
+    asyncio.run(main())
+
+
+@needs_server
+def test_a_client_that_leaves_while_a_reply_is_lost_leaves_no_charge(
+    tmp_path: Path, valkey: ValkeyProcess
+) -> None:
+    async def main() -> None:
+        limits = {**MANY, "concurrent": 1}
+        async with behind_a_proxy(tmp_path, valkey, limits) as (proxy, lossy, other, ann):
+            proxy.go_on.clear()
+            proxy.loses = 1
+            leaving = asyncio.create_task(statuses([lossy], 1, ann))
+            await until(lambda: not proxy.loses)
+            await asyncio.sleep(0.1)
+            leaving.cancel()
+            await asyncio.sleep(0.1)
+            proxy.go_on.set()
+            await asyncio.sleep(0.5)
+            assert await left(other, ann) == ("99", "998")
+
+    asyncio.run(main())
+
+
+@needs_server
+def test_a_key_that_the_server_cannot_count_is_told_of_once_and_costs_no_other_key_anything(
+    tmp_path: Path, valkey: ValkeyProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = Keys(tmp_path, limits_url=valkey.url)
+    ann, bob = keys.add("ann", **MANY), keys.add("bob", **MANY)
+    go_on = asyncio.Event()
+
+    async def script(work: Work, sink: Sink) -> None:
+        if work.prompt == ONE_PROMPT:
+            await go_on.wait()
+        await say("x")(work, sink)
+
+    async def main() -> None:
+        async with frontends(keys, 1, script) as (client,):
+            running = asyncio.create_task(statuses([client], 2, ann))
+            await until(lambda: len(client.gateway.works) == 2)
+            with Valkey(port=valkey.port) as asking:
+                (broken,) = asking.keys("penstock:limits:*[}]")
+                asking.set(broken, "no hash")
+            go_on.set()
+            assert await running == {200: 2}
+            await asyncio.sleep(0.3)
+            assert await left(client, bob) == ("99", "998")
+            await asyncio.sleep(1.5)
+            assert await left(client, bob) == ("98", "994")
+            assert await statuses([client], 3, ann) == {200: 3}  # by its own count
+            assert shared(client).answers
+
+    with caplog.at_level(logging.INFO, "penstock.frontend"):
+        asyncio.run(main())
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert len(said) == 1, said
+    assert "cannot count the key ann (WRONGTYPE" in said[0]
+
+
+@needs_server
+def test_what_a_server_refuses_to_hear_for_long_is_given_up_and_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def allow(port: int, rule: str) -> None:
+        with Valkey(port=port) as asking:
+            asking.execute_command("ACL", "SETUSER", "default", rule)
+
+    async def main(valkey: ValkeyProcess) -> None:
+        keys = Keys(tmp_path, limits_url=valkey.url)
+        ann = keys.add("ann", **MANY)
+        async with frontends(keys, 1) as (client,):
+            limits = shared(client)
+            limits.retry_s = 0.02
+            await asyncio.to_thread(allow, valkey.port, "-evalsha")
+            assert await statuses([client], 3, ann) == {200: 3}
+            await until(lambda: "were not told of" in caplog.text)
+            await asyncio.to_thread(allow, valkey.port, "+evalsha")
+            await until(lambda: limits.answers)
+            assert await left(client, ann) == ("99", "998")
+
+    with caplog.at_level(logging.INFO, "penstock.frontend"), valkey_process(tmp_path) as valkey:
+        asyncio.run(main(valkey))
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert len(said) == 3, said
+    assert "cannot be used" in said[0]
+    assert "were not told of 3 requests that have ended" in said[1]
 
 
 @needs_server

@@ -21,6 +21,8 @@ from penstock.services.frontend.body import Pause, body_of
 from penstock.services.frontend.context import CONTEXT, KEY, REQUEST_ID, TENANT, TRACE, Context
 from penstock.services.frontend.dialects.interface import Dialect, Renderer, first_of, media_type_of
 from penstock.services.frontend.generation import Generation
+from penstock.services.frontend.keys.known_key import KnownKey
+from penstock.services.frontend.keys.model_choice import of_its_own
 from penstock.services.frontend.parse import GenerateRequest, UnknownModel
 from penstock.services.frontend.request_body import beside
 from penstock.services.frontend.request_log import GENERATION
@@ -55,7 +57,7 @@ async def _generate(request: web.Request, dialect: Dialect) -> web.StreamRespons
     arrival = context.clock.now()
     await context.gateway.known()
     async with body_of(request, context.config.max_body_bytes, context.bodies) as raw:
-        asked = await parsed(context, len(raw), partial(dialect.parse, raw))
+        asked = await parsed(context, request[KEY], len(raw), partial(dialect.parse, raw))
     renderer = dialect.renderer(asked, uuid.uuid4().hex, int(time.time()))
     if not asked.prompts:
         return _json(renderer.body((), Usage()))
@@ -100,25 +102,36 @@ def caller_of(request: web.Request, request_id: str = "") -> Caller:
 
 
 async def parsed(
-    context: Context, size: int, parse: Callable[[list[ServedModel], Pause | None], Parsed]
+    context: Context,
+    key: KnownKey,
+    size: int,
+    parse: Callable[[list[ServedModel], Pause | None], Parsed],
 ) -> Parsed:
-    """What ``parse`` makes of a body of so many bytes. Raises ``ApiError``. What takes long is
-    done beside the event loop.
+    """What ``parse`` makes of a body of so many bytes and the models that the key may use. Raises
+    ``ApiError``. What takes long is done beside the event loop.
 
     A model whose engine is being started again may not be known to a new frontend: then the
     request waits to hear of it.
     """
     try:
-        return await _parsed_once(context, size, parse)
+        return await _parsed_once(context, key, size, parse)
     except UnknownModel as error:
         await context.gateway.known(error.name)
-    return await _parsed_once(context, size, parse)
+    return await _parsed_once(context, key, size, parse)
 
 
 async def _parsed_once(
-    context: Context, size: int, parse: Callable[[list[ServedModel], Pause | None], Parsed]
+    context: Context,
+    key: KnownKey,
+    size: int,
+    parse: Callable[[list[ServedModel], Pause | None], Parsed],
 ) -> Parsed:
-    return await beside(context, size, partial(parse, context.gateway.models()))
+    key, models = context.keys.current(key), context.gateway.models()
+
+    def read(pause: Pause | None) -> Parsed:
+        return of_its_own(key, models, lambda own: parse(own, pause))
+
+    return await beside(context, size, read)
 
 
 async def answered(

@@ -89,6 +89,20 @@ class UnknownModel(ApiError):
         self.name = name
 
 
+class NoModel(ApiError):
+    """A 503: no engine has been ready yet."""
+
+    def __init__(self, name: str | None) -> None:
+        """name: of the model that was asked for."""
+        super().__init__(
+            503,
+            "No engine is ready yet (/ready tells what the server is doing); try again",
+            kind="overloaded_error",
+            headers=retry_after(1.0),
+        )
+        self.name = name
+
+
 def short_names(models: list[ServedModel]) -> dict[str, ServedModel]:
     """Names without what stands before their last ``/``, which some clients cannot send. One that
     two models would share is none."""
@@ -104,15 +118,10 @@ def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel
     """The model of that name and the name to answer with; None asks for the only one. A name
     without what stands before its ``/`` is known too, where that is unambiguous.
 
-    Raises ``UnknownModel`` and other ``ApiError``: 400, and 503 while no model is known.
+    Raises ``UnknownModel``, ``NoModel``, and ``ApiError`` 400.
     """
     if not models:
-        raise ApiError(
-            503,
-            "No engine is ready yet (/ready tells what the server is doing); try again",
-            kind="overloaded_error",
-            headers=retry_after(1.0),
-        )
+        raise NoModel(name)
     names = [one for model in models for one in (model.name, *model.aliases)[:8]]
     served = ", ".join(map(show, names))
     if name is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from penstock.services.frontend.context import CONTEXT, KEY, models_for
 from penstock.services.frontend.dialects.anthropic.headers import VERSION_HEADER
 from penstock.services.frontend.dialects.anthropic.models import model_info, model_infos
 from penstock.services.frontend.errors import ApiError
+from penstock.services.frontend.keys.model_choice import of_its_own
 from penstock.services.frontend.parse import find_model
 
 METRICS_TIMEOUT_S = 5.0
@@ -51,8 +53,8 @@ async def list_models(request: web.Request) -> web.Response:
 
 async def show_model(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
-    model, name = find_model(request.match_info["model"], context.gateway.models())
-    request[KEY].check_model(model, name)
+    asked = partial(find_model, request.match_info["model"])
+    model, name = of_its_own(request[KEY], context.gateway.models(), asked)
     if VERSION_HEADER in request.headers:
         return json_response(model_info(model, name, context.created))
     return json_response(_model_card(model, name, context.created))

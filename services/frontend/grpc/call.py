@@ -117,7 +117,7 @@ class Call:
         context.bodies.take(len(raw))
         try:
             return await parsed(
-                context, len(raw), lambda models, _: read(decoded(kind, raw), models)
+                context, self.key, len(raw), lambda models, _: read(decoded(kind, raw), models)
             )
         finally:
             context.bodies.used -= len(raw)

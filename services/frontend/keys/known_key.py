@@ -63,10 +63,18 @@ class KnownKey(msgspec.Struct, frozen=True):
         if self.models and self.models.isdisjoint((served, name)):
             raise self._refusal(name)
 
+    @property
+    def none_is_served(self) -> str:
+        """For errors."""
+        return f"None of the models that the key {self.name} may use is served: {self._allowed}"
+
+    @property
+    def _allowed(self) -> str:
+        return ", ".join(map(show, sorted(self.models)[:MAX_NAMED]))
+
     def _refusal(self, name: str) -> ApiError:
-        allowed = ", ".join(map(show, sorted(self.models)[:MAX_NAMED]))
         error = _forbidden(
-            f"The key {self.name} may not use the model {show(name)}; it may use {allowed}"
+            f"The key {self.name} may not use the model {show(name)}; it may use {self._allowed}"
         )
         error.param, error.code = "model", "model_not_allowed"
         return error

@@ -104,6 +104,40 @@ def test_a_key_sees_and_uses_its_own_models_under_any_of_their_names(keys: Keys)
     asyncio.run(main())
 
 
+def test_a_key_of_one_model_needs_name_none_and_errors_name_no_other(keys: Keys) -> None:
+    one, both = keys.add("ann", models=["org/other"]), keys.add("bob")
+    none = keys.add("eve", models=["gone"])
+    nameless = {"prompt": "x"}
+
+    async def main() -> None:
+        async with two_models(keys.config) as client:
+            status, answer, _ = await client.post(TEXT, nameless, headers=one)
+            assert (status, answer.get("model")) == (200, "org/other")
+            status, answer, _ = await client.post(TEXT, nameless, headers=both)
+            assert (status, "'org/model', 'alias', 'org/other'" in str(answer)) == (400, True)
+            unknown = {**ONE, "model": "unknown"}
+            status, answer, _ = await client.post(TEXT, unknown, headers=one)
+            assert status == 404
+            said = "The model 'unknown' does not exist; served here: 'org/other', 'second'"
+            assert answer["error"]["message"] == said
+            status, answer, _ = await client.get("/v1/models/unknown", headers=one)
+            assert (status, answer["error"]["message"]) == (404, said)
+            for asked in ("org/model", "alias", "model"):
+                for status, answer, _ in (
+                    await client.post(TEXT, {**ONE, "model": asked}, headers=one),
+                    await client.get(f"/v1/models/{asked}", headers=one),
+                    await client.post("/api/show", {"model": asked + ":latest"}, headers=one),
+                ):
+                    assert (status, "may not use the model" in str(answer)) == (403, True)
+            for body, expected in ((nameless, 503), (unknown, 404), (ONE, 403)):
+                status, answer, _ = await client.post(TEXT, body, headers=none)
+                assert (status, "second" in str(answer), "gone" in str(answer)) == (
+                    expected, False, True,
+                )  # fmt: skip
+
+    asyncio.run(main())
+
+
 def test_keys_that_are_over_disabled_or_unknown_are_a_401_that_says_so(keys: Keys) -> None:
     before = datetime.now(UTC) - timedelta(hours=1)
     over = keys.add("ann", expires=before)

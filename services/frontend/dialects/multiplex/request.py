@@ -12,6 +12,7 @@ from penstock.services.frontend.bodies.multiplex import StreamedChat, StreamedCo
 from penstock.services.frontend.body import Pause, decode_body, no_pause
 from penstock.services.frontend.chat_request import chat_request
 from penstock.services.frontend.completion_request import completion_request
+from penstock.services.frontend.context import KEY
 from penstock.services.frontend.dialect_handler import ended, parsed
 from penstock.services.frontend.dialects.logprobs import ChatLogprobs, CompletionLogprobs
 from penstock.services.frontend.dialects.multiplex.encodings import Encoding, json_body
@@ -115,6 +116,7 @@ class MultiplexedRequest:
             return completion_request(decode_completion(body, StreamedCompletion, pause), models)
 
         try:
-            return await parsed(context, self._held, parse), LOGPROBS[asked.type]
+            key = self._session.request[KEY]
+            return await parsed(context, key, self._held, parse), LOGPROBS[asked.type]
         finally:
             self.forget_body()

@@ -25,6 +25,7 @@ from penstock.services.frontend.context import CONTEXT, KEY, Context, models_for
 from penstock.services.frontend.dialects.interface import Endpoint
 from penstock.services.frontend.dialects.ollama.request import model_of
 from penstock.services.frontend.errors import bad_request
+from penstock.services.frontend.keys.model_choice import of_its_own
 from penstock.services.frontend.request_body import read_body
 from penstock.services.frontend.system import json_response
 
@@ -98,8 +99,7 @@ async def show(request: web.Request) -> web.Response:
     if not asked:
         raise bad_request("model is missing; the name of a served model is required", "model")
     await context.gateway.known()
-    model, _ = model_of(asked, context.gateway.models())
-    request[KEY].check_model(model, asked)
+    model, _ = of_its_own(request[KEY], context.gateway.models(), partial(model_of, asked))
     shown = OllamaShown(
         details=ModelDetails(),
         model_info={

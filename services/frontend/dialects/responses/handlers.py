@@ -19,7 +19,7 @@ from penstock.services.frontend.bodies.openai_responses import (
     TokenCountBody,
 )
 from penstock.services.frontend.body import body_of, decode_body, no_pause
-from penstock.services.frontend.context import CONTEXT, TENANT
+from penstock.services.frontend.context import CONTEXT, KEY, TENANT
 from penstock.services.frontend.dialect_handler import answered, generation_of, parsed
 from penstock.services.frontend.dialects.responses.conversations import (
     Conversations,
@@ -55,6 +55,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     async with body_of(request, context.config.max_body_bytes, context.bodies) as raw:
         body = await parsed(
             context,
+            request[KEY],
             len(raw),
             lambda models, pause: decode_body(raw, ResponsesBody, pause or no_pause),
         )
@@ -93,12 +94,13 @@ async def turn_for(
 ) -> Turn:
     """A body of so many bytes with all that it continues. Raises ``ApiError``."""
     context = request.app[CONTEXT]
-    read = await parsed(context, size, lambda models, pause: read_input(body))
+    read = await parsed(context, request[KEY], size, lambda models, pause: read_input(body))
     with held_responses(context) as held:
         before = await conversations.before(body.previous_response_id, held)
         own = await conversations.resolved(read, held)
         return await whole_turn(
             context,
+            request[KEY],
             body,
             size + held.size,
             before,
@@ -207,6 +209,7 @@ async def input_tokens(request: web.Request) -> web.Response:
     async with body_of(request, context.config.max_body_bytes, context.bodies) as raw:
         counted: PromptBody = await parsed(
             context,
+            request[KEY],
             len(raw),
             lambda models, pause: decode_body(raw, TokenCountBody, pause or no_pause),
         )

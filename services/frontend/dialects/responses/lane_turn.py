@@ -11,6 +11,7 @@ from penstock.client.answers import Answer
 from penstock.client.meters import Usage
 from penstock.services.frontend.bodies.openai_items import InputItem
 from penstock.services.frontend.bodies.openai_responses import ResponseCreate
+from penstock.services.frontend.context import KEY
 from penstock.services.frontend.dialect_handler import ended, parsed
 from penstock.services.frontend.dialects.responses.events import EventWriter
 from penstock.services.frontend.dialects.responses.held_responses import held_responses
@@ -109,10 +110,11 @@ class LaneTurn:
         own: list[InputItem] = []
         waited: list[Steer] = []
         context, conversations = session.context, session.conversations
+        key = session.request[KEY]
         with held_responses(context) as held:
             before = await conversations.before(body.previous_response_id, held)
             if steers is None:
-                read = await parsed(context, self._size, lambda *_: read_input(body))
+                read = await parsed(context, key, self._size, lambda *_: read_input(body))
                 own = await conversations.resolved(read, held)
                 waited = session.steering.pending.pop(body.previous_response_id or "", [])
             own = joined(own, steers or waited)
@@ -120,7 +122,7 @@ class LaneTurn:
             size = self._size + held.size
             try:
                 turn = await whole_turn(
-                    context, body, size, before, own, self._count, streams=not warms
+                    context, key, body, size, before, own, self._count, streams=not warms
                 )
             except ApiError:
                 if waited and body.previous_response_id:

@@ -21,6 +21,7 @@ from penstock.client.gateway_interface import Overloaded
 from penstock.protocol.shown_values import show
 from penstock.services.frontend.bodies.openai_responses import ResponseCreate, ResponseSteer
 from penstock.services.frontend.body import decode_body, no_pause
+from penstock.services.frontend.context import KEY
 from penstock.services.frontend.dialect_handler import parsed
 from penstock.services.frontend.dialects.responses.conversations import Conversations
 from penstock.services.frontend.dialects.responses.events import EventWriter
@@ -159,6 +160,7 @@ class Session(SocketSession):
             raise self.ends
         body = await parsed(
             self.context,
+            self.request[KEY],
             len(raw),
             lambda models, pause: decode_body(raw, ResponseCreate, pause or no_pause),
         )

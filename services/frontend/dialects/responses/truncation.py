@@ -23,6 +23,7 @@ from penstock.services.frontend.context import Context
 from penstock.services.frontend.dialect_handler import parsed
 from penstock.services.frontend.dialects.responses.turn import Turn, turn_of
 from penstock.services.frontend.errors import ApiError, bad_request
+from penstock.services.frontend.keys.known_key import KnownKey
 from penstock.services.frontend.parse import GenerateRequest, find_model
 
 FREED = 4
@@ -37,6 +38,7 @@ Make = Callable[[Sequence[InputItem]], Awaitable[Turn]]
 
 async def whole_turn(
     context: Context,
+    key: KnownKey,
     body: ResponsesBody,
     size: int,
     before: Sequence[InputItem],
@@ -56,14 +58,14 @@ async def whole_turn(
 
     async def make(kept: Sequence[InputItem]) -> Turn:
         return await parsed(
-            context, size, lambda models, _: turn_of(body, kept, own, models, streams=streams)
+            context, key, size, lambda models, _: turn_of(body, kept, own, models, streams=streams)
         )
 
     items = [*before, *own]
     turn = await make(items)
     if body.truncation != "auto":
         return turn
-    model, _ = find_model(body.model, context.gateway.models())
+    model, _ = find_model(turn.request.served, context.gateway.models())
     return await fitted(turn, items, make, count, model.max_model_len)
 
 

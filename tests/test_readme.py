@@ -42,6 +42,9 @@ KNOWN = {
     ".venv/bin/penstock bench serve --base-url http://127.0.0.1:8000 --num-prompts 200 "
     "--max-concurrency 16 --random-input-len 64 --random-output-len 32 --ignore-eos",
 }
+ONE_THREAD = {"PENSTOCK_THREADS": "1"}
+"""For whoever computes on the CPU beside other tests; ``make serve`` with a folder measures what is
+fastest."""
 pytestmark = pytest.mark.skipif(
     not (ROOT / ".venv/bin/penstock").exists(), reason="needs the .venv that `make setup` makes"
 )
@@ -103,7 +106,7 @@ def test_every_command_of_the_readme_is_known_here() -> None:
 
 def test_make_serve_and_the_clients_of_the_readme() -> None:
     port = free_port()
-    server = Running(f"{command('make serve')} ARGS='--port {port}'")
+    server = Running(f"{command('make serve')} ARGS='--port {port}'", ONE_THREAD)
     try:
         server.wait_ready(port)
         curl = command("curl").replace(":8000", f":{port}")
@@ -130,6 +133,7 @@ def test_the_library_example_prints_what_the_readme_says() -> None:
     done = subprocess.run(
         [ROOT / ".venv/bin/python", "-c", PYTHON[1]],
         cwd=ROOT,
+        env={**os.environ, **ONE_THREAD},
         capture_output=True,
         text=True,
         timeout=60,
@@ -213,7 +217,7 @@ def test_the_evaluation_of_the_readme_finds_the_built_in_model_right(of_each_ski
     text = command(".venv/bin/penstock eval")
     done = subprocess.run(
         [*text.split(), "--require", "0.95", "--quiet", "--num-questions", str(of_each_skill)],
-        cwd=ROOT, capture_output=True, text=True, timeout=110,
+        cwd=ROOT, env={**os.environ, **ONE_THREAD}, capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     skills = len(done.stdout.splitlines()) - 3  # its head, the sum, and the time

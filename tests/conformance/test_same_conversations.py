@@ -84,7 +84,7 @@ def test_grpc_gives_them_while_a_process_is_killed(
 
 
 def test_the_library_gives_the_same_answers_and_usage(expected: list[Answer]) -> None:
-    with LLM(device="cpu", dtype="float32") as llm:
+    with LLM(device="cpu", dtype="float32", threads=1) as llm:
         found = Library().ask(llm, CONVERSATIONS)
     wanted = [answer._replace(thought_tokens=None) for answer in expected]
     differences = [pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1]]

@@ -20,6 +20,9 @@ from typing import Any
 import psutil
 
 START_SECONDS = 60.0
+ONE_THREAD = {"PENSTOCK_THREADS": "1"}
+"""For a worker on the CPU, which else times steps with every number of threads. Several tests run
+at once: threads that wait for each other would take many times as long."""
 
 
 class Served:
@@ -28,12 +31,13 @@ class Served:
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.lines: list[str] = []
         self._began = time.monotonic()
+        threads = {} if "null" in arguments else ONE_THREAD
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penstock.services", "serve", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PENSTOCK_LOG_FORMAT": "json", **(environment or {})},
+            env={**os.environ, "PENSTOCK_LOG_FORMAT": "json", **threads, **(environment or {})},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

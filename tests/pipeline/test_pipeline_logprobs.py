@@ -60,7 +60,7 @@ def generated(folder: Path) -> penstock.RequestOutput:
     settings = penstock.SamplingParams(
         temperature=0.8, seed=4, max_tokens=12, logprobs=3, prompt_logprobs=2, ignore_eos=True
     )
-    with penstock.LLM(str(folder), dtype="float32") as llm:
+    with penstock.LLM(str(folder), dtype="float32", threads=1) as llm:
         (result,) = llm.generate([PROMPT], settings)
     return result
 
@@ -194,7 +194,7 @@ def test_a_prompt_is_scored_without_an_answer(server: Served, folder: Path) -> N
         path=CHAT,
     )
     assert (chat.text, chat.finish) == ({0: ""}, {0: "length"})
-    with penstock.LLM(str(folder), dtype="float32") as llm:
+    with penstock.LLM(str(folder), dtype="float32", threads=1) as llm:
         settings = penstock.SamplingParams(max_tokens=0, prompt_logprobs=2)
         (result,) = llm.generate([PROMPT], settings)
         with pytest.raises(ValueError, match=r"max_tokens is 0.* echo or prompt_logprobs"):

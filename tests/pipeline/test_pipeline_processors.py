@@ -58,7 +58,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[penstock.LLM]:
-    with penstock.LLM(str(folder), dtype="float32") as running:
+    with penstock.LLM(str(folder), dtype="float32", threads=1) as running:
         yield running
 
 

@@ -150,7 +150,7 @@ def test_the_library_follows_schemas(folder: Path) -> None:
     settings = penstock.SamplingParams(
         max_tokens=400, temperature=1.0, seed=5, n=3, structured_outputs={"json": SCHEMA}
     )
-    with penstock.LLM(str(folder), dtype="float32") as llm:
+    with penstock.LLM(str(folder), dtype="float32", threads=1) as llm:
         (result,) = llm.generate(["A person:"], settings)
     for output in result.outputs:
         if output.finish_reason == "stop":

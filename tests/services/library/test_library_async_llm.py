@@ -19,7 +19,12 @@ from penstock.services.library.outputs import RequestError
 from penstock.services.library.requests import Terms
 from penstock.services.library.results import OutputKind
 
-SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_num_seqs": 16}
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "threads": 1,
+    "max_num_seqs": 16,
+}
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 
 

@@ -33,7 +33,7 @@ from penstock.services.library.server_process import ServerFailed
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", dtype="float32", max_num_seqs=16) as llm:
+    with LLM(device="cpu", dtype="float32", threads=1, max_num_seqs=16) as llm:
         yield llm
 
 

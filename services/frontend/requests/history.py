@@ -18,6 +18,8 @@ MAX_ENDED = 4096
 MAX_AGE_S = 3600.0
 REFUSED = "rejected"
 """What a generation calls the end of a request that never ran."""
+ABORTED = "aborted"
+"""Code of the error that ends a request because somebody asked for its end."""
 
 
 class History:
@@ -129,11 +131,17 @@ def _states(generation: Generation, received: float) -> Iterator[RequestState]:
         yield state("running", max(queued, generation.accepted_at - arrival))
         yield state("first_token", generation.first_at - arrival)
     if generation.ended_at:
-        if generation.error is not None:
-            name = "refused" if REFUSED in generation.reasons else "failed"
-        else:
-            name = "aborted" if "abort" in generation.reasons else "finished"
-        yield state(name, generation.ended_at - arrival)
+        yield state(_end_of(generation), generation.ended_at - arrival)
+
+
+def _end_of(generation: Generation) -> str:
+    """The last state of a request that has ended."""
+    error = generation.error
+    if error is None:
+        return "aborted" if "abort" in generation.reasons else "finished"
+    if error.code == ABORTED:
+        return "aborted"
+    return "refused" if REFUSED in generation.reasons else "failed"
 
 
 def _time(seconds: float) -> str:

@@ -203,6 +203,7 @@ def test_an_admin_ends_a_request_by_its_id_and_others_may_not(keys: Keys) -> Non
         assert status == 499
         assert answer["error"]["code"] == "aborted"
         assert client.gateway.cancelled == [1]
+        assert (await life(client, "mine", ann))["state"] == "aborted"
         status, _, _ = await client.post(path, {}, headers=root)
         assert status == 404
         client.gateway.others_answer = [lambda what, about: b"2"]

@@ -1,0 +1,49 @@
+"""Files and metrics that the documentation names are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.protocol.process.metrics import METRICS, PREFIX
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = (
+    "client",
+    "demo",
+    "deploy",
+    "docs",
+    "kernels",
+    "loadtest",
+    "protocol",
+    "services",
+    "tests",
+)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FILES = {
+    path.relative_to(ROOT).as_posix()
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*")
+    if path.is_file() and "node_modules" not in path.parts
+}
+ENDINGS = {
+    "/".join(["", *parts[at:]])
+    for parts in (name.split("/") for name in FILES)
+    for at in range(len(parts))
+}
+NAMED = re.compile(r"`([\w/-]+\.(?:py|proto|jsonl|cfg))`")
+"""``placement.py``, ``services/router/placement.py`` or the end of such a path."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_source_file_that_a_page_names_is_there(page: Path) -> None:
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    assert [name for name in NAMED.findall(prose) if f"/{name}" not in ENDINGS] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_metric_that_a_page_names_is_declared(page: Path) -> None:
+    named = set(re.findall(rf"(?<!\w){PREFIX}(\w+)", page.read_text()))
+    assert named <= METRICS.keys()

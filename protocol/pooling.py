@@ -41,6 +41,8 @@ _KINDS: dict[str, PoolingKind] = {
 }
 """Names of sentence-transformers, new and old."""
 MODULES = "modules.json"
+BIDIRECTIONAL = "use_bidirectional_attention"
+"""In ``config.json``: a decoder each of whose positions attends to all others."""
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 
 
@@ -102,12 +104,18 @@ JUDGED = ["no", "yes"]
 """What a language model that is asked to judge a pair may answer."""
 
 
+def attends_both_ways(info: ModelInfo) -> bool:
+    """Whether a decoder's layers make an encoder. (``vision``, as some models say, means that only
+    the parts of an image see each other.)"""
+    return info.config.get(BIDIRECTIONAL) in (True, "all")
+
+
 def read_pooling(info: ModelInfo, config: ModelConfig) -> Pooling:
     """Raises ``BadModelFolder`` for what the folder asks for and is not there, and for a ``--task``
     that the model cannot do."""
     name, task = info.architecture, str(config.task)
     is_classifier, is_causal = name.endswith(_CLASSIFIER), name.endswith(_CAUSAL)
-    encoder = name in _ENCODERS or bool(info.config.get("use_bidirectional_attention"))
+    encoder = name in _ENCODERS or attends_both_ways(info)
     modules = info.folder / MODULES
     if task == "auto":
         if is_classifier:
@@ -176,7 +184,7 @@ def _classifier(
         )
     tasks = [task] if config.task != "auto" else [SCORE, CLASSIFY][len(labels) > 1 :]
     pooled = str(info.config.get("classifier_pooling") or "cls")
-    kind = _KINDS.get(pooled, "cls") if encoder else "last"
+    kind = _KINDS.get(pooled, "cls") if info.architecture in _ENCODERS else "last"
     return Pooling(
         tasks=tasks,
         generates=False,

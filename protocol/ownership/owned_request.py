@@ -136,4 +136,5 @@ class OwnedRequest:
             work.prefix,
             len(choices),
             len(work.prompt) // TOKEN_BYTES + work.max_tokens,
+            head.task,
         )

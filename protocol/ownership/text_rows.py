@@ -103,7 +103,7 @@ class TextRows:
         choice.count += len(tokens)
         start = more.start
         if start is not None:
-            self.starts.append(msgspec.structs.replace(start, row=len(self.ids) - 1))
+            self.starts.append(msgspec.structs.replace(start, row=len(self.ids) - 1, max_tokens=0))
         if end is not None:
             self.ends.append(msgspec.structs.replace(end, row=len(self.ids) - 1))
             choice.ended = True

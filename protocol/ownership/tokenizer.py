@@ -291,6 +291,7 @@ class TokenizerLedger:
             if out is None:
                 out = outgoing[request.reply_to] = TextRows()
             more = NO_EXTRAS if extras is None else extras.get(row, NO_EXTRAS)
+            self._begun(request, more)
             try:
                 self._add_row(out, request, number, choice, tokens[first:offset], more)
             except Exception:
@@ -301,14 +302,19 @@ class TokenizerLedger:
             self._disown(sender, [i for i, _ in stale], [a for _, a in stale])
 
     def _owns(self, request: OwnedRequest, sender: int) -> bool:
-        """Whether ``sender`` runs the request; tokens may overtake a lost ``Accepted``."""
+        """Whether ``sender`` runs the request."""
         if request.engine == 0 and sender in self._members.peers:
             request.engine = sender
             request.refusals.clear()
-        if not request.accepted and request.engine == sender:
-            request.accepted = True
-            self._tell_accepted(request)
         return request.engine == sender
+
+    def _begun(self, request: OwnedRequest, more: TokenExtras) -> None:
+        """A row has come; that its engine has taken the request may have been lost. What is lost
+        together with the first row begins anew, as if no engine had."""
+        known = request.accepted
+        request.taken(more.start.max_tokens if more.start is not None else 0)
+        if not known:
+            self._tell_accepted(request)
 
     def _add_row(
         self,

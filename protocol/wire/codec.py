@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from penstock.protocol.wire.messages import administration, membership, requests, steps, tokens
 
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 
 Message = (
     membership.Hello

@@ -1,8 +1,8 @@
 """Requests on their way to a tokenizer or an engine: sent on, held until one is ready, cancelled.
 
-``Placement`` chooses who gets a request. What comes while nobody is ready waits: whoever was lost
-is started again. Only where nobody was ever ready a new request is turned away at once. The router
-never decodes a prompt.
+``Placement`` chooses who gets a request, among the engines that do its task. What comes while none
+of them is ready waits: whoever was lost is started again. A new request is turned away at once only
+where nobody was ever ready, and where no engine does its task. The router never decodes a prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from penstock.protocol.wire.messages.requests import (
     Rejected,
     first_attempt,
 )
-from penstock.services.router.held_requests import HeldRequests, Request, Target, service_of
+from penstock.services.router.held_requests import (
+    HeldRequests,
+    Request,
+    Target,
+    service_of,
+    target_of,
+    task_of,
+)
 from penstock.services.router.placement import Placement
 from penstock.services.router.roster import Roster
 
@@ -64,7 +71,7 @@ class Dispatcher:
         choices = max(1, message.choices)
         tokens = message.tokens if isinstance(message, Enqueue) else 0
         member = self.placement.choose(
-            key, message.attempt, now, message.model, prefix, choices, tokens
+            key, message.attempt, now, message.model, prefix, choices, tokens, task_of(message)
         )
         if now - self._began < YOUNG_SECONDS:
             member = None
@@ -87,13 +94,20 @@ class Dispatcher:
         is_new = message.attempt == first_attempt(1) and not self.placement.knows(key)
         young = now - self._began < YOUNG_SECONDS
         if is_new and not young and message.model not in self._roster.models:
-            self._reject(message, self._explain(service, message.model))
+            self._reject(message, self._explain(target_of(message)))
+            return
+        if is_new and (reason := self._never(target_of(message), now)):
+            self.held.release(key)
+            error = "invalid_request_error"
+            self._send(
+                message.reply_to, Rejected(message.id, message.attempt, 400, error, reason, "task")
+            )
             return
         held = self.held.attempt(key)
         if held is not None and held > message.attempt:
             return
         if reason := self.held.hold(message, now):
-            self._reject(message, f"{self._explain(service, message.model)}, and {reason}")
+            self._reject(message, f"{self._explain(target_of(message))}, and {reason}")
 
     def _release_up_to(self, key: tuple[int, str], attempt: int) -> None:
         """Hold a request no longer, unless it is a later attempt."""
@@ -101,16 +115,31 @@ class Dispatcher:
         if held is not None and held <= attempt:
             self.held.release(key)
 
-    def _is_coming(self, service: str, model: str) -> bool:
-        """Whether a process of the service starts or loads."""
-        coming = (Phase.STARTING, Phase.LOADING)
-        return any(member.phase in coming for member in self._roster.of(service, model))
+    def _never(self, target: Target, now: float) -> str:
+        """Why no engine will ever do a task; empty: one may. A router that has not been there for
+        long does not know what those do that are away."""
+        _, model, task = target
+        done = self._roster.models.tasks(model)
+        if not task or not done or task in done or now - self._began < self._hold:
+            return ""
+        if self._roster.of(*target):
+            return ""
+        name = f"the model {model!r}" if model else "this server"
+        return f"task is {task!r}, which no engine of {name} does; they do: {', '.join(done)}"
 
-    def _explain(self, service: str, model: str) -> str:
-        found = self._roster.of(service, model)
+    def _is_coming(self, target: Target) -> bool:
+        """Whether a process starts or loads that is waited for."""
+        coming = (Phase.STARTING, Phase.LOADING)
+        return any(member.phase in coming for member in self._roster.of(*target))
+
+    def _explain(self, target: Target) -> str:
+        service, model, task = target
+        found = self._roster.of(*target)
         name = "engine" if service == "scheduler" else service
         if len(self._roster.models) > 1:
             name += f" of the model {model!r}"
+        if task and len(self._roster.models.tasks(model)) > 1:
+            name += f" that does the task {task!r}"
         if not found:
             return f"no {name} is running"
         states = ", ".join(f"{m.phase} {m.note}".strip() for m in found)
@@ -164,15 +193,16 @@ class Dispatcher:
         young = now - self._began < YOUNG_SECONDS
         hopeful = {}
         for target in self.held.targets():
-            service, model = target
-            hopeful[target] = young or model in self._roster.models
-            is_ready = not young and bool(self._roster.ready(service, model))
+            service, model, _ = target
+            served = young or model in self._roster.models
+            hopeful[target] = served and not self._never(target, now)
+            is_ready = not young and bool(self._roster.ready(*target))
             if is_ready or hopeful[target] != self._hopeful.get(target, True):
                 for message in self.held.waiting(target):
                     self.request(message, now)
-            limit = LOADING_HOLD_SECONDS if self._is_coming(service, model) else self._hold
+            limit = LOADING_HOLD_SECONDS if self._is_coming(target) else self._hold
             for message in self.held.older_than(now - limit, target):
                 self.placement.keep((message.id, service), now)
-                self._reject(message, self._explain(service, model))
+                self._reject(message, self._explain(target))
         self._hopeful = hopeful
         self.placement.tick(now, self.held)

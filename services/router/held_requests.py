@@ -22,12 +22,21 @@ OVERHEAD_BYTES = 1024
 Request = Submit | Enqueue
 Key = tuple[int, str]
 """A request's id and the service that it waits for."""
-Target = tuple[str, str]
-"""A service and the model of which one is needed."""
+Target = tuple[str, str, str]
+"""A service, the model of which one is needed, and the task that an engine must do."""
 
 
 def service_of(message: Request) -> str:
     return "tokenizer" if isinstance(message, Submit) else "scheduler"
+
+
+def task_of(message: Request) -> str:
+    """The task that whoever gets it must do; empty: tokenizers do all."""
+    return "" if isinstance(message, Submit) else message.task
+
+
+def target_of(message: Request) -> Target:
+    return service_of(message), message.model, task_of(message)
 
 
 class HeldRequests:
@@ -79,10 +88,10 @@ class HeldRequests:
     def hold(self, message: Request, now: float) -> str:
         """Hold a request in the place of an earlier attempt of it. One that is held already keeps
         its age. Returns why there is no room, or an empty string."""
-        service, model = service_of(message), message.model
-        key = (message.id, service)
+        model, target = message.model, target_of(message)
+        key = (message.id, target[0])
         known, since = self._held.get(key, (None, now))
-        if known is not None and known.model != model:
+        if known is not None and target_of(known) != target:
             self.release(key)
             known = None
         more = len(message.work) - (len(known.work) if known is not None else 0)
@@ -95,7 +104,7 @@ class HeldRequests:
             return ""
         self.release(key)
         self._held[key] = (message, now)
-        self._waiting.setdefault((service, model), {})[key] = None
+        self._waiting.setdefault(target, {})[key] = None
         self._count(message, 1)
         return ""
 
@@ -116,7 +125,7 @@ class HeldRequests:
         """Hold a request no longer."""
         message, _ = self._held.pop(key, (None, 0.0))
         if message is not None:
-            target = (key[1], message.model)
+            target = target_of(message)
             del self._waiting[target][key]
             if not self._waiting[target]:
                 del self._waiting[target]

@@ -89,6 +89,11 @@ class Member:
             return LOADING_SILENCE_SECONDS
         return TCP_SILENCE_SECONDS if self.address.startswith("tcp://") else SILENCE_SECONDS
 
+    def may_do(self, task: str) -> bool:
+        """Whether it does a task, as far as is known: an engine that loads has not said yet."""
+        known = self.phase == Phase.READY or self.capacity.max_model_len > 0
+        return not (task and known) or task in self.capacity.done
+
     @property
     def model(self) -> str:
         return self.identity.model

@@ -85,18 +85,20 @@ class Placement:
         prefix: bytes = b"",
         choices: int = 1,
         tokens: int = 0,
+        task: str = "",
     ) -> Member | None:
         """The ready member of a model for an attempt of a request; ``None`` while there is none.
 
         ``prefix``: digests of its prompt, see ``penstock.protocol.prefix_digest``. ``choices``:
-        those that are open. ``tokens``: positions of the longest of them in the end.
+        those that are open. ``tokens``: positions of the longest of them in the end. ``task``: what
+        an engine must do.
         """
         route = self._routes.get(key)
         if route is not None and route.attempt == attempt:
             member = self._roster.members.get(route.incarnation)
             if member is not None and member.phase == Phase.READY:
                 return member
-        ready = _that_hold(tokens, self._roster.ready(key[1], model))
+        ready = _that_hold(tokens, self._roster.ready(key[1], model, task))
         refused = _refused(route, attempt)
         others = [member for member in ready if member.incarnation not in refused]
         return self._best(others or ready, prefix, choices, now)

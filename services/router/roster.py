@@ -76,14 +76,17 @@ class Roster:
         self._noted_at = 0.0
         self._ticked_at: float | None = None
 
-    def of(self, service: str, model: str = "") -> list[Member]:
-        """Members of a service; of one model, where one is named."""
+    def of(self, service: str, model: str = "", task: str = "") -> list[Member]:
+        """Members of a service; of one model and, as far as is known, for one task, where those are
+        named."""
         return [
-            m for m in self.members.values() if m.service == service and m.identity.is_of(model)
+            m
+            for m in self.members.values()
+            if m.service == service and m.identity.is_of(model) and m.may_do(task)
         ]
 
-    def ready(self, service: str, model: str = "") -> list[Member]:
-        return [member for member in self.of(service, model) if member.phase == Phase.READY]
+    def ready(self, service: str, model: str = "", task: str = "") -> list[Member]:
+        return [member for member in self.of(service, model, task) if member.phase == Phase.READY]
 
     def hello(self, hello: Hello, now: float) -> None:
         if hello.protocol_version != codec.PROTOCOL_VERSION or (
@@ -181,6 +184,8 @@ class Roster:
     def _look_served(self, member: Member, told: list[str]) -> None:
         """``told``: models that the member knows to be served, maybe longer than this router."""
         model, is_news = member.model, self.models.told(told)
+        if member.service == "scheduler" and member.phase == Phase.READY:
+            self.models.does(model, member.capacity.done)
         if member.service in _MODEL_SERVICES and member.phase == Phase.READY:
             is_new = model not in self.models
             if is_new and all(self.ready(service, model) for service in _MODEL_SERVICES):

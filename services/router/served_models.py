@@ -26,6 +26,8 @@ class ServedModels:
         self._withdrawn: dict[str, None] = {}
         self._names_of: dict[str, dict[str, None]] = {}
         """Fingerprint of a model's files → under which names schedulers serve them."""
+        self._tasks: dict[str, dict[str, None]] = {}
+        """Model → what engines of it have done, those that are away included."""
 
     @property
     def served(self) -> list[str]:
@@ -50,6 +52,16 @@ class ServedModels:
     def engine_named(self, identity: Identity) -> None:
         """A scheduler says under which name it serves which files."""
         self._names_of.setdefault(identity.fingerprint, {})[identity.model] = None
+
+    def does(self, model: str, tasks: Iterable[str]) -> None:
+        """An engine of the model is ready, and does these tasks."""
+        self._tasks.setdefault(model, {}).update(dict.fromkeys(tasks))
+
+    def tasks(self, model: str) -> list[str]:
+        """What engines of a model have done; an empty name stands for any model. Empty: nobody
+        knows."""
+        some = self._tasks if not model else [one for one in (model, "") if one in self._tasks]
+        return list(dict.fromkeys(task for one in some for task in self._tasks[one]))
 
     def named(self, identity: Identity) -> Identity:
         """The same process under the name of the model whose files it has: schedulers decide on
@@ -96,6 +108,8 @@ class ServedModels:
                 self._names_of[fingerprint] = kept
             else:
                 del self._names_of[fingerprint]
+        for name in self._tasks.keys() - self._served.keys() - set(present):
+            del self._tasks[name]
         return bool(too_many)
 
     def _withdraw(self, model: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.prefix_digest import chain_root
@@ -108,6 +108,13 @@ def overloaded(request_id: int, attempt: int, reason: str) -> Rejected:
         retry_after=RETRY_AFTER_SECONDS,
         retry_elsewhere=True,
     )
+
+
+def not_done_here(request_id: int, attempt: int, task: str, done: Iterable[str]) -> Rejected:
+    """The answer to a request that another engine should have got: the router looks to it, but a
+    worker may have come back with other tasks since."""
+    reason = f"this engine does not do the task {task!r}; it does: {', '.join(done)}"
+    return overloaded(request_id, attempt, reason)
 
 
 def make_request(

@@ -10,7 +10,7 @@ result shows a stop, the token that step *k+1* draws for that sequence is thrown
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.requests import Rejected, TokenWork
@@ -26,6 +26,7 @@ from penstock.services.scheduler.admission import (
     WaitingRoom,
     make_request,
     make_sequences,
+    not_done_here,
     overloaded,
 )
 from penstock.services.scheduler.cached_prefixes import CachedPrefixes
@@ -71,12 +72,14 @@ class SchedulerCore:
         shape: StepShape = StepShape(),  # noqa: B008 - it is frozen
         num_ranks: int = 1,
         engine: str = "",
+        tasks: Collection[str] | None = None,
     ) -> None:
         """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
         shorter than a round trip to the worker. ``shape``: how its device likes steps.
         ``num_ranks``: workers that execute each plan. ``engine``: its name, for who asks where a
-        request ran."""
+        request ran. ``tasks``: those that the worker does, to generate included; ``None``: any."""
         self.limits = limits
+        self._tasks = tasks
         self.epoch = epoch
         self.counters = Counters()
         self._policy = policy
@@ -115,6 +118,9 @@ class SchedulerCore:
             if attempt <= known.attempt:
                 return None
             self._sequences.drop(known)
+        if self._tasks is not None and work.head.task not in self._tasks:
+            self.counters.rejected_requests += 1
+            return not_done_here(request_id, attempt, work.head.task, self._tasks)
         try:
             request = make_request(request_id, attempt, owner, work, now, self.limits)
             sequences = make_sequences(request, work, self.limits, self._numbers)
@@ -277,8 +283,10 @@ class SchedulerCore:
         return self._rows.drain()
 
     @crash_only
-    def restart(self, epoch: int, limits: Limits | None = None) -> Batches:
-        """A worker begins a new epoch with an empty cache, perhaps with other limits.
+    def restart(
+        self, epoch: int, limits: Limits | None = None, tasks: Collection[str] | None = None
+    ) -> Batches:
+        """A worker begins a new epoch with an empty cache, perhaps with other limits and tasks.
 
         What is in flight is lost, as with ``worker_gone``. Requests that no longer fit end with
         an error.
@@ -286,6 +294,7 @@ class SchedulerCore:
         self._failures.worker_ended()
         self.epoch = epoch
         self._in_flight.new_epoch()
+        self._tasks = tasks
         if limits is not None:
             self.limits = limits
             whole = limits.task_prompts == "whole"

@@ -99,6 +99,13 @@ class SchedulerService(LoopService):
         if whole is None:
             return
         limits = Limits.of(whole.sizes)
+        capacity = msgspec.structs.replace(
+            Capacity(*msgspec.structs.astuple(limits)),
+            max_model_len=limits.max_sequence_len,
+            tasks=whole.tasks,
+            generates=whole.generates,
+            labels=whole.labels,
+        )
         if self.core is None:
             config = self.config
             self.core = SchedulerCore(
@@ -112,20 +119,15 @@ class SchedulerService(LoopService):
                 shape=whole.shape,
                 num_ranks=config.cluster.world_size,
                 engine=config.cluster.engine,
+                tasks=capacity.done,
             )
             self.core.follow_faults(self._on_fault)
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
             gc.collect()
             gc.freeze()
         else:
-            self._hand_out(self.core.restart(self.group.epoch, limits))
-        self.status.capacity = msgspec.structs.replace(
-            Capacity(*msgspec.structs.astuple(limits)),
-            max_model_len=limits.max_sequence_len,
-            tasks=whole.tasks,
-            generates=whole.generates,
-            labels=whole.labels,
-        )
+            self._hand_out(self.core.restart(self.group.epoch, limits, capacity.done))
+        self.status.capacity = capacity
         if self._draining_since is None:
             self.set_phase(Phase.READY)
 

@@ -148,7 +148,9 @@ class TokenRows:
         if index == 0 and sequence.cached_tokens >= 0:
             row = len(columns.ids) - 1
             columns.starts.append(
-                RowStart(row, sequence.cached_tokens, sequence.queued_s, self.engine)
+                RowStart(
+                    row, sequence.cached_tokens, sequence.queued_s, self.engine, request.max_output
+                )
             )
         return columns
 

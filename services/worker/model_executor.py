@@ -177,8 +177,9 @@ class ModelExecutor(DirectExecutor):
                 not_finite, banned = (
                     np.flatnonzero(bad == why).tolist() for why in (NOT_FINITE, NOTHING_LEFT)
                 )
+                states = partial(self._states, step, hidden)
                 pooled, undone = pool_rows(
-                    self.slots, step, self.tasks, partial(self._states, step, hidden)
+                    self.slots, step, self.tasks, states, generates=self.generates
                 )
                 failures = [*failures, *self.slots.unreadable_rows(step), *undone]
                 prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]

@@ -149,7 +149,8 @@ def _load(
             ahead.complete()
             executor.summary += f"; {ahead.summary}" if ahead.summary else ""
     if isinstance(executor, ModelExecutor):
-        add_tasks(executor, pooling, info, model, judged)
+        random = config.loading.load_format == "dummy"
+        add_tasks(executor, pooling, info, model, judged, random=random)
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account = account
@@ -174,12 +175,15 @@ def add_tasks(
     info: ModelInfo,
     model: CausalModel,
     judged: Layer | None,
+    *,
+    random: bool = False,
 ) -> None:
-    """Let an executor do what the folder is for."""
+    """Let an executor do what the folder is for. random: weights are drawn, not read."""
     layers = [] if judged is None else [judged]
     if pooling.labels and judged is None:
-        layers = [classifier_layer(info, len(pooling.labels), model.hidden_size)]
-    executor.tasks = folder_tasks(pooling, layers)
+        labels = len(pooling.labels)
+        layers = [classifier_layer(info, labels, model.hidden_size, random=random)]
+    executor.tasks = folder_tasks(pooling, layers, random=random)
     executor.generates, executor.labels = pooling.generates, pooling.labels
     if pooling.tasks and pooling.kind != "last":
         executor.sums = PromptSums(pooling.kind)

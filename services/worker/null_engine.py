@@ -66,7 +66,9 @@ class NullExecutor(DirectExecutor):
             listed = slots.prompt_logprobs[chunk.slot : chunk.slot + 1]
             words = _certain(chunk.predicted, listed)
             prompts.append(chunk_logprobs(chunk, words, int(listed[0])))
-        pooled, failures = pool_rows(slots, step, self.tasks, partial(_hidden, slots, step))
+        pooled, failures = pool_rows(
+            slots, step, self.tasks, partial(_hidden, slots, step), generates=self.generates
+        )
         failures += slots.unreadable_rows(step)
         slots.finish(step, tokens)
         if self._step_seconds:

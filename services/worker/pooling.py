@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.steps import RowFailure
 from penstock.protocol.wire.messages.tokens import RowPooled
 from penstock.services.worker.slots import PlannedStep, SlotTable
@@ -26,6 +28,21 @@ class PromptTask(Protocol):
         """hidden: [hidden size], of one prompt. Returns its payload."""
 
 
+class BatchTask(ABC):
+    """A ``PromptTask`` that computes all prompts of a step at once."""
+
+    name: str
+
+    @abstractmethod
+    def transformed(self, states: States) -> States:
+        """[prompts, numbers], one row for each of ``states`` [prompts, hidden size]. A row that is
+        no number makes its own result none, and no other's."""
+
+    def pool(self, hidden: States) -> bytes:
+        """See ``PromptTask.pool``."""
+        return floats(self.transformed(hidden[None])[0])
+
+
 def floats(values: States) -> bytes:
     """As ``Vector`` and ``Scores`` carry them. Raises ``ValueError`` for what is no number."""
     if not np.isfinite(values).all():
@@ -34,22 +51,51 @@ def floats(values: States) -> bytes:
 
 
 def pool_rows(
-    slots: SlotTable, step: PlannedStep, tasks: Mapping[str, PromptTask], hidden: Hidden
+    slots: SlotTable,
+    step: PlannedStep,
+    tasks: Mapping[str, PromptTask],
+    hidden: Hidden,
+    *,
+    generates: bool = True,
 ) -> tuple[list[RowPooled], list[RowFailure]]:
-    """The payloads of a step's rows that have a task, and the rows whose task cannot be done."""
-    rows = slots.task_rows(step)
-    if not rows:
-        return [], []
+    """The payloads of a step's rows that have a task, and the rows that get nothing: their task is
+    not done here, or failed. generates: rows without a task get a token from somebody else."""
+    named = dict(slots.task_rows(step))
+    failures = [] if generates else _no_tokens(len(step.sampled), named)
+    if not named:
+        return [], failures
+    pooled: list[RowPooled] = []
+    rows_of: dict[str, list[int]] = {}
+    for row, name in named.items():
+        if name in tasks:
+            rows_of.setdefault(name, []).append(row)
+        else:
+            failures.append(RowFailure(row, f"this engine does not do the task {name!r}", 500))
+    for name, rows in rows_of.items():
+        found, failed = _pooled(tasks[name], rows, hidden(rows))
+        pooled += found
+        failures += failed
+    return pooled, failures
+
+
+def _no_tokens(rows: int, named: Mapping[int, str]) -> list[RowFailure]:
+    reason = f"this engine does not do the task {GENERATE!r}"
+    return [RowFailure(row, reason, 500) for row in range(rows) if row not in named]
+
+
+def _pooled(
+    task: PromptTask, rows: list[int], states: States
+) -> tuple[list[RowPooled], list[RowFailure]]:
+    """What a task makes of its rows; what it raises ends the row that it was called for."""
+    make: Callable[[States], bytes] = task.pool
+    if isinstance(task, BatchTask):
+        states, make = task.transformed(states), floats
     pooled: list[RowPooled] = []
     failures: list[RowFailure] = []
-    for (row, name), state in zip(rows, hidden([row for row, _ in rows]), strict=True):
-        task = tasks.get(name)
-        if task is None:
-            failures.append(RowFailure(row, f"this engine does not do the task {name!r}", 500))
-            continue
+    for row, state in zip(rows, states, strict=True):
         try:
-            pooled.append(RowPooled(row, bytes(task.pool(state))))
+            pooled.append(RowPooled(row, bytes(make(state))))
         except Exception as error:
-            reason = f"the task {name!r} failed: {type(error).__name__}: {error}"
+            reason = f"the task {task.name!r} failed: {type(error).__name__}: {error}"
             failures.append(RowFailure(row, reason, 500))
     return pooled, failures

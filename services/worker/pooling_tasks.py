@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,50 +13,65 @@ from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_text
 from penstock.protocol.pooling import DenseModule, Pooling
 from penstock.protocol.tasks import CLASSIFY
 from penstock.services.worker.checkpoint import Checkpoint
-from penstock.services.worker.pooling import PromptTask, States, floats
+from penstock.services.worker.pooling import BatchTask, PromptTask, States, floats
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Matrix = npt.NDArray[np.float32]
+RANDOM_STD = 0.02
 
 
-def _gelu(x: States) -> States:
-    return np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()], np.float32)
+Wide = npt.NDArray[np.float64]
 
 
-_ACTIVATIONS: dict[str, Callable[[States], States]] = {
+def _gelu(x: Wide) -> Wide:
+    import torch
+
+    found: Wide = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
+    return found
+
+
+_ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
     "identity": lambda x: x,
     "tanh": np.tanh,
-    "relu": lambda x: np.maximum(x, np.float32(0)),
+    "relu": lambda x: np.maximum(x, 0.0),
     "gelu": _gelu,
 }
 
 
-class Layer(NamedTuple):
-    """activation(W x + b)."""
+class Layer:
+    """activation(W x + b), in float64: a prompt's numbers, rounded to float32, do not depend on
+    how many others are multiplied with it."""
 
-    weight: Matrix
-    """[out, in]"""
-    bias: States | None = None
-    activation: str = "identity"
+    def __init__(
+        self, weight: Matrix, bias: States | None = None, activation: str = "identity"
+    ) -> None:
+        """weight: [out, in]; bias: [out]."""
+        self._weight = weight.astype(np.float64).T
+        self._bias = None if bias is None else bias.astype(np.float64)
+        self._activate = _ACTIVATIONS[activation]
 
-    def __call__(self, x: States) -> States:
-        product = self.weight @ x
-        return _ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
+    def __call__(self, x: Wide) -> Wide:
+        """[prompts, out] of [prompts, in]."""
+        product = x @ self._weight
+        return self._activate(product if self._bias is None else product + self._bias)
 
 
-class LayersTask:
+class LayersTask(BatchTask):
     """A task whose payload is a prompt's state behind some layers."""
 
     def __init__(self, name: str, layers: Sequence[Layer] = ()) -> None:
         self.name = name
         self._layers = layers
 
-    def pool(self, hidden: States) -> bytes:
+    def transformed(self, states: States) -> States:
+        if not self._layers:
+            return states
+        wide = states.astype(np.float64)
         for layer in self._layers:
-            hidden = layer(hidden)
-        return floats(hidden)
+            wide = layer(wide)
+        return wide.astype(np.float32)
 
 
 class NullTask:
@@ -82,34 +96,46 @@ def null_tasks(pooling: Pooling) -> dict[str, PromptTask]:
     return {name: NullTask(name, counts.get(name, 0)) for name in pooling.tasks}
 
 
-def folder_tasks(pooling: Pooling, layers: Sequence[Layer] = ()) -> dict[str, PromptTask]:
+def folder_tasks(
+    pooling: Pooling, layers: Sequence[Layer] = (), *, random: bool = False
+) -> dict[str, PromptTask]:
     """The folder's tasks. layers: what makes logits of a pooled state; vectors have those of the
-    folder. Raises ``BadModelFolder``."""
-    behind = [*layers, *(dense_layer(module) for module in pooling.dense)]
+    folder. random: their weights are drawn, not read. Raises ``BadModelFolder``."""
+    behind = [*layers, *(dense_layer(module, random=random) for module in pooling.dense)]
     return {name: LayersTask(name, behind) for name in pooling.tasks}
 
 
-def dense_layer(module: DenseModule) -> Layer:
+def dense_layer(module: DenseModule, *, random: bool = False) -> Layer:
     """Read a dense module of sentence-transformers."""
     sizes = module.out_features, module.in_features
     shapes: dict[str, tuple[int, ...]] = {"linear.weight": sizes}
     if module.bias:
         shapes["linear.bias"] = sizes[:1]
-    found = read_tensors(module.folder, shapes)
+    found = read_tensors(module.folder, shapes, random=random)
     return Layer(found["linear.weight"], found.get("linear.bias"), module.activation)
 
 
-def classifier_layer(info: ModelInfo, labels: int, hidden: int) -> Layer:
+def classifier_layer(info: ModelInfo, labels: int, hidden: int, *, random: bool = False) -> Layer:
     """The head of a decoder that classifies: logits of the last token's state."""
-    name = "score.weight"
-    return Layer(read_tensors(info.folder, {name: (labels, hidden)}, others=True)[name])
+    name, shape = "score.weight", (labels, hidden)
+    return Layer(read_tensors(info.folder, {name: shape}, others=True, random=random)[name])
 
 
 def read_tensors(
-    folder: Path, shapes: dict[str, tuple[int, ...]], *, others: bool = False
+    folder: Path,
+    shapes: dict[str, tuple[int, ...]],
+    *,
+    others: bool = False,
+    random: bool = False,
 ) -> dict[str, Matrix]:
-    """Tensors of a folder's checkpoint in float32. others: it may hold more. Raises
-    ``BadModelFolder``."""
+    """Tensors of a folder's checkpoint in float32. others: it may hold more. random: they are
+    drawn, and no checkpoint is needed. Raises ``BadModelFolder``."""
+    if random:
+        draw = np.random.default_rng(0)
+        return {
+            name: (RANDOM_STD * draw.standard_normal(shape)).astype(np.float32)
+            for name, shape in shapes.items()
+        }
     import torch
 
     checkpoint = Checkpoint(folder)

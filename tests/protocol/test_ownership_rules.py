@@ -66,6 +66,7 @@ from penstock.protocol.wire.messages.tokens import (
     Reasoning,
     Released,
     RowEvents,
+    RowStart,
     Text,
     TextBatch,
     TokenBatch,
@@ -537,6 +538,34 @@ def test_what_an_engine_leaves_of_the_limit_holds_wherever_the_request_goes_on(
     [(_, again)] = sent.take(Enqueue)
     assert again.tokens == len(PROMPT) // 4 + 9
     assert msgspec.msgpack.decode(again.work, type=TokenWork).max_tokens == 9
+
+
+def test_a_lost_acceptance_is_made_good_by_the_first_row(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    [(_, first)] = sent.take(Enqueue)
+    assert msgspec.msgpack.decode(first.work, type=TokenWork).max_tokens > 9
+    batch = token_row(first.attempt, 0, "a")
+    start = RowStart(0, 0, 0.0, max_tokens=9)
+    ledger.handle(SCHEDULER, msgspec.structs.replace(batch, starts=[start]), 0.1)
+    [(_, accepted)] = sent.take(Accepted)
+    assert accepted.max_tokens == 9
+    ledger.peers_gone({SCHEDULER: Members().peers[SCHEDULER]}, 0.2)
+    [(_, again)] = sent.take(Enqueue)
+    work = msgspec.msgpack.decode(again.work, type=TokenWork)
+    assert (work.max_tokens, work.head.accepted) == (9, True)
+
+
+def test_what_is_lost_with_the_first_row_begins_as_if_no_engine_had_taken_it(
+    tokenizer: Any,
+) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    [(_, first)] = sent.take(Enqueue)
+    ledger.handle(SCHEDULER, token_row(first.attempt, 1, "b"), 0.1)
+    [(_, again)] = sent.take(Enqueue)
+    assert not msgspec.msgpack.decode(again.work, type=TokenWork).head.accepted
+    assert (ledger.open[7].accepted, ledger.open[7].attempt) == (False, first.attempt + 1)
 
 
 def test_what_a_tokenizer_answers_alone_reaches_no_engine_and_is_asked_for_again_if_lost() -> None:

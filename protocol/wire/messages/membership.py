@@ -42,6 +42,11 @@ class Capacity(EngineSizes, frozen=True, array_like=True, gc=False):
     labels: list[str] = []
     """What the scores of ``classify`` stand for, in their order."""
 
+    @property
+    def done(self) -> list[str]:
+        """All tasks that it does, to generate included."""
+        return [*(["generate"] if self.generates else []), *self.tasks]
+
 
 class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a frontend has in the pipeline for a model, what an engine can run; or several of them

@@ -246,6 +246,8 @@ class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
     tokens: int = 0
     """Positions of its longest sequence in the end, at most: an engine that holds fewer may have to
     give it up."""
+    task: TaskName = "generate"
+    """``RequestHead.task``, likewise: engines that do not do it do not get it."""
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=23, gc=False):

@@ -54,6 +54,8 @@ class RowStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Seconds from the request's arrival at the server until the choice first ran."""
     engine: str = ""
     """Name of the engine that it ran in."""
+    max_tokens: int = 0
+    """As in ``Accepted``, which may have been lost. For a client 0."""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -10,28 +10,27 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
-from penstock.services.worker.encoders.packed_rows import Group, PackedRows, attend
+from penstock.protocol.pooling import BIDIRECTIONAL
+from penstock.services.worker.encoders.attention import PromptAttention
+from penstock.services.worker.encoders.packed_rows import PackedRows
 from penstock.services.worker.encoders.specification import LayerKind
 from penstock.services.worker.load_report import LoadReport
-from penstock.services.worker.model_weights import load_model
+from penstock.services.worker.model_weights import load_model, random_model
 from penstock.services.worker.models.causal_model import StepInputs
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.specification import CacheSpecification
-
-FLAG = "use_bidirectional_attention"
 
 
 class _WholeAttention(NamedTuple):
     """A ``StepAttention`` of whole prompts, which writes to no cache."""
 
-    groups: Sequence[Group]
+    attention: PromptAttention
     caches: Sequence[CacheSpecification]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache = self.caches[layer]
         kind = LayerKind(window=cache.window // 2)  # half of it on either side
-        out = attend(query, key, value, self.groups, kind, scale=cache.score_scale)
-        return out.flatten(1)
+        return self.attention(query, key, value, kind, cache.score_scale).flatten(1)
 
 
 class BidirectionalDecoder:
@@ -48,10 +47,14 @@ class BidirectionalDecoder:
     def device(self) -> torch.device:
         return self._decoder.device
 
+    @property
+    def hidden_size(self) -> int:
+        return self._decoder.hidden_size
+
     def __call__(self, rows: PackedRows) -> Tensor:
         """[N, hidden]."""
         decoder = self._decoder
-        attention = _WholeAttention(rows.groups, decoder.caches)
+        attention = _WholeAttention(PromptAttention(rows), decoder.caches)
         hidden = decoder.hidden(StepInputs(rows.tokens, rows.positions, attention, None), None)
         return decoder.last_hidden(hidden, None)
 
@@ -63,12 +66,16 @@ def load_bidirectional(
     device: torch.device,
     progress: Callable[[str], None],
     loaded: Callable[[LoadReport], None],
+    random_seed: int | None = None,
 ) -> BidirectionalDecoder:
-    """Raises ``BadModelFolder``."""
-    plain = replace(info, config={**info.config, FLAG: False})
-    decoder = load_model(plain, dtype, device, progress, loaded, longest, headless=True)
+    """random_seed: of weights that are drawn instead of read. Raises ``BadModelFolder``."""
+    plain = replace(info, config={**info.config, BIDIRECTIONAL: False})
+    if random_seed is None:
+        decoder = load_model(plain, dtype, device, progress, loaded, longest, headless=True)
+    else:
+        decoder = random_model(plain, dtype, device, random_seed, longest)
     if any(cache.softcap for cache in decoder.caches):
         raise BadModelFolder(
-            f"{info.folder / 'config.json'}: {FLAG} with capped scores is not supported"
+            f"{info.folder / 'config.json'}: {BIDIRECTIONAL} with capped scores is not supported"
         )
     return BidirectionalDecoder(decoder, longest)

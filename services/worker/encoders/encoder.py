@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, layer_norm, relu, silu
 
 from penstock.kernels.linear import Linear
-from penstock.services.worker.encoders.packed_rows import (
-    Bias,
-    PackedRows,
-    attend,
-    relative_bias,
-)
+from penstock.services.worker.encoders.attention import PromptAttention, RelativeBias
+from penstock.services.worker.encoders.packed_rows import PackedRows
 from penstock.services.worker.encoders.specification import EncoderSpecification, LayerKind
 
 Tensors = Mapping[str, Tensor]
-KEPT_BIASES = 64
-"""Lengths of which relative biases are kept."""
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
@@ -64,14 +57,12 @@ class _Layer:
         self._mlp_norm = Norm(tensors, ahead + names.mlp_norm, model.eps)
         self._activate = _ACTIVATIONS[model.activation]
 
-    def __call__(
-        self, x: Tensor, rows: PackedRows, rotation: Tensor | None, bias: Bias | None
-    ) -> Tensor:
+    def __call__(self, x: Tensor, attention: PromptAttention, rotation: Tensor | None) -> Tensor:
         if self._pre_norm:
             normed = x if self._attention_norm is None else self._attention_norm(x)
-            x = self._output.add_to(x, self._attended(normed, rows, rotation, bias))
+            x = self._output.add_to(x, self._attended(normed, attention, rotation))
             return self._down.add_to(x, self._wide(self._mlp_norm(x)))
-        x = self._output.add_to(x, self._attended(x, rows, rotation, bias))
+        x = self._output.add_to(x, self._attended(x, attention, rotation))
         x = x if self._attention_norm is None else self._attention_norm(x)
         return self._mlp_norm(self._down.add_to(x, self._wide(x)))
 
@@ -82,14 +73,12 @@ class _Layer:
         gate, up = up.chunk(2, -1)
         return self._activate(gate) * up
 
-    def _attended(
-        self, x: Tensor, rows: PackedRows, rotation: Tensor | None, bias: Bias | None
-    ) -> Tensor:
+    def _attended(self, x: Tensor, attention: PromptAttention, rotation: Tensor | None) -> Tensor:
         fused = self._qkv(x).view(len(x), 3, self._heads, self._dim)
         query, key, value = fused.unbind(1)
         if rotation is not None:
             query, key = _rotated(query, rotation), _rotated(key, rotation)
-        return attend(query, key, value, rows.groups, self._kind, bias).flatten(1)
+        return attention(query, key, value, self._kind).flatten(1)
 
 
 class Encoder:
@@ -111,10 +100,9 @@ class Encoder:
         self._final: Norm | None = None
         if names.final_norm:
             self._final = Norm(tensors, base + names.final_norm, model.eps)
-        self._bias: Bias | None = None
+        self._bias: RelativeBias | None = None
         if model.relative_buckets:
-            table = tensors[f"{base}{names.relative}.weight"]
-            self._bias = lru_cache(KEPT_BIASES)(lambda length: relative_bias(table, length))
+            self._bias = RelativeBias(tensors[f"{base}{names.relative}.weight"])
 
     @property
     def device(self) -> torch.device:
@@ -129,6 +117,7 @@ class Encoder:
             last = len(self._segments) - 1
             x = x + embedding(rows.segments.clamp(max=last), self._segments)
         x = self._norm(x)
+        attention = PromptAttention(rows, self._bias)
         rotations: dict[float, Tensor] = {}
         for layer, kind in zip(self._layers, self._model.layers, strict=True):
             rotation = None
@@ -136,7 +125,7 @@ class Encoder:
                 if kind.theta not in rotations:
                     rotations[kind.theta] = self._rotation(rows.positions, kind.theta)
                 rotation = rotations[kind.theta]
-            x = layer(x, rows, rotation, self._bias)
+            x = layer(x, attention, rotation)
         return x if self._final is None else self._final(x)
 
     def _rotation(self, positions: Tensor, theta: float) -> Tensor:

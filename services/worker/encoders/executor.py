@@ -76,8 +76,11 @@ class EncoderExecutor(DirectExecutor):
         slots = self._slots
         try:
             step = slots.apply(plan)
-            values = self._values(step)
-            pooled, failures = pool_rows(slots, step, self.tasks, lambda rows: values[rows])
+            values, first = self._values(step), len(step.decoding)
+            pooled, failures = pool_rows(
+                slots, step, self.tasks, lambda rows: values[np.array(rows) - first],
+                generates=False,
+            )  # fmt: skip
             tokens = np.zeros(len(step.sampled), np.int32)
             slots.finish(step, tokens)
         except BaseException:
@@ -90,9 +93,13 @@ class EncoderExecutor(DirectExecutor):
         )  # fmt: skip
 
     def _values(self, step: PlannedStep) -> States:
-        """[prompts, numbers] of a step, in the order of its rows."""
-        if len(step.decoding) or not all(chunk.sample for chunk in step.chunks):
-            raise ValueError("an encoder computes whole prompts alone, and draws no tokens")
+        """[prompts, numbers] of a step's prompts, in the order of their rows. Rows of those who
+        want tokens, which nobody should have sent here, fail alone."""
+        rows = self._slots.task_rows(step)
+        if rows and rows[0][0] < len(step.decoding):
+            raise ValueError("a slot is planned on behind the end of its prompt")
+        if not all(chunk.sample for chunk in step.chunks):
+            raise ValueError("an encoder computes whole prompts alone")
         if not step.chunks:
             return np.empty((0, 0), np.float32)
         prompts = [

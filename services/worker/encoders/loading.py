@@ -11,9 +11,9 @@ from torch import Tensor
 from penstock.protocol.config import Config
 from penstock.protocol.config.machine import read_machine
 from penstock.protocol.model_info import ModelInfo
-from penstock.protocol.pooling import Pooling, read_pooling
+from penstock.protocol.pooling import Pooling, attends_both_ways, read_pooling
 from penstock.services.worker.checkpoint import Checkpoint
-from penstock.services.worker.encoders.bidirectional_decoder import FLAG, load_bidirectional
+from penstock.services.worker.encoders.bidirectional_decoder import load_bidirectional
 from penstock.services.worker.encoders.encoder import Encoder
 from penstock.services.worker.encoders.executor import EncoderExecutor, StatesOf
 from penstock.services.worker.encoders.families import encoder_specification
@@ -23,7 +23,7 @@ from penstock.services.worker.encoders.specification import EncoderSpecification
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import plan_capacity, whole_prompts
 from penstock.services.worker.model_loading import choose_device, choose_dtype
-from penstock.services.worker.pooling_tasks import folder_tasks
+from penstock.services.worker.pooling_tasks import classifier_layer, folder_tasks
 
 DUMMY_STD = 0.02
 Shapes = dict[str, tuple[int, ...]]
@@ -44,14 +44,21 @@ def load_encoder_executor(
     sizes = whole_prompts(plan_capacity(config, info, 1, 2**40))
     encoder: StatesOf
     head = None
-    if info.config.get(FLAG):
+    random = config.loading.load_format == "dummy"
+    seed = config.model.seed if random else None
+    layers = []
+    if attends_both_ways(info):
         longest = sizes.max_model_len
-        encoder = load_bidirectional(info, longest, dtype, device, progress, loaded)
+        encoder = load_bidirectional(info, longest, dtype, device, progress, loaded, seed)
+        if pooling.labels:
+            hidden = encoder.hidden_size
+            layers = [classifier_layer(info, len(pooling.labels), hidden, random=random)]
     else:
         encoder, head = _load_encoder(config, info, pooling, dtype, device, progress, loaded)
     yields = device.type == "cpu" and config.cache.share() < 1.0
     executor = EncoderExecutor(encoder, head, pooling.kind, sizes, dtype, threads, yields=yields)
-    executor.tasks, executor.labels = folder_tasks(pooling), pooling.labels
+    executor.tasks = folder_tasks(pooling, layers, random=random)
+    executor.labels = pooling.labels
     progress("running once")
     length = min(sizes.max_model_len, 16)
     executor.compute([Prompt(torch.zeros(length, dtype=torch.int32).numpy())])

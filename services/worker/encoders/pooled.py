@@ -18,22 +18,15 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": relu,
     "gelu": gelu,
 }
-_REDUCED: dict[PoolingKind, Callable[[Tensor], Tensor]] = {
-    "cls": lambda states: states[:, 0],
-    "last": lambda states: states[:, -1],
-    "mean": lambda states: states.float().mean(1),
-    "max": lambda states: states.amax(1),
-}
 
 
 def pool(states: Tensor, rows: PackedRows, kind: PoolingKind) -> Tensor:
     """[prompts, hidden], in the order in which they are packed. states: [N, hidden]."""
-    reduce = _REDUCED[kind]
-    parts = []
-    for group in rows.groups:
-        of_group = states[group.begin : group.end]
-        parts.append(reduce(of_group.view(group.size, group.length, -1)))
-    return torch.cat(parts)
+    lengths = torch.tensor(rows.lengths, device=states.device)
+    if kind in ("cls", "last"):
+        ends = lengths.cumsum(0)
+        return states.index_select(0, ends - 1 if kind == "last" else ends - lengths)
+    return torch.segment_reduce(states.float(), kind, lengths=lengths, unsafe=True)
 
 
 class Head:

@@ -46,7 +46,9 @@ ADAPTERS: dict[str, ModelAdapter] = {
 }
 
 
-_WITHOUT_HEAD = ("ForSequenceClassification", "TextModel", "Model")
+_WITHOUT_HEAD = (
+    "TextForSequenceClassification", "ForSequenceClassification", "TextModel", "Model",
+)  # fmt: skip
 
 
 def causal_name(architecture: str) -> str:

@@ -107,8 +107,15 @@ class World:
         submit = Submit(number, attempt, FRONTEND, b"work", model, choices)
         self.dispatcher.request(submit, self.now)
 
-    def enqueue(self, number: int, attempt: int = FIRST, model: str = "", choices: int = 1) -> None:
-        enqueue = Enqueue(number, attempt, TOKENIZER, b"work", model, choices=choices)
+    def enqueue(
+        self,
+        number: int,
+        attempt: int = FIRST,
+        model: str = "",
+        choices: int = 1,
+        task: str = "generate",
+    ) -> None:
+        enqueue = Enqueue(number, attempt, TOKENIZER, b"work", model, choices=choices, task=task)
         self.dispatcher.request(enqueue, self.now)
 
     def cancel(self, number: int, attempt: int = FIRST, sender: int = 0, choice: int = -1) -> None:
@@ -841,3 +848,90 @@ def test_a_request_without_a_model_goes_to_anyone(two_models: World) -> None:
     two_models.roster.died(1, "host-a")
     two_models.submit(1)
     assert two_models.where() == [11]
+
+
+# --- tasks
+
+GENERATOR = Capacity(max_model_len=64, vocab_size=99)
+ENCODER = Capacity(max_model_len=64, vocab_size=99, tasks=["embed"], generates=False)
+
+
+def served_by(*capacities: Capacity) -> World:
+    """A model with a tokenizer and these engines, numbered from 2 on, whose router is not young."""
+    world = World()
+    world.add(1, "tokenizer")
+    for number, capacity in enumerate(capacities, 2):
+        world.add(number, "scheduler", phase=Phase.LOADING)
+        world.beat(number, capacity=capacity)
+    world.tick(HOLD_SECONDS + 1.0)
+    world.sent.clear()
+    return world
+
+
+def test_a_request_goes_only_to_an_engine_that_does_its_task() -> None:
+    world = served_by(GENERATOR, ENCODER)
+    for number in range(4):
+        world.enqueue(number, task="embed")
+        world.enqueue(10 + number)
+    assert world.where() == [3, 2] * 4
+    world.enqueue(0, attempt=FIRST + 1, task="embed")  # not elsewhere, though it came back from 3
+    assert world.where() == [3]
+
+
+def test_a_task_that_no_engine_does_is_refused_by_name() -> None:
+    world = served_by(ENCODER)
+    world.enqueue(10)
+    world.enqueue(11, task="fold")
+    for (_, refused), task in zip(world.take(Rejected), ("generate", "fold"), strict=True):
+        assert (refused.status, refused.kind, refused.param) == (
+            400,
+            "invalid_request_error",
+            "task",
+        )
+        assert f"task is {task!r}" in refused.message and "they do: embed" in refused.message
+    assert not len(world.dispatcher.held)
+
+
+def test_a_request_waits_for_engines_that_do_its_task_and_are_away() -> None:
+    world = served_by(GENERATOR, ENCODER)
+    world.roster.bury(world.roster.members[3], "it was killed")
+    world.enqueue(10, task="embed")
+    assert not world.take(Enqueue, Rejected)
+    world.add(4, "scheduler", phase=Phase.LOADING)
+    world.tick(HOLD_SECONDS + 1.0)
+    assert not world.take(Enqueue, Rejected)
+    world.beat(4, capacity=ENCODER)
+    world.tick(0.1)
+    assert world.where() == [4]
+    world.roster.bury(world.roster.members[4], "it was killed")
+    world.enqueue(11, task="embed")
+    world.tick(HOLD_SECONDS + 1.0)
+    ((_, refused),) = world.take(Rejected)
+    assert refused.status == 503 and "that does the task 'embed'" in refused.message
+
+
+def test_what_waits_is_refused_once_the_last_engine_has_said_that_it_does_not_do_it() -> None:
+    world = served_by(GENERATOR)
+    world.add(3, "scheduler", phase=Phase.LOADING)
+    world.enqueue(10, task="embed")
+    world.enqueue(11, attempt=FIRST + 1, task="embed")  # one that an engine had: it waits
+    world.tick(0.1)
+    assert not world.take(Enqueue, Rejected)
+    world.beat(3, capacity=GENERATOR)
+    world.tick(0.1)
+    ((_, refused),) = world.take(Rejected)
+    assert (refused.id, refused.status) == (10, 400)
+
+
+def test_a_young_router_does_not_know_what_those_do_that_are_away() -> None:
+    world = World()
+    world.add(1, "tokenizer")
+    world.add(2, "scheduler")
+    world.beat(2, capacity=GENERATOR)
+    world.grow_up()
+    world.enqueue(10, task="embed")
+    assert not world.take(Enqueue, Rejected)
+    world.add(3, "scheduler")
+    world.beat(3, capacity=ENCODER)
+    world.tick(0.1)
+    assert world.where() == [3]

@@ -118,3 +118,14 @@ def test_an_engine_without_chunks_computes_each_prompt_in_one_step() -> None:
 def test_an_engine_without_chunks_must_hold_its_longest_prompt_in_a_step() -> None:
     with pytest.raises(ValueError, match="max_num_batched_tokens 32 is too small"):
         Limits(4, 65, 4, 32, 64, 1000, task_prompts="whole")
+
+
+def test_an_engine_refuses_by_name_what_it_does_not_do() -> None:
+    core = SchedulerCore(small(), 1, make_policy("fcfs"), True, 10, tasks=["embed"])
+    refused = core.add(1, 0, "t", token_work(prompt(5)), 0.0)
+    assert refused is not None and (refused.status, refused.retry_elsewhere) == (503, True)
+    assert "does not do the task 'generate'; it does: embed" in refused.message
+    assert core.add(2, 0, "t", pooling(5), 0.0) is None
+    core.restart(2, tasks=["generate"])  # the next worker does something else
+    assert core.add(3, 0, "t", token_work(prompt(5)), 0.0) is None
+    assert core.add(4, 0, "t", pooling(5), 0.0) is not None

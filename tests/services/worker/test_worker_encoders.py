@@ -14,15 +14,19 @@ import torch
 from pooled_prompts import pooled
 from tiny_encoders import FAMILIES, make_encoder, write_encoder
 from tiny_models import make_model
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from penstock.protocol.config import Config
-from penstock.protocol.config.fields import CacheConfig, DeviceConfig, ModelConfig
+from penstock.protocol.config.fields import CacheConfig, DeviceConfig, LoadingConfig, ModelConfig
 from penstock.protocol.model_info import BadModelFolder, read_model_info
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.services.worker.encoders import attention
 from penstock.services.worker.encoders.executor import EncoderExecutor
 from penstock.services.worker.encoders.loading import load_encoder_executor
+from penstock.services.worker.encoders.packed_rows import PackedRows
 
-NO_SHARE = CacheConfig()
+NO_SHARE, STORED = CacheConfig(), LoadingConfig()
+SAMPLING = SlotSampling(0.0, 0, 1.0, 0).packed()
 LENGTHS = [1, 7, 30, 7, 64, 2]
 
 
@@ -30,10 +34,13 @@ def prompts(lengths: list[int] = LENGTHS) -> list[list[int]]:
     return [[5 + (7 * at + 11 * n) % 90 for at in range(n)] for n in lengths]
 
 
-def executor_of(folder: Path, cache: CacheConfig = NO_SHARE, **model: Any) -> EncoderExecutor:
+def executor_of(
+    folder: Path, cache: CacheConfig = NO_SHARE, loading: LoadingConfig = STORED, **model: Any
+) -> EncoderExecutor:
     config = Config(
         model=ModelConfig(model=str(folder), **model),
         cache=cache,
+        loading=loading,
         device=DeviceConfig(device="cpu", threads=1),
     )
     return load_encoder_executor(config, read_model_info(folder), lambda note: None)
@@ -139,6 +146,121 @@ def test_gemma_s_layers_attend_in_both_directions(tmp_path: Path, first: bool) -
     for got, ids in zip(pooled(executor, prompts(lengths)), prompts(lengths), strict=True):
         states = states_of(model, ids)
         same(got, states[0] if first else states.mean(0))
+
+
+def test_requests_for_tokens_fail_alone_in_an_encoder_s_step(tmp_path: Path) -> None:
+    model = make_encoder("Bert")
+    executor = executor_of(write_encoder(model, tmp_path))
+    wrong, right = prompts([5, 9])
+    slots = [
+        NewSlot(
+            number, np.array(ids, "<i4").tobytes(), len(ids), 0, [number], SAMPLING, task=task
+        )
+        for number, (ids, task) in enumerate(((wrong, ""), (right, "embed"), (right, "fold")))
+    ]  # fmt: skip
+    chunks = [Chunk(slot.slot, 0, slot.prompt_len, True, []) for slot in slots]
+    result = executor.execute(StepPlan(1, 1, True, [], slots, [], chunks))
+    same(np.frombuffer(result.pooled[0].values, "<f4"), states_of(model, right).mean(0))
+    assert sorted((one.row, one.reason) for one in result.failures) == [
+        (0, "this engine does not do the task 'generate'"),
+        (2, "this engine does not do the task 'fold'"),
+    ]
+    # Planned before that was known: the slot decodes.
+    added = [NewSlot(3, slots[1].tokens, 9, 0, [3], SAMPLING, task="embed")]
+    result = executor.execute(StepPlan(1, 2, False, [1, 2], added, [], [Chunk(3, 0, 9, True, [])]))
+    assert [one.row for one in result.failures] == [0] and [p.row for p in result.pooled] == [1]
+    same(np.frombuffer(result.pooled[0].values, "<f4"), states_of(model, right).mean(0))
+
+
+def test_a_classifier_that_attends_in_both_directions_gives_its_labels(tmp_path: Path) -> None:
+    config = make_model("gemma3").config
+    config.num_labels, config.pad_token_id = 3, 0
+    config.use_bidirectional_attention = True
+    torch.manual_seed(1)
+    model = AutoModelForSequenceClassification.from_config(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    executor = executor_of(write_encoder(model, tmp_path))
+    assert list(executor.tasks) == ["classify"] and len(executor.labels) == 3
+    for got, ids in zip(pooled(executor, prompts(), "classify"), prompts(), strict=True):
+        with torch.inference_mode():
+            same(got, model(torch.tensor([ids])).logits[0])
+
+
+def test_a_bidirectional_decoder_takes_random_weights(tmp_path: Path) -> None:
+    causal = make_model("gemma3")
+    causal.model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text()) | {"use_bidirectional_attention": True}
+    path.write_text(json.dumps(config))
+    for weights in tmp_path.glob("*.safetensors"):
+        weights.unlink()
+    loading = LoadingConfig(load_format="dummy")
+    first, second = (pooled(executor_of(tmp_path, loading=loading), prompts()) for _ in range(2))
+    assert all(np.isfinite(vector).all() and vector.any() for vector in first)
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("family", ["MPNet", "ModernBert", "Bert"])
+def test_prompts_of_several_lengths_may_be_one_padded_batch(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where launches cost more than padding."""
+    model = make_encoder(family)
+    executor = executor_of(write_encoder(model, tmp_path))
+    sizes: list[int] = []
+
+    def padded(rows: PackedRows, bias: Any, heads: int) -> Any:
+        batch = attention.batch_of(0, rows.lengths, torch.device("cpu"))
+        sizes.append(batch.size)
+        return [batch]
+
+    monkeypatch.setattr(attention, "_batches", padded)
+    lengths = [60, 3, 41, 17, 60]
+    for got, ids in zip(pooled(executor, prompts(lengths)), prompts(lengths), strict=True):
+        same(got, states_of(model, ids).mean(0))
+    assert sizes == [5]
+
+
+@pytest.mark.parametrize("lengths", [None, [70, 9, 33]])
+def test_attention_within_a_window_is_that_of_a_mask_over_all(lengths: list[int] | None) -> None:
+    torch.manual_seed(0)
+    size, heads, length, window = 3, 4, 70, 8
+    query = torch.randn(size, heads, length, 16)
+    key, value = torch.randn(2, size, 2, length, 16)
+    at = torch.arange(length)
+    near = (at[:, None] - at).abs() <= window
+    there = None if lengths is None else torch.tensor(lengths)
+    got = attention.banded(query, key, value, window, there, 0.3)
+    for number, count in enumerate(lengths or [length] * size):
+        wanted = torch.nn.functional.scaled_dot_product_attention(
+            query[number, :, :count], key[number, :, :count], value[number, :, :count],
+            attn_mask=near[:count, :count], scale=0.3, enable_gqa=True,
+        )  # fmt: skip
+        torch.testing.assert_close(got[number, :, :count], wanted)
+
+
+def test_masks_are_made_once_a_step_and_one_bias_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    arange = torch.arange
+
+    def counted(*args: Any, **more: Any) -> torch.Tensor:
+        made.append(1)
+        return arange(*args, **more)
+
+    executor = executor_of(write_encoder(make_encoder("ModernBert", num_hidden_layers=9), tmp_path))
+    monkeypatch.setattr(attention.torch, "arange", counted)
+    pooled(executor, prompts([16, 14]))  # the masks of two lengths, with and without a window
+    assert len(made) <= 4 + 2  # and the angles of two bases
+    monkeypatch.undo()
+    bias = attention.RelativeBias(torch.randn(32, 4))
+    for length in (30, 64, 7, 50):
+        wanted = attention.relative_bias(bias._table, length)
+        torch.testing.assert_close(bias(length), wanted)
+        assert bias(length).untyped_storage().nbytes() <= 4 * 4 * 64 * 64
 
 
 def test_an_encoder_beside_other_models_lets_them_go_first(tmp_path: Path) -> None:

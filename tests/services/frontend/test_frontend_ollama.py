@@ -144,12 +144,13 @@ def test_thinking_and_tool_calls_come_whole_and_in_lines() -> None:
     run(use, talk(ROWS))
 
 
-def test_arguments_that_are_no_object_become_text() -> None:
-    rows: list[list[Event]] = [[ToolCallOpened(0, "call-1", "f"), ToolArguments(0, '{"a": ')], []]
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", '{"a":' * 3000], ids=lambda one: one[:6])
+def test_arguments_that_are_no_object_become_text(arguments: str) -> None:
+    rows: list[list[Event]] = [[ToolCallOpened(0, "call-1", "f"), ToolArguments(0, arguments)], []]
 
     async def use(client: Client) -> None:
         _, whole, _ = await client.post(CHAT, {**ASKED[CHAT], "tools": [TOOL], "stream": False})
-        assert whole["message"] == {"role": "assistant", "content": '{"a": '}
+        assert whole["message"] == {"role": "assistant", "content": arguments}
         first, last = await lines(client, CHAT, tools=[TOOL])
         assert first["message"] == whole["message"]
         assert last["done"]

@@ -78,7 +78,7 @@ class Parts:
             return []
         try:
             read: dict[str, Any] = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError, ValueError):
             return [Part(arguments)]
         function = GivenFunction(index=call.index, name=call.name, arguments=read)
         return [Part(calls=(GivenCall(id=call.id, function=function),))]

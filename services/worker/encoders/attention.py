@@ -132,9 +132,12 @@ class PromptAttention:
         from torch.nn.attention.varlen import varlen_attn
 
         window = (kind.window, kind.window) if kind.window else (-1, -1)
+        shared = query.shape[1] // key.shape[1]
+        if shared > 1:  # not every version of torch does that itself here
+            key, value = (one.repeat_interleave(shared, 1) for one in (key, value))
         found = varlen_attn(
             query, key, value, offsets, offsets, self._longest, self._longest, scale=scale,
-            window_size=window, enable_gqa=key.shape[1] != query.shape[1],
+            window_size=window,
         )  # fmt: skip
         assert isinstance(found, Tensor)
         return found

@@ -128,8 +128,9 @@ class ClientLedger:
         if request.prompt and not isinstance(work.prompt, Pair):
             changes["prompt"] = Tokens(request.prompt)
             changes["params"] = msgspec.structs.replace(work.params, max_tokens=request.max_tokens)
-            if work.pooling is not None:  # the ids have the prompt of that name already
-                changes["pooling"] = msgspec.structs.replace(work.pooling, prompt_name="")
+            if (asked := work.pooling) is not None:  # the ids have what stands ahead already
+                asked = msgspec.structs.replace(asked, prompt_name="", input_type="")
+                changes["pooling"] = asked
         body = _encode(msgspec.structs.replace(work, **changes))
         if len(body) > MAX_WORK_BYTES:
             attempt = first_attempt(request.submission)

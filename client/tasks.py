@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from penstock.client.gateway_interface import ServedModel
-from penstock.protocol.tasks import EMBED, GENERATE, OF_TOKENIZERS
+from penstock.protocol.tasks import CLASSIFY, EMBED, GENERATE, OF_TOKENIZERS, SCORE
 from penstock.protocol.wire.messages.requests import Rejected, RequestHead
 
-_ROUTES = {EMBED: "/v1/embeddings"}
+_ROUTES = {EMBED: "/v1/embeddings", SCORE: "/v1/rerank, /v1/score", CLASSIFY: "/v1/classify"}
 
 
 def task_refusal(head: RequestHead, models: list[ServedModel]) -> Rejected | None:
@@ -20,9 +20,9 @@ def task_refusal(head: RequestHead, models: list[ServedModel]) -> Rejected | Non
         done = [*([GENERATE] if model.generates else []), *model.tasks]
     if head.task in done:
         return None
+    at = ", ".join(f"{task} ({_ROUTES[task]})" if task in _ROUTES else task for task in done)
     if head.task == GENERATE:
-        at = [f"{task} ({_ROUTES[task]})" if task in _ROUTES else task for task in done]
-        message = f"the model {head.model!r} generates no text; it does: {', '.join(at)}"
-        return Rejected(0, 0, 400, "invalid_request_error", message, param="model")
-    message = f"task is {head.task!r}; the model {head.model!r} does: {', '.join(done)}"
-    return Rejected(0, 0, 400, "invalid_request_error", message, param="task")
+        message = f"the model {head.model!r} generates no text; it does: {at}"
+    else:
+        message = f"the model {head.model!r} does not do the task {head.task!r}; it does: {at}"
+    return Rejected(0, 0, 400, "invalid_request_error", message, param="model")

@@ -38,6 +38,8 @@ CLASSIFY = "classify"
 OF_FOLDERS = frozenset({EMBED, SCORE, CLASSIFY})
 """Tasks that a model's folder decides on (``penstock.protocol.pooling``). The worker sends what it
 computes as float32, before any normalization or activation: the tokenizer adds those."""
+TASK_INPUT = "input"
+"""The parameter that a tokenizer names where the prompt of such a task is wrong."""
 ENTRY_POINT_GROUP = "penstock.tasks"
 MEMBERS = ("name", "pool", "event")
 

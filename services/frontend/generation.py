@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from penstock.client.answers import Answer, AnswerSink, RequestProgress
 from penstock.client.gateway_interface import Gateway, Overloaded
@@ -25,6 +26,21 @@ from penstock.services.frontend.parse import GenerateRequest
 
 OPEN_AT_ONCE = 32
 """Prompts of a request with a window that are opened in one turn of the event loop."""
+
+
+class _PromptSink(AnswerSink):
+    """Of one of the prompts; what is wrong with it is told with its place."""
+
+    __slots__ = ("_at",)
+
+    def __init__(
+        self, generation: Generation, answers: Sequence[Answer], prompt: int, *, wants_ids: bool
+    ) -> None:
+        super().__init__(generation, answers, wants_ids=wants_ids)
+        self._at = partial(generation.request.at, prompt)
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        super().on_rejected(self._at(rejected))
 
 
 class Generation(RequestProgress):
@@ -101,7 +117,7 @@ class Generation(RequestProgress):
         for prompt in range(self._next, last):
             self._next = prompt + 1
             own = answers[prompt * n : (prompt + 1) * n]
-            sink = AnswerSink(self, own, wants_ids=self.request.returns_ids)
+            sink = _PromptSink(self, own, prompt, wants_ids=self.request.returns_ids)
             age = self.now() - self.arrival
             left = max(0.0, self._timeout_s - age)
             work = self.request.work(prompt, self.caller, time_left=left, age=age)

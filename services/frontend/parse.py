@@ -15,12 +15,13 @@ from penstock.client.request_terms import (
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import closest
-from penstock.protocol.tasks import GENERATE
+from penstock.protocol.tasks import GENERATE, TASK_INPUT
 from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     OutputFormat,
     PoolingParams,
     Prompt,
+    Rejected,
     Work,
 )
 from penstock.services.frontend.bodies.requests import GenerationBody, StreamOptions
@@ -50,6 +51,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     """For the tasks that make a vector or scores of each prompt."""
     window: int = 0
     """So many prompts are open at once, the next ones when others have ended; 0: all of them."""
+    field: str = ""
+    """Which field of the body holds the prompts of such a task."""
     output: OutputFormat | None = None
     """How the answer is read; ``None``: as text alone."""
     fits_window: bool = False
@@ -78,6 +81,15 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return Work(
             *(head, self.prompts[prompt], self.params, choices, self.output, self.fits_window),
             self.pooling,
+        )
+
+    def at(self, prompt: int, rejected: Rejected) -> Rejected:
+        """What is wrong with one of the inputs, with the place where it stands in the body."""
+        if not self.field or rejected.param != TASK_INPUT:
+            return rejected
+        where = f"{self.field}[{prompt}]: " if len(self.prompts) > 1 else ""
+        return msgspec.structs.replace(
+            rejected, param=self.field, message=f"{where}{rejected.message}"
         )
 
 

@@ -30,6 +30,9 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 TRUNCATED_LENGTHS = 8
 """A text that is to be truncated may be so many times as long as what the model takes."""
 NOTHING_ASKED = PoolingParams()
+_PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""What a folder may call its prompt for each type of input; as sentence-transformers looks for
+them."""
 
 
 class EncodedPrompt(NamedTuple):
@@ -113,23 +116,27 @@ class FolderTasks:
         prompt = self._lowered(work.prompt)
         match prompt:
             case PromptText(text, add_special_tokens):
-                text = self._lower(self._prompt(asked.prompt_name)) + text
+                text = self._lower(self._prompt(asked)) + text
                 encoded = text_model.encode_cut(text, keep, most, add_special_tokens)
                 found = EncodedPrompt(encoded)
             case Pair() if task == EMBED:
                 raise PromptError("input: a vector is made of one text, not of a pair", "input")
-            case Pair(text, other) if self.pooling.is_judge:
-                asks = self._prompt(asked.prompt_name) or INSTRUCTION
-                found = EncodedPrompt(judged_prompt(text_model, asks, text, other, keep, most))
             case Pair(text, other):
-                found = EncodedPrompt(*text_model.encode_pair(text, other, keep, most))
+                if asked.document_tokens is not None:
+                    longest_text = TRUNCATED_LENGTHS * max_model_len
+                    other = text_model.beginning(other, asked.document_tokens, longest_text)
+                found = self._pair(text_model, Pair(text, other), asked, keep, most)
             case Tokens(ids):
-                if asked.prompt_name:
-                    raise PromptError(
-                        f"prompt_name is {asked.prompt_name!r}, but the input is token ids, ahead "
-                        "of which no text can stand; send texts",
-                        "prompt_name",
-                    )
+                for name, value in (
+                    ("prompt_name", asked.prompt_name),
+                    ("input_type", asked.input_type),
+                ):
+                    if value:
+                        raise PromptError(
+                            f"{name} is {value!r}, but the input is token ids, ahead of which no "
+                            "text can stand; send texts",
+                            name,
+                        )
                 found = EncodedPrompt(ids if keep is None else ids[: TOKEN_BYTES * keep])
             case _:
                 raise PromptError(f"the task {task!r} takes no chats", "messages")
@@ -142,6 +149,26 @@ class FolderTasks:
             )
         return found
 
+    def _pair(
+        self,
+        text_model: TextModel,
+        pair: Pair,
+        asked: PoolingParams,
+        keep: int | None,
+        most: int,
+    ) -> EncodedPrompt:
+        """Raises ``PromptError``."""
+        if self.pooling.is_judge:
+            asks = self._prompt(asked) or INSTRUCTION
+            return EncodedPrompt(judged_prompt(text_model, asks, pair.text, pair.other, keep, most))
+        if asked.prompt_name:
+            raise PromptError(
+                f"prompt_name is {asked.prompt_name!r}, but this model takes pairs of texts "
+                "without a prompt; leave it out",
+                "prompt_name",
+            )
+        return EncodedPrompt(*text_model.encode_pair(pair.text, pair.other, keep, most))
+
     def _lower(self, text: str) -> str:
         return text.lower() if self.pooling.lowers else text
 
@@ -153,15 +180,18 @@ class FolderTasks:
                 return Pair(text.lower(), other.lower())
         return prompt
 
-    def _prompt(self, name: str) -> str:
+    def _prompt(self, asked: PoolingParams) -> str:
         """What stands ahead of a text. Raises ``PromptError`` for a name that is none."""
-        prompts = self.pooling.prompts
+        name, prompts = asked.prompt_name, self.pooling.prompts
         if name and name not in prompts:
             known = ", ".join(map(repr, prompts)) or "none"
             raise PromptError(
                 f"prompt_name is {name!r}; this model's prompts are: {known}", "prompt_name"
             )
-        return prompts.get(name or self.pooling.default_prompt, "")
+        if not name:
+            likely = (one for one in _PROMPT_NAMES.get(asked.input_type, ()) if one in prompts)
+            name = next(likely, self.pooling.default_prompt)
+        return prompts.get(name, "")
 
     def _check_dimensions(self, asked: PoolingParams, task: str) -> None:
         dimensions, pooling = asked.dimensions, self.pooling

@@ -301,6 +301,13 @@ class TextModel:
         types: list[int] = both.type_ids
         return _to_bytes(both.ids), types.index(1) if 1 in types else 0
 
+    def beginning(self, text: str, tokens: int, most: int) -> str:
+        """The part of a text that its first ``tokens`` tokens stand for. Raises ``PromptError``,
+        soon where it has far more than ``most``."""
+        self._check_length(text, most, "input")
+        (found,) = self.tokenizer.encode_batch([text], add_special_tokens=False)
+        return text if len(found.ids) <= tokens else text[: found.offsets[tokens - 1][1]]
+
     def _check_length(self, text: str, max_tokens: int | None, param: str) -> None:
         """Raise ``PromptError`` for a text whose beginning alone is much too long.
 

@@ -273,7 +273,7 @@ def test_a_server_that_was_never_ready_refuses_at_once() -> None:
 def test_a_text_with_a_folders_prompt_goes_on_as_ids_that_have_it_already() -> None:
     frontend = Frontend()
     frontend.ready()
-    pooling = PoolingParams(dimensions=8, prompt_name="query")
+    pooling = PoolingParams(dimensions=8, prompt_name="query", input_type="query")
     asked = Work(
         RequestHead(), PromptText("weir"), SamplingParams(), [ChoiceState(0)], pooling=pooling
     )

@@ -73,9 +73,9 @@ def test_token_ids_become_vectors_and_options_hold(channel: grpc.Channel, stub: 
             "dimensions",
             "dimensions is 0",
         ),
-        ("Score", pb.ScoreRequest(texts=["a"]), "task", "'vectors' does: embed"),
+        ("Score", pb.ScoreRequest(texts=["a"]), "model", "it does: embed (/v1/embeddings)"),
         ("Score", pb.ScoreRequest(), "texts", "texts is missing"),
-        ("Score", pb.ScoreRequest(query="a", texts=["a"]), "task", "task is 'score'"),
+        ("Score", pb.ScoreRequest(query="a", texts=["a"]), "model", "not do the task 'score'"),
         ("Generate", pb.GenerateRequest(text="a"), "model", "generates no text"),
     ],
 )
@@ -102,4 +102,4 @@ def test_texts_are_judged_beside_a_query_in_their_order() -> None:
         assert answer.usage.prompt_tokens > 0
         with pytest.raises(grpc.RpcError) as caught:
             stub.Score(pb.ScoreRequest(texts=texts))
-        assert "task is 'classify'" in caught.value.details()
+        assert "does not do the task 'classify'" in caught.value.details()

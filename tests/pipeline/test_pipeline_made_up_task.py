@@ -98,7 +98,7 @@ def test_each_text_gets_its_own_vector(server: Served) -> None:
 def test_a_task_that_nobody_does_is_refused_by_name(server: Served) -> None:
     status, answer = ask(server, "a", task="triple")
     assert status == 400
-    assert "task is 'triple'" in answer["made up"]
+    assert "does not do the task 'triple'" in answer["made up"]
     assert "does: generate, double" in answer["made up"]
 
 

@@ -273,12 +273,12 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
             _HEAD, r.Chat(b"[]", b"{}"), _PARAMS,
             [r.ChoiceState(0, _IDS, t.Released(4, 1, 0, 9))],
             r.OutputFormat(b"[{}]", "required", ["f"], ["g"], False, "hidden", 900), True,
-            r.PoolingParams(64, True, False, "query"),
+            r.PoolingParams(64, True, False, "query", "document", 512),
         ),
         [
             _HEAD_ROW, ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9]]],
             [b"[{}]", "required", ["f"], ["g"], False, "hidden", 900], True,
-            [64, True, False, "query"],
+            [64, True, False, "query", "document", 512],
         ],
     ),
     "Work text": (
@@ -310,7 +310,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "cb7b3d0d609f93f5"
+SCHEMA_HASH = "df62a8e4565361fc"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -397,7 +397,7 @@ GOLDEN: dict[str, str] = {
         "00000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092070891a364616dc3c2"
         "c2090200c398a57265676578a2612bc3af726573706f6e73655f666f726d6174c40405000000c40405000000"
         "c3c3919300c40801000000ff7f0000940401000997c4045b7b7d5da8726571756972656491a16691a167c2a6"
-        "68696464656ecd0384c39440c3c2a57175657279"
+        "68696464656ecd0384c39640c3c2a57175657279a8646f63756d656e74cd0200"
     ),
     "Work text": (
         "979fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c293a474657874a2"

@@ -163,6 +163,11 @@ class PoolingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``score``, ``classify``: whether the logits go through the folder's activation."""
     prompt_name: str = ""
     """Which of the folder's prompts stands ahead of a text; empty: its default, if it has one."""
+    input_type: Literal["", "query", "document"] = ""
+    """``embed``: what the text is, where no prompt is named. The folder's prompt for it stands
+    ahead, if it has one."""
+    document_tokens: int | None = None
+    """``score``: of the second text of a pair so many tokens at most, its beginning."""
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):

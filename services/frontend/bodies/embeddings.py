@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.client.request_terms import Priority, Seconds, User, check_printable
-from penstock.protocol.declared import Declared, said
-from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
-from penstock.protocol.sampling import MAX_TOKENS
-from penstock.protocol.suggestions import ForeignNames
+from penstock.protocol.declared import said
 from penstock.protocol.validation import InvalidValue
+from penstock.services.frontend.bodies.pooling import PooledBody, PromptUsage
 from penstock.services.frontend.bodies.responses import Count, Given
 
 MAX_DIMENSIONS = 65_536
 
 
-class EmbeddingBody(Declared, kw_only=True):
+class EmbeddingBody(PooledBody, kw_only=True):
     """The body of /v1/embeddings."""
-
-    FOREIGN: ClassVar[ForeignNames] = FOREIGN_PARAMETERS
 
     input: Annotated[
         str | list[str | int | list[int]], said("Text, token ids, or an array of either.")
     ]
-    model: Annotated[str, said("The model, by one of its names.")] | None = None
     encoding_format: Annotated[
         Literal["float", "base64"] | None,
         said("How vectors are written: numbers (default), or little-endian float32 in base64."),
@@ -41,28 +35,6 @@ class EmbeddingBody(Declared, kw_only=True):
         ]
         | None
     ) = None
-    truncate_prompt_tokens: (
-        Annotated[
-            int,
-            Meta(
-                ge=-1,
-                le=MAX_TOKENS,
-                description="Keep so many tokens from the beginning of each input, special tokens "
-                "included; -1: as many as the model takes.",
-            ),
-        ]
-        | None
-    ) = None
-    prompt_name: (
-        Annotated[
-            str,
-            Meta(
-                max_length=128,
-                description="Which of the prompts in the model's folder stands ahead of each text.",
-            ),
-        ]
-        | None
-    ) = None
     normalize: (
         Annotated[
             bool, said("Whether vectors have length 1; by default as the model's folder says.")
@@ -72,17 +44,25 @@ class EmbeddingBody(Declared, kw_only=True):
     add_special_tokens: (
         Annotated[bool, said("Add the special tokens around each text (default).")] | None
     ) = None
-    user: User | None = None
-    priority: Priority | None = None
-    deadline_s: Seconds | None = None
+    input_type: (
+        Annotated[
+            Literal["query", "document", "passage", "search_query", "search_document"],
+            said(
+                "What the texts are, for models that have a prompt for queries and another one for "
+                "documents; a passage is a document."
+            ),
+        ]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
         """Raise ``InvalidValue`` for what a type cannot say."""
-        check_printable(self)
-        if self.truncate_prompt_tokens == 0:
+        super().__post_init__()
+        if self.input_type is not None and self.prompt_name:
             raise InvalidValue(
-                "truncate_prompt_tokens is 0; a number from 1 on is allowed, or -1",
-                "truncate_prompt_tokens",
+                f"input_type is {self.input_type!r} and prompt_name is {self.prompt_name!r}; one "
+                "of them says which prompt stands ahead of the texts",
+                "input_type",
             )
 
 
@@ -94,15 +74,10 @@ class Embedding(Given, kw_only=True):
     ]
 
 
-class EmbeddingUsage(Given, kw_only=True):
-    prompt_tokens: Count
-    total_tokens: Count
-
-
 class EmbeddingList(Given, kw_only=True):
     """The answer of /v1/embeddings."""
 
     object: Literal["list"] = "list"
     data: list[Embedding]
     model: str
-    usage: EmbeddingUsage
+    usage: PromptUsage

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import sys
-import time
-from array import array
 from collections.abc import Sequence
+from typing import Literal
 
 from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
@@ -14,22 +12,15 @@ from penstock.client.meters import Usage
 from penstock.client.request_terms import terms_of
 from penstock.protocol.tasks import EMBED
 from penstock.protocol.wire.messages.requests import PoolingParams
-from penstock.protocol.wire.messages.tokens import Vector
-from penstock.services.frontend.bodies.embeddings import (
-    EmbeddingBody,
-    EmbeddingList,
-    EmbeddingUsage,
-)
+from penstock.services.frontend.bodies.embeddings import EmbeddingBody, EmbeddingList
 from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.body import Pause, decode_body, no_pause
 from penstock.services.frontend.dialects.interface import Unstreamed
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest, find_model
+from penstock.services.frontend.pooled_answers import listed, numbers, usage_of, vector_of
 from penstock.services.frontend.pooling_request import parse_inputs, pooling_request
-
-NUMBERS_AT_ONCE = 8192
-"""Numbers that are written without letting others run, which takes half a millisecond."""
 
 
 class EmbeddingsRequest(GenerateRequest, frozen=True):
@@ -78,10 +69,17 @@ def embedding_request(body: EmbeddingBody, models: list[ServedModel]) -> Generat
         dimensions=body.dimensions,
         normalize=body.normalize,
         prompt_name=body.prompt_name or "",
+        input_type=_input_type(body),
     )
     return pooling_request(
         EMBED, model, name, prompts, pooling, truncate=truncate, terms=terms_of(body)
     )
+
+
+def _input_type(body: EmbeddingBody) -> Literal["", "query", "document"]:
+    if body.input_type is None:
+        return ""
+    return "query" if body.input_type in ("query", "search_query") else "document"
 
 
 class EmbeddingsRenderer(Unstreamed):
@@ -92,39 +90,15 @@ class EmbeddingsRenderer(Unstreamed):
         self._base64 = as_base64
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
-        pieces: list[bytes] = []
-        since_pause = 0
-        for index, answer in enumerate(answers):
-            values = vector_of(answer)
-            since_pause += len(values) // 4
-            if since_pause > NUMBERS_AT_ONCE:
-                time.sleep(0)  # gives Python's lock to others
-                since_pause = 0
-            written = self._written(values)
-            pieces.append(b'{"object":"embedding","index":%d,"embedding":%b}' % (index, written))
-        tail = {
-            "model": self._model,
-            "usage": EmbeddingUsage(prompt_tokens=usage.prompt, total_tokens=usage.prompt),
-        }
-        return b'{"object":"list","data":[%b],%b' % (b",".join(pieces), encode(tail)[1:])
+        data = listed(
+            b'{"object":"embedding","index":%d,"embedding":%b}' % (index, self._written(answer))
+            for index, answer in enumerate(answers)
+        )
+        tail = encode({"model": self._model, "usage": usage_of(usage)})
+        return b'{"object":"list","data":%b,%b' % (data, tail[1:])
 
-    def _written(self, values: bytes) -> bytes:
+    def _written(self, answer: Answer) -> bytes:
+        values = vector_of(answer)
         if self._base64:
             return b'"%b"' % base64.b64encode(values)
         return encode(numbers(values).tolist())
-
-
-def numbers(values: bytes) -> array[float]:
-    """float32, little endian, as numbers."""
-    found = array("f", values)
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found
-
-
-def vector_of(answer: Answer) -> bytes:
-    """float32, little endian. Raises ``TypeError`` for an answer of another task."""
-    (event,) = answer.events()
-    if not isinstance(event, Vector):
-        raise TypeError(f"{type(event).__name__} is no answer of the task {EMBED}")
-    return event.values

@@ -18,6 +18,11 @@ from penstock.services.frontend.dialects.multiplex.dialect import MultiplexDiale
 from penstock.services.frontend.dialects.ollama.chat import OllamaChatDialect
 from penstock.services.frontend.dialects.ollama.generate import OllamaGenerateDialect
 from penstock.services.frontend.dialects.responses.dialect import ResponsesDialect
+from penstock.services.frontend.dialects.scores import (
+    ClassifyDialect,
+    RerankDialect,
+    ScoreDialect,
+)
 from penstock.services.frontend.dialects.tokens import DetokenizeDialect, TokenizeDialect
 
 ENTRY_POINT_GROUP = "penstock.dialects"
@@ -26,6 +31,9 @@ BUILT_IN: tuple[Dialect, ...] = (
     ChatDialect(),
     CompletionsDialect(),
     EmbeddingsDialect(),
+    RerankDialect(),
+    ScoreDialect(),
+    ClassifyDialect(),
     MessagesDialect(),
     CountTokensDialect(),
     ResponsesDialect(),

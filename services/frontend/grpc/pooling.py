@@ -15,16 +15,17 @@ from penstock.protocol.declared import Declared
 from penstock.protocol.grpc import penstock_pb2 as pb
 from penstock.protocol.sampling import MAX_TOKENS
 from penstock.protocol.tasks import CLASSIFY, SCORE
-from penstock.protocol.wire.messages.requests import Pair, PoolingParams, Prompt
-from penstock.protocol.wire.messages.tokens import Scores
+from penstock.protocol.wire.messages.requests import PoolingParams, Prompt
 from penstock.services.frontend.bodies.embeddings import EmbeddingBody
-from penstock.services.frontend.dialects.embeddings import embedding_request, numbers, vector_of
+from penstock.services.frontend.bodies.pooling import MAX_INPUTS
+from penstock.services.frontend.dialects.embeddings import embedding_request
 from penstock.services.frontend.errors import bad_request
 from penstock.services.frontend.grpc.call import Call
 from penstock.services.frontend.grpc.deltas import usage_of
 from penstock.services.frontend.grpc.requests import checked, given, limit
 from penstock.services.frontend.parse import GenerateRequest, find_model
-from penstock.services.frontend.pooling_request import MAX_INPUTS, parse_inputs, pooling_request
+from penstock.services.frontend.pooled_answers import numbers, scores_of, vector_of
+from penstock.services.frontend.pooling_request import parse_inputs, parse_pairs, pooling_request
 
 
 class ScoreFields(Declared, kw_only=True):
@@ -76,7 +77,7 @@ def _vectors(answers: Sequence[Answer], asked: GenerateRequest, call: Call) -> p
 async def score(raw: bytes, call: Call) -> pb.ScoreResponse:
     asked = await call.asked(pb.ScoreRequest, raw, score_request)
     answers = await call.whole(asked)
-    scores = [pb.Scores(values=numbers(_scores(answer))) for answer in answers]
+    scores = [pb.Scores(values=scores_of(answer)) for answer in answers]
     return pb.ScoreResponse(model=asked.model, scores=scores, usage=_usage(call))
 
 
@@ -90,18 +91,13 @@ def score_request(message: pb.ScoreRequest, models: list[ServedModel]) -> Genera
     if body.query is None:
         task, prompts = CLASSIFY, parse_inputs(body.texts, model, truncate)
     else:
-        task, prompts = SCORE, [Pair(body.query, text) for text in body.texts]
+        task, prompts = SCORE, parse_pairs([body.query], body.texts, "query")
     return pooling_request(
-        task, model, name, prompts, PoolingParams(), truncate=truncate, terms=terms_of(body)
+        *(task, model, name, prompts, PoolingParams()),
+        truncate=truncate,
+        terms=terms_of(body),
+        field="texts",
     )
-
-
-def _scores(answer: Answer) -> bytes:
-    """float32, little endian. Raises ``TypeError`` for an answer of another task."""
-    (event,) = answer.events()
-    if not isinstance(event, Scores):
-        raise TypeError(f"{type(event).__name__} holds no scores")
-    return event.values
 
 
 def _usage(call: Call) -> pb.Usage:

@@ -96,6 +96,40 @@ def test_the_prompt_of_the_folder_stands_ahead_of_a_text(text_model: TextModel) 
             encoded(text_model, work(prompt, prompt_name="title"), prompts=prompts)
 
 
+def test_the_type_of_an_input_chooses_the_prompt_that_the_folder_has_for_it(
+    text_model: TextModel,
+) -> None:
+    for asked, prompts, default, wanted in (
+        ("query", {"query": "query: "}, "", "[CLS] query: a [SEP]"),
+        ("document", {"query": "query: ", "document": "b "}, "", "[CLS] b a [SEP]"),
+        ("document", {"corpus": "d ", "passage": "c "}, "", "[CLS] c a [SEP]"),
+        ("document", {"query": "query: "}, "query", "[CLS] query: a [SEP]"),
+        ("document", {"query": "query: "}, "", "[CLS] a [SEP]"),
+    ):
+        more = {"prompts": prompts, "default_prompt": default}
+        of = work(PromptText("a"), input_type=asked)
+        assert encoded(text_model, of, **more)[0] == wanted
+    with pytest.raises(PromptError, match="input_type is 'query', but the input is token ids"):
+        encoded(text_model, work(Tokens(b"\0\0\0\0"), input_type="query"))
+
+
+def test_of_a_document_so_many_tokens_are_kept_as_are_asked_for(text_model: TextModel) -> None:
+    of = work(Pair("a b", "c  d e f"), "score", document_tokens=2)
+    assert encoded(text_model, of) == ("[CLS] a b [SEP] c d [SEP]", 4)
+    of = work(Pair("a b", "c d e f"), "score", document_tokens=4)
+    assert encoded(text_model, of) == ("[CLS] a b [SEP] c d e f [SEP]", 4)
+    of = work(Pair("a", "b " * 40), "score", document_tokens=2)
+    assert encoded(text_model, of) == ("[CLS] a [SEP] b b [SEP]", 3)
+    with pytest.raises(PromptError, match="too long"):
+        encoded(text_model, work(Pair("a " * 40, "b c"), "score", document_tokens=1))
+
+
+def test_a_prompt_is_refused_where_pairs_have_none(text_model: TextModel) -> None:
+    of = work(Pair("a", "b"), "score", prompt_name="query")
+    with pytest.raises(PromptError, match="prompt_name is 'query', but this model takes pairs"):
+        encoded(text_model, of, prompts={"query": "query: "})
+
+
 def test_a_folder_may_ask_for_small_letters(text_model: TextModel) -> None:
     more = {"lowers": True, "prompts": {"q": "QUERY: "}, "default_prompt": "q"}
     assert encoded(text_model, work(PromptText("A B")), **more)[0] == "[CLS] query: a b [SEP]"

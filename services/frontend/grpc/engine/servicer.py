@@ -15,7 +15,6 @@ from penstock.client.gateway_interface import ServedModel
 from penstock.protocol.grpc.engine import common_pb2
 from penstock.protocol.grpc.engine import vllm_engine_pb2 as pb
 from penstock.protocol.wire.messages.membership import Peer
-from penstock.services.frontend.dialects.embeddings import numbers, vector_of
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.grpc.call import Call, Handler
 from penstock.services.frontend.grpc.engine.chunks import Chunks
@@ -28,6 +27,7 @@ from penstock.services.frontend.grpc.engine.tokenizer_files import archive, piec
 from penstock.services.frontend.grpc.requests import decoded, limit
 from penstock.services.frontend.grpc.servicer import MAX_ABORTED
 from penstock.services.frontend.parse import GenerateRequest
+from penstock.services.frontend.pooled_answers import numbers, vector_of
 
 NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 STREAMED = frozenset({"Generate", "GetTokenizer", "SubscribeKvEvents"})

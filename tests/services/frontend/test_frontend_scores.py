@@ -1,0 +1,250 @@
+"""/v1/rerank, /v1/score and /v1/classify of one frontend: what goes to the pipeline for a body, and
+what the client gets for what comes back."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from frontend_scripted import STOP, Client, Script, rejected, run, waiting
+
+from penstock.client.gateway_interface import ServedModel
+from penstock.client.sink import RowExtras, Sink
+from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.requests import Pair, PoolingParams, PromptText, Tokens, Work
+from penstock.protocol.wire.messages.tokens import Scores
+
+ASKED = {"query": "q", "documents": ["a", "bb", {"text": "ccc"}]}
+
+
+def scoring(*scores: float | Sequence[float]) -> Script:
+    """Each request gets the numbers of its turn, for a prompt of 3 tokens."""
+    left = list(scores)
+
+    async def script(work: Work, sink: Sink) -> None:
+        given = left.pop(0)
+        numbers = array("f", [given] if isinstance(given, int | float) else given)
+        sink.on_accepted(3)
+        sink.on_row(0, "", 0, RowExtras(end=STOP, events=[Scores(numbers.tobytes())]))
+
+    return script
+
+
+def asked(path: str, body: Any, script: Script, status: int = 200) -> tuple[Any, list[Work]]:
+    """The answer, and what went to the pipeline."""
+    answers: list[Any] = []
+
+    async def use(client: Client) -> None:
+        client.gateway.served = [
+            ServedModel(
+                "org/model", ["alias"], 64, 1000, ["score", "classify"], labels=["no", "yes"]
+            )
+        ]
+        found, answer, _ = await client.post(path, body)
+        assert found == status, answer
+        answers.append(answer)
+
+    gateway = run(use, script)
+    return answers[0], gateway.works
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_documents_come_sorted_by_their_scores_with_their_places(path: str) -> None:
+    answer, works = asked(path, {**ASKED, "model": "alias"}, scoring(0.25, -1.5, 0.75))
+    assert answer.pop("id").startswith("rerank-")
+    assert answer == {
+        "object": "list",
+        "model": "alias",
+        "results": [
+            {"index": 2, "relevance_score": 0.75, "document": {"text": "ccc"}},
+            {"index": 0, "relevance_score": 0.25, "document": {"text": "a"}},
+            {"index": 1, "relevance_score": -1.5, "document": {"text": "bb"}},
+        ],
+        "usage": {"prompt_tokens": 9, "total_tokens": 9},
+    }
+    assert [work.prompt for work in works] == [Pair("q", "a"), Pair("q", "bb"), Pair("q", "ccc")]
+    assert {work.head.task for work in works} == {"score"}
+
+
+def test_the_best_alone_come_without_their_texts_where_that_is_asked_for() -> None:
+    more = {"top_n": 1, "return_documents": False}
+    answer, _ = asked("/v1/rerank", {**ASKED, **more}, scoring(1, 3, 2))
+    assert answer["results"] == [{"index": 1, "relevance_score": 3.0}]
+    for everything in ({"top_n": 0}, {"top_n": 9}, {"top_n": None}):
+        answer, _ = asked("/v1/rerank", {**ASKED, **everything}, scoring(1, 3, 2))
+        assert [one["index"] for one in answer["results"]] == [1, 2, 0]
+
+
+def test_equal_scores_keep_the_order_of_the_documents_and_no_number_is_the_last() -> None:
+    answer, _ = asked("/v1/rerank", ASKED, scoring(math.nan, 1, 1))
+    assert [one["index"] for one in answer["results"]] == [1, 2, 0]
+
+
+def test_what_is_asked_of_the_tokenizer_goes_to_it() -> None:
+    more = {
+        "truncate_prompt_tokens": 7,
+        "max_tokens_per_doc": 5,
+        "use_activation": False,
+        "prompt_name": "web",
+        "user": "ann",
+        "priority": 2,
+    }
+    _, works = asked("/v1/rerank", {**ASKED, **more}, scoring(1, 2, 3))
+    for work in works:
+        assert work.params == SamplingParams(truncate_prompt_tokens=7)
+        assert work.pooling == PoolingParams(activation=False, prompt_name="web", document_tokens=5)
+        assert (work.head.priority, work.head.siblings) == (2, 3)
+    _, works = asked("/v1/rerank", {**ASKED, "max_tokens_per_doc": 0}, scoring(1, 2, 3))
+    assert works[0].pooling == PoolingParams()
+
+
+@pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents")])
+@pytest.mark.parametrize("path", ["/v1/score", "/score"])
+def test_one_text_is_scored_beside_many_or_each_beside_its_own(
+    names: tuple[str, str], path: str
+) -> None:
+    first, second = names
+    for given, other, pairs in (
+        ("a", "x", [Pair("a", "x")]),
+        ("a", ["x", "y"], [Pair("a", "x"), Pair("a", "y")]),
+        (["a"], ["x", "y"], [Pair("a", "x"), Pair("a", "y")]),
+        (["a", "b"], ["x", "y"], [Pair("a", "x"), Pair("b", "y")]),
+    ):
+        scores = [0.5, -0.25][: len(pairs)]
+        answer, works = asked(path, {first: given, second: other}, scoring(*scores))
+        assert [work.prompt for work in works] == pairs
+        assert answer["data"] == [
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(scores)
+        ]
+        assert answer["object"] == "list" and answer["model"] == "org/model"
+        assert answer["id"].startswith("score-") and answer["created"] > 1e9
+        assert answer["usage"] == dict.fromkeys(("prompt_tokens", "total_tokens"), 3 * len(pairs))
+
+
+@pytest.mark.parametrize("path", ["/v1/classify", "/classify"])
+def test_each_text_gets_its_likeliest_label_and_the_shares_of_all(path: str) -> None:
+    answer, works = asked(path, {"input": ["a", "b"]}, scoring([0.25, 0.75], [0.5, 0.125]))
+    assert answer.pop("id").startswith("classify-") and answer.pop("created") > 1e9
+    assert answer == {
+        "object": "list",
+        "model": "org/model",
+        "data": [
+            {"index": 0, "label": "yes", "probs": [0.25, 0.75], "num_classes": 2},
+            {"index": 1, "label": "no", "probs": [0.5, 0.125], "num_classes": 2},
+        ],
+        "usage": {"prompt_tokens": 6, "total_tokens": 6},
+    }
+    assert [work.prompt for work in works] == [PromptText("a"), PromptText("b")]
+    assert {work.head.task for work in works} == {"classify"}
+
+
+def test_token_ids_are_classified_as_they_are_and_labels_without_a_name_have_a_number() -> None:
+    body = {"input": [[1, 2], [3]], "use_activation": False}
+    answer, works = asked("/v1/classify", body, scoring([0, 1, 2], [1, 0, 0]))
+    assert [work.prompt for work in works] == [
+        Tokens(array("i", ids).tobytes()) for ids in body["input"]
+    ]
+    assert [one["label"] for one in answer["data"]] == ["LABEL_2", "no"]
+    assert works[0].pooling == PoolingParams(activation=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        ("/v1/rerank", {"query": "q"}, "documents", "documents is missing"),
+        ("/v1/rerank", {"documents": ["a"]}, "query", "query is missing"),
+        ("/v1/rerank", {"query": "", "documents": ["a"]}, "query", "query"),
+        ("/v1/rerank", {"query": "q", "documents": []}, "documents", "documents"),
+        ("/v1/rerank", {"query": "q", "documents": ["a", ""]}, "documents", "documents[1]"),
+        ("/v1/rerank", {"query": "q", "documents": ["a", 5]}, "documents", "documents[1] is 5"),
+        ("/v1/rerank", {"query": "q", "documents": [{"title": "a"}]}, "documents", "title"),
+        ("/v1/rerank", {"query": "q", "documents": ["a"] * 2049}, "documents", "2048"),
+        ("/v1/rerank", {**ASKED, "top_n": -1}, "top_n", "top_n is -1"),
+        ("/v1/rerank", {**ASKED, "top_k": 3}, "top_k", "use top_n"),
+        ("/v1/rerank", {"query": "q", "texts": ["a"]}, "texts", "use documents"),
+        ("/v1/rerank", {**ASKED, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1"),
+        ("/v1/rerank", {**ASKED, "max_tokens_per_doc": -1}, "max_tokens_per_doc", "-1"),
+        ("/v1/score", {}, "text_1", "text_1 is missing; text_1 and text_2, or queries"),
+        ("/v1/score", {"text_1": "a"}, "text_2", "text_2 is missing"),
+        ("/v1/score", {"documents": "a"}, "queries", "queries is missing"),
+        ("/v1/score", {"queries": "a"}, "documents", "documents is missing"),
+        ("/v1/score", {"text_1": "a", "documents": "b"}, "documents", "do not go together"),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": "c"}, "text_1", "2 texts and text_2 1"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", ""]}, "text_2", "text_2[1]"),
+        ("/v1/score", {"data_1": "a", "data_2": "b"}, "data_1", "text_1"),
+        ("/v1/classify", {"input": []}, "input", "input is empty"),
+        ("/v1/classify", {"input": ["a"] * 2049}, "input", "2048"),
+        ("/v1/classify", {"input": "a", "softmax": True}, "softmax", "use_activation"),
+        ("/v1/classify", {"input": "a", "model": "other"}, "model", "'other' does not exist"),
+    ],
+)
+def test_what_is_wrong_is_named_and_nothing_is_asked(
+    path: str, body: Any, param: str, said: str
+) -> None:
+    status = 404 if param == "model" else 400
+    answer, works = asked(path, body, waiting, status)
+    assert works == []
+    assert answer["error"]["param"] == param
+    assert said in answer["error"]["message"]
+
+
+def test_a_long_query_goes_beside_few_documents_alone() -> None:
+    """It is sent with each of those that are open at once."""
+    query = "q" * 200_000
+    answer, works = asked("/v1/rerank", {"query": query, "documents": ["a"] * 200}, waiting, 400)
+    assert works == [] and answer["error"]["param"] == "query"
+    assert (
+        "query has 200000 characters; beside 200 texts at most 131072"
+        in (answer["error"]["message"])
+    )
+    answer, _ = asked("/v1/rerank", {"query": query, "documents": ["a"] * 2}, scoring(1, 2))
+    assert [one["index"] for one in answer["results"]] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        ("/v1/rerank", ASKED, "documents", "documents[1]: the input is too long"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b"] * 3}, "text_2", "text_2[1]: the input"),
+        ("/v1/classify", {"input": ["a", "b", "c"]}, "input", "input[1]: the input is too long"),
+        ("/v1/embeddings", {"input": ["a", "b", "c"]}, "input", "input[1]: the input is too long"),
+        ("/v1/classify", {"input": "a"}, "input", "the input is too long"),
+    ],
+)
+def test_the_text_that_a_tokenizer_refuses_is_named(
+    path: str, body: Any, param: str, said: str
+) -> None:
+    turns: list[int] = []
+
+    async def script(work: Work, sink: Sink) -> None:
+        turns.append(len(turns))
+        if turns[-1] == 1 or work.head.siblings == 1:
+            sink.on_rejected(rejected(400, "the input is too long", param="input"))
+
+    answer, _ = asked(path, body, script, 400)
+    assert answer["error"]["message"].startswith(said)
+    assert answer["error"]["param"] == param
+
+
+def test_a_client_that_leaves_frees_all_of_its_pairs() -> None:
+    async def use(client: Client) -> None:
+        body = json.dumps({"query": "q", "documents": ["a"] * 300})
+        reading = client.session.post(client.url + "/v1/rerank", data=body, timeout=0.5)
+        with pytest.raises(TimeoutError):
+            await reading
+        await client.gateway.cancel_seen.wait()
+        opened = len(client.gateway.works)
+        assert 32 <= opened <= 128
+        assert sorted(client.gateway.cancelled) == list(range(1, opened + 1))
+
+    run(use, waiting)
+
+
+def test_a_deadline_ends_all_of_a_request() -> None:
+    answer, _ = asked("/v1/rerank", {**ASKED, "deadline_s": 0.1}, waiting, 504)
+    assert "0.1 s; its deadline_s" in answer["error"]["message"]

@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -132,6 +133,12 @@ def _training_text(seed: int) -> list[str]:
 
 def make_tokenizer(vocab_size: int, seed: int = 0) -> Tokenizer:
     """A byte-level BPE tokenizer of exactly this many ids; ids 0, 1, 2 are special."""
+    return Tokenizer.from_str(_trained(vocab_size, seed))
+
+
+@cache
+def _trained(vocab_size: int, seed: int) -> str:
+    """The JSON of a tokenizer, whose training takes longer than all else of a tiny model."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -150,7 +157,7 @@ def make_tokenizer(vocab_size: int, seed: int = 0) -> Tokenizer:
     missing = vocab_size - tokenizer.get_vocab_size(with_added_tokens=True)
     # The text has no more pairs to merge: fill up, so that every id of the model has a text.
     tokenizer.add_tokens([f"<extra_{number}>" for number in range(missing)])
-    return tokenizer
+    return tokenizer.to_str()
 
 
 def _model_config(shape: ModelShape, eos: int) -> dict[str, Any]:

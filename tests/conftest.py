@@ -14,6 +14,10 @@ if not Path("/dev/nvidiactl").exists():
     # which torch and transformers may do at any moment, and whenever a kernel is declared.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# jsonschema would make a parser of IRIs, which takes each test process seconds. No schema of
+# the tests names that format.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
 # What is imported and collected stays. A collection of garbage that looks through all of it takes a
 # good part of a second, and a test that makes many objects has many of them.
 gc.disable()

@@ -9,21 +9,8 @@ import re
 from pathlib import Path
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 VOCABULARY = 320
 _SHAPE = {
@@ -40,11 +27,15 @@ _SHAPE = {
 }
 
 
-def _model(architecture: str) -> PreTrainedModel:
+def _model(architecture: str) -> transformers.PreTrainedModel:
     if architecture == "qwen3":
-        return Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=16, tie_word_embeddings=True))
+        return transformers.Qwen3ForCausalLM(
+            transformers.Qwen3Config(**_SHAPE, head_dim=16, tie_word_embeddings=True)
+        )
     if architecture == "qwen2":
-        return Qwen2ForCausalLM(Qwen2Config(**_SHAPE, tie_word_embeddings=False))
+        return transformers.Qwen2ForCausalLM(
+            transformers.Qwen2Config(**_SHAPE, tie_word_embeddings=False)
+        )
     if architecture == "llama":
         scaling = {
             "rope_type": "llama3",
@@ -54,18 +45,20 @@ def _model(architecture: str) -> PreTrainedModel:
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 256,
         }
-        config = LlamaConfig(**_SHAPE, tie_word_embeddings=False, rope_parameters=scaling)
-        return LlamaForCausalLM(config)
+        config = transformers.LlamaConfig(
+            **_SHAPE, tie_word_embeddings=False, rope_parameters=scaling
+        )
+        return transformers.LlamaForCausalLM(config)
     if architecture == "gemma3":
         layers = {
             "num_hidden_layers": 4,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         }
-        return Gemma3ForCausalLM(
-            Gemma3TextConfig(**(_SHAPE | layers), head_dim=16, sliding_window=100)
+        return transformers.Gemma3ForCausalLM(
+            transformers.Gemma3TextConfig(**(_SHAPE | layers), head_dim=16, sliding_window=100)
         )
     if architecture == "gpt-neox":
-        return GPTNeoXForCausalLM(GPTNeoXConfig(**_SHAPE))
+        return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**_SHAPE))
     raise ValueError(architecture)
 
 
@@ -99,7 +92,7 @@ def transformers_choices(
 ) -> list[list[int]]:
     """The likeliest token after each prompt and after each token of its output but the last, by
     transformers in float32: the outputs themselves if and only if they are its greedy ones."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     choices = []
     with torch.inference_mode():
         for prompt, output in zip(prompts, outputs, strict=True):

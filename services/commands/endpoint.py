@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -10,7 +10,10 @@ import msgspec
 from penstock.services.commands.failure import WRONG_USE, CommandError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-KEY_VARIABLES = ("PENSTOCK_API_KEY", "OPENAI_API_KEY")
+URL_VARIABLE = "OPENAI_BASE_URL"
+KEY_OF_URL_VARIABLE = "OPENAI_API_KEY"
+"""It goes to that address and to no other."""
+KEY_VARIABLE = "PENSTOCK_API_KEY"
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -30,32 +33,39 @@ class Endpoint(msgspec.Struct, frozen=True):
         return f"{self.scheme}://{host}:{self.port}{self.prefix}"
 
 
-def endpoint(url: str, key: str | None, environment: Mapping[str, str]) -> Endpoint:
-    """The server at ``url``, which may lack its scheme and may end with ``/v1``.
+def endpoint(url: str | None, key: str | None, environment: Mapping[str, str]) -> Endpoint:
+    """The server at ``url``, which may lack its scheme and may end with ``/v1``; else the one that
+    the environment names, or at ``DEFAULT_URL``.
 
-    key: as the flag has it; else the environment's. Raises ``CommandError``.
+    key: as the flag has it; else the environment's for this address. Raises ``CommandError``.
     """
+    variables = (KEY_VARIABLE,)
+    if not url and (url := environment.get(URL_VARIABLE)):
+        variables = (KEY_OF_URL_VARIABLE, KEY_VARIABLE)
+    url = url or DEFAULT_URL
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise CommandError(f"{url}: {error}", WRONG_USE) from None
+    if parts.username is not None:
+        raise CommandError("a URL holds no user and password; a key is --api-key's", WRONG_USE)
     if parts.scheme not in _PORTS or not host:
         raise CommandError(f"{url}: expected http://HOST:PORT or https://HOST", WRONG_USE)
     prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    return Endpoint(
-        parts.scheme, host, port or _PORTS[parts.scheme], prefix, _key(key, environment)
-    )
+    port = port or _PORTS[parts.scheme]
+    return Endpoint(parts.scheme, host, port, prefix, _key(key, environment, variables))
 
 
-def _key(given: str | None, environment: Mapping[str, str]) -> str:
-    """``file:PATH`` is the first key of a file. Raises ``CommandError`` for what cannot stand in a
-    header, and ``ConfigError`` for a file that cannot be read."""
+def _key(given: str | None, environment: Mapping[str, str], variables: Sequence[str]) -> str:
+    """Of the flag, else of the first of these variables that has one. ``file:PATH`` is the first
+    key of a file. Raises ``CommandError`` for what cannot stand in a header, and ``ConfigError``
+    for a file that cannot be read."""
     key, source = given or "", "--api-key"
-    for variable in KEY_VARIABLES:
+    for variable in variables:
         if not key and environment.get(variable):
             key, source = environment[variable], variable
-    if source == KEY_VARIABLES[0]:  # of a server on this host it may hold several
+    if source == KEY_VARIABLE:  # of a server on this host it may hold several
         from penstock.protocol.config.resolve import list_of
 
         try:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from penstock.protocol.config.flags import FlagParser
 from penstock.services.commands.api_client import ApiClient
-from penstock.services.commands.endpoint import DEFAULT_URL, endpoint
+from penstock.services.commands.endpoint import DEFAULT_URL, URL_VARIABLE, endpoint
 from penstock.services.commands.failure import CommandError
 from penstock.services.commands.servers_here import url_here
 
@@ -41,7 +41,8 @@ def add_key_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--api-key",
         metavar="KEY",
-        help="the server's key, or file:PATH (default: PENSTOCK_API_KEY, else OPENAI_API_KEY)",
+        help="the server's key, or file:PATH (default: OPENAI_API_KEY where OPENAI_BASE_URL names "
+        "the server, else PENSTOCK_API_KEY)",
     )
 
 
@@ -67,7 +68,8 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def client(url: str | None, key: str | None, environment: Mapping[str, str]) -> ApiClient:
     """Of the server that is meant (``URL_HELP``). Raises ``CommandError``."""
-    url = url or environment.get("OPENAI_BASE_URL") or url_here(environment) or DEFAULT_URL
+    if not url and not environment.get(URL_VARIABLE):
+        url = url_here(environment)
     return ApiClient(endpoint(url, key, environment))
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.services.commands.failure import FAILED, WRONG_USE, CommandError
 from penstock.services.commands.parser import CommandParser
+from penstock.services.launcher.running_servers import running_servers
+
+if TYPE_CHECKING:
+    from penstock.services.commands.hub_cache import CachedModel
 
 
 def parser() -> CommandParser:
@@ -24,21 +30,28 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Returns 1 where the user says no. Raises ``CommandError``, before anything is removed."""
     parsed = parser().parse_args(arguments)
     from penstock.services.commands.hub_cache import cached_model, gigabytes, remove
-    from penstock.services.launcher.running_servers import running_servers
 
     models = [cached_model(name) for name in dict.fromkeys(parsed.NAME)]
-    for server in running_servers(environment):
-        for model in models:
-            if any(f"{folder}/".startswith(f"{model.folder}/") for folder in server.record.folders):
-                where = server.record.url or server.folder
-                raise CommandError(f"{model.name} is served at {where}; stop that first", FAILED)
+    _check_unserved(models, environment)
     if not parsed.yes:
         if not sys.stdin.isatty():
             raise CommandError("nobody can be asked without a terminal; say --yes", WRONG_USE)
         listed = ", ".join(f"{model.name} ({gigabytes(model.size)})" for model in models)
         if input(f"remove {listed}? [y/N] ").strip().lower() not in ("y", "yes"):
             return FAILED
+        _check_unserved(models, environment)  # it may have been served meanwhile
     for model in models:
         remove(model)
         print(f"removed {model.name}: {gigabytes(model.size)} are free")
     return 0
+
+
+def _check_unserved(models: Sequence[CachedModel], environment: Mapping[str, str]) -> None:
+    """Raises ``CommandError`` where a server of this user serves one, by whatever path."""
+    for server in running_servers(environment):
+        served = [Path(folder).resolve() for folder in server.record.folders]
+        for model in models:
+            own = model.folder.resolve()
+            if any(folder.is_relative_to(own) for folder in served):
+                where = server.record.url or server.folder
+                raise CommandError(f"{model.name} is served at {where}; stop that first", FAILED)

@@ -36,7 +36,7 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: float
     models: list[str]
     folders: list[str]
-    """Of the models, in their order."""
+    """Of the models, in their order, as absolute paths without links."""
     url: str = ""
     """Empty until it is ready."""
 
@@ -88,7 +88,7 @@ class Registration:
             router=router,
             drain_timeout_s=drain_timeout_s,
             models=[name for name, _ in models],
-            folders=[place for _, place in models],
+            folders=[os.path.realpath(place) for _, place in models],
         )
         self._write()
 

@@ -132,12 +132,13 @@ def test_embeddings_are_json_lines_in_the_order_of_the_texts() -> None:
     [
         ({}, (), None),
         ({"OPENAI_API_KEY": "o"}, (), "Bearer o"),
-        ({"OPENAI_API_KEY": "o", "PENSTOCK_API_KEY": "p,q"}, (), "Bearer p"),
+        ({"OPENAI_API_KEY": "o", "PENSTOCK_API_KEY": "p"}, (), "Bearer o"),
+        ({"PENSTOCK_API_KEY": "p,q"}, (), "Bearer p"),
         ({"PENSTOCK_API_KEY": '["p,q", "r"]'}, (), "Bearer p,q"),
-        ({"PENSTOCK_API_KEY": "p"}, ("--api-key", "f"), "Bearer f"),
+        ({"OPENAI_API_KEY": "o", "PENSTOCK_API_KEY": "p"}, ("--api-key", "f"), "Bearer f"),
     ],
 )
-def test_the_key_of_the_flag_wins_over_penstocks_variable_and_that_over_openais(
+def test_openais_address_gets_the_key_of_the_flag_else_openais_else_penstocks(
     variables: dict[str, str], flags: tuple[str, ...], sent: str | None
 ) -> None:
     with scripted_api() as api:
@@ -146,6 +147,31 @@ def test_the_key_of_the_flag_wins_over_penstocks_variable_and_that_over_openais(
         ((path, headers, _),) = api.asked
     assert (done.stdout, path) == ("hello", "/v1/completions")
     assert headers.get("Authorization") == sent
+
+
+@pytest.mark.parametrize(
+    ("variables", "sent"),
+    [
+        ({"OPENAI_API_KEY": "o"}, None),
+        ({"OPENAI_API_KEY": "o", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}, None),
+        ({"OPENAI_API_KEY": "o", "PENSTOCK_API_KEY": "p"}, "Bearer p"),
+    ],
+)
+def test_openais_key_goes_to_openais_address_alone(
+    variables: dict[str, str], sent: str | None
+) -> None:
+    with scripted_api() as api:
+        api.deltas = [{"text": "hello"}]
+        run("complete", "x", "--url", api.url, **variables)
+        ((_, headers, _),) = api.asked
+    assert headers.get("Authorization") == sent
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+    done = run("models", "http://ann:hidden@127.0.0.1:9")
+    assert (done.returncode, "--api-key" in done.stderr, "hidden" in done.stderr) == (
+        2, True, False,
+    )  # fmt: skip
 
 
 def test_a_key_can_stand_in_a_file_of_its_user(tmp_path: Path) -> None:

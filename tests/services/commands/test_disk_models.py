@@ -142,5 +142,12 @@ def test_nothing_is_removed_unasked_or_while_it_is_served(
         1,
         f"penstock: {NAME} is served at http://h:1; stop that first\n",
     )
+    linked = tmp_path / "elsewhere"
+    linked.symlink_to(tmp_path)
+    through_a_link = {**chosen, "HF_HOME": str(linked)}
+    assert "is served at http://h:1" in run("rm", NAME, "--yes", **through_a_link).stderr
+    (linked / "model").symlink_to(snapshot)
+    Registration(folder, "ipc:///x", 3.0, [(NAME, str(tmp_path / "model"))]).ready("http://h:1")
+    assert "is served at http://h:1" in run("rm", NAME, "--yes", **chosen).stderr
     assert snapshot.exists()
     assert os.listdir(tmp_path / "hub") == ["models--org--little"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ def _keys_of_file(value: str) -> list[str]:
     if not name:
         raise ConfigError(f"--api-key {value}: the path is missing; expected file:PATH")
     path = Path(name)
-    if path.exists() and not path.is_file():  # it is read more than once, so it is no pipe
+    if os.path.exists(path) and not path.is_file():  # it is read more than once, so it is no pipe
         raise ConfigError(f"--api-key {value}: {path} is no regular file")
     try:
         lines = read_private_text(path).splitlines()

@@ -41,11 +41,15 @@ class Line(NamedTuple):
 
 def read_keys(path: Path) -> list[KeyRecord]:
     """The keys of a file that nobody else can read. Raises ``KeyFileError``."""
-    if not path.exists():
+    try:
+        kind = path.stat().st_mode
+    except FileNotFoundError:
         raise KeyFileError(
             f"{path} is not there; `penstock keys add NAME --keys-file {path}` makes it"
-        )
-    if not path.is_file():
+        ) from None
+    except OSError as error:
+        raise KeyFileError(f"{path}: {error.strerror or error}") from None
+    if not stat.S_ISREG(kind):
         raise KeyFileError(f"{path} is no regular file")
     text = _text_of(path)
     if not text.strip():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -192,7 +193,7 @@ def _limits(record: KeyRecord) -> str:
 
 def _change(parsed: argparse.Namespace, path: Path) -> int:
     """Remove, disable or enable a key."""
-    if not path.exists():  # a file that is made only to find nothing in it
+    if not os.path.exists(path):  # a file that is made only to find nothing in it
         read_keys(path)
 
     def changed(lines: list[Line]) -> list[Line]:

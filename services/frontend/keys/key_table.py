@@ -76,8 +76,8 @@ class KeyTable:
             await asyncio.sleep(self._look_s)
             try:
                 await self.look()
-            except Exception:
-                _log.exception("the file of keys could not be looked at")
+            except Exception as error:  # none is known, and no key may depend on that
+                self._complain(f"{self._path}: {type(error).__name__}: {error}")
 
     async def look(self) -> None:
         """Take the file's keys if it has changed. What cannot be read changes nothing: the old
@@ -89,13 +89,17 @@ class KeyTable:
             records = await asyncio.to_thread(read_keys, self._path)
         except KeyFileError as error:
             self._seen = stamp
-            if (complaint := str(error)) != self._complaint:
-                self._complaint = complaint
-                _log.warning("the keys stay as they were: %s", complaint)
+            self._complain(str(error))
             return
         self._seen, self._complaint = stamp, ""
         self._take(records)
         logs.record("info", "keys read again", {"file": str(self._path), "keys": len(records)})
+
+    def _complain(self, why: str) -> None:
+        """Once, until it is another reason."""
+        if why != self._complaint:
+            self._complaint = why
+            _log.warning("the keys stay as they were: %s", why)
 
 
 def _check(record: KeyRecord) -> None:

@@ -20,6 +20,7 @@ from penstock.client.gateway_interface import ServedModel
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.keys.key_file import Line
 from penstock.services.frontend.context import CONTEXT
+from penstock.services.frontend.keys.key_table import KeyTable
 
 TEXT = "/v1/completions"
 ONE = {"prompt": "x", "model": "org/model"}
@@ -192,6 +193,39 @@ def test_a_changed_file_is_taken_and_a_broken_one_is_not(
         assert (await status(ann), await status(bob)) == (200, 401)
 
     run(use, config=keys.config)
+
+
+def test_a_file_that_cannot_be_reached_is_named_once_and_taken_again_when_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "there").mkdir()
+    keys = Keys(tmp_path / "there")
+    way = tmp_path / "way"
+    way.symlink_to("there")
+    unreachable = ["x" * 300, "y" * 300]  # no file can have such a name, even for root
+
+    def lead(target: str) -> None:
+        (tmp_path / "new").symlink_to(target)
+        os.replace(tmp_path / "new", way)
+
+    async def main() -> None:
+        table = KeyTable(way / "keys", look_s=0.01)
+        table.begin()
+        for target in unreachable:
+            lead(target)
+            await asyncio.sleep(0.2)
+        key = keys.key("ann")
+        lead("there")
+        async with asyncio.timeout(10):
+            while table.find(key) is None:
+                await asyncio.sleep(0.01)
+        await table.end()
+
+    with caplog.at_level(logging.WARNING, "penstock.frontend"):
+        asyncio.run(main())
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert said == f"the keys stay as they were: {way / 'keys'}: File name too long"
+    assert not any(one.exc_info for one in caplog.records)
 
 
 def test_a_key_that_is_removed_begins_nothing_more_on_an_open_websocket(keys: Keys) -> None:

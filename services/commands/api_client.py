@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,10 +18,15 @@ from penstock import __version__
 from penstock.services.commands.endpoint import Endpoint
 from penstock.services.commands.failure import FAILED, UNREACHABLE, CommandError
 from penstock.services.commands.printable import one_line
+from penstock.services.commands.server_answers import check_chunk
 
 CONNECT_S = 10.0
+ANSWER_S = 30.0
+"""For an answer that no prompt is computed for, from its first byte to its last."""
 MAX_MESSAGE = 2000
 """Characters of a server's error that are shown."""
+MAX_BYTES = 16 << 20
+"""Of such an answer, and of a line of a stream."""
 
 
 class Refused(CommandError):
@@ -34,32 +40,54 @@ class Refused(CommandError):
 class ApiClient:
     """Asks one server. Its methods raise ``CommandError``, and ``Refused`` for its errors."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, answer_s: float = ANSWER_S) -> None:
+        """answer_s: seconds that ``get`` waits for a whole answer."""
         self.endpoint = endpoint
+        self._answer_s = answer_s
+        self._is_late = False
         self._open: socket.socket | None = None
         """The socket of the request that is being answered."""
         self._interrupted = False
 
     def get(self, path: str) -> Any:
-        return self._whole("GET", path, None)
+        """An answer of bounded size, in bounded time."""
+        self._is_late = False
+        clock = threading.Timer(self._answer_s, self._give_up)
+        clock.daemon = True
+        clock.start()
+        try:
+            with self._request("GET", path, None) as response:
+                data = self._reading(lambda: response.read(MAX_BYTES + 1))
+            self._check_size(data)
+            return _decoded(data, self.endpoint.url)
+        except CommandError:
+            if self._is_late:
+                url, limit = self.endpoint.url, self._answer_s
+                raise CommandError(
+                    f"{url} did not answer within {limit:g} s", UNREACHABLE
+                ) from None
+            raise
+        finally:
+            clock.cancel()
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._whole("POST", path, body)
+        with self._request("POST", path, body) as response:
+            return _decoded(self._reading(response.read), self.endpoint.url)
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The chunks of an answer as they come. To close the iterator cancels the request."""
         with self._request("POST", path, {**body, "stream": True}) as response:
-            while line := self._reading(response.readline):
+            while line := self._reading(lambda: response.readline(MAX_BYTES + 1)):
+                self._check_size(line)
                 if not line.startswith(b"data:"):
                     continue
                 data = line.removeprefix(b"data:").strip()
                 if data == b"[DONE]":
                     return
                 chunk = _decoded(data, self.endpoint.url)
-                if not isinstance(chunk, dict):
-                    raise CommandError(f"{self.endpoint.url} sent a chunk that is no JSON object")
-                if chunk.get("error"):
+                if isinstance(chunk, dict) and chunk.get("error"):
                     raise Refused(_message(chunk, response.status), response.status)
+                check_chunk(chunk, self.endpoint.url)
                 yield chunk
         raise CommandError(f"{self.endpoint.url} broke the answer off", UNREACHABLE)
 
@@ -67,13 +95,20 @@ class ApiClient:
         """End the request that is being answered; a signal handler may call it. Its reader then
         comes to the end of the answer, as if the server had closed it."""
         self._interrupted = True
-        if self._open is not None:
-            with contextlib.suppress(OSError):
-                self._open.shutdown(socket.SHUT_RDWR)
+        self._break_off()
 
-    def _whole(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        with self._request(method, path, body) as response:
-            return _decoded(self._reading(response.read), self.endpoint.url)
+    def _give_up(self) -> None:
+        self._is_late = True
+        self._break_off()
+
+    def _break_off(self) -> None:
+        if (connected := self._open) is not None:
+            with contextlib.suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
+
+    def _check_size(self, data: bytes) -> None:
+        if len(data) > MAX_BYTES:
+            raise CommandError(f"{self.endpoint.url} sent more than {MAX_BYTES >> 20} MiB at once")
 
     @contextlib.contextmanager
     def _request(
@@ -86,7 +121,7 @@ class ApiClient:
             # An answer may begin as late as its prompt is long.
             connection.sock.settimeout(None)
             self._open = connection.sock
-            if self._interrupted:
+            if self._interrupted or (method == "GET" and self._is_late):
                 raise ConnectionAbortedError("interrupted")
             headers = {"User-Agent": f"penstock/{__version__}", "Accept": "*/*"}
             if self.endpoint.key:

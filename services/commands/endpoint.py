@@ -39,9 +39,9 @@ def endpoint(url: str | None, key: str | None, environment: Mapping[str, str]) -
 
     key: as the flag has it; else the environment's for this address. Raises ``CommandError``.
     """
-    variables = (KEY_VARIABLE,)
+    variables = [KEY_VARIABLE]
     if not url and (url := environment.get(URL_VARIABLE)):
-        variables = (KEY_OF_URL_VARIABLE, KEY_VARIABLE)
+        variables = [KEY_OF_URL_VARIABLE, KEY_VARIABLE]
     url = url or DEFAULT_URL
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")

@@ -10,6 +10,7 @@ from penstock.protocol.config.flags import FlagParser
 from penstock.services.commands.api_client import ApiClient
 from penstock.services.commands.endpoint import DEFAULT_URL, URL_VARIABLE, endpoint
 from penstock.services.commands.failure import CommandError
+from penstock.services.commands.server_answers import model_cards
 from penstock.services.commands.servers_here import url_here
 
 SAMPLING_FLAGS = ("max_tokens", "temperature", "top_p", "seed", "stop")
@@ -83,7 +84,7 @@ def served_model(server: ApiClient, named: str | None) -> str:
     """The model to ask: ``named``, else the server's first. Raises ``CommandError``."""
     if named:
         return named
-    cards = server.get("/v1/models").get("data") or []
+    cards = model_cards(server)
     if not cards:
         raise CommandError(f"{server.endpoint.url} serves no model at present")
-    return str(cards[0]["id"])
+    return cards[0].id

@@ -17,6 +17,7 @@ from penstock.protocol.config.terminal import style_of
 from penstock.services.commands.failure import UNREACHABLE, CommandError
 from penstock.services.commands.parser import CommandParser, add_key_flag, client
 from penstock.services.commands.printable import only_colours
+from penstock.services.commands.server_state import understood
 from penstock.services.commands.servers_here import server_here
 from penstock.services.commands.status_text import rates, status_text
 
@@ -96,8 +97,8 @@ def _source(parsed: Any, environment: Mapping[str, str]) -> Iterator[Read]:
 def _from_frontend(server: ApiClient) -> dict[str, Any]:
     from penstock.protocol.process.pipeline_status import PIPELINE
 
-    state = server.get("/playground/status")
-    processes = [one for one in state.get("processes", ()) if one["service"] in PIPELINE]
+    state = understood(server.get("/playground/status"))
+    processes = [one for one in state["processes"] if one["service"] in PIPELINE]
     return {**state, "url": server.endpoint.url, "processes": processes}
 
 

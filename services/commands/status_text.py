@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.protocol.config.terminal import Style
@@ -10,6 +10,8 @@ from penstock.services.commands.printable import one_line
 from penstock.services.commands.table import table
 
 BAR_WIDTH = 20
+MAX_NAMED = 5
+"""Fields of a server's answer that could not be understood, in the line that says so."""
 _RED, _GREEN, _YELLOW = "\x1b[31m", "\x1b[32m", "\x1b[33m"
 _COUNTED = {
     "prompt_tokens_per_s": "prompt_tokens",
@@ -49,7 +51,19 @@ def status_text(state: Mapping[str, Any], style: Style) -> str:
     ]
     lines = [_head(state, style), ""]
     lines += [f"  {style.dim(f'{name:9}')}  {text}" for name, text in rows if text]
+    if wrong := state.get("not_understood"):
+        lines += ["", f"  not understood: {_named(wrong)}"]
     return "\n".join([*lines, "", _processes(state.get("processes", ()))])
+
+
+def _named(wrong: Sequence[str]) -> str:
+    """The first few of fields and reasons; ``--json`` has them all."""
+    said = []
+    for one in wrong[:MAX_NAMED]:
+        field, colon, reason = one.partition(": ")
+        said.append(one_line(f"{field} ({reason})" if colon else field))
+    more = len(wrong) - MAX_NAMED
+    return ", ".join(said) + (f" and {more} more" if more > 0 else "")
 
 
 def _head(state: Mapping[str, Any], style: Style) -> str:

@@ -13,6 +13,7 @@ from penstock.services.commands.api_client import ApiClient
 from penstock.services.commands.chat.conversation import Conversation
 from penstock.services.commands.failure import WRONG_USE, CommandError
 from penstock.services.commands.printable import one_line, printable
+from penstock.services.commands.server_answers import model_cards
 from penstock.services.commands.settings import names, setting
 
 
@@ -111,8 +112,7 @@ class SlashCommands:
         self._say(f"{one_line(rest)} is the server's choice")
 
     def _model(self, rest: str) -> None:
-        cards = self._client.get("/v1/models").get("data") or []
-        served = [str(card["id"]) for card in cards]
+        served = [card.id for card in model_cards(self._client)]
         if rest and rest not in served:
             raise CommandError(
                 f"the server has no model {one_line(rest)}; it has {one_line(', '.join(served))}"

@@ -33,6 +33,9 @@ def _handler(api: ScriptedApi) -> type[BaseHTTPRequestHandler]:
             pass
 
         def do_GET(self) -> None:
+            if self.path in api.whole:
+                self._whole(api.whole[self.path])
+                return
             self._whole({"object": "list", "data": [{"id": "scripted", "max_model_len": 100}]})
 
         def do_POST(self) -> None:

@@ -188,6 +188,38 @@ def test_a_key_can_stand_in_a_file_of_its_user(tmp_path: Path) -> None:
     assert (refused.returncode, refused.stderr.count("penstock: --api-key")) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    "told", [["x"], {"data": "x"}, {"data": [{"id": 5}]}, {"data": [{"name": "x"}]}]
+)
+def test_a_list_of_models_that_is_none_is_one_line_and_code_1(told: object) -> None:
+    with scripted_api() as api:
+        api.whole["/v1/models"] = told
+        for done in (run("models", api.url), run("complete", "x", "--url", api.url)):
+            assert (done.returncode, done.stdout) == (1, "")
+            assert "sent a list of models that cannot be read" in done.stderr
+            assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"text": 5},
+        {"content": {"x": 1}},
+        {"tool_calls": [{"index": 10**12, "function": {"name": "x"}}]},
+        {"tool_calls": [{"index": -1, "function": 5}]},
+    ],
+)
+def test_a_part_of_an_answer_that_is_none_ends_the_command_with_one_line(
+    delta: dict[str, object],
+) -> None:
+    with scripted_api() as api:
+        api.deltas = [delta]
+        command = ("complete", "x", "--url") if "text" in delta else ("chat", "-m", "x")
+        done = run(*command, api.url)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "sent a part of an answer that cannot be read" in done.stderr
+
+
 def test_nothing_that_a_model_writes_is_obeyed_by_a_terminal() -> None:
     shown = printable(HOSTILE + "\n\tz")
     assert shown == "a␛]0;title␇b␛[2Jc\\x9b1mdx\\u202ey\n\tz"

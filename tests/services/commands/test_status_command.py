@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 from command_run import environment, run
 from emulator import eventually, terminal
+from scripted_api import scripted_api
 from served import Served, leftovers
 
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.pipeline_status import pipeline_status
 from penstock.protocol.wire.messages.membership import MetricsAnswer, ProcessMetrics
+from penstock.services.commands.api_client import ApiClient
+from penstock.services.commands.endpoint import endpoint
+from penstock.services.commands.failure import CommandError
 from penstock.services.commands.status_text import rates
 from penstock.services.launcher.running_servers import (
     RECORD,
@@ -60,6 +68,62 @@ def test_status_tells_the_processes_and_what_they_do_now(server: Served, asked: 
     assert found["inter_token_latency_s"]["p50"] > 0
     assert 0 < found.get("uptime_s", 1) < 3600
     assert (found.get("pid") == server.process.pid) == (not where)
+
+
+def test_what_status_does_not_understand_of_an_answer_is_left_out_and_named() -> None:
+    process = {"service": "worker", "pid": 7, "phase": "ready", "load": 0, "host": "h"}
+    state = {
+        "version": 3, "ready": True, "running": "many", "kv_blocks_total": 10, "unknown": [1],
+        "time_to_first_token_s": {"p50": None}, "inter_token_latency_s": {"p50": 0.1, "p99": 0.2},
+        "requests_finished": {"stop": []}, "models": [{"name": "m"}, "no model"],
+        "processes": [process, {"service": "router"}, 5],
+    }  # fmt: skip
+    with scripted_api() as api:
+        api.whole["/playground/status"] = state
+        asked = ("status", api.url, "--interval", "0.1")
+        done, as_json = run(*asked), json.loads(run(*asked, "--json").stdout)
+        api.whole["/playground/status"] = ["no", "state"]
+        none = run(*asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "models     m\n" in done.stdout
+    assert "ITL        100 ms, p99 200 ms" in done.stdout
+    assert "not understood: version (Expected `str`, got `int`), " in done.stdout
+    assert as_json["unknown"] == [1]
+    assert {one.partition(":")[0] for one in as_json["not_understood"]} == {
+        "version", "running", "requests_finished", "time_to_first_token_s", "models[1]",
+        "processes[1]", "processes[2]",
+    }  # fmt: skip
+    assert as_json["processes"] == [process]
+    assert "not understood: the answer is no JSON object" in none.stdout
+
+
+@pytest.mark.parametrize("how", ["not at all", "a byte at a time", "too much"])
+def test_no_answer_is_waited_for_for_ever_or_read_without_end(how: str) -> None:
+    done = threading.Event()
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(4096)
+            if how == "not at all":
+                done.wait(20)
+                return
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n[")
+            while not done.is_set():
+                connection.sendall(b" " if how == "a byte at a time" else b" " * (1 << 20))
+                time.sleep(0.01 if how == "a byte at a time" else 0)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        url = f"127.0.0.1:{listener.getsockname()[1]}"
+        limit = 20.0 if how == "too much" else 0.3
+        client = ApiClient(endpoint(url, "", {}), answer_s=limit)
+        said = "more than 16 MiB" if how == "too much" else "did not answer within 0.3 s"
+        with pytest.raises(CommandError, match=said):
+            client.get("/playground/status")
+        done.set()
+        thread.join()
 
 
 def test_status_is_drawn_in_its_place_and_ctrl_c_ends_it(server: Served) -> None:

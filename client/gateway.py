@@ -20,6 +20,7 @@ from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.model_state import ModelState
 from penstock.client.parts import Parts
 from penstock.client.peer_questions import PeerQuestions
+from penstock.client.served_engines import with_engine
 from penstock.client.sink import RowExtras, Sink
 from penstock.client.tasks import task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
@@ -188,17 +189,8 @@ class PipelineGateway:
         for peer in self._participant.of("scheduler"):
             identity, capacity = peer.identity, peer.capacity
             there.add(identity.model)
-            if identity.model and capacity.max_model_len and identity.model not in found:
-                found[identity.model] = ServedModel(
-                    identity.model,
-                    identity.aliases,
-                    capacity.max_model_len,
-                    capacity.vocab_size,
-                    capacity.tasks,
-                    capacity.generates,
-                    capacity.labels,
-                    capacity.longest_task_prompt,
-                )
+            if (name := identity.model) and capacity.max_model_len:
+                found[name] = with_engine(found.get(name), identity, capacity)
         known = self._models | found
         order = {name: place for place, name in enumerate(self._expected)}
         names = sorted(there & known.keys(), key=lambda name: (order.get(name, len(order)), name))

@@ -14,6 +14,14 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.protocol.config.fields import ModelConfig
+from penstock.protocol.judging import (
+    JUDGED,
+    MODULES,
+    JudgeForm,
+    judge_form,
+    judge_tokens,
+    within,
+)
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_json
 from penstock.protocol.tasks import CLASSIFY, EMBED, GENERATE, SCORE
 
@@ -40,7 +48,6 @@ _KINDS: dict[str, PoolingKind] = {
     "lasttoken": "last",
 }
 """Names of sentence-transformers, new and old."""
-MODULES = "modules.json"
 BIDIRECTIONAL = "use_bidirectional_attention"
 """In ``config.json``: a decoder each of whose positions attends to all others."""
 SENTENCE_CONFIG = "config_sentence_transformers.json"
@@ -86,22 +93,25 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     judged_by: list[int] = []
     """Of a language model that judges: the tokens that say no and yes, where its folder names
     them."""
+    judge: JudgeForm = ""
+    """Of such a model: whose words stand around a pair."""
     lowers: bool = False
     """Texts are written in small letters first."""
 
     @property
     def is_judge(self) -> bool:
         """A language model scores a pair by its logits of "yes" and "no"."""
-        return SCORE in self.tasks and not self.encoder and self.labels == JUDGED
+        return bool(self.judge)
+
+    @property
+    def is_cached(self) -> bool:
+        """What was computed of a prompt serves another one that begins alike."""
+        return not self.encoder and self.kind == "last"
 
     def describe(self) -> str:
         done = [*([GENERATE] if self.generates else []), *self.tasks]
         pooled = f", {self.kind} pooling" if self.tasks else ""
         return f"tasks: {', '.join(done)}{pooled} ({self.reason})"
-
-
-JUDGED = ["no", "yes"]
-"""What a language model that is asked to judge a pair may answer."""
 
 
 def attends_both_ways(info: ModelInfo) -> bool:
@@ -121,25 +131,37 @@ def read_pooling(info: ModelInfo, config: ModelConfig) -> Pooling:
         if is_classifier:
             task, reason = CLASSIFY, f"architecture {name}"
         elif modules.is_file():
-            task, reason = SCORE if _judge_tokens(info.folder) else EMBED, MODULES
+            task, reason = SCORE if judge_tokens(info.folder) else EMBED, MODULES
         elif is_causal or not (encoder or name.endswith("Model")):
             task, reason = GENERATE, f"architecture {name}"
         else:
             task, reason = EMBED, f"architecture {name}"
     else:
         reason = f"--task {task}"
+    if task in (CLASSIFY, SCORE) and (is_classifier or is_causal) and config.pooling != "auto":
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: --pooling {config.pooling}: which positions the task "
+            f"{task!r} of a {name} is made of is a part of the model; leave the flag out, or make "
+            "vectors with --task embed"
+        )
     if is_classifier and task in (CLASSIFY, SCORE):
         return _classifier(info, config, task, reason, encoder)
     if task == SCORE and is_causal:
+        default = _prompts(info.folder)[1]
         return Pooling(
             tasks=[SCORE], generates=False, kind="last", encoder=False, labels=JUDGED,
             activations={SCORE: "softmax"}, reason=f"{reason}: logits of yes and no",
-            prompts=_prompts(info.folder)[0], judged_by=_judge_tokens(info.folder),
+            prompts=_prompts(info.folder)[0], judged_by=judge_tokens(info.folder),
+            judge=judge_form(info), default_prompt=default,
         )  # fmt: skip
     if (task == GENERATE and not is_causal and config.task != "auto") or task in (CLASSIFY, SCORE):
         raise BadModelFolder(
-            f"{info.folder / 'config.json'}: --task {task}: a {name} does not do that; leave the "
-            "flag out, and the folder decides"
+            f"{info.folder / 'config.json'}: {reason}: a {name} does not do the task {task!r}; "
+            + (
+                "leave the flag out, and the folder decides"
+                if config.task != "auto"
+                else "choose one with --task"
+            )
         )
     if task == GENERATE and config.pooling == "auto":
         return Pooling(tasks=[], generates=True, kind="last", encoder=False, reason=reason)
@@ -203,31 +225,6 @@ def _lowers(folder: Path) -> bool:
     return path.is_file() and _object(path).get("do_lower_case") is True
 
 
-def _judge_tokens(folder: Path) -> list[int]:
-    """The tokens that say no and yes, where ``modules.json`` has a ``LogitScore``; else none."""
-    path = folder / MODULES
-    listed = read_json(path) if path.is_file() else None
-    for one in listed if isinstance(listed, list) else ():
-        name = str(one.get("type", "")) if isinstance(one, dict) else ""
-        if name.rpartition(".")[2] == "LogitScore":
-            config = _object(_within(folder, str(one.get("path", ""))) / "config.json")
-            no, yes = config.get("false_token_id"), config.get("true_token_id")
-            if type(no) is not int or type(yes) is not int or min(no, yes) < 0:
-                raise BadModelFolder(
-                    f"{path}: a LogitScore needs true_token_id and false_token_id, got {yes!r} "
-                    f"and {no!r}"
-                )
-            return [no, yes]
-    return []
-
-
-def _within(folder: Path, place: str) -> Path:
-    """A folder that ``modules.json`` names. Raises ``BadModelFolder``."""
-    if Path(place).is_absolute() or ".." in Path(place).parts:
-        raise BadModelFolder(f"{folder / MODULES}: the path {place!r} leads out of the folder")
-    return folder / place
-
-
 def _modules(folder: Path, kind: PoolingKind) -> tuple[PoolingKind, bool, list[DenseModule]]:
     """Pooling, normalization and dense layers of ``modules.json``."""
     listed = read_json(folder / MODULES)
@@ -236,7 +233,7 @@ def _modules(folder: Path, kind: PoolingKind) -> tuple[PoolingKind, bool, list[D
     normalizes, dense = False, list[DenseModule]()
     for one in listed:
         name, place = str(one.get("type", "")).rpartition(".")[2], str(one.get("path", ""))
-        inside = _within(folder, place)
+        inside = within(folder, place)
         match name:
             case "Transformer":
                 if place:
@@ -252,6 +249,11 @@ def _modules(folder: Path, kind: PoolingKind) -> tuple[PoolingKind, bool, list[D
                 dense.append(_dense(inside))
             case "Dropout":
                 pass
+            case "LogitScore":
+                raise BadModelFolder(
+                    f"{folder / MODULES}: its LogitScore rates pairs of texts and makes no "
+                    "vectors; leave --task out, or use --task score"
+                )
             case _:
                 raise BadModelFolder(
                     f"{folder / MODULES}: modules of the type {name!r} are not supported; those "

@@ -22,13 +22,14 @@ from penstock.protocol.wire.messages.requests import (
     Work,
 )
 from penstock.protocol.wire.messages.tokens import Scores, Vector
-from penstock.services.tokenizer.judged_pair import INSTRUCTION, judged_prompt
+from penstock.services.tokenizer.judged_pair import judged_prompt, templated_pair
 from penstock.services.tokenizer.prompt_error import PromptError, window_exceeded
 from penstock.services.tokenizer.text_model import TextModel
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 TRUNCATED_LENGTHS = 8
 """A text that is to be truncated may be so many times as long as what the model takes."""
+ANY_LENGTH = 2**31
 NOTHING_ASKED = PoolingParams()
 _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """What a folder may call its prompt for each type of input; as sentence-transformers looks for
@@ -107,11 +108,17 @@ class FolderTasks:
         return max_model_len if self.pooling.encoder else max_model_len - 1
 
     def encode(self, work: Work, text_model: TextModel, max_model_len: int) -> EncodedPrompt:
-        """The prompt's ids. Raises ``PromptError``."""
-        asked, task = work.pooling or NOTHING_ASKED, work.head.task
-        self._check_dimensions(asked, task)
+        """The prompt's ids. Raises ``PromptError``, but for nothing that an engine had taken: which
+        one can go on with that is the router's to know."""
+        asked, task, accepted = work.pooling or NOTHING_ASKED, work.head.task, work.head.accepted
+        if accepted and isinstance(work.prompt, Tokens):  # as they were encoded and cut then
+            return EncodedPrompt(work.prompt.ids)
         keep, longest = work.params.truncate_prompt_tokens, self.longest(max_model_len)
         most = max_model_len if keep is None else TRUNCATED_LENGTHS * max_model_len
+        if accepted:
+            most = ANY_LENGTH
+        else:
+            self._check_dimensions(asked, task)
         keep = None if keep is None else min(keep, longest)
         prompt = self._lowered(work.prompt)
         match prompt:
@@ -123,7 +130,7 @@ class FolderTasks:
                 raise PromptError("input: a vector is made of one text, not of a pair", "input")
             case Pair(text, other):
                 if asked.document_tokens is not None:
-                    longest_text = TRUNCATED_LENGTHS * max_model_len
+                    longest_text = max(most, TRUNCATED_LENGTHS * max_model_len)
                     other = text_model.beginning(other, asked.document_tokens, longest_text)
                 found = self._pair(text_model, Pair(text, other), asked, keep, most)
             case Tokens(ids):
@@ -141,7 +148,7 @@ class FolderTasks:
             case _:
                 raise PromptError(f"the task {task!r} takes no chats", "messages")
         length = len(found.ids) // TOKEN_BYTES
-        if length > longest:
+        if length > longest and not accepted:
             raise window_exceeded(
                 f"the input is too long: it has {length} tokens; this model takes at most "
                 f"{longest}: shorten it, or send truncate_prompt_tokens",
@@ -159,8 +166,9 @@ class FolderTasks:
     ) -> EncodedPrompt:
         """Raises ``PromptError``."""
         if self.pooling.is_judge:
-            asks = self._prompt(asked) or INSTRUCTION
-            return EncodedPrompt(judged_prompt(text_model, asks, pair.text, pair.other, keep, most))
+            make = templated_pair if self.pooling.judge == "template" else judged_prompt
+            asks = self._prompt(asked)
+            return EncodedPrompt(make(text_model, asks, pair.text, pair.other, keep, most))
         if asked.prompt_name:
             raise PromptError(
                 f"prompt_name is {asked.prompt_name!r}, but this model takes pairs of texts "

@@ -313,7 +313,9 @@ def prepare(
         prompt, second = folder_tasks.encode(work, text_model, max_model_len)
         # How long it may be was checked there.
         length = _check_prompt(work, prompt, info.vocab_size, max_model_len + 1, "input")
+        is_cached = folder_tasks.pooling.is_cached
     else:
+        is_cached = True
         prompt, second = prompt_ids(text_model, work, max_model_len), 0
         length = _check_prompt(work, prompt, info.vocab_size, max_model_len)
     params = resolve(work.params, info.defaults, seed)
@@ -344,7 +346,7 @@ def prepare(
         prompt_logprobs=params.prompt_logprobs,
         reads_output=adjustments is not None,
         reads_prompt=adjustments is not None and adjustments.reads_prompt,
-        prefix=extended(b"", chain_root(work.head), prompt),
+        prefix=extended(b"", chain_root(work.head), prompt) if is_cached else b"",
         second=second,
     )
     skips = params.skip_special_tokens

@@ -10,8 +10,10 @@ import time
 from concurrent.futures import CancelledError, Future
 from functools import partial
 
+import msgspec
+
 from penstock.protocol.config import Config
-from penstock.protocol.model_info import ModelInfo, fingerprint, read_model_info
+from penstock.protocol.model_info import BadModelFolder, ModelInfo, fingerprint, read_model_info
 from penstock.protocol.ownership.owned_request import MakeStream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.pooling import read_pooling
@@ -73,6 +75,8 @@ class TokenizerService(AsyncService):
         self.text: TextModel | None = None
         self.tasks = load_tasks()
         self._folder_tasks = FolderTasks(read_pooling(self.info, config.model), self.info)
+        self._tasks_of_others: dict[str, FolderTasks] = {}
+        """What this process was not started for, but another engine of the model."""
         self.encoding: dict[tuple[int, int], asyncio.TimerHandle] = {}
         self._vetting: set[tuple[int, int]] = set()
         """The requests of ``encoding`` that have a grammar."""
@@ -114,14 +118,31 @@ class TokenizerService(AsyncService):
 
     # --- encoding
 
-    def _max_model_len(self) -> int:
-        """The shortest limit of the model's engines that are there, else the model's own."""
-        lengths = [
-            peer.capacity.max_model_len
+    def _max_model_len(self, task: str) -> int:
+        """The shortest limit of the model's engines that are there and do a task, else the model's
+        own."""
+        engines = [
+            peer.capacity
             for peer in self.participant.of("scheduler")
             if peer.capacity.max_model_len and peer.identity.fingerprint == self._fingerprint
         ]
-        return min(lengths, default=self.info.max_model_len)
+        doing = [one for one in engines if task in one.done] or engines
+        return min((one.max_model_len for one in doing), default=self.info.max_model_len)
+
+    def _tasks_for(self, task: str) -> FolderTasks:
+        """What the folder makes of prompts for a task, whatever ``--task`` says here."""
+        own = self._folder_tasks
+        if task not in OF_FOLDERS or task in own.pooling.tasks:
+            return own
+        found = self._tasks_of_others.get(task)
+        if found is None:
+            model = msgspec.structs.replace(self.config.model, task=task)
+            try:
+                found = FolderTasks(read_pooling(self.info, model), self.info)
+            except BadModelFolder:  # no engine does it
+                found = own
+            self._tasks_of_others[task] = found
+        return found
 
     def _begin(self, request_id: int, attempt: int, work: Work) -> None:
         if self.text is None:
@@ -143,14 +164,14 @@ class TokenizerService(AsyncService):
         if not plain:
             self._vetting.add((request_id, attempt))
         threads = self._threads if plain else self._grammar_threads
-        known = (work, self.text, self.info, self._max_model_len())
+        known = (work, self.text, self.info, self._max_model_len(task))
         future: Future[Prepared] | Future[Answered]
         if task in OF_TOKENIZERS:
             future = threads.submit(tenant, answer, *known)
         else:
             seed = work.params.seed or 0
             strictness = self.config.model.tool_strictness
-            make = partial(prepare, folder_tasks=self._folder_tasks)
+            make = partial(prepare, folder_tasks=self._tasks_for(task))
             future = threads.submit(tenant, make, *known, seed, self.grammars, strictness)
         self.encoding[request_id, attempt] = self.loop.call_later(
             ENCODE_SECONDS, self._too_late, request_id, attempt, future
@@ -216,7 +237,7 @@ class TokenizerService(AsyncService):
         work, params, reading, pooling = prepared
         text, task = self.text, self.tasks.get(work.head.task)
         if work.head.task in OF_FOLDERS:
-            task = self._folder_tasks.task(work.head.task, pooling)
+            task = self._tasks_for(work.head.task).task(work.head.task, pooling)
         if text is None:
             raise RuntimeError("a request was prepared before the tokenizer was read")
         if reading is None:

@@ -11,8 +11,9 @@ import torch
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import read_machine
+from penstock.protocol.judging import JUDGED
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
-from penstock.protocol.pooling import JUDGED, Pooling, read_pooling
+from penstock.protocol.pooling import Pooling, read_pooling
 from penstock.services.worker.cpu_threads import (
     StepThreads,
     ThreadReview,

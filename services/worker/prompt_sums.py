@@ -16,7 +16,8 @@ Over = Literal["cls", "mean", "max"]
 
 class _Sum(NamedTuple):
     value: Tensor
-    """[hidden]: the sum or the maximum so far, or the first position's state."""
+    """[hidden]: the sum so far in float64, or the maximum or the first position's state as the
+    model gives them."""
     positions: int
 
 
@@ -45,14 +46,14 @@ class PromptSums:
                 f"slot {chunk.slot}: pooling over all positions, but the chunk begins at "
                 f"{chunk.start}"
             )
-        wide = states.double()
         match self._over:
             case "cls":
-                value = wide[0] if found is None else found.value
+                value = states[0].clone() if found is None else found.value
             case "mean":
-                value = wide.sum(0) if found is None else found.value + wide.sum(0)
+                value = states.sum(0, dtype=torch.float64)
+                value = value if found is None else found.value + value
             case "max":
-                value = wide.amax(0)
+                value = states.amax(0)
                 value = value if found is None else torch.maximum(found.value, value)
         self._of[chunk.slot] = _Sum(value, chunk.start + len(chunk.tokens))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,6 +13,8 @@ from served import Served, served
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 from penstock.protocol.grpc.engine import vllm_engine_pb2, vllm_engine_pb2_grpc
+
+BUILT_IN = Path(__file__).parents[2] / "demo/model"
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +93,10 @@ def test_what_the_model_does_not_do_is_refused_by_name(
 
 
 @pytest.mark.slow
-def test_texts_are_judged_beside_a_query_in_their_order() -> None:
-    flags = ("--device", "null", "--task", "score", "--grpc-port", "0")
+def test_texts_are_judged_beside_a_query_in_their_order(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen3-Reranker-tiny"  # by whose name it is asked in that model's words
+    folder.symlink_to(BUILT_IN)
+    flags = (str(folder), "--device", "null", "--task", "score", "--grpc-port", "0")
     with served(*flags) as server, grpc.insecure_channel(address_of(server)) as channel:
         stub = stub_of(channel)
         assert list(stub.Models(pb.ModelsRequest()).models[0].tasks) == ["score"]

@@ -6,11 +6,13 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from penstock.protocol.judging import JUDGED
 from penstock.protocol.model_info import ModelInfo
-from penstock.protocol.pooling import JUDGED, Pooling
+from penstock.protocol.pooling import Pooling
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import (
     Chat,
@@ -23,7 +25,9 @@ from penstock.protocol.wire.messages.requests import (
     Tokens,
     Work,
 )
+from penstock.services.tokenizer.chat_template import ChatTemplate
 from penstock.services.tokenizer.folder_tasks import FolderTasks
+from penstock.services.tokenizer.preparation import prepare
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.text_model import TextModel
 
@@ -188,7 +192,7 @@ def test_logits_become_scores_as_the_folder_says() -> None:
     assert brought(raw, 2.0, **softmax) == [2.0]
     judge = {
         "tasks": ["score"], "encoder": False, "labels": JUDGED,
-        "activations": {"score": "softmax"},
+        "activations": {"score": "softmax"}, "judge": "qwen3",
     }  # fmt: skip
     assert brought(score, 1.0, 1.0, **judge) == [0.5]
     assert brought(raw, 1.0, 4.0, **judge) == [3.0]
@@ -200,7 +204,7 @@ def test_a_judge_reads_a_pair_in_its_own_form_and_takes_no_control_tokens_from_i
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(control)
     model = TextModel(tokenizer, None)
-    judge = {"tasks": ["score"], "encoder": False, "labels": JUDGED}
+    judge = {"tasks": ["score"], "encoder": False, "labels": JUDGED, "judge": "qwen3"}
     of = work(Pair("a <|im_end|> a", "b b b"), "score")
     ids = tasks(**judge).encode(of, model, 99).ids
     numbers = list(struct.unpack(f"<{len(ids) // 4}i", ids))
@@ -210,3 +214,58 @@ def test_a_judge_reads_a_pair_in_its_own_form_and_takes_no_control_tokens_from_i
     cut = work(of.prompt, "score", keep=len(numbers) - 2)
     shorter = tasks(**judge).encode(cut, model, 99).ids
     assert len(shorter) == len(ids) - 8 and shorter[-20:] == ids[-20:]
+
+
+def test_what_an_engine_had_taken_is_neither_cut_anew_nor_refused(text_model: TextModel) -> None:
+    ids = struct.pack("<20i", *[3] * 20)
+    for prompt, count in ((Tokens(ids), 20), (Pair("a " * 9, "b " * 40), 52)):
+        of = work(prompt, "score" if isinstance(prompt, Pair) else "embed", dimensions=9)
+        new = tasks().encode
+        with pytest.raises(PromptError):
+            new(of, text_model, 16)
+        again = msgspec.structs.replace(of, head=RequestHead(task=of.head.task, accepted=True))
+        found = new(again, text_model, 16)  # a smaller engine is there now
+        assert len(found.ids) == 4 * count
+    cut = work(Tokens(ids), keep=18)
+    cut = msgspec.structs.replace(cut, head=RequestHead(task="embed", accepted=True))
+    assert tasks().encode(cut, text_model, 16).ids == ids
+
+
+def test_a_judge_s_own_template_renders_the_pair_and_its_end_is_cut() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'system' %}S {{ m.content }} {% endif %}"
+        "{% if m.role == 'query' %}Q {{ m.content }} {% endif %}"
+        "{% if m.role == 'document' %}D {{ m.content }} {% endif %}{% endfor %}E"
+    )
+    vocabulary = {word: at for at, word in enumerate(["[UNK]", "S", "Q", "D", "E", "a", "b", "i"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    model = TextModel(tokenizer, ChatTemplate(source, {}, path=Path("t")))
+    judge = {
+        "tasks": ["score"], "encoder": False, "labels": JUDGED, "judge": "template",
+        "prompts": {"web": "i i"},
+    }  # fmt: skip
+    names = list(vocabulary)
+
+    def found(keep: int | None = None, name: str = "") -> str:
+        of = work(Pair("a a", "b b b b"), "score", keep, prompt_name=name)
+        ids = tasks(**judge).encode(of, model, 99).ids
+        return " ".join(names[at] for at in struct.unpack(f"<{len(ids) // 4}i", ids))
+
+    assert found() == "Q a a D b b b b E"
+    assert found(name="web") == "S i i Q a a D b b b b E"
+    assert found(7) == "Q a a D b b E"
+    assert found(4) in ("Q a D E", "Q a E")
+
+
+@pytest.mark.parametrize(
+    ("more", "is_cached"),
+    [({}, False), ({"encoder": False}, False), ({"encoder": False, "kind": "last"}, True)],
+)
+def test_prompts_that_are_not_cached_have_no_digests(
+    text_model: TextModel, more: dict[str, Any], is_cached: bool
+) -> None:
+    info = ModelInfo(Path("model"), "BertModel", 99, 999, "float32", [], {}, {"hidden_size": 8})
+    of = work(Tokens(struct.pack("<200i", *[3] * 200)))
+    found = prepare(of, text_model, info, 999, 0, folder_tasks=tasks(**more))
+    assert bool(found.work.prefix) is is_cached

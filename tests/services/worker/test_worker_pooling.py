@@ -23,6 +23,10 @@ from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_loading import add_tasks, judge_of
 from penstock.services.worker.model_weights import load_model
+from penstock.services.worker.pooling import _pooled
+from penstock.services.worker.pooling_tasks import Layer, LayersTask
+from penstock.services.worker.prompt_sums import PromptSums
+from penstock.services.worker.slots import PlannedChunk
 
 Folder = Callable[[str], Path]
 LENGTHS = [1, 3, 33, 70]
@@ -95,7 +99,7 @@ def test_a_checkpoint_without_a_head_and_its_classifier_are_read(tmp_path: Path)
 
 
 def test_a_judge_brings_the_logits_of_no_and_yes(tiny_folder: Folder, tmp_path: Path) -> None:
-    folder = tmp_path / "judge"
+    folder = tmp_path / "Qwen3-Reranker-tiny"
     shutil.copytree(tiny_folder("qwen3"), folder)
     vocabulary = {"no": 17, "yes": 23, "[UNK]": 0}
     Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
@@ -116,3 +120,28 @@ def test_a_judge_brings_the_logits_of_no_and_yes(tiny_folder: Folder, tmp_path: 
         wanted = make_model("qwen3")(torch.tensor([prompt])).logits[0, -1, [17, 23]].numpy()
     (got,) = pooled(executor, [prompt], "score")
     np.testing.assert_allclose(got, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_row_that_is_no_number_fails_alone_behind_dense_layers() -> None:
+    layers = [Layer(np.eye(3, dtype=np.float32), np.ones(3, np.float32), "gelu")]
+    task = LayersTask("embed", layers)
+    states = np.array([[1, 2, 3], [np.nan, 0, 0], [4, 5, 6]], np.float32)
+    pooled_rows, failures = _pooled(task, [4, 5, 6], states)
+    assert [one.row for one in pooled_rows] == [4, 6] and [one.row for one in failures] == [5]
+    for one, state in zip(pooled_rows, states[::2], strict=True):
+        wanted = torch.nn.functional.gelu(torch.from_numpy(state) + 1).numpy()
+        np.testing.assert_allclose(np.frombuffer(one.values, "<f4"), wanted, rtol=1e-6)
+        assert one.values == task.pool(state)  # whatever stands beside it
+
+
+@pytest.mark.parametrize("over", ["cls", "max"])
+def test_what_is_not_added_up_is_kept_as_the_model_gives_it(over: Any) -> None:
+    sums = PromptSums(over)
+    states = torch.randn(4, 6, dtype=torch.bfloat16)
+    for start in (0, 2):
+        chunk = PlannedChunk(0, start, np.zeros(2, np.int32), start == 2, np.zeros(0, np.int32))
+        sums.add(chunk, states[start : start + 2])
+    kept = sums._of[0].value
+    assert (kept.dtype, kept.untyped_storage().nbytes()) == (torch.bfloat16, 12)
+    wanted = states[0] if over == "cls" else states.amax(0)
+    np.testing.assert_array_equal(sums.states([0])[0], wanted.float().numpy())

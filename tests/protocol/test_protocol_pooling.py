@@ -1,0 +1,82 @@
+"""What a folder says that its model makes of prompts, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.protocol.config.fields import ModelConfig
+from penstock.protocol.model_info import BadModelFolder, ModelInfo
+from penstock.protocol.pooling import Pooling, read_pooling
+
+RERANKER = "{% if m.role == 'query' %}{% elif m.role == \"document\" %}{% endif %}"
+
+
+def pooling(folder: Path, architecture: str, flags: dict[str, Any], **config: Any) -> Pooling:
+    info = ModelInfo(folder, architecture, 99, 64, "float32", [], {}, config)
+    return read_pooling(info, ModelConfig(**flags))
+
+
+def write(folder: Path, **files: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(exist_ok=True)
+        path.with_suffix(".json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "kind", ["BertForSequenceClassification", "Qwen3ForSequenceClassification"]
+)
+def test_a_classifier_refuses_pooling_by_name(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(BadModelFolder, match=r"--pooling mean.*leave the flag out"):
+        pooling(tmp_path, kind, {"pooling": "mean"})
+    assert pooling(tmp_path, kind, {}).tasks == ["classify"]
+    assert pooling(tmp_path, kind, {"pooling": "mean", "task": "embed"}).kind == "mean"
+
+
+def test_only_known_rerankers_are_asked_in_the_words_of_qwen3_reranker(tmp_path: Path) -> None:
+    score = {"task": "score"}
+    named = write(tmp_path / "models--Qwen--Qwen3-Reranker-0.6B" / "snapshot")
+    assert pooling(named, "Qwen3ForCausalLM", score).judge == "qwen3"
+    plain = write(tmp_path / "plain")
+    origin = {"_name_or_path": "Qwen/Qwen3-Reranker-4B"}
+    assert pooling(plain, "Qwen3ForCausalLM", score, **origin).judge == "qwen3"
+    for folder, architecture in ((plain, "Qwen3ForCausalLM"), (named, "GemmaForCausalLM")):
+        with pytest.raises(BadModelFolder, match="nothing says how this model is asked to judge"):
+            pooling(folder, architecture, score)
+    with pytest.raises(BadModelFolder, match="--pooling mean"):
+        pooling(named, "Qwen3ForCausalLM", score | {"pooling": "mean"})
+
+
+def test_a_template_for_query_and_document_is_taken(tmp_path: Path) -> None:
+    folder = write(tmp_path, tokenizer_config={"chat_template": RERANKER})
+    assert pooling(folder, "GemmaForCausalLM", {"task": "score"}).judge == "template"
+    (folder / "chat_template.jinja").write_text("{{ messages }}")  # this one counts
+    with pytest.raises(BadModelFolder, match="no chat template for the roles query and document"):
+        pooling(folder, "GemmaForCausalLM", {"task": "score"})
+
+
+def test_what_a_logit_score_lacks_is_named_where_it_lacks(tmp_path: Path) -> None:
+    modules = [{"path": "1_LogitScore", "type": "sentence_transformers.modules.LogitScore"}]
+    folder = write(tmp_path, modules=modules, **{"1_LogitScore__config": {"true_token_id": 5}})
+    message = r"1_LogitScore/config.json: LogitScore needs .* true_token_id is 5 and false_.* None"
+    with pytest.raises(BadModelFolder, match=message):
+        pooling(folder, "Qwen3ForCausalLM", {})
+    write(folder, **{"1_LogitScore__config": {"true_token_id": 5, "false_token_id": 4}})
+    with pytest.raises(BadModelFolder, match="rates pairs of texts and makes no vectors"):
+        pooling(folder, "Qwen3ForCausalLM", {"task": "embed"})
+    with pytest.raises(
+        BadModelFolder, match=r"modules.json: a BertModel does not do the task 'sco"
+    ):
+        pooling(folder, "BertModel", {})
+
+
+def test_layers_see_both_ways_only_where_the_text_does(tmp_path: Path) -> None:
+    for said, encoder in ((True, True), ("all", True), ("vision", False), (None, False)):
+        found = pooling(tmp_path, "Gemma3TextModel", {}, use_bidirectional_attention=said)
+        assert found.encoder is encoder

@@ -7,11 +7,13 @@ import time
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from remembered_wire import LastError, Wire
 
 from penstock.client.gateway import PipelineGateway
 from penstock.client.gateway_interface import Overloaded
+from penstock.client.served_engines import with_engine
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.participant import Participant
 from penstock.protocol.sampling import SamplingParams
@@ -198,3 +200,16 @@ def test_a_new_frontend_waits_to_hear_of_a_model_whose_engine_restarts() -> None
         return waited, [model.name for model in frontend.gateway.models()]
 
     assert asyncio.run(ask()) == (True, ["a", "b"])
+
+
+def test_a_model_does_what_any_of_its_engines_does() -> None:
+    identity = Identity(1, "host", model="a", aliases=["b"])
+    vectors = msgspec.structs.replace(CAPACITY, max_model_len=512, tasks=["embed"], generates=False)
+    labels = msgspec.structs.replace(vectors, tasks=["classify"], labels=["x"], max_model_len=256)
+    for order in ((CAPACITY, vectors, labels), (labels, CAPACITY, vectors)):
+        found = None
+        for capacity in order:
+            found = with_engine(found, identity, capacity)
+        assert found is not None and found.generates and found.labels == ["x"]
+        assert sorted(found.tasks) == ["classify", "embed"]
+        assert found.longest_task_prompt == 255

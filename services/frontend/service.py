@@ -28,7 +28,7 @@ from penstock.services.frontend.app import BACKLOG, make_app, start
 from penstock.services.frontend.connection import ConnectionLimits, Runner, Server
 from penstock.services.frontend.context import CONTEXT, Context
 from penstock.services.frontend.dialects.registry import load_dialects
-from penstock.services.frontend.open_files import connection_limit
+from penstock.services.frontend.open_files import connection_limits
 from penstock.services.frontend.requests.routes import BEGIN_DRAIN, Scope, answer
 from penstock.services.frontend.tls import Certificates, certificates_of
 
@@ -86,15 +86,17 @@ class FrontendService(AsyncService):
         self._certificates = certificates_of(self.config.server)
         if self._certificates is not None:
             self._certificates.begin()
-        limits = ConnectionLimits(connection_limit())
+        with_grpc = self.config.server.grpc_port is not None
+        of_http, of_grpc = connection_limits(grpc=with_grpc)
+        limits = ConnectionLimits(of_http)
         self._runner = await start(app, self._listener, limits, self._certificates)
-        if self.config.server.grpc_port is not None:
-            self._grpc = await self._start_grpc(app[CONTEXT])
+        if with_grpc:
+            self._grpc = await self._start_grpc(app[CONTEXT], of_grpc)
         gc.collect()
         gc.freeze()
         self.set_phase(Phase.READY)
 
-    async def _start_grpc(self, context: Context) -> GrpcServer:
+    async def _start_grpc(self, context: Context, connections: int) -> GrpcServer:
         """Raises ``AddressError``."""
         from penstock.services.frontend.grpc.server import GrpcServer
 
@@ -104,7 +106,7 @@ class FrontendService(AsyncService):
             alone = await self._bound(host, server.grpc_port, "--grpc-port", self._is_beside)
             if alone is not None:
                 alone.close()
-        grpc = GrpcServer(context, self._certificates)
+        grpc = GrpcServer(context, self._certificates, connections)
         port = await grpc.start()
         self.log.info("gRPC listens", port=port)
         return grpc

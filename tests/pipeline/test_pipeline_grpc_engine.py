@@ -16,7 +16,7 @@ from served import Served, served
 
 from penstock.protocol.grpc.engine import common_pb2, vllm_engine_pb2_grpc
 from penstock.protocol.grpc.engine import vllm_engine_pb2 as pb
-from penstock.services.frontend.grpc.engine.tokenizer_files import PIECE_BYTES, pieces
+from penstock.services.frontend.grpc.engine.tokenizer_files import PIECE_BYTES, archive_of, pieces
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_a_gateway_fetches_the_tokenizer(server: Served, stub: Any) -> None:
 @pytest.mark.parametrize("size", [1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
 def test_a_large_archive_comes_in_pieces_whose_last_one_has_the_digest(size: int) -> None:
     packed = bytes(size)
-    found = list(pieces(packed))
+    found = list(pieces(archive_of(packed)))
     assert b"".join(one.data for one in found) == packed
     assert all(0 < len(one.data) <= PIECE_BYTES for one in found)
     digest = hashlib.sha256(packed).hexdigest()

@@ -8,8 +8,9 @@ LOG_LEVEL = "log_level"
 """Every process: log from this level on. About: its name."""
 FIND_REQUEST = "find_request"
 """A frontend: what became of a request. About: an encoded ``RequestName``."""
-ABORT_REQUEST = "abort_request"
-"""A frontend: end it. Likewise."""
+ABORT_REQUESTS = "abort_requests"
+"""A frontend: end them. About: encoded ``RequestNames``. Answer: an encoded list of numbers, of
+each name how many ran."""
 
 
 class RequestName(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -18,6 +19,15 @@ class RequestName(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id: str
     owner: str | None = None
     """Whose it must be; ``None``: anybody's."""
+
+
+class RequestNames(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Requests as one client knows them."""
+
+    ids: list[str]
+    """Each once."""
+    owner: str | None = None
+    """As of a ``RequestName``."""
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=14, gc=False):

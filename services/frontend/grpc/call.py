@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import grpc
@@ -18,37 +17,28 @@ from penstock.client.answers import Answer
 from penstock.client.gateway_interface import Overloaded, ServedModel
 from penstock.client.request_terms import Caller
 from penstock.protocol.trace_context import line_fields, trace_id, traceparent_of
-from penstock.protocol.wire.messages.administration import ABORT_REQUEST, RequestName
+from penstock.protocol.wire.messages.administration import RequestNames
 from penstock.services.frontend import access
-from penstock.services.frontend.body import READ_TIMEOUT_S
 from penstock.services.frontend.context import Context
 from penstock.services.frontend.dialect_handler import parsed
 from penstock.services.frontend.errors import ApiError, from_rejected, retry_after, status_error
 from penstock.services.frontend.generation import Generation
+from penstock.services.frontend.grpc.receiving import Rpc
 from penstock.services.frontend.grpc.requests import decoded
-from penstock.services.frontend.grpc.status import Metadata, code_of, message_of, trailing
+from penstock.services.frontend.grpc.running_calls import RunningCalls
+from penstock.services.frontend.grpc.sending import refuse, send, write
+from penstock.services.frontend.grpc.status import Metadata, code_of
 from penstock.services.frontend.grpc.stream import MakesMessages, MessageStream
 from penstock.services.frontend.keys.known_key import ANYBODY
 from penstock.services.frontend.keys.standing import utc_now
 from penstock.services.frontend.parse import GenerateRequest
 from penstock.services.frontend.request_log import CLIENT_GONE, log_request
-from penstock.services.frontend.requests.routes import aborted
+from penstock.services.frontend.requests.routes import abort_everywhere
 
-ABORT_SECONDS = 1.0
-"""Time for the status of a call to go out behind a message that nobody takes."""
 _log = logging.getLogger("penstock.frontend")
 
 Sent = TypeVar("Sent", bound=Message)
 Found = TypeVar("Found")
-Rpc: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
-
-
-class RunningCalls:
-    """How many calls are being answered in this process, and since when it answers any."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.began = time.monotonic()
 
 
 class Call:
@@ -68,6 +58,8 @@ class Call:
         self.caller = Caller()
         self.owner = ""
         """Whose requests this caller's are: those of its key, or of its address."""
+        self._raw = b""
+        """Its message, counted in the budget of bodies for as long as it is here."""
 
     def identify(self) -> None:
         """Find out who calls. Raises ``ApiError``: 401, 403."""
@@ -94,33 +86,37 @@ class Call:
 
     # --- what it asks for
 
-    async def received(self) -> bytes:
-        """The call's message. Raises ``ApiError``: 408, 400."""
+    async def receive(self) -> None:
+        """Take in the call's message. Raises ``ApiError``: 503, 408, 400."""
+        raw = await self.running.receiving.message(self._rpc)
+        self.context.bodies.take(len(raw))
+        self._raw = raw
+
+    def forget(self) -> None:
+        """Give the message's memory back. Idempotent."""
+        self.context.bodies.used -= len(self._raw)
+        self._raw = b""
+
+    def message(self, kind: type[Sent]) -> Sent:
+        """The call's message, for the first who asks. Raises ``ApiError`` 400."""
         try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                message: Any = await self._rpc.read()
-        except TimeoutError:
-            raise ApiError(
-                408, f"The message did not arrive within {READ_TIMEOUT_S:.0f} s"
-            ) from None
-        if message is grpc.aio.EOF:
-            raise ApiError(400, "The call ended without a message")
-        return bytes(message)
+            return decoded(kind, self._raw)
+        finally:
+            self.forget()
 
     async def asked(
-        self, kind: type[Sent], raw: bytes, read: Callable[[Sent, list[ServedModel]], Found]
+        self, kind: type[Sent], read: Callable[[Sent, list[ServedModel]], Found]
     ) -> Found:
         """What ``read`` makes of the call's message; of a large one beside the event loop. Raises
         ``ApiError``."""
-        context = self.context
-        await context.gateway.known()
-        context.bodies.take(len(raw))
+        context, raw = self.context, self._raw
         try:
+            await context.gateway.known()
             return await parsed(
                 context, self.key, len(raw), lambda models, _: read(decoded(kind, raw), models)
             )
         finally:
-            context.bodies.used -= len(raw)
+            self.forget()
 
     # --- what it gets
 
@@ -147,14 +143,15 @@ class Call:
         """Write a whole answer. Raises ``ApiError``."""
         generation = self.generate(asked)
         stream = MessageStream(
-            generation, messages, self._rpc.write, stall_s=self.context.clock.stall_s
+            generation, messages, partial(write, self._rpc), stall_s=self.context.clock.stall_s
         )
         await generation.open(stream.answers())
         await stream.run()
 
     async def send(self, message: Message) -> None:
-        """Write one message of a stream; returns when gRPC has taken it."""
-        await self._rpc.write(message.SerializeToString())
+        """Write one message; returns when gRPC has taken it. Raises ``ApiError`` where the client
+        does not read, or may not have so much at once."""
+        await send(self._rpc, message.SerializeToString(), self.context.clock.stall_s)
 
     async def whole(self, asked: GenerateRequest) -> list[Answer]:
         """The answers to all prompts. Raises ``ApiError``."""
@@ -166,43 +163,40 @@ class Call:
             raise generation.error
         return answers
 
-    async def aborted(self, request_id: str) -> bool:
-        """End the caller's requests of this id, in whatever frontend and API. Returns whether one
-        of them ran."""
-        if not access.is_harmless(request_id):
-            return False
-        name = RequestName(request_id, self.owner)
-        count = aborted(self.context, name)
-        asked = msgspec.msgpack.encode(name)
-        answers = await self.context.gateway.ask("frontend", ABORT_REQUEST, asked)
-        return count + sum(map(int, answers)) > 0
+    async def aborted(self, ids: Sequence[str]) -> list[bool]:
+        """End the caller's requests of these ids, in whatever frontend and API. Returns of each
+        whether one of them ran."""
+        known = [one for one in dict.fromkeys(ids) if access.is_harmless(one)]
+        counts = await abort_everywhere(self.context, RequestNames(known, self.owner))
+        ran = {one for one, count in zip(known, counts, strict=True) if count}
+        return [one in ran for one in ids]
 
 
-Handler: TypeAlias = Callable[[bytes, Call], Awaitable[Message | None]]
-"""Takes the call's message; returns the answer of a call that has one alone."""
+Handler: TypeAlias = Callable[[Call], Awaitable[Message | None]]
+"""Returns the answer of a call that has one alone."""
 
 
 async def run_call(
     context: Context, running: RunningCalls, route: str, handler: Handler, rpc: Rpc
-) -> Any:
-    """Answer a call, whatever happens. Returns the bytes of a single answer.
+) -> None:
+    """Answer a call, whatever happens.
 
     Nothing of the call's message is taken in before it is known who calls.
     """
     call = Call(context, running, rpc)
     error: ApiError | None = None
     status = CLIENT_GONE
-    entered = False
     try:
         call.identify()
         if context.gateway.draining():
             raise _draining()
-        running.count += 1
-        entered = True
-        answer = await handler(await call.received(), call)
+        _count(running, rpc)
+        await call.receive()
+        if (answer := await handler(call)) is not None:
+            await call.send(answer)
         status = 200
         rpc.set_trailing_metadata(_told(call))
-        return None if answer is None else answer.SerializeToString()
+        return
     except ApiError as refusal:
         # It holds the frame, which holds the message: its memory would wait for the collector.
         refusal.__traceback__ = None
@@ -214,21 +208,31 @@ async def run_call(
         if left is not None and left <= 0:
             status = 504
         raise
+    except grpc.aio.InternalError:  # gRPC's for a call that is no more: the client has left
+        raise asyncio.CancelledError from None
     except Exception:
         _log.exception("a request failed", extra=line_fields(call.id, call.trace))
         error = status_error(500, f"Internal error in request {call.id}")
     finally:
         if error is not None:
             status = error.status
-        if entered:
-            running.count -= 1
         try:
             _record_end(call, route, status, error)
         finally:
+            call.forget()
             if call.generation is not None:
                 call.generation.close()
-    await _refuse(rpc, error, call)
-    return None
+    await refuse(rpc, error, call.id, _told(call))
+
+
+def _count(running: RunningCalls, rpc: Rpc) -> None:
+    """Count a call until its status has gone out."""
+
+    def done(_: Rpc) -> None:
+        running.count -= 1
+
+    rpc.add_done_callback(done)  # type: ignore[arg-type]  # a class to its stubs, no protocol
+    running.count += 1
 
 
 def _told(call: Call) -> Metadata:
@@ -264,13 +268,4 @@ def _record_end(call: Call, route: str, status: int, error: ApiError | None) -> 
     log_request(call.id, route, status, kind, call.generation, trace)
 
 
-async def _refuse(rpc: Rpc, error: ApiError, call: Call) -> None:
-    metadata = (*trailing(error, call.id), *_told(call))
-    abort = partial(rpc.abort, code_of(error.status), message_of(error), metadata)
-    if error.code != "slow_reader":
-        await abort()
-    async with asyncio.timeout(ABORT_SECONDS):  # it waits behind what the client does not read
-        await abort()
-
-
-__all__ = ["Call", "Handler", "Rpc", "RunningCalls", "run_call"]
+__all__ = ["Call", "Handler", "run_call"]

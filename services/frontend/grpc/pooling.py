@@ -47,8 +47,8 @@ MANY = 64
 """Vectors from which on a message is made beside the event loop."""
 
 
-async def embed(raw: bytes, call: Call) -> pb.EmbedResponse:
-    asked = await call.asked(pb.EmbedRequest, raw, embed_request)
+async def embed(call: Call) -> pb.EmbedResponse:
+    asked = await call.asked(pb.EmbedRequest, embed_request)
     answers = await call.whole(asked)
     if len(answers) < MANY:
         return _vectors(answers, asked, call)
@@ -74,8 +74,8 @@ def _vectors(answers: Sequence[Answer], asked: GenerateRequest, call: Call) -> p
     return pb.EmbedResponse(model=asked.model, vectors=vectors, usage=_usage(call))
 
 
-async def score(raw: bytes, call: Call) -> pb.ScoreResponse:
-    asked = await call.asked(pb.ScoreRequest, raw, score_request)
+async def score(call: Call) -> pb.ScoreResponse:
+    asked = await call.asked(pb.ScoreRequest, score_request)
     answers = await call.whole(asked)
     scores = [pb.Scores(values=scores_of(answer)) for answer in answers]
     return pb.ScoreResponse(model=asked.model, scores=scores, usage=_usage(call))

@@ -16,21 +16,22 @@ from typing import Any
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it writes lines of its own to stderr
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.wire.mailbox import AddressError
 from penstock.services.frontend.context import Context
-from penstock.services.frontend.grpc import servicer
-from penstock.services.frontend.grpc.call import Handler, RunningCalls, run_call
+from penstock.services.frontend.grpc import health, reflection, servicer
+from penstock.services.frontend.grpc.call import Handler, run_call
 from penstock.services.frontend.grpc.engine import servicer as engine
 from penstock.services.frontend.grpc.health import Health
+from penstock.services.frontend.grpc.open_calls import OpenHandler
+from penstock.services.frontend.grpc.reflection import Reflection
+from penstock.services.frontend.grpc.running_calls import RunningCalls
+from penstock.services.frontend.grpc.sending import MAX_SENT_BYTES
 from penstock.services.frontend.grpc.tls import credentials_of
+from penstock.services.frontend.open_files import GRPC_CONNECTIONS
 from penstock.services.frontend.tls import Certificates
 
-MAX_SENT_BYTES = 64 * 1024 * 1024
-"""Of one message of ours; a client that wants messages of more than 4 MiB must allow them too."""
 MAX_STREAMS = 4096
 """Calls at the same time on one connection; further ones wait in the client."""
 MAX_CALLS = 16_384
@@ -41,50 +42,52 @@ PING_SECONDS = 30.0
 """A silent connection with calls is asked so often whether it is still there."""
 CLIENT_PING_SECONDS = 10.0
 """A client may ask as often."""
+HANDSHAKE_SECONDS = 10.0
+"""A connection that has not begun to speak HTTP/2 by then is closed, with TLS or without."""
 HEALTH_SECONDS = 0.5
 """A draining server tells so long that it serves no more, before it refuses connections."""
 
 
 class GrpcServer:
-    def __init__(self, context: Context, certificates: Certificates | None = None) -> None:
-        """certificates: ``None`` for gRPC without TLS."""
+    def __init__(
+        self,
+        context: Context,
+        certificates: Certificates | None = None,
+        connections: int = GRPC_CONNECTIONS,
+    ) -> None:
+        """certificates: ``None`` for gRPC without TLS. connections: one above so many is closed."""
+        config, stall_s = context.config, context.clock.stall_s
         self._context = context
         self._certificates = certificates
-        self._config = context.config
-        self.running = RunningCalls()
-        services = {one.NAME: (one.METHODS, one.STREAMED) for one in (servicer, engine)}
-        self.health = Health(context.gateway, services)
+        self._config = config
+        self.running = RunningCalls(config)
+        services = {one.NAME: one.METHODS for one in (servicer, engine)}
+        self.health = Health(
+            context.gateway, services, stall_s=stall_s, message_bytes=config.max_body_bytes
+        )
         self._server = grpc.aio.server(
-            options=_options(self._config), maximum_concurrent_rpcs=MAX_CALLS
+            options=_options(config, connections), maximum_concurrent_rpcs=MAX_CALLS
         )
-        handlers = tuple(
-            self._handlers(name, methods, streamed)
-            for name, (methods, streamed) in services.items()
+        reflected = Reflection((*services, health.NAME), stall_s=stall_s)
+        self._server.add_generic_rpc_handlers(
+            (
+                *(self._with_key(name, methods) for name, methods in services.items()),
+                _handlers(health.NAME, self.health.methods()),
+                _handlers(reflection.NAME, reflected.methods()),
+            )
         )
-        self._server.add_generic_rpc_handlers(handlers)
-        health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, self._server)
-        names = [*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
-        reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._server)
         self._stopping: asyncio.Task[None] | None = None
         self._told = False
         """Whether those who watch its health have had time to hear that it goes down."""
 
-    def _handlers(
-        self, service: str, methods: Mapping[str, Handler], streamed: frozenset[str]
-    ) -> grpc.GenericRpcHandler:
-        """Messages come and go as bytes: a large one is read beside the event loop. To gRPC a
-        call's message is a stream of one: then the handler, not gRPC, says when to take it in."""
-        found: dict[str, Any] = {}
-        for name, handler in methods.items():
-            route = f"/{service}/{name}"
-            run = partial(run_call, self._context, self.running, route, handler)
-            kind = (
-                grpc.stream_stream_rpc_method_handler
-                if name in streamed
-                else grpc.stream_unary_rpc_method_handler
-            )
-            found[name] = kind(_coroutine(run))
-        return grpc.method_handlers_generic_handler(service, found)
+    def _with_key(self, service: str, methods: Mapping[str, Handler]) -> grpc.GenericRpcHandler:
+        return _handlers(
+            service,
+            {
+                name: partial(run_call, self._context, self.running, f"/{service}/{name}", handler)
+                for name, handler in methods.items()
+            },
+        )
 
     async def start(self) -> int:
         """Listen. Returns the port. Raises ``AddressError``."""
@@ -124,11 +127,24 @@ class GrpcServer:
         await self._server.stop(seconds)
 
 
-def _coroutine(run: Any) -> Any:
+def _handlers(service: str, methods: Mapping[str, OpenHandler]) -> grpc.GenericRpcHandler:
+    """To gRPC a call's message and its answer are streams of one, of bytes: then the method, not
+    gRPC, says when a message is taken in, reads a large one beside the event loop, and says how
+    long a client may let its answer wait."""
+    return grpc.method_handlers_generic_handler(
+        service,
+        {
+            name: grpc.stream_stream_rpc_method_handler(_coroutine(run))
+            for name, run in methods.items()
+        },
+    )
+
+
+def _coroutine(run: OpenHandler) -> Any:
     """gRPC tells a coroutine's function from others by looking at it, and a partial is none."""
 
-    async def serve(messages: Any, rpc: Any) -> Any:
-        return await run(rpc)
+    async def serve(messages: Any, rpc: Any) -> None:
+        await run(rpc)
 
     return serve
 
@@ -138,8 +154,13 @@ def address_of(config: ServerConfig) -> str:
     return f"[{host}]:{config.grpc_port}" if ":" in host else f"{host}:{config.grpc_port}"
 
 
-def _options(config: ServerConfig) -> list[tuple[str, int]]:
+def _options(config: ServerConfig, connections: int) -> list[tuple[str, int]]:
     return [
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
+        # Else what a client may send ahead of a message that nobody takes in yet grows with the
+        # connection's speed, to 4 MiB a call and more; without it is 64 KiB.
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.so_reuseport", 1),
         ("grpc.max_receive_message_length", config.max_body_bytes),
         ("grpc.max_send_message_length", MAX_SENT_BYTES),

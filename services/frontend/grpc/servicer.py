@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Mapping
 
@@ -15,40 +14,38 @@ from penstock.services.frontend.grpc.deltas import Messages
 from penstock.services.frontend.grpc.pooling import embed, score
 from penstock.services.frontend.grpc.requests import (
     chat,
-    decoded,
     generate_request,
     limit,
     tokenize,
 )
 
 NAME = pb.DESCRIPTOR.services_by_name["Penstock"].full_name
-STREAMED = frozenset({"Generate", "Chat"})
 MAX_ABORTED = 1024
 """Requests that one call may end."""
 
 
-async def generate(raw: bytes, call: Call) -> None:
+async def generate(call: Call) -> None:
     asked = await call.asked(
-        pb.GenerateRequest, raw, lambda sent, models: generate_request(sent, models, call.time_left)
+        pb.GenerateRequest, lambda sent, models: generate_request(sent, models, call.time_left)
     )
     await call.stream(asked, Messages(pb.GenerateResponse, asked, call.id))
 
 
-async def answer_chat(raw: bytes, call: Call) -> None:
+async def answer_chat(call: Call) -> None:
     asked = await call.asked(
-        pb.ChatRequest, raw, lambda sent, models: chat(sent, models, call.time_left)
+        pb.ChatRequest, lambda sent, models: chat(sent, models, call.time_left)
     )
     await call.stream(asked, Messages(pb.ChatResponse, asked, call.id))
 
 
-async def tokens_of(raw: bytes, call: Call) -> pb.TokenizeResponse:
-    asked = await call.asked(pb.TokenizeRequest, raw, tokenize)
+async def tokens_of(call: Call) -> pb.TokenizeResponse:
+    asked = await call.asked(pb.TokenizeRequest, tokenize)
     (answer,) = await call.whole(asked)
     return pb.TokenizeResponse(token_ids=ids_of(answer), max_model_len=asked.max_model_len)
 
 
-async def models(raw: bytes, call: Call) -> pb.ModelsResponse:
-    decoded(pb.ModelsRequest, raw)
+async def models(call: Call) -> pb.ModelsResponse:
+    call.message(pb.ModelsRequest)
     return pb.ModelsResponse(models=[_model(one, call) for one in call.models()])
 
 
@@ -62,12 +59,11 @@ def _model(model: ServedModel, call: Call) -> pb.Model:
     )
 
 
-async def abort(raw: bytes, call: Call) -> pb.AbortResponse:
-    asked = decoded(pb.AbortRequest, raw)
+async def abort(call: Call) -> pb.AbortResponse:
+    asked = call.message(pb.AbortRequest)
     limit(asked.ids, "ids", MAX_ABORTED)
     ids = list(dict.fromkeys(asked.ids))
-    ran = await asyncio.gather(*map(call.aborted, ids))
-    return pb.AbortResponse(aborted=itertools.compress(ids, ran))
+    return pb.AbortResponse(aborted=itertools.compress(ids, await call.aborted(ids)))
 
 
 METHODS: Mapping[str, Handler] = {

@@ -22,6 +22,7 @@ from penstock.protocol.trace_context import line_fields
 from penstock.services.frontend.backlog import backlog_limit, prompt_bytes, rendered_bytes
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.generation import Generation
+from penstock.services.frontend.grpc.sending import slow_reader
 
 TEXT_BYTES = 16
 """About what a row of text takes in a message beside the text."""
@@ -177,8 +178,6 @@ class MessageStream:
         if self._cut is not None or self._task is None:
             return
         _log.warning("a reader is cut off: %s", reason, extra=self._log_fields)
-        self._cut = ApiError(
-            429, f"The client does not read its answer: {reason}", code="slow_reader"
-        )
+        self._cut = slow_reader(reason)
         self._generation.fail(self._cut)
         self._task.cancel()

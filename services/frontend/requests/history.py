@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,15 @@ class History:
             for one in self._running
             if one.caller.request_id == name and owner in (None, one.caller.tenant())
         ]
+
+    def all_running(self, names: Iterable[str], owner: str | None) -> list[list[Generation]]:
+        """Of each id the requests that run. owner: as for ``running``."""
+        found: dict[str, list[Generation]] = {name: [] for name in names}
+        for one in self._running:
+            named = found.get(one.caller.request_id)
+            if named is not None and owner in (None, one.caller.tenant()):
+                named.append(one)
+        return list(found.values())
 
     def find(self, name: str, owner: str | None) -> RequestLife | None:
         """The newest request of this id."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Literal
 
@@ -12,11 +14,12 @@ from aiohttp.typedefs import Handler
 from penstock.protocol.process import logs
 from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.administration import (
-    ABORT_REQUEST,
+    ABORT_REQUESTS,
     FIND_REQUEST,
     LOG_LEVEL,
     Ask,
     RequestName,
+    RequestNames,
     Told,
 )
 from penstock.services.frontend.bodies.administration import (
@@ -73,10 +76,9 @@ async def abort_request(request: web.Request) -> web.Response:
     """``POST /v1/admin/requests/{id}/abort``."""
     context, name = request.app[CONTEXT], request.match_info["request"]
     await read_body(request, EmptyBody)
-    count = aborted(context, RequestName(name))
+    count = 0
     if len(name) <= MAX_ID:
-        asked = msgspec.msgpack.encode(RequestName(name))
-        count += sum(map(int, await context.gateway.ask("frontend", ABORT_REQUEST, asked)))
+        (count,) = await abort_everywhere(context, RequestNames([name]))
     if not count:
         raise ApiError(
             404,
@@ -104,26 +106,39 @@ async def change_log_level(request: web.Request) -> web.Response:
     return json_response(LogLevel(level=body.level, processes=1 + len(answers)))
 
 
-def aborted(context: Context, name: RequestName) -> int:
-    """End what runs here under this id; returns how many requests that were."""
+async def abort_everywhere(context: Context, names: RequestNames) -> list[int]:
+    """End what runs under these ids, in all frontends; returns of each how many requests that
+    were. The others are asked once."""
+    if not names.ids:
+        return []
+    asked = msgspec.msgpack.encode(names)
+    counts = [aborted(context, names)]
+    for told in await context.gateway.ask("frontend", ABORT_REQUESTS, asked):
+        counts.append(msgspec.msgpack.decode(told, type=list[int]))
+    return [sum(of_one) for of_one in zip(*counts, strict=True)]
+
+
+def aborted(context: Context, names: RequestNames) -> list[int]:
+    """End what runs here under these ids; returns of each how many requests that were."""
     error = ApiError(499, "The request was aborted by an administrator", code="aborted")
-    found = context.history.running(name.id, name.owner)
-    for generation in found:
+    found = context.history.all_running(names.ids, names.owner)
+    for generation in itertools.chain.from_iterable(found):
         generation.fail(error)
-    return len(found)
+    return [len(of_one) for of_one in found]
 
 
 def answer(context: Context, asked: Ask) -> Told:
     """What another frontend is told."""
-    try:
-        name = msgspec.msgpack.decode(asked.about, type=RequestName)
-    except msgspec.MsgspecError:
-        return Told(asked.number)
     found = b""
-    if asked.what == FIND_REQUEST and (life := context.history.find(name.id, name.owner)):
-        found = msgspec.json.encode(life)
-    elif asked.what == ABORT_REQUEST and (count := aborted(context, name)):
-        found = str(count).encode()
+    with contextlib.suppress(msgspec.MsgspecError):
+        if asked.what == FIND_REQUEST:
+            name = msgspec.msgpack.decode(asked.about, type=RequestName)
+            if life := context.history.find(name.id, name.owner):
+                found = msgspec.json.encode(life)
+        elif asked.what == ABORT_REQUESTS:
+            names = msgspec.msgpack.decode(asked.about, type=RequestNames)
+            if any(counts := aborted(context, names)):
+                found = msgspec.msgpack.encode(counts)
     return Told(asked.number, found)
 
 

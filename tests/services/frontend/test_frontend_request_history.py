@@ -206,7 +206,7 @@ def test_an_admin_ends_a_request_by_its_id_and_others_may_not(keys: Keys) -> Non
         assert (await life(client, "mine", ann))["state"] == "aborted"
         status, _, _ = await client.post(path, {}, headers=root)
         assert status == 404
-        client.gateway.others_answer = [lambda what, about: b"2"]
+        client.gateway.others_answer = [lambda what, about: b"\x91\x02"]  # msgpack: [2]
         status, answer, _ = await client.post(path, {}, headers=root)
         assert (status, answer["aborted"]) == (200, 2)
 

@@ -6,9 +6,7 @@ frontend is an engine, whatever stands behind: it serves one model.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 
 from penstock import __version__
 from penstock.client.gateway_interface import ServedModel
@@ -23,31 +21,30 @@ from penstock.services.frontend.grpc.engine.requests import (
     generate_request,
     the_model,
 )
-from penstock.services.frontend.grpc.engine.tokenizer_files import archive, pieces
-from penstock.services.frontend.grpc.requests import decoded, limit
+from penstock.services.frontend.grpc.engine.tokenizer_files import pieces
+from penstock.services.frontend.grpc.requests import limit
 from penstock.services.frontend.grpc.servicer import MAX_ABORTED
 from penstock.services.frontend.parse import GenerateRequest
 from penstock.services.frontend.pooled_answers import numbers, vector_of
 
 NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
-STREAMED = frozenset({"Generate", "GetTokenizer", "SubscribeKvEvents"})
 SERVER_TYPE = "penstock"
 
 
-async def generate(raw: bytes, call: Call) -> None:
+async def generate(call: Call) -> None:
     def read(sent: pb.GenerateRequest, models: list[ServedModel]) -> tuple[str, GenerateRequest]:
         return sent.request_id, generate_request(sent, models, call.time_left)
 
-    request_id, asked = await call.asked(pb.GenerateRequest, raw, read)
+    request_id, asked = await call.asked(pb.GenerateRequest, read)
     call.known_as(request_id)
     await call.stream(asked, Chunks(asked))
 
 
-async def embed(raw: bytes, call: Call) -> pb.EmbedResponse:
+async def embed(call: Call) -> pb.EmbedResponse:
     def read(sent: pb.EmbedRequest, models: list[ServedModel]) -> tuple[str, GenerateRequest]:
         return sent.request_id, embed_request(sent, models)
 
-    request_id, asked = await call.asked(pb.EmbedRequest, raw, read)
+    request_id, asked = await call.asked(pb.EmbedRequest, read)
     call.known_as(request_id)
     (answer,) = await call.whole(asked)
     values = numbers(vector_of(answer))
@@ -55,22 +52,22 @@ async def embed(raw: bytes, call: Call) -> pb.EmbedResponse:
     return pb.EmbedResponse(embedding=values, prompt_tokens=tokens, embedding_dim=len(values))
 
 
-async def health_check(raw: bytes, call: Call) -> pb.HealthCheckResponse:
+async def health_check(call: Call) -> pb.HealthCheckResponse:
     readiness = call.context.gateway.ready()
     parts = ", ".join(f"{name}: {state}" for name, state in readiness.parts.items())
     return pb.HealthCheckResponse(healthy=readiness.ready, message=parts)
 
 
-async def abort(raw: bytes, call: Call) -> pb.AbortResponse:
-    ids = decoded(pb.AbortRequest, raw).request_ids
+async def abort(call: Call) -> pb.AbortResponse:
+    ids = call.message(pb.AbortRequest).request_ids
     limit(ids, "request_ids", MAX_ABORTED)
-    await asyncio.gather(*map(call.aborted, dict.fromkeys(ids)))
+    await call.aborted(ids)
     return pb.AbortResponse()
 
 
-async def model_info(raw: bytes, call: Call) -> pb.GetModelInfoResponse:
+async def model_info(call: Call) -> pb.GetModelInfoResponse:
     await call.context.gateway.known()
-    model = the_model(call.models())
+    model = _model(call)
     folder = call.context.config.grpc_tokenizer
     return pb.GetModelInfoResponse(
         model_path=folder or model.name,
@@ -83,7 +80,7 @@ async def model_info(raw: bytes, call: Call) -> pb.GetModelInfoResponse:
     )
 
 
-async def server_info(raw: bytes, call: Call) -> pb.GetServerInfoResponse:
+async def server_info(call: Call) -> pb.GetServerInfoResponse:
     await call.context.gateway.known()
     engines = _engines(call)
     return pb.GetServerInfoResponse(
@@ -95,7 +92,7 @@ async def server_info(raw: bytes, call: Call) -> pb.GetServerInfoResponse:
     )
 
 
-async def loads(raw: bytes, call: Call) -> pb.GetLoadsResponse:
+async def loads(call: Call) -> pb.GetLoadsResponse:
     await call.context.gateway.known()
     engines = _engines(call)
     there = sum(one.load for one in engines)
@@ -110,36 +107,48 @@ async def loads(raw: bytes, call: Call) -> pb.GetLoadsResponse:
     return pb.GetLoadsResponse(version=__version__, dp_rank_count=1, loads=[load])
 
 
+def _model(call: Call) -> ServedModel:
+    """The one that the caller may use. Raises ``ApiError``: 404, 400, 503."""
+    models = call.models()
+    if not models and call.context.gateway.models():
+        raise ApiError(
+            404, "The key may use none of the models that are served", code="model_not_found"
+        )
+    return the_model(models)
+
+
 def _engines(call: Call) -> list[Peer]:
     """The schedulers of the model."""
-    model = the_model(call.models()).name
+    model = _model(call).name
     members = call.context.gateway.members()
     return [one for one in members if one.service == "scheduler" and one.identity.is_of(model)]
 
 
-async def flush_cache(raw: bytes, call: Call) -> common_pb2.FlushCacheResponse:
+async def flush_cache(call: Call) -> common_pb2.FlushCacheResponse:
     return common_pb2.FlushCacheResponse(
         success=False, message="The prefix cache cannot be emptied; it gives way as room is needed"
     )
 
 
-async def profile(raw: bytes, call: Call) -> common_pb2.ProfileResponse:
+async def profile(call: Call) -> common_pb2.ProfileResponse:
     return common_pb2.ProfileResponse(success=False, message="There is no profiler to be driven")
 
 
-async def tokenizer(raw: bytes, call: Call) -> None:
-    folder = call.context.config.grpc_tokenizer
-    if not folder:
+async def tokenizer(call: Call) -> None:
+    call.message(common_pb2.GetTokenizerRequest)
+    await call.context.gateway.known()
+    _model(call)
+    files = call.running.tokenizer
+    if files is None:
         raise ApiError(
             501,
             "This frontend has no tokenizer's files to give: --grpc-tokenizer names their folder",
         )
-    packed = await asyncio.to_thread(archive, Path(folder).expanduser())
-    for piece in pieces(packed):
+    for piece in pieces(await files.archive()):
         await call.send(piece)
 
 
-async def kv_events(raw: bytes, call: Call) -> None:
+async def kv_events(call: Call) -> None:
     raise ApiError(
         501,
         "SubscribeKvEvents is not served: what is cached is not told; a gateway that spreads by "

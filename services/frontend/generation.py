@@ -24,6 +24,8 @@ from penstock.services.frontend.keys.limits import Admission
 from penstock.services.frontend.keys.standing import LimitReached, Standing
 from penstock.services.frontend.parse import GenerateRequest
 
+LONGEST_PAUSE_SECONDS = 1.0
+"""Until a request with a window asks again for room for its next prompt."""
 OPEN_AT_ONCE = 32
 """Prompts of a request with a window that are opened in one turn of the event loop."""
 
@@ -124,11 +126,23 @@ class Generation(RequestProgress):
             try:
                 self._ids.append(self._gateway.open(work, sink))
             except Overloaded as overloaded:
+                if prompt and self._waits(prompt, overloaded.rejected):
+                    return
                 self.fail(from_rejected(overloaded.rejected))
             if self.error is not None:
                 raise self.error
         if self._opens_later:
             asyncio.get_running_loop().call_soon(self._open_later)
+
+    def _waits(self, prompt: int, rejected: Rejected) -> bool:
+        """Whether a request of many prompts, of which some were let in, asks again for this one:
+        its work so far is not thrown away because others fill the server meanwhile."""
+        if not self.request.window or rejected.status not in (429, 503):
+            return False
+        self._next, self._opens_later = prompt, True
+        pause = min(rejected.retry_after or LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        asyncio.get_running_loop().call_later(pause, self._open_later)
+        return True
 
     def _open_later(self) -> None:
         if self.finished.done():

@@ -12,10 +12,17 @@ from typing import Any
 import pytest
 from frontend_scripted import STOP, Client, Script, rejected, run, waiting
 
-from penstock.client.gateway_interface import ServedModel
+from penstock.client.gateway_interface import Overloaded, ServedModel
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.messages.requests import Pair, PoolingParams, PromptText, Tokens, Work
+from penstock.protocol.wire.messages.requests import (
+    Pair,
+    PoolingParams,
+    PromptText,
+    Rejected,
+    Tokens,
+    Work,
+)
 from penstock.protocol.wire.messages.tokens import Scores
 
 ASKED = {"query": "q", "documents": ["a", "bb", {"text": "ccc"}]}
@@ -248,3 +255,28 @@ def test_a_client_that_leaves_frees_all_of_its_pairs() -> None:
 def test_a_deadline_ends_all_of_a_request() -> None:
     answer, _ = asked("/v1/rerank", {**ASKED, "deadline_s": 0.1}, waiting, 504)
     assert "0.1 s; its deadline_s" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("refused_at", [0, 2])
+def test_a_batch_that_was_let_in_waits_for_room_for_the_rest(refused_at: int) -> None:
+    full = Rejected(0, 0, 503, "overloaded_error", "the queue is full", retry_after=0.01)
+    refusals: list[int] = []
+
+    async def use(client: Client) -> None:
+        client.gateway.served = [ServedModel("org/model", [], 64, 1000, ["score"])]
+        opened = client.gateway.open
+
+        def open_or_refuse(work: Work, sink: Sink) -> int:
+            if len(client.gateway.works) == refused_at and len(refusals) < 3:
+                refusals.append(refused_at)
+                raise Overloaded(full)
+            return opened(work, sink)
+
+        client.gateway.open = open_or_refuse  # type: ignore[method-assign]
+        status, answer, _ = await client.post("/v1/rerank", ASKED)
+        assert status == (200 if refused_at else 503), answer
+        if refused_at:
+            assert [one["index"] for one in answer["results"]] == [2, 0, 1]
+
+    run(use, scoring(0.25, -1.5, 0.75))
+    assert len(refusals) == (3 if refused_at else 1)

@@ -39,6 +39,23 @@ def penstock_command(
     )
 
 
+def measured(code: str, *arguments: str) -> tuple[float, subprocess.CompletedProcess[str]]:
+    """Run Python on its own; the seconds of a processor that it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=clean_environment(),
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done
+
+
+PLAIN = "import argparse, asyncio, unittest.mock"
+MOST_PLAIN = 4.0
+"""What a help may cost, in units of these imports; it takes twice as much."""
 LIGHT = [
     "chat", "complete", "embed", "models", "keys", "status", "stop", "pull", "list", "rm",
     "completion", "plan", "warm",
@@ -47,18 +64,14 @@ LIGHT = [
 
 @pytest.mark.parametrize("command", ["", *cli.COMMANDS, *LIGHT])
 def test_cli_help_is_quick_and_imports_nothing_heavy(command: str) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN + f"print({HEAVY!r} & sys.modules.keys(), code)"]
-        + [part for part in (command, "--help") if part],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        env=clean_environment(),
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert used < 1.0  # seconds of a processor; 0.1 to 0.2 when the machine is free
+    code = MAIN + f"print({HEAVY!r} & sys.modules.keys(), code)"
+    arguments = [part for part in (command, "--help") if part]
+    for attempt in range(3):
+        plain_s, _ = measured(PLAIN)
+        used_s, done = measured(code, *arguments)
+        if used_s < MOST_PLAIN * plain_s:
+            break
+        assert attempt < 2, f"{used_s:.2f} s of a processor, {plain_s:.2f} s for plain imports"
     assert done.stdout.startswith(f"usage: penstock {command}".rstrip())
     assert done.stdout.splitlines()[-1] == "set() 0"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -10,11 +11,13 @@ import pytest
 class PassingTime:
     """That of the running loop: its timers fire as if so many seconds more had gone by."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, stands: bool = False) -> None:
+        """stands: no time goes by on its own, however slow the machine is."""
         loop = asyncio.get_running_loop()
-        self._real = loop.time
+        real, begun = loop.time, loop.time()
         self._passed_s = 0.0
-        monkeypatch.setattr(loop, "time", lambda: self._real() + self._passed_s)
+        self.now: Callable[[], float] = lambda: (begun if stands else real()) + self._passed_s
+        monkeypatch.setattr(loop, "time", self.now)
 
     async def passes(self, seconds: float) -> None:
         """Returns when the timers have fired that are due by then."""

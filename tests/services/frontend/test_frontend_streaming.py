@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from frontend_scripted import LENGTH, STOP, Client, parse_events, rejected, run, say
+from passing_time import PassingTime
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.wire.messages.requests import Work
 from penstock.protocol.wire.messages.tokens import End, EndReason
+from penstock.services.frontend.context import CONTEXT
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -306,25 +308,39 @@ def test_an_error_in_the_middle_is_an_event_and_no_done_follows(how: str) -> Non
     run(use, script)
 
 
-def test_a_silent_stream_gets_comments_and_a_talking_one_does_not() -> None:
+def test_a_silent_stream_gets_comments_and_a_talking_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sinks: list[Sink] = []
+
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(1)
-        await asyncio.sleep(0.5)
-        for _ in range(25):
-            sink.on_row(0, "x", 1)
-            await asyncio.sleep(0.01)
-        sink.on_row(0, "", 0, RowExtras(end=STOP))
+        sinks.append(sink)
 
     async def use(client: Client) -> None:
+        clock = client.app[CONTEXT].clock
         body = json.dumps({**PROMPT, "stream": True}).encode()
-        async with client.session.post(client.url + TEXT, data=body) as response:
+        with monkeypatch.context() as patched:
+            time = PassingTime(patched, stands=True)
+            patched.setattr(clock, "now", time.now)
+            response = await client.session.post(client.url + TEXT, data=body)
+            while not clock._streams:
+                await asyncio.sleep(0)
+            for _ in range(14):  # eighths of a second: three halves, and a quarter
+                await time.passes(0.125)
+            for _ in range(25):
+                sinks[0].on_row(0, "x", 1)
+                await time.passes(0.0)
+                await time.passes(0.375)
+            sinks[0].on_row(0, "", 0, RowExtras(end=STOP))
             raw = await response.read()
+            response.close()
         before, _, after = raw.partition(b"data: ")
-        assert 2 <= before.count(b": keep-alive\n\n") <= 5
+        assert before.count(b": keep-alive\n\n") == 3
         assert b": keep-alive" not in after
         assert len(texts(parse_events(raw))) == 26
 
-    run(use, script, ServerConfig(keep_alive_comment_s=0.1))
+    run(use, script, ServerConfig(keep_alive_comment_s=0.5))
 
 
 def test_a_connection_serves_further_requests_after_a_stream() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from replay import TOOLS, atoms, joined, vocabularies
+from replay import TOOLS, Piece, atoms, joined, vocabularies
 from wire_forms import FORMS
 from written import written
 
@@ -84,14 +85,44 @@ def _machine(family: str, vocabulary: str) -> tuple[Machine, Vocabulary]:
     return build_machine(FAMILIES[family], found), found
 
 
-def seconds(case: Hostile, size: int, piece: int | None = None) -> float:
-    """CPU time for so many characters of the part, pushed at once or in pieces of a size."""
+def _pushed(case: Hostile, size: int, piece: int | None) -> tuple[OutputParser, list[Piece]]:
+    """A parser, and so many characters of the part at once or in pieces of a size."""
     machine, vocabulary = _machine(case.family, case.vocabulary)
     pieces = joined(atoms(case.begin, vocabulary))
     text = case.part * (size // len(case.part))
     step = piece or size
     pieces += [(1, text[at : at + step]) for at in range(0, len(text), step)]
-    parser = OutputParser(machine, ToolSchemas(TOOLS), lambda index, name: f"id {index}")
+    return OutputParser(machine, ToolSchemas(TOOLS), lambda index, name: f"id {index}"), pieces
+
+
+def steps(case: Hostile, size: int, piece: int | None = None) -> int:
+    """Functions that are called for so many characters of the part, and characters that a push
+    leaves for the next one to read again: the same on every machine."""
+    parser, pieces = _pushed(case, size, piece)
+    count = 0
+
+    def called(frame: object, event: str, function: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    for token, one in pieces:
+        sys.setprofile(called)
+        try:
+            parser.push(token, one)
+        finally:
+            sys.setprofile(None)
+        count += len(parser._held)
+    sys.setprofile(called)
+    try:
+        parser.finish()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def seconds(case: Hostile, size: int, piece: int | None = None) -> float:
+    """CPU time for so many characters of the part, pushed at once or in pieces of a size."""
+    parser, pieces = _pushed(case, size, piece)
     started = time.process_time()
     for token, one in pieces:
         parser.push(token, one)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from growth import LINEAR, fourfold
-from hostile import Hostile, drawn, seconds
+from hostile import Hostile, drawn, seconds, steps
 from replay import run, vocabularies
 
 from penstock.protocol.wire.messages.tokens import MAX_CALLS
@@ -13,6 +13,7 @@ from penstock.services.tokenizer.output.budget import MAX_PARTS
 from penstock.services.tokenizer.output.families import FAMILIES
 
 SIZE = 1 << 14
+COUNTED = 1 << 9
 IN_JSON = '<tool_call>{"name": "f", "arguments": {"a": '
 IN_VALUE = "<function=weather><parameter=city>"
 HOSTILE = {
@@ -101,7 +102,6 @@ CASES = [Hostile(name, "text", *case) for name, cases in HOSTILE.items() for cas
 
 PLAIN = Hostile("json_tags", "text", "", "word")
 WHOLE_SIZE = 1 << 20
-MOST_SECONDS = 0.1
 MOST_PLAIN = 6.0
 """What a hostile text may cost, in units of a plain one that comes in pieces of 4 characters. That
 one takes about 0.05 s; this machine may do other things as well."""
@@ -121,6 +121,15 @@ def plain_cost() -> float:
     return least(PLAIN, 0.0, piece=4)
 
 
+@pytest.mark.parametrize("case", [*CASES, *drawn(20, seed=7)], ids=str)
+def test_the_steps_for_an_output_grow_with_its_length_alone(case: Hostile) -> None:
+    size = len(case.part) * max(4, COUNTED // len(case.part))
+    steps(case, size)  # what is made at the first use counts for none
+    for piece in (None, 24, 1):
+        one, two, four = (steps(case, size * times, piece) for times in (1, 2, 4))
+        assert four - two <= 2.2 * (two - one) + 100  # where cost is quadratic: four times as much
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_cost_of_an_output_grows_with_its_length_alone(case: Hostile) -> None:
     assert fourfold(lambda size: seconds(case, size), SIZE) < LINEAR
@@ -133,11 +142,9 @@ def test_a_megabyte_of_hostile_text_costs_little_more_than_one_of_words(case: Ho
 
 
 @pytest.mark.slow
-def test_a_megabyte_of_hostile_text_takes_a_tenth_of_a_second() -> None:
-    slow = [
-        case for case in [*CASES, *drawn(2000, seed=6)] if least(case, MOST_SECONDS) > MOST_SECONDS
-    ]
-    assert slow == []
+def test_a_megabyte_of_any_hostile_text_costs_little_more_than_one_of_words() -> None:
+    most = MOST_PLAIN * plain_cost()
+    assert [case for case in drawn(2000, seed=6) if least(case, most) > most] == []
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def test_no_service_needs_root_or_a_writable_image() -> None:
         assert raw["security_opt"] == ["no-new-privileges:true"], name
         assert raw["init"], name
         assert int(raw["stop_grace_period"].removesuffix("s")) > 30, name  # --drain-timeout-s
-        assert not service.ports or name == "load-balancer"
+        assert not service.ports or name in ("load-balancer", "load-balancer-grpc")
     for stage in read_dockerfile().values():
         if stage.name == "runtime" or stage.base == "runtime":
             users = stage.all("USER")
@@ -88,6 +88,26 @@ def test_the_gpu_worker_asks_for_one_gpu_and_starts_only_on_demand() -> None:
     (device,) = service.raw["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     assert service.command[-2:] == ["--device", "cuda"]
+
+
+def test_grpc_is_published_on_demand_by_frontends_that_have_its_packages() -> None:
+    services = read_compose({"GRPC_PORT": "6000"})
+    frontend, plain = services["frontend-grpc"], services["frontend"]
+    balancer = services["load-balancer-grpc"]
+    assert frontend.profiles == balancer.profiles == ["grpc"]
+    assert balancer.ports == ["127.0.0.1:6000:50051"]
+    assert read_compose({})["load-balancer-grpc"].ports == ["127.0.0.1:50051:50051"]
+    assert "PENSTOCK_GRPC_PORT" not in plain.environment
+    assert frontend.environment == {**plain.environment, "PENSTOCK_GRPC_PORT": "50051"}
+    assert (frontend.networks, frontend.command) == (plain.networks, plain.command)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {re.split(r"[<>=]", one)[0] for one in project["optional-dependencies"]["grpc"]}
+    packages = set(frontend.raw["build"]["args"]["FRONTEND_PACKAGES"].split())
+    assert packages <= wanted
+    assert wanted - packages <= {"protobuf"}  # what the others bring
+    balancing = (ROOT / "deploy/haproxy-grpc.cfg").read_text()
+    assert "bind :50051 proto h2" in balancing
+    assert "server-template frontend 1-32 frontend-grpc:50051 " in balancing
 
 
 def test_settings_that_compose_writes_exist() -> None:

@@ -125,6 +125,19 @@ def test_no_process_of_a_server_imports_the_commands() -> None:
             assert not within(module, ("penstock.services.commands",)), f"{path} imports {module}"
 
 
+def test_commands_import_of_services_only_the_workers_lists_of_architectures() -> None:
+    allowed = (
+        "penstock.services.commands",
+        "penstock.services.command_table",
+        "penstock.services.worker.encoders.families",
+        "penstock.services.worker.models.registry",
+    )
+    for path, tree in sources("services/commands"):
+        for module in imported(tree, package_of(path)):
+            service = module.startswith("penstock.services.")
+            assert not service or within(module, allowed), f"{path} imports {module}"
+
+
 def test_kernels_import_nothing_of_ours_but_kernels() -> None:
     for path, tree in sources("kernels"):
         for module in imported(tree, package_of(path)):

@@ -11,6 +11,7 @@ import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from penstock.protocol.private_file import PrivateFileError, read_private_text
 
 MAX_KEYS = 65_536
 MAX_LINE = 65_536
+LOCK_S = 10.0
+"""For another process to finish its change of the file."""
 HEADER = (
     "# Keys of Penstock's clients, one a line; `penstock keys` changes them. Servers read this "
     "file again when it changes."
@@ -119,12 +122,26 @@ def _locked(path: Path) -> Iterator[None]:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _lock(descriptor, path)
             if _is_at(descriptor, path):
                 yield
                 return
         finally:
             os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Raises ``KeyFileError`` where another process keeps it."""
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise KeyFileError(
+                    f"{path}: another process has held the file's lock for {LOCK_S:g} s"
+                ) from None
+        time.sleep(0.02)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

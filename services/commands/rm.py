@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.protocol.process.running_servers import running_servers
 from penstock.services.commands.failure import FAILED, WRONG_USE, CommandError
 from penstock.services.commands.parser import CommandParser
-from penstock.services.launcher.running_servers import running_servers
 
 if TYPE_CHECKING:
     from penstock.services.commands.hub_cache import CachedModel

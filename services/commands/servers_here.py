@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from penstock.protocol.process.running_servers import RunningServer, running_servers
 from penstock.services.commands.failure import WRONG_USE, CommandError
-from penstock.services.launcher.running_servers import RunningServer, running_servers
 
 _LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
 

@@ -22,8 +22,8 @@ from penstock.services.commands.servers_here import server_here
 from penstock.services.commands.status_text import rates, status_text
 
 if TYPE_CHECKING:
+    from penstock.protocol.process.running_servers import RunningServer
     from penstock.services.commands.api_client import ApiClient
-    from penstock.services.launcher.running_servers import RunningServer
 
 INTERVAL_S = 1.0
 METRICS_S = 3.0

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from penstock.protocol.process.running_servers import RunningServer
 from penstock.services.commands.failure import FAILED, UNREACHABLE, CommandError
 from penstock.services.commands.parser import CommandParser
 from penstock.services.commands.servers_here import server_here
-from penstock.services.launcher.running_servers import RunningServer
 
 TELL_S = 5.0
 LOOK_S = 0.2

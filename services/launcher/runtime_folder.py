@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from penstock.protocol.process.running_servers import PREFIX, SERVER_FOLDERS, runtime_root
 from penstock.protocol.wire.security import private_folder
-from penstock.services.launcher.running_servers import PREFIX, SERVER_FOLDERS, runtime_root
 
 _LOCK = "launcher.lock"
 RESPONSES = "responses"

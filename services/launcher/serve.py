@@ -22,6 +22,7 @@ from penstock.protocol.model_info import read_model_info
 from penstock.protocol.process import logs
 from penstock.protocol.process.console import rendered
 from penstock.protocol.process.plain_structlog import Logger
+from penstock.protocol.process.running_servers import Registration
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.syn_filter import take_no_more_connections
 from penstock.services.launcher.cluster_view import ClusterView
@@ -42,7 +43,6 @@ from penstock.services.launcher.progress import (
     announce,
     has_chat_template,
 )
-from penstock.services.launcher.running_servers import Registration
 from penstock.services.launcher.runtime_folder import RESPONSES, server_folder
 from penstock.services.launcher.supervisor import StartFailed, Supervisor
 

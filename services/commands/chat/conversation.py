@@ -101,6 +101,9 @@ class Conversation:
             raise CommandError(f"{path} cannot be read: {error.strerror}", WRONG_USE) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CommandError(f"{path} holds no conversation: {error}", WRONG_USE) from None
+        if any(one.role == "tool" and one.tool_call_id is None for one in found.messages):
+            said = "a message of the role tool has no tool_call_id"
+            raise CommandError(f"{path} holds no conversation: {said}", WRONG_USE)
         messages = [msgspec.to_builtins(one) for one in found.messages]
         system = [one["content"] for one in messages if one["role"] in ("system", "developer")]
         self.system = str(system[0]) if system else ""
@@ -110,10 +113,21 @@ class Conversation:
         return len(self.messages)
 
 
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = ""
+
+
+class _Call(msgspec.Struct):
+    id: str
+    function: _Function
+    type: str = "function"
+
+
 class _Message(msgspec.Struct, omit_defaults=True):
     role: str
     content: Any = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from command_run import run
 from scripted_api import scripted_api
 from served import Served
@@ -42,6 +43,25 @@ def test_lines_are_taken_as_if_they_were_typed_and_a_wrong_one_is_told(tmp_path:
     assert [one["content"] for one in json.loads(file.read_text())["messages"]] == [
         *("Be brief.", "hello", "hi"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "tool", "content": "x"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": "f"}]},
+    ],
+)
+def test_a_file_that_is_no_conversation_is_refused_in_one_line(
+    tmp_path: Path, message: dict[str, object]
+) -> None:
+    file = tmp_path / "saved.json"
+    file.write_text(json.dumps([{"role": "user", "content": "x"}, message]))
+    with scripted_api() as api:
+        done = run("chat", api.url, "--load", str(file), given="go on")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "holds no conversation" in done.stderr
 
 
 def test_nothing_to_ask_is_refused_and_so_are_flags_for_no_server() -> None:

@@ -13,7 +13,7 @@ from emulator import terminal
 from hub_server import COMMIT, Hub, running_hub
 
 from penstock.loadtest.make_model import make_model
-from penstock.services.launcher.running_servers import Registration
+from penstock.protocol.process.running_servers import Registration
 
 NAME = "org/little"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.protocol.config import ConfigError
+from penstock.protocol.keys import key_file
 from penstock.protocol.keys.key_file import KeyFileError, Line, change_keys, line_of, read_keys
 from penstock.protocol.keys.record import id_of, new_key
 from penstock.services.commands import keys as key_commands
@@ -18,6 +20,19 @@ from penstock.services.commands import keys as key_commands
 
 def keys(path: Path, *arguments: str) -> int:
     return key_commands.main([*arguments, "--keys-file", str(path)], {})
+
+
+def test_a_file_that_another_process_keeps_locked_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys"
+    change_keys(path, lambda lines: lines)
+    monkeypatch.setattr(key_file, "LOCK_S", 0.2)
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match=r"another process has held the file's lock"):
+            keys(path, "add", "ann")
+    assert keys(path, "add", "ann") == 0
 
 
 def test_a_key_is_printed_once_and_the_file_holds_no_more_than_its_hash(

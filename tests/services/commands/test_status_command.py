@@ -21,16 +21,16 @@ from served import Served, leftovers
 
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.pipeline_status import pipeline_status
+from penstock.protocol.process.running_servers import (
+    RECORD,
+    Registration,
+    running_servers,
+)
 from penstock.protocol.wire.messages.membership import MetricsAnswer, ProcessMetrics
 from penstock.services.commands.api_client import ApiClient
 from penstock.services.commands.endpoint import endpoint
 from penstock.services.commands.failure import CommandError
 from penstock.services.commands.status_text import rates
-from penstock.services.launcher.running_servers import (
-    RECORD,
-    Registration,
-    running_servers,
-)
 
 PROCESSES = ["frontend", "tokenizer", "router", "scheduler", "worker"]
 

@@ -20,12 +20,12 @@ finite: the mask is added to their scores.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.kernels.attention_backend import (
@@ -84,8 +84,8 @@ class LoneChunk(NamedTuple):
     places: RowPlaces
     gather: Tensor
     """[Hkv, blocks] int64, as in ``FoldedBatch``."""
-    bias: CausalBias
-    """The mask of as many queries as there are rows, over the keys that the last one sees."""
+    context: int
+    """Keys that the last of the queries sees."""
     heads_at_once: int
 
     def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
@@ -99,11 +99,11 @@ class LoneChunk(NamedTuple):
             rows = self.gather[some]
             key, value = (
                 gathered(cache, rows.reshape(-1))
-                .view(len(rows), 1, -1, dim)[:, :, : self.bias.seq_len_kv]
+                .view(len(rows), 1, -1, dim)[:, :, : self.context]
                 .expand(-1, shared, -1, -1)
                 for cache in (key_cache, value_cache)
             )
-            attended = scaled_dot_product_attention(apart[some], key, value, self.bias, scale=scale)
+            attended = causal_attention(apart[some], key, value, scale)
             out[:, some] = attended.permute(2, 0, 1, 3)
         return out.view(count, heads * dim)
 
@@ -119,6 +119,21 @@ def visible(positions: Tensor, width: int) -> Tensor:
     return torch.arange(width, device=positions.device) <= positions[:, None, :, None]
 
 
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """query: [B, H, n, D]; key, value: [B, H, m, D], n <= m. Query i sees keys 0 … m - n + i.
+    Returns [B, H, n, D]."""
+    queries, keys = query.shape[2], key.shape[2]
+    if query.is_cuda:
+        from torch.nn.attention.bias import causal_lower_right
+
+        bias = causal_lower_right(queries, keys)
+        return scaled_dot_product_attention(query, key, value, bias, scale=scale)
+    if queries == keys:
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril_(keys - queries)
+    return scaled_dot_product_attention(query, key, value, mask, scale=scale)
+
+
 class SdpaAttention:
     """The backend of this module."""
 
@@ -128,6 +143,10 @@ class SdpaAttention:
     def __init__(self) -> None:
         # cuDNN makes a plan for every new shape, and each decode step may have a new one.
         torch.backends.cuda.enable_cudnn_sdp(False)
+        if torch.cuda.is_available():
+            # It imports torch's compiler, which takes seconds: here no request waits for it, and
+            # where only a CPU computes, nobody.
+            import_module("torch.nn.attention.bias")
 
     def plan(
         self, spans: QuerySpans, shape: CacheShape, device: torch.device
@@ -211,7 +230,7 @@ def _plan_alone(
     gather = _cache_rows(block_table[None, :blocks], shape, device)[0]
     at_once = MOST_ELEMENTS // (blocks * shape.block_size * shape.head_dim)
     places = row_places(np.arange(row, row + count, dtype=np.int64), None, device)
-    return LoneChunk(places, gather, causal_lower_right(count, context), max(1, at_once))
+    return LoneChunk(places, gather, context, max(1, at_once))
 
 
 def _cache_rows(tables: IntArray, shape: CacheShape, device: torch.device) -> Tensor:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -160,3 +164,15 @@ def planned(
     shape = CacheShape(kv_heads, 4, 16, 80, 2 * kv_heads, torch.float32)
     batches = SdpaAttention().plan(spans, shape, CPU)
     return [batch for batch in batches if isinstance(batch, FoldedBatch | LoneChunk)]
+
+
+def test_a_cpu_does_without_the_compiler_that_takes_seconds_to_import() -> None:
+    program = (
+        "import sys, torch\n"
+        "from penstock.kernels.sdpa_attention import SdpaAttention, causal_attention\n"
+        "SdpaAttention()\n"
+        "causal_attention(*torch.ones(3, 1, 1, 4, 2), 1.0)\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)

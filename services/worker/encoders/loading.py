@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.protocol.config import Config
+from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import read_machine
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.pooling import Pooling, attends_both_ways, read_pooling
@@ -37,6 +37,11 @@ def load_encoder_executor(
 ) -> EncoderExecutor:
     """Raises ``BadModelFolder`` and ``ConfigError``."""
     pooling = read_pooling(info, config.model)
+    if config.model.model_impl == "transformers":
+        raise ConfigError(
+            f"--model-impl transformers: {info.architecture} is an encoder, which Penstock's own "
+            "code computes; leave the flag out"
+        )
     device = choose_device(config.device.device, config.device.device_index)
     dtype = choose_dtype(config.model.dtype, info, device)
     threads = config.device.threads or read_machine().physical_cores

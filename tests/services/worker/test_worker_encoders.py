@@ -16,7 +16,7 @@ from tiny_encoders import FAMILIES, make_encoder, write_encoder
 from tiny_models import make_model
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from penstock.protocol.config import Config
+from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.fields import CacheConfig, DeviceConfig, LoadingConfig, ModelConfig
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
@@ -277,6 +277,12 @@ def test_an_encoder_beside_other_models_lets_them_go_first(tmp_path: Path) -> No
         thread.start()
         thread.join(60)
     assert found[1] == max(found[0], 10)
+
+
+def test_an_encoder_refuses_another_s_code_by_name(tmp_path: Path) -> None:
+    folder = write_encoder(make_encoder("Bert"), tmp_path)
+    with pytest.raises(ConfigError, match="--model-impl transformers: BertModel is an encoder"):
+        executor_of(folder, model_impl="transformers")
 
 
 def test_an_encoder_in_bfloat16_is_close(tmp_path: Path) -> None:

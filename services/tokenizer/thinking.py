@@ -94,8 +94,13 @@ def channel_turn(text_model: TextModel, prompt: bytes, family: Family) -> Turn:
 
 def _is_within(text_model: TextModel, prompt: bytes, family: Family, opening: str) -> bool:
     """Whether the prompt ends within a message that begins so."""
-    end = np.frombuffer(prompt, "<i4")[-_TAIL:].tolist()
-    text: str = text_model.tokenizer.decode(end, skip_special_tokens=False)
+    ids = np.frombuffer(prompt, "<i4")
+    known = (text_model.token_id(mark) for mark in family.marks.values())
+    mark = _last(ids, [number for number in known if number is not None])
+    # Behind the last mark there may be much text: a message that is to be continued.
+    end = len(ids) if mark < 0 else mark
+    tail = ids[max(0, end - _TAIL) :].tolist()
+    text: str = text_model.tokenizer.decode(tail, skip_special_tokens=False)
     _, opened, behind = text.rpartition(opening.strip())
     return bool(opened) and not any(mark in behind for mark in family.marks.values())
 

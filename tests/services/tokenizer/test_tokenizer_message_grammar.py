@@ -38,7 +38,13 @@ def test_a_prompt_that_ends_within_thinking_is_known_and_leaves_an_answer_free(n
     model = TextModel(tokenizer, template, parsers=(name, "auto"))
     assert model.form.family is FAMILIES[name]
     opened, closed = OPENED[name]
-    for text, within in ((opened, True), (opened + "Hm", True), (opened + "Hm" + closed, False)):
+    for text, within in (
+        (opened, True),
+        (opened + "Hm", True),
+        (opened + "Hm. " * 500, True),
+        (opened + "Hm" + closed, False),
+        ("Hm. " * 500, False),
+    ):
         ids = model.encode(text, add_special_tokens=False)
         assert begins_in_reasoning(model, ids, FAMILIES[name]) is within
     assert grammar_of(model, output=OutputFormat(ENCODED), prompt=opened) is None
@@ -216,6 +222,8 @@ def test_words_that_the_prompt_has_begun_go_on_as_they_must(name: str) -> None:
         assert not json("I look.")
         assert not json(said + '{"a": 1}')
         assert json(unsaid + begin + call) == bool(tools)
+    long = follower(name, begin + said + "So. " * 500, output=OutputFormat(), form=JSON)
+    assert long('{"a": 1}')
     must = follower(name, "x" + begin + said, output=OutputFormat(ENCODED, "required"))
     assert must(unsaid + begin + call)
     assert not must("I look." + unsaid + begin + call)

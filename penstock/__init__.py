@@ -20,11 +20,17 @@ if _TYPE_CHECKING:
     from penstock.services.library.engine import LLMEngine, ModelLimits
     from penstock.services.library.llm import LLM
     from penstock.services.library.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
         CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
         Logprob,
         RequestError,
         RequestOutput,
         RequestRefused,
+        ScoringOutput,
+        ScoringRequestOutput,
     )
     from penstock.services.library.server_process import ServerFailed
 
@@ -32,8 +38,12 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "LLMEngine",
     "Logprob",
     "ModelLimits",
@@ -41,6 +51,8 @@ __all__ = [
     "RequestOutput",
     "RequestRefused",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "ServerFailed",
 ]
 
@@ -57,6 +69,17 @@ _HOMES = {
     "CompletionOutput": "penstock.services.library.outputs",
     "Logprob": "penstock.services.library.outputs",
     "RequestOutput": "penstock.services.library.outputs",
+    **dict.fromkeys(
+        (
+            "ClassificationOutput",
+            "ClassificationRequestOutput",
+            "EmbeddingOutput",
+            "EmbeddingRequestOutput",
+            "ScoringOutput",
+            "ScoringRequestOutput",
+        ),
+        "penstock.services.library.outputs",
+    ),
     "RequestError": "penstock.services.library.outputs",
     "RequestRefused": "penstock.services.library.outputs",
     "ServerFailed": "penstock.services.library.server_process",

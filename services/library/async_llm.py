@@ -22,6 +22,7 @@ from penstock.protocol.wire.messages.requests import Work
 from penstock.services.library.async_client import AsyncPipelineClient
 from penstock.services.library.member import MAX_OPEN, Submission, retry_seconds
 from penstock.services.library.outputs import RequestError, RequestOutput
+from penstock.services.library.pooled_calls import AsyncPooledCalls
 from penstock.services.library.prompts import (
     Message,
     PromptLike,
@@ -83,7 +84,7 @@ class _Processes:
             self.server.release()
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncPooledCalls):
     """A model behind the pipeline's processes, for asyncio.
 
     ``AsyncLLM(model, max_num_seqs=128, …)`` takes the settings of ``LLM``. The processes start with
@@ -202,12 +203,21 @@ class AsyncLLM:
         _, ready = one_prompt(text)
         work = work_of(ready, SamplingParams())
         head = msgspec.structs.replace(work.head, task=TOKENIZE)
-        work = msgspec.structs.replace(work, head=head)
-        async with aclosing(self._submissions(work, self._register(""), "final")) as submissions:
+        done = await self._whole(msgspec.structs.replace(work, head=head), "")
+        return ids_of(done.answers[0])
+
+    async def _whole(self, work: Work, request_id: str) -> Submission:
+        name = self._register(request_id)
+        waiting = self._waiting[name]
+        async with aclosing(self._submissions(work, name, "final")) as submissions:
             async for submission in submissions:
-                check(f"request {submission.name}", submission.progress)
-                return ids_of(submission.answers[0])
-        raise RequestError("the text was given up")
+                check(f"request {name}", submission.progress, request_id)
+                if not waiting.aborted:
+                    return submission
+        raise RequestError(f"request {name} was given up")
+
+    async def _labels(self) -> list[str]:
+        return (await self._joined()).capacity.labels
 
     async def _outputs(
         self, given: PromptLike | None, work: Work, request_id: str, kind: OutputKind

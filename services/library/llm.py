@@ -14,6 +14,7 @@ from penstock.protocol.wire.messages.requests import OutputFormat, Prompt, Work
 from penstock.services.library.local_pipeline import LocalPipeline
 from penstock.services.library.member import MAX_OPEN, RETRY_SECONDS, Submission
 from penstock.services.library.outputs import RequestOutput
+from penstock.services.library.pooled_calls import PooledCalls
 from penstock.services.library.progress import ProgressLine
 from penstock.services.library.prompts import (
     Message,
@@ -31,7 +32,7 @@ REFUSED_BURST = 64
 """So many are sent at once when some were refused for want of room."""
 
 
-class LLM(LocalPipeline):
+class LLM(PooledCalls, LocalPipeline):
     """A model behind the pipeline's processes, without HTTP.
 
     ``LLM(model, max_num_seqs=128, …)`` takes the settings of ``penstock serve`` by their names, but
@@ -106,17 +107,30 @@ class LLM(LocalPipeline):
         max_open: int,
         output: OutputFormat | None = None,
     ) -> list[RequestOutput]:
-        self.check_open()
-        if max_open < 1:
-            raise ValueError(f"max_concurrency is {max_open}; at least one request must be open")
         params = spread(sampling_params, len(given))
         works = map(work_of, prompts, params, itertools.repeat(output), asked)
-        shown = sys.stderr.isatty() if progress is None else progress
-        with self._client.lock, ProgressLine(len(given), shown) as line:
-            submissions = self._collect(works, len(given), line, max_open)
+        submissions = self._submitted(works, len(given), progress, max_open)
         return [
             output_of(prompt, one, "final") for prompt, one in zip(given, submissions, strict=True)
         ]
+
+    def _finished(
+        self, works: Sequence[Work], progress: bool | None, max_open: int
+    ) -> list[Submission]:
+        return self._submitted(works, len(works), progress, max_open)
+
+    def _labels(self) -> list[str]:
+        return self._client.capacity.labels
+
+    def _submitted(
+        self, works: Iterable[Work], count: int, progress: bool | None, max_open: int
+    ) -> list[Submission]:
+        self.check_open()
+        if max_open < 1:
+            raise ValueError(f"max_concurrency is {max_open}; at least one request must be open")
+        shown = sys.stderr.isatty() if progress is None else progress
+        with self._client.lock, ProgressLine(count, shown) as line:
+            return self._collect(works, count, line, max_open)
 
     def _collect(
         self, prepared: Iterable[Work], count: int, line: ProgressLine, max_open: int

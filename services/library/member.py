@@ -12,16 +12,19 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.client.answers import Answer, AnswerSink, RequestProgress
+from penstock.client.gateway_interface import ServedModel
 from penstock.client.ledger import ClientLedger
 from penstock.client.meters import Meters
 from penstock.client.open_request import OpenRequest
 from penstock.client.sink import RowExtras
+from penstock.client.tasks import task_refusal
 from penstock.protocol.config import ClusterConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import BeatThread, Participant
 from penstock.protocol.process.service import open_mailbox
+from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Phase
-from penstock.protocol.wire.messages.requests import Rejected, Work
+from penstock.protocol.wire.messages.requests import Rejected, RequestHead, Work
 from penstock.services.library.outputs import Logprob
 
 JOIN_SECONDS = 10.0
@@ -152,9 +155,21 @@ class Member:
             sink = AnswerSink(submission.progress, submission.answers)
         else:
             sink = WakingSink(submission, wake)
+        if (refused := self._refusal(head)) is not None:
+            sink.on_rejected(refused)
+            return submission
         submission.id = self.ledger.submit(work, sink, now)
         submission.request = self.ledger.open.get(submission.id)
         return submission
+
+    def _refusal(self, head: RequestHead) -> Rejected | None:
+        """Of a request for what the engine does not do, once it is known what it does."""
+        capacity = self.capacity
+        if not capacity.max_model_len or (head.task == GENERATE and capacity.generates):
+            return None
+        sizes = capacity.max_model_len, capacity.vocab_size
+        served = ServedModel(self.model, [], *sizes, capacity.tasks, capacity.generates)
+        return task_refusal(head, [served])
 
     def take_messages(self) -> None:
         """Handle all that is in the inbox. Raises ``Ended`` when fenced."""

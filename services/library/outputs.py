@@ -59,6 +59,52 @@ class RequestOutput(msgspec.Struct, frozen=True):
     """Nothing more will come of it."""
 
 
+class EmbeddingOutput(msgspec.Struct, frozen=True):
+    """The vector of a text."""
+
+    embedding: list[float]
+
+
+class ScoringOutput(msgspec.Struct, frozen=True):
+    """The score of a pair, the higher the better."""
+
+    score: float
+
+
+class ClassificationOutput(msgspec.Struct, frozen=True):
+    """The labels of a text."""
+
+    label: str
+    """The likeliest one."""
+    probs: list[float]
+    """Of all labels, in the order of the model's folder."""
+
+
+class EmbeddingRequestOutput(msgspec.Struct, frozen=True):
+    """What came of one prompt of ``embed``."""
+
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    request_id: str = ""
+
+
+class ScoringRequestOutput(msgspec.Struct, frozen=True):
+    """What came of one pair of ``score``."""
+
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    """Of both texts together."""
+    request_id: str = ""
+
+
+class ClassificationRequestOutput(msgspec.Struct, frozen=True):
+    """What came of one prompt of ``classify``."""
+
+    outputs: ClassificationOutput
+    prompt_token_ids: list[int]
+    request_id: str = ""
+
+
 class RequestError(RuntimeError):
     """A prompt could not be served. Names it and the cause."""
 

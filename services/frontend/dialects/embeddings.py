@@ -10,6 +10,7 @@ from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.meters import Usage
 from penstock.client.request_terms import terms_of
+from penstock.client.vectors import numbers, vector_of
 from penstock.protocol.tasks import EMBED
 from penstock.protocol.wire.messages.requests import PoolingParams
 from penstock.services.frontend.bodies.embeddings import EmbeddingBody, EmbeddingList
@@ -19,7 +20,7 @@ from penstock.services.frontend.dialects.interface import Unstreamed
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest, find_model
-from penstock.services.frontend.pooled_answers import listed, numbers, usage_of, vector_of
+from penstock.services.frontend.pooled_answers import listed, usage_of
 from penstock.services.frontend.pooling_request import parse_inputs, pooling_request
 
 

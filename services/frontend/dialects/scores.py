@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.meters import Usage
 from penstock.client.request_terms import terms_of
+from penstock.client.vectors import likeliest, rank, scores_of
 from penstock.protocol.tasks import CLASSIFY, SCORE
 from penstock.protocol.wire.messages.requests import PoolingParams
 from penstock.services.frontend.bodies.pooling import (
@@ -31,7 +31,7 @@ from penstock.services.frontend.dialects.interface import Unstreamed
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest, find_model
-from penstock.services.frontend.pooled_answers import listed, scores_of, usage_of
+from penstock.services.frontend.pooled_answers import listed, usage_of
 from penstock.services.frontend.pooling_request import parse_inputs, parse_pairs, pooling_request
 
 GROUP = "Scores"
@@ -106,7 +106,7 @@ class RerankRenderer(Unstreamed):
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         scores = [scores_of(answer)[0] for answer in answers]
-        best = sorted(range(len(scores)), key=lambda index: _rank(scores[index]))
+        best = sorted(range(len(scores)), key=lambda index: rank(scores[index]))
         best = best[: self._top_n or None]
         results = listed(self._result(index, scores[index]) for index in best)
         tail = encode({**self._head, "usage": usage_of(usage)})
@@ -117,11 +117,6 @@ class RerankRenderer(Unstreamed):
         if self._documents is not None:
             found.document = RerankedDocument(text=self._documents[index])
         return encode(found)
-
-
-def _rank(score: float) -> float:
-    """Lower for a better score; of what is no number the last."""
-    return math.inf if math.isnan(score) else -score
 
 
 class ScoreDialect:
@@ -218,11 +213,9 @@ class ClassifyRenderer(ScoreRenderer):
 
     def _one(self, index: int, answer: Answer) -> Classification:
         shares = scores_of(answer).tolist()
-        likeliest = min(range(len(shares)), key=lambda label: _rank(shares[label]))
-        known = likeliest < len(self._labels)
         return Classification(
             index=index,
-            label=self._labels[likeliest] if known else f"LABEL_{likeliest}",
+            label=likeliest(shares, self._labels),
             probs=shares,
             num_classes=len(shares),
         )

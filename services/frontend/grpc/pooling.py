@@ -11,6 +11,7 @@ from msgspec import Meta
 from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.request_terms import Priority, User, check_printable, terms_of
+from penstock.client.vectors import numbers, scores_of, vector_of
 from penstock.protocol.declared import Declared
 from penstock.protocol.grpc import penstock_pb2 as pb
 from penstock.protocol.sampling import MAX_TOKENS
@@ -24,7 +25,6 @@ from penstock.services.frontend.grpc.call import Call
 from penstock.services.frontend.grpc.deltas import usage_of
 from penstock.services.frontend.grpc.requests import checked, given, limit
 from penstock.services.frontend.parse import GenerateRequest, find_model
-from penstock.services.frontend.pooled_answers import numbers, scores_of, vector_of
 from penstock.services.frontend.pooling_request import parse_inputs, parse_pairs, pooling_request
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from penstock import __version__
 from penstock.client.gateway_interface import ServedModel
+from penstock.client.vectors import numbers, vector_of
 from penstock.protocol.grpc.engine import common_pb2
 from penstock.protocol.grpc.engine import vllm_engine_pb2 as pb
 from penstock.protocol.wire.messages.membership import Peer
@@ -25,7 +26,6 @@ from penstock.services.frontend.grpc.engine.tokenizer_files import pieces
 from penstock.services.frontend.grpc.requests import limit
 from penstock.services.frontend.grpc.servicer import MAX_ABORTED
 from penstock.services.frontend.parse import GenerateRequest
-from penstock.services.frontend.pooled_answers import numbers, vector_of
 
 NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 SERVER_TYPE = "penstock"

@@ -26,6 +26,12 @@ from penstock.kernels.gpu.compressed_weights import compress
 from penstock.kernels.gpu.draw import draw
 from penstock.kernels.gpu.keep_floor import keep_floor
 from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
+from penstock.kernels.gpu.packed_rows import (
+    KINDS,
+    DistanceBias,
+    packed_attention,
+    pool_rows,
+)
 from penstock.kernels.gpu.recorded_launches import Recorded, Recorder
 from penstock.kernels.gpu.rotate_heads import rotate_heads
 from penstock.kernels.gpu.row_inputs import pack_heads, row_inputs
@@ -131,6 +137,18 @@ def rows_of_others(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> N
     rotate_heads(*parts[:2], *torch.zeros(2, 4, dim - 8, dtype=dtype))
 
 
+def prompts_of_encoders(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    rows = torch.zeros(64, heads + 2 * kv_heads, dim, dtype=dtype)
+    query, key, value = rows.split((heads, kv_heads, kv_heads), 1)
+    tiles, spans = torch.zeros(3, 3, dtype=torch.int32), torch.zeros(2, 2, dtype=torch.int32)
+    out = torch.zeros(64, heads, dim, dtype=dtype)
+    bias = DistanceBias(torch.zeros(heads, 257), 128)
+    for window, added in ((0, None), (64, None), (0, bias)):
+        packed_attention(query, key, value, tiles, out, 0.1, window, added)
+    for kind in KINDS:
+        pool_rows(out.flatten(1), spans, kind, torch.zeros(2, heads * dim))
+
+
 def steps(config: DenseConfig, block_size: int, dtype: torch.dtype) -> None:
     """Steps of all kinds, with the kernels that an executor chooses now."""
     engine = executor(config, block_size, dtype)
@@ -168,6 +186,7 @@ def main() -> None:
             with patch.object(kernel_choice, "HOPPER", (0, 0)):
                 steps(config, block_size, dtype)
         rows_of_others(heads, kv_heads, dim, dtype)
+        prompts_of_encoders(heads, kv_heads, dim, dtype)
         for vocab in vocabularies:
             sample(vocab, dtype)
     for number, options in enumerate(VARIED[: 1 + most // len(MODELS)]):

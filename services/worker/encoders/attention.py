@@ -4,9 +4,8 @@ Prompts are taken together in batches. On a CPU those of one length are a batch:
 and nothing masked that need not be. (64 prompts of 4 to 80 tokens with 12 heads of 32 take 13 ms of
 one core so, and 16 to 29 ms in padded batches of 1 to 10 lengths; nested tensors are slower still.
 The matrix products of the layer take ten times as long.) On a GPU a launch costs more than padding:
-a batch is what has about the same length, within a factor of two, so a step has ten at most; where
-the type is half precision and nothing is added to the scores, all prompts are one launch of torch's
-attention over prompts of various lengths.
+a batch is what has about the same length, within a factor of two, so a step has ten at most. Where
+the GPU has our kernels, all prompts are one launch (``gpu_steps.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,12 +25,11 @@ from penstock.services.worker.encoders.specification import LayerKind
 
 MOST_BIASED = 1 << 26
 """Scores of a padded batch that something is added to, at most: they are in memory at once."""
+FAR = 128
+"""From this distance on all share a bucket."""
 BANDED_WINDOWS = 4
 """A prompt that is longer than so many windows attends in pieces of two windows; a mask over all of
 it would grow with the square of its length."""
-_FUSED_TYPES = (torch.bfloat16, torch.float16)
-_FUSED_HEAD = 256
-_FUSED_CAPABILITY = (8, 0)
 
 
 class Batch(NamedTuple):
@@ -80,6 +78,30 @@ class RelativeBias:
             self._longest = relative_bias(self._table, length).contiguous()
         return self._longest[..., :length, :length]
 
+    def by_distance(self) -> Tensor:
+        """[heads, 2 FAR + 1] fp32, of the distances -FAR to FAR; farther ones have the same."""
+        square = relative_bias(self._table, FAR + 1)[0].float()
+        return torch.cat((square[:, -1], square[:, 0, 1:]), -1).contiguous()
+
+
+class RowAttention(Protocol):
+    """The attention of a step's rows, each to its own prompt."""
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, kind: LayerKind, scale: float | None = None
+    ) -> Tensor:
+        """query: [N, heads, D]; key, value: [N, KV heads, D]. scale: of scores, by default 1 /
+        sqrt(D). Returns [N, heads, D]."""
+
+
+def attention_of(rows: PackedRows, bias: RelativeBias | None = None) -> RowAttention:
+    """bias: what is added to scores, of all layers."""
+    if rows.tiles is None:
+        return PromptAttention(rows, bias)
+    from penstock.services.worker.encoders.tile_attention import TileAttention
+
+    return TileAttention(rows.tiles, bias)
+
 
 class PromptAttention:
     """The attention of one step's layers. Masks are made once for all layers that share one."""
@@ -87,24 +109,14 @@ class PromptAttention:
     def __init__(self, rows: PackedRows, bias: RelativeBias | None = None) -> None:
         """bias: what is added to scores, of all layers."""
         self._bias = bias
-        device = rows.tokens.device
-        self._longest = rows.lengths[-1]
-        self._offsets: Tensor | None = None
-        """[prompts + 1] int32: where prompts begin and end, for one launch over all of them."""
         self._batches: list[Batch] = []
         self._masks: dict[tuple[int, int], Tensor | None] = {}
-        if device.type == "cuda" and bias is None:
-            ends = np.cumsum([0, *rows.lengths], dtype=np.int32)
-            self._offsets = torch.from_numpy(ends).to(device)
         self._rows = rows
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kind: LayerKind, scale: float | None = None
     ) -> Tensor:
-        """query: [N, heads, D]; key, value: [N, KV heads, D]. scale: of scores, by default 1 /
-        sqrt(D). Returns [N, heads, D]."""
-        if self._offsets is not None and _is_fused(query):
-            return self._fused(query, key, value, kind, scale, self._offsets)
+        """See ``RowAttention``."""
         if not self._batches:
             self._batches = list(_batches(self._rows, self._bias, query.shape[1]))
         out = torch.empty_like(query)
@@ -119,28 +131,6 @@ class PromptAttention:
                 )  # fmt: skip
             out[batch.begin : batch.end] = batch.packed(attended)
         return out
-
-    def _fused(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kind: LayerKind,
-        scale: float | None,
-        offsets: Tensor,
-    ) -> Tensor:
-        from torch.nn.attention.varlen import varlen_attn
-
-        window = (kind.window, kind.window) if kind.window else (-1, -1)
-        shared = query.shape[1] // key.shape[1]
-        if shared > 1:  # not every version of torch does that itself here
-            key, value = (one.repeat_interleave(shared, 1) for one in (key, value))
-        found = varlen_attn(
-            query, key, value, offsets, offsets, self._longest, self._longest, scale=scale,
-            window_size=window,
-        )  # fmt: skip
-        assert isinstance(found, Tensor)
-        return found
 
     def _added(self, number: int, batch: Batch, window: int) -> Tensor | None:
         """What is added to a batch's scores, or which keys are attended to."""
@@ -164,17 +154,6 @@ class PromptAttention:
                 found = present if found is None else found & present
             self._masks[number, window] = found
         return self._masks[number, window]
-
-
-def _is_fused(query: Tensor) -> bool:
-    """Whether torch has one launch for prompts of various lengths."""
-    dim = query.shape[-1]
-    return (
-        query.dtype in _FUSED_TYPES
-        and dim <= _FUSED_HEAD
-        and dim % 8 == 0
-        and torch.cuda.get_device_capability(query.device) >= _FUSED_CAPABILITY
-    )
 
 
 def _batches(rows: PackedRows, bias: RelativeBias | None, heads: int) -> Iterator[Batch]:
@@ -249,7 +228,7 @@ def banded(
     return found.reshape(size, heads, pieces * piece, dim)[:, :, :length]
 
 
-def relative_bias(table: Tensor, length: int, most: int = 128) -> Tensor:
+def relative_bias(table: Tensor, length: int, most: int = FAR) -> Tensor:
     """[1, heads, length, length] of T5's buckets of distances, of which half are exact and the rest
     grow logarithmically up to ``most`` (Raffel et al., 2020). table: [buckets, heads]."""
     half = table.shape[0] // 2

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.protocol.pooling import BIDIRECTIONAL
-from penstock.services.worker.encoders.attention import PromptAttention
+from penstock.services.worker.encoders.attention import RowAttention, attention_of
 from penstock.services.worker.encoders.packed_rows import PackedRows
 from penstock.services.worker.encoders.specification import LayerKind
 from penstock.services.worker.load_report import LoadReport
@@ -24,7 +24,7 @@ from penstock.services.worker.models.specification import CacheSpecification
 class _WholeAttention(NamedTuple):
     """A ``StepAttention`` of whole prompts, which writes to no cache."""
 
-    attention: PromptAttention
+    attention: RowAttention
     caches: Sequence[CacheSpecification]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class BidirectionalDecoder:
     def __call__(self, rows: PackedRows) -> Tensor:
         """[N, hidden]."""
         decoder = self._decoder
-        attention = _WholeAttention(PromptAttention(rows), decoder.caches)
+        attention = _WholeAttention(attention_of(rows), decoder.caches)
         hidden = decoder.hidden(StepInputs(rows.tokens, rows.positions, attention, None), None)
         return decoder.last_hidden(hidden, None)
 

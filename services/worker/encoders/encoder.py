@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, gelu, layer_norm, relu, silu
 
 from penstock.kernels.linear import Linear
-from penstock.services.worker.encoders.attention import PromptAttention, RelativeBias
+from penstock.services.worker.encoders.attention import RelativeBias, RowAttention, attention_of
 from penstock.services.worker.encoders.packed_rows import PackedRows
 from penstock.services.worker.encoders.specification import EncoderSpecification, LayerKind
 
@@ -57,7 +57,7 @@ class _Layer:
         self._mlp_norm = Norm(tensors, ahead + names.mlp_norm, model.eps)
         self._activate = _ACTIVATIONS[model.activation]
 
-    def __call__(self, x: Tensor, attention: PromptAttention, rotation: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, attention: RowAttention, rotation: Tensor | None) -> Tensor:
         if self._pre_norm:
             normed = x if self._attention_norm is None else self._attention_norm(x)
             x = self._output.add_to(x, self._attended(normed, attention, rotation))
@@ -73,7 +73,7 @@ class _Layer:
         gate, up = up.chunk(2, -1)
         return self._activate(gate) * up
 
-    def _attended(self, x: Tensor, attention: PromptAttention, rotation: Tensor | None) -> Tensor:
+    def _attended(self, x: Tensor, attention: RowAttention, rotation: Tensor | None) -> Tensor:
         fused = self._qkv(x).view(len(x), 3, self._heads, self._dim)
         query, key, value = fused.unbind(1)
         if rotation is not None:
@@ -117,7 +117,7 @@ class Encoder:
             last = len(self._segments) - 1
             x = x + embedding(rows.segments.clamp(max=last), self._segments)
         x = self._norm(x)
-        attention = PromptAttention(rows, self._bias)
+        attention = attention_of(rows, self._bias)
         rotations: dict[float, Tensor] = {}
         for layer, kind in zip(self._layers, self._model.layers, strict=True):
             rotation = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -13,16 +13,24 @@ import torch
 from penstock.protocol.pooling import PoolingKind
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
+from penstock.services.worker.encoders.pace import Pace
 from penstock.services.worker.encoders.packed_rows import PackedRows, Prompt, pack
 from penstock.services.worker.encoders.pooled import Head, pool
 from penstock.services.worker.executor import DirectExecutor
+from penstock.services.worker.gpu.kernel_choice import short
 from penstock.services.worker.placement import placement
 from penstock.services.worker.pooling import States, pool_rows
 from penstock.services.worker.slots import PlannedStep, SlotTable
 
+if TYPE_CHECKING:
+    from penstock.services.worker.encoders.gpu_steps import GpuSteps
+
 YIELDING = 10
 """Niceness of steps beside other models on a CPU: who decodes beside them has nine tenths of a core
 that both want, and keeps its pace; a batch of texts has whatever else there is."""
+
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""By how much kernels may differ from torch, relative to the largest number of a prompt."""
 
 
 class StatesOf(Protocol):
@@ -60,6 +68,32 @@ class EncoderExecutor(DirectExecutor):
         self._slots = SlotTable(capacity)
         self._threads = threads
         self._yields = yields
+        self._encoder_dtype = dtype
+        self._on_gpu: GpuSteps | None = None
+        self._pace: Pace | None = None
+
+    def use_kernels(self, pace: Pace | None) -> str:
+        """Compute by the kernels for GPUs from now on. pace: of steps beside others who compute on
+        the device. Returns why not, where they fail or differ from torch on prompts made up."""
+        from penstock.services.worker.encoders.gpu_steps import GpuSteps
+
+        prompts = _made_up_prompts(self.capacity)
+        wanted, sizes = self.compute(prompts), self.capacity
+        try:
+            steps = GpuSteps(
+                self._encoder, self._head, self._kind, sizes.max_num_batched_tokens,
+                sizes.max_num_seqs,
+            )  # fmt: skip
+            found = [steps.compute(prompts), steps.compute(prompts[-1:])]
+        except Exception as failure:  # of a compiler, a driver or a launch
+            return short(failure)
+        apart = max(_apart(found[0], wanted), _apart(found[1], wanted[-1:]))
+        if not apart <= _TOLERANCE[self._encoder_dtype]:
+            return f"their numbers differ from torch's by {apart:.2g}"
+        self._on_gpu, self._pace = steps, pace
+        graphs = f"no graphs: {steps.why_none}" if steps.why_none else "graphs"
+        self.summary = f"an encoder, attention by our kernel, {graphs}"
+        return ""
 
     def reset(self) -> None:
         super().reset()
@@ -109,6 +143,12 @@ class EncoderExecutor(DirectExecutor):
 
     def compute(self, prompts: list[Prompt]) -> States:
         """[prompts, numbers] in their order: pooled states, or logits."""
+        if self._on_gpu is not None:
+            begun = time.perf_counter()
+            computed = self._on_gpu.compute(prompts)
+            if self._pace is not None:
+                self._pace.after(sum(len(prompt.tokens) for prompt in prompts), begun)
+            return computed
         if torch.get_num_threads() != self._threads:  # each thread that calls has its own number
             torch.set_num_threads(self._threads)
         with torch.inference_mode():
@@ -120,3 +160,16 @@ class EncoderExecutor(DirectExecutor):
         values = np.empty_like(found)
         values[rows.order] = found
         return values
+
+
+def _made_up_prompts(sizes: EngineSizes) -> list[Prompt]:
+    """A few of various lengths, that are more than a tile and less than one."""
+    lengths = [min(length, sizes.max_model_len) for length in (70, 1, 9)][: sizes.max_num_seqs]
+    most = min(sizes.vocab_size or 1, 1000)
+    return [Prompt((np.arange(length) * 7 % most).astype(np.int32)) for length in lengths]
+
+
+def _apart(found: States, wanted: States) -> float:
+    """The largest difference, in parts of the largest number of a row; NaN where one is none."""
+    largest = np.abs(wanted).max(-1, keepdims=True)
+    return float((np.abs(found - wanted) / np.maximum(largest, 1e-6)).max())

@@ -17,9 +17,11 @@ from penstock.services.worker.encoders.bidirectional_decoder import load_bidirec
 from penstock.services.worker.encoders.encoder import Encoder
 from penstock.services.worker.encoders.executor import EncoderExecutor, StatesOf
 from penstock.services.worker.encoders.families import encoder_specification
+from penstock.services.worker.encoders.pace import Pace
 from penstock.services.worker.encoders.packed_rows import Prompt
 from penstock.services.worker.encoders.pooled import Head
 from penstock.services.worker.encoders.specification import EncoderSpecification
+from penstock.services.worker.gpu.triton_trial import why_no_kernels
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import plan_capacity, whole_prompts
 from penstock.services.worker.model_loading import choose_device, choose_dtype
@@ -64,10 +66,19 @@ def load_encoder_executor(
     executor = EncoderExecutor(encoder, head, pooling.kind, sizes, dtype, threads, yields=yields)
     executor.tasks = folder_tasks(pooling, layers, random=random)
     executor.labels = pooling.labels
+    if device.type == "cuda":
+        use_kernels(executor, device, config.cache.share() < 1.0)
     progress("running once")
     length = min(sizes.max_model_len, 16)
     executor.compute([Prompt(torch.zeros(length, dtype=torch.int32).numpy())])
     return executor
+
+
+def use_kernels(executor: EncoderExecutor, device: torch.device, beside: bool) -> None:
+    """Where they work. beside: other models compute on the device."""
+    reason = why_no_kernels(device) or executor.use_kernels(Pace() if beside else None)
+    if reason:
+        executor.summary = f"an encoder, by torch's operations; our kernels: {reason}"
 
 
 def _load_encoder(

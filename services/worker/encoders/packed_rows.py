@@ -31,6 +31,9 @@ class PackedRows(NamedTuple):
     """Tokens of each prompt, ascending."""
     order: list[int]
     """The place of each packed prompt among those that were given."""
+    tiles: Tensor | None = None
+    """On a GPU that has our kernels, in place of lengths and order: what ``packed_attention``
+    takes, of prompts in the order in which they were given."""
 
 
 def pack(prompts: Sequence[Prompt], device: torch.device) -> PackedRows:

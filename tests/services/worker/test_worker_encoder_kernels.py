@@ -1,0 +1,139 @@
+"""An encoder by our kernels makes the numbers that torch's operations make.
+
+Without a GPU its kernels run in Triton's interpreter, and there are no graphs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_encoders import FAMILIES, make_encoder, write_encoder
+from tiny_models import make_model
+
+pytest.importorskip("triton")
+
+from penstock.protocol.config import Config
+from penstock.protocol.config.fields import DeviceConfig, ModelConfig
+from penstock.protocol.model_info import read_model_info
+from penstock.services.worker.encoders import gpu_steps
+from penstock.services.worker.encoders.executor import EncoderExecutor
+from penstock.services.worker.encoders.loading import load_encoder_executor, use_kernels
+from penstock.services.worker.encoders.pace import Pace
+from penstock.services.worker.encoders.packed_rows import Prompt
+
+ON_GPU = torch.cuda.is_available()
+LENGTHS = [1, 7, 70, 7, 64, 65, 2]
+TOLERANCE = 2e-4
+
+
+def prompts(lengths: list[int], second: int = 0) -> list[Prompt]:
+    tokens = (np.array([5 + (7 * at + 11 * n) % 90 for at in range(n)], np.int32) for n in lengths)
+    return [Prompt(each, second if len(each) > second else 0) for each in tokens]
+
+
+def executor_of(folder: Path, device: str, **model: Any) -> EncoderExecutor:
+    config = Config(
+        model=ModelConfig(model=str(folder), **model),
+        device=DeviceConfig(device=device, threads=1),
+    )
+    return load_encoder_executor(config, read_model_info(folder), lambda note: None)
+
+
+def by_kernels(folder: Path, **model: Any) -> EncoderExecutor:
+    executor = executor_of(folder, "cuda" if ON_GPU else "cpu", **model)
+    if not ON_GPU:
+        use_kernels(executor, torch.device("cpu"), False)
+    assert "attention by our kernel" in executor.summary
+    assert ("no graphs" in executor.summary) is not ON_GPU
+    return executor
+
+
+def assert_same(folder: Path, lengths: list[int], second: int = 0, **model: Any) -> None:
+    given = prompts(lengths, second)
+    wanted = executor_of(folder, "cpu", **model).compute(given)
+    executor = by_kernels(folder, **model)
+    for _ in range(2):
+        found = executor.compute(given)
+        np.testing.assert_allclose(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+    alone = executor.compute(given[2:3])
+    np.testing.assert_allclose(alone, wanted[2:3], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_vectors_by_kernels_are_those_by_torch(family: str, tmp_path: Path) -> None:
+    assert_same(write_encoder(make_encoder(family), tmp_path), LENGTHS)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last", "max"])
+def test_each_kind_of_pooling_is_that_of_torch(pooling: str, tmp_path: Path) -> None:
+    folder = write_encoder(make_encoder("Bert"), tmp_path)
+    assert_same(folder, [3, 1, 66], pooling=pooling)
+
+
+def test_a_classifier_s_logits_and_second_segments_are_those_by_torch(tmp_path: Path) -> None:
+    model = make_encoder("Bert", "ForSequenceClassification", num_labels=3)
+    assert_same(write_encoder(model, tmp_path), [3, 9, 66], second=2)
+
+
+def test_gemma_s_layers_attend_in_both_directions_by_the_kernel(tmp_path: Path) -> None:
+    model = make_model("gemma3")
+    model.config.use_bidirectional_attention = True
+    model.model.config.use_bidirectional_attention = True
+    model.model.save_pretrained(tmp_path)
+    assert_same(tmp_path, [3, 40, 66])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+def test_steps_of_all_sizes_are_right_with_graphs_and_without(tmp_path: Path) -> None:
+    folder = write_encoder(make_encoder("Bert"), tmp_path)
+    generator = np.random.default_rng(1)
+    cpu, gpu = executor_of(folder, "cpu"), by_kernels(folder)
+    for count in (1, 2, 5, 16, 64, 64, 3, 1):
+        given = prompts(generator.integers(1, 64, count).tolist())
+        np.testing.assert_allclose(gpu.compute(given), cpu.compute(given), atol=1e-3, rtol=1e-3)
+
+
+def test_kernels_that_compute_other_numbers_or_fail_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = executor_of(write_encoder(make_encoder("Bert"), tmp_path), "cpu")
+    given = prompts(LENGTHS)
+    wanted = executor.compute(given)
+    pool_rows = gpu_steps.pool_rows
+
+    def wrong(states: torch.Tensor, *others: Any) -> None:
+        pool_rows(states * 1.01, *others)
+
+    def fail(*given: Any) -> None:
+        raise RuntimeError("no kernel image")
+
+    for kernel, words in ((wrong, "differ from torch's by 0.01"), (fail, "no kernel image")):
+        monkeypatch.setattr(gpu_steps, "pool_rows", kernel)
+        use_kernels(executor, torch.device("cpu"), False)
+        assert "by torch's operations" in executor.summary and words in executor.summary
+        np.testing.assert_array_equal(executor.compute(given), wanted)
+
+
+def test_steps_rest_as_long_as_they_took_while_others_compute_on_the_device() -> None:
+    clock, rests = [0.0], []
+    pace = Pace(lambda: clock[0], rests.append)
+
+    def step(rows: int, seconds: float) -> None:
+        begun = clock[0]
+        clock[0] += seconds
+        pace.after(rows, begun)
+
+    step(100, 0.010)
+    step(100, 0.012)
+    step(900, 0.050)
+    assert rests == [], "the device is its own"
+    step(100, 0.020)
+    step(900, 0.100)
+    assert rests == [pytest.approx(0.020), pytest.approx(0.100)]
+    step(100, 0.010)
+    assert len(rests) == 2, "the others have ended"

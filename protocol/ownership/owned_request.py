@@ -85,11 +85,13 @@ class OwnedRequest:
         """An engine has taken it, here or before it came here."""
         return self.accepted or self.head.accepted
 
-    def taken(self, max_tokens: int) -> None:
-        """An engine has taken it, and leaves it so many tokens: what it goes on with elsewhere."""
+    def taken(self, max_tokens: int) -> bool:
+        """An engine has taken it, and leaves it so many tokens: what it goes on with elsewhere.
+        Returns whether this is news."""
         if self.work is not None and 0 < max_tokens < self.work.max_tokens:
             self.work = msgspec.structs.replace(self.work, max_tokens=max_tokens)
-        self.accepted = True
+        known, self.accepted = self.accepted, True
+        return not known
 
     def encoded(self, work: TokenWork, params: SamplingParams, make_stream: MakeStream) -> None:
         """The prompt is turned into tokens; streams begin after what the work brings along."""

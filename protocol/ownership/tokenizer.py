@@ -236,8 +236,7 @@ class TokenizerLedger:
             self._disown(sender, [message.id], [message.attempt])
             return
         request.refusals.clear()
-        if not request.accepted:
-            request.taken(message.max_tokens)
+        if not request.accepted and request.taken(message.max_tokens):
             self._tell_accepted(request)
 
     def _tell_accepted(self, request: OwnedRequest) -> None:
@@ -311,9 +310,7 @@ class TokenizerLedger:
     def _begun(self, request: OwnedRequest, more: TokenExtras) -> None:
         """A row has come; that its engine has taken the request may have been lost. What is lost
         together with the first row begins anew, as if no engine had."""
-        known = request.accepted
-        request.taken(more.start.max_tokens if more.start is not None else 0)
-        if not known:
+        if request.taken(more.start.max_tokens if more.start is not None else 0):
             self._tell_accepted(request)
 
     def _add_row(
@@ -366,8 +363,7 @@ class TokenizerLedger:
 
     def _drop(self, request: OwnedRequest) -> None:
         del self.open[request.id]
-        if request.work is not None:
-            self._cancel_at_engine(request)
+        self._cancel_at_engine(request)
 
     def _cancel_at_engine(self, request: OwnedRequest, number: int = -1) -> None:
         if request.work is None:

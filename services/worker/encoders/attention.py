@@ -2,10 +2,10 @@
 
 Prompts are taken together in batches. On a CPU those of one length are a batch: nothing is padded,
 and nothing masked that need not be. (64 prompts of 4 to 80 tokens with 12 heads of 32 take 13 ms of
-one core so, and 16 to 29 ms in padded batches of 1 to 10 lengths; nested tensors are slower still.
-The matrix products of the layer take ten times as long.) On a GPU a launch costs more than padding:
-a batch is what has about the same length, within a factor of two, so a step has ten at most. Where
-the GPU has our kernels, all prompts are one launch (``gpu_steps.py``).
+one core so, and 16 to 29 ms in padded batches of 1 to 10 lengths. The matrix products of the layer
+take ten times as long.) On a GPU a launch costs more than padding: a batch is what has about the
+same length, within a factor of two, so a step has ten at most. Where the GPU has our kernels, all
+prompts are one launch (``gpu_steps.py``).
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def test_any_frontend_tells_of_a_request_and_an_admin_ends_it(setup: Setup) -> N
     assert ask(setup, setup.root, "POST", path, {}) == (200, {"id": "mine", "aborted": 1})
     status, answer = running.wait()
     assert (status, answer["error"]["code"]) == (499, "aborted")
-    assert life(setup, setup.ann, "mine", "failed")["error"].startswith("The request was aborted")
+    assert life(setup, setup.ann, "mine", "aborted")["error"].startswith("The request was aborted")
     ask(setup, setup.ann, "POST", TEXT, {**LONG, "max_tokens": 2}, "short")
     found = life(setup, setup.ann, "short", "finished")
     assert (found["engine"], found["preemptions"], found["finish"]) == ("0", 0, "length")

@@ -139,7 +139,7 @@ class GpuSteps:
 
     def _computed(self, size: _Size) -> Tensor:
         """[prompts, numbers] fp32 of what stands in ``_inputs``."""
-        parts = torch.split(self._inputs[: sum(size.parts)], size.parts)  # type: ignore[no-untyped-call]
+        parts = torch.split(self._inputs[: sum(size.parts)], list(size.parts))
         tokens, positions, segments = parts[:3]
         tiles, spans = parts[3].view(-1, 3), parts[4].view(-1, 2)
         states = self._layers(PackedRows(tokens, positions, segments, [], [], tiles))

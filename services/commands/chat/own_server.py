@@ -58,7 +58,8 @@ def own_server(
 
 def _url(process: subprocess.Popen[bytes], model: str, style: Style) -> str:
     """Read what it says up to where it is; the rest is read and dropped."""
-    assert process.stdout is not None
+    if process.stdout is None:
+        raise ValueError("the server's standard output must be a pipe")
     seen: deque[str] = deque(maxlen=KEPT_LINES)
     _show(f"starting a server for {model}", style, end="\n")
     for line in process.stdout:

@@ -12,9 +12,9 @@ BUSY = 1.4
 class Pace:
     """Lets others go first who compute on the same device.
 
-    The driver gives the processes of a device their turns, so that a stream of tokens is half as
-    fast while a step runs. Who rests after each step for as long as it took leaves others half of
-    the time whole.
+    The driver gives the processes of a device their turns, so a stream of tokens is slower while a
+    step runs. An engine that rests after each step for as long as it took leaves others half of the
+    time whole.
     """
 
     def __init__(

@@ -10,10 +10,7 @@ _SIMPLE = (
     ("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r"), ("\\'", "'"), ('\\"', '"'), ("\\/", "/"),
     ("\\b", "\b"), ("\\f", "\f"), ("\\a", "\a"), ("\\v", "\v"), ("\\0", "\0"), ("\\\n", ""),
 )  # fmt: skip
-_BY_NUMBER = re.compile(
-    r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
-    r"|\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|U([0-9a-fA-F]{8}))"
-)
+_BY_NUMBER = re.compile(r"((?:\\u[0-9a-fA-F]{4})++)|\\x[0-9a-fA-F]{2}|\\U[0-9a-fA-F]{8}")
 
 
 def unescaped(text: str) -> str:
@@ -23,18 +20,19 @@ def unescaped(text: str) -> str:
         return text
     text = text.replace("\\\\", _BACKSLASH)
     if "\\u" in text or "\\x" in text or "\\U" in text:
-        text = _BY_NUMBER.sub(_character, text)
+        text = _BY_NUMBER.sub(_characters, text)
     for escape, character in _SIMPLE:
         if escape in text:
             text = text.replace(escape, character)
     return text.replace(_BACKSLASH, "\\")
 
 
-def _character(found: re.Match[str]) -> str:
-    high, low, *others = found.groups()
-    if high is not None:
-        return chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00)
-    number = int(next(one for one in others if one is not None), 16)
+def _characters(found: re.Match[str]) -> str:
+    escapes = found[0]
+    if found[1] is not None and len(escapes) > len("\\u0000"):
+        units = bytes.fromhex(escapes.replace("\\u", ""))
+        return units.decode("utf-16-be", "replace").replace("\\", _BACKSLASH)
+    number = int(escapes[2:], 16)
     if 0xD800 <= number <= 0xDFFF or number > 0x10FFFF:
         return "\ufffd"
     return _BACKSLASH if number == 0x5C else chr(number)

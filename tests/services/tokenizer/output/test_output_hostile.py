@@ -107,18 +107,23 @@ MOST_PLAIN = 6.0
 one takes about 0.05 s; this machine may do other things as well."""
 
 
-def least(case: Hostile, limit: float, piece: int | None = None) -> float:
-    """The least of a few measurements, or the first one that is below the limit."""
-    found = seconds(case, WHOLE_SIZE, piece)
-    for _ in range(4):
-        if found > limit:
-            found = min(found, seconds(case, WHOLE_SIZE, piece))
-    return found
+def least(case: Hostile, tries: int, piece: int | None = None) -> float:
+    return min(seconds(case, WHOLE_SIZE, piece) for _ in range(tries))
 
 
 @functools.cache
 def plain_cost() -> float:
-    return least(PLAIN, 0.0, piece=4)
+    return least(PLAIN, 5, piece=4)
+
+
+def times_plain(case: Hostile) -> float:
+    """The least cost in units of a plain text's. The machine's speed changes, so both are measured
+    again, side by side, where that is too much."""
+    found = least(case, 1) / plain_cost()
+    for _ in range(4):
+        if found > MOST_PLAIN:
+            found = min(found, least(case, 3) / least(PLAIN, 3, piece=4))
+    return found
 
 
 @pytest.mark.parametrize("case", [*CASES, *drawn(20, seed=7)], ids=str)
@@ -138,18 +143,17 @@ def test_the_cost_of_an_output_grows_with_its_length_alone(case: Hostile) -> Non
 
 @pytest.mark.parametrize("case", [*CASES, *drawn(40, seed=5)], ids=str)
 def test_a_megabyte_of_hostile_text_costs_little_more_than_one_of_words(case: Hostile) -> None:
-    assert least(case, MOST_PLAIN * plain_cost()) < MOST_PLAIN * plain_cost()
+    assert times_plain(case) < MOST_PLAIN
 
 
 @pytest.mark.slow
 def test_a_megabyte_of_any_hostile_text_costs_little_more_than_one_of_words() -> None:
-    most = MOST_PLAIN * plain_cost()
-    assert [case for case in drawn(2000, seed=6) if least(case, most) > most] == []
+    assert [case for case in drawn(2000, seed=6) if times_plain(case) > MOST_PLAIN] == []
 
 
 @pytest.mark.slow
 def test_a_token_in_which_nothing_matches_takes_a_fifth_of_a_microsecond() -> None:
-    assert least(PLAIN, 0.0, piece=4) / (WHOLE_SIZE / 4) < 0.2e-6
+    assert least(PLAIN, 5, piece=4) / (WHOLE_SIZE / 4) < 0.2e-6
 
 
 def test_calls_and_parts_beyond_every_use_are_content() -> None:

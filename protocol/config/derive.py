@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.protocol.config.fields import Config
 from penstock.protocol.config.machine import Machine
+from penstock.protocol.config.model_dtype import ITEM_BYTES, computed_type, reason_for
 from penstock.protocol.config.sources import Provenance, Source
 from penstock.protocol.model_info import ModelInfo
 
@@ -85,11 +86,10 @@ def _model(found: _Deriver, machine: Machine, info: ModelInfo | None) -> None:
         f"{info.max_model_len} (max_position_embeddings in config.json), less if KV memory is",
     )
     dtype = info.dtype.removeprefix("torch.")
-    if found.config.model.dtype == "auto" and dtype in {"float32", "bfloat16", "float16"}:
-        if dtype == "float16" and found.config.device.device == "cpu":
-            found.set("model", "dtype", "bfloat16", "config.json says float16, which the CPU lacks")
-        else:
-            found.set("model", "dtype", dtype, "dtype in config.json")
+    if found.config.model.dtype == "auto" and dtype in ITEM_BYTES:
+        on_cpu = found.config.device.device == "cpu"
+        chosen = computed_type(info, machine if on_cpu else None)
+        found.set("model", "dtype", chosen, reason_for(chosen, dtype))
 
 
 def _sizes(found: _Deriver, machine: Machine, info: ModelInfo | None) -> None:

@@ -40,7 +40,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(description="Type of weights and activations; auto is the checkpoint's own."),
+        Meta(
+            description="Type of weights and activations; auto is the checkpoint's own, or "
+            "float32 on a CPU that is slow in bfloat16."
+        ),
     ] = "auto"
     model_impl: Annotated[
         Literal["auto", "native", "transformers"],

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
+import psutil
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -19,8 +20,13 @@ class Machine(msgspec.Struct, frozen=True):
     physical_cores: int
     gpus: int
     """CUDA devices that a process may use."""
+    multiplies_bf16: bool = True
+    """Whether the CPU has instructions by which oneDNN computes products in bfloat16."""
+    free_bytes: int = 0
+    """Memory that a process may still take."""
 
 
+_CGROUP = Path("/sys/fs/cgroup")
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 """The environment variable by which CUDA shows a process only some devices."""
 
@@ -45,7 +51,41 @@ def read_machine(
     shown = visible_devices(environment.get(VISIBLE_DEVICES))
     if shown is not None and gpus:  # UUIDs may name several parts of one device
         count = sum(not name.isdecimal() or int(name) < len(gpus) for name in shown)
-    return Machine(cores or 1, _physical_cores(root, cores or 1), count)
+    return Machine(
+        cores or 1,
+        _physical_cores(root, cores or 1),
+        count,
+        _multiplies_bf16(root),
+        free_host_bytes(),
+    )
+
+
+def free_host_bytes() -> int:
+    """Memory that this process may still take: the machine's, or its control group's if less."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+        if limit != "max":
+            free = min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass  # no control group with a limit
+    return free
+
+
+def _multiplies_bf16(root: Path) -> bool:
+    """AVX-512 with these parts, of which oneDNN asks no more, or Arm's own; true where the
+    processor does not tell."""
+    try:
+        text = (root / "proc/cpuinfo").read_text()
+    except (OSError, UnicodeDecodeError):
+        return True
+    for line in text.splitlines():
+        name, _, flags = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            found = set(flags.split())
+            return found >= {"avx512bw", "avx512dq", "avx512vl"} or "bf16" in found
+    return True
 
 
 def _physical_cores(root: Path, cores: int) -> int:

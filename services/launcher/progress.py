@@ -115,6 +115,8 @@ class AnnouncedModel(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     folder: str
     dtype: str
+    stored_dtype: str
+    """Of the weights in the folder."""
     max_model_len: int
     """Tokens of prompt and output together; 0: nobody has said so."""
     kv_tokens: int
@@ -146,6 +148,12 @@ def announce(server: Announcement, *, people: bool, style: Style) -> None:
     _print(block(server, style) if people else json_line(server))
 
 
+def _type(model: AnnouncedModel, style: Style) -> str:
+    if model.stored_dtype in ("", model.dtype):
+        return model.dtype
+    return f"{model.dtype}  {style.dim(f'(config.json says {model.stored_dtype}; see --dtype)')}"
+
+
 def block(server: Announcement, style: Style) -> str:
     """For people: the page first, then all that a client needs, and a command that works."""
     device = ("Device", server.device)
@@ -154,7 +162,7 @@ def block(server: Announcement, style: Style) -> str:
     for model in server.models:
         rows.append(("Model", f"{model.model}  {style.dim(model.folder)}"))
         rows += [device] if len(server.models) == 1 else []
-        rows += [("Type", model.dtype), ("Context", _context(model))]
+        rows += [("Type", _type(model, style)), ("Context", _context(model))]
     rows += [device] if len(server.models) > 1 else []
     rows.append(("Router", f"{server.router}  {style.dim('(--router, for more processes)')}"))
     lines = ["", style.bold(f"Penstock is ready after {server.seconds:.1f} s."), ""]

@@ -167,6 +167,7 @@ def _announced(config: Config, engines: Iterable[Peer]) -> AnnouncedModel:
         model=name,
         folder=str(folder),
         dtype=config.model.dtype,
+        stored_dtype=read_model_info(folder).dtype,
         max_model_len=min((one.max_model_len for one in capacities), default=0),
         kv_tokens=sum(one.all_kv_tokens for one in capacities),
         chat=has_chat_template(folder),

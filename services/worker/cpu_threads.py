@@ -45,7 +45,9 @@ ROUNDS = 5
 STEPS = 3
 """Measured in each round, after one that wakes the threads."""
 SECONDS = 1.0
-"""No further round of decode begins after this time, nor of prefill."""
+"""No further round of decode begins after this time, nor of prefill, …"""
+START_SECONDS = 0.2
+"""… and at the start, for which somebody waits: pauses soon correct what was chosen then."""
 LOOKS = 3
 """Looks that are taken even if nobody uses the server."""
 REMEMBERED = 8
@@ -209,21 +211,21 @@ class ThreadTrial:
 
     def start(self) -> ThreadChoice:
         """The first look, at once."""
-        for _ in self._look(float("inf")):
+        for _ in self._look(float("inf"), START_SECONDS):
             pass
         return self.choice
 
     def again(self) -> Iterator[None]:
         """Another look, a step at a time, of up to ``MOST_SECONDS`` each."""
-        return self._look(MOST_SECONDS)
+        return self._look(MOST_SECONDS, SECONDS)
 
-    def _look(self, limit: float) -> Iterator[None]:
+    def _look(self, limit: float, seconds: float) -> Iterator[None]:
         for kind, looks in self._looks.items():
             times: Samples = {}
             counts = self._short(kind, limit)
             begun = self._clock()
             for number in range(ROUNDS):
-                if number and self._clock() - begun > SECONDS:
+                if number and self._clock() - begun > seconds:
                     break
                 yield from self._round(kind, counts, times, limit)
             if times:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
-import psutil
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
@@ -16,20 +14,6 @@ EXTRA_BLOCKS = 2
 """Blocks of KV memory beside those of sequences; see ``ModelExecutor``."""
 NULL_BLOCKS = 65_536
 """KV blocks of the null engine unless given: its blocks are numbers, but the scheduler's cost."""
-_CGROUP = Path("/sys/fs/cgroup")
-
-
-def free_host_bytes() -> int:
-    """Memory that this process may still take: the machine's, or its control group's if less."""
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-        if limit != "max":
-            free = min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass  # no control group with a limit
-    return free
 
 
 def blocks_for(tokens: int, block_size: int) -> int:

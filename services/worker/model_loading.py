@@ -11,6 +11,7 @@ import torch
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import read_machine
+from penstock.protocol.config.model_dtype import computed_type
 from penstock.protocol.judging import JUDGED
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.pooling import Pooling, read_pooling
@@ -34,7 +35,6 @@ from penstock.services.worker.loaded_model import (
 )
 from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.memory_plan import with_kv
-from penstock.services.worker.model_dtype import computed_type
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_memory import ModelMemory, in_use
 from penstock.services.worker.model_weights import Loaded, Progress, make_model
@@ -242,14 +242,13 @@ def choose_device(name: str, index: int = 0) -> torch.device:
 
 
 def choose_dtype(name: str, info: ModelInfo, device: torch.device) -> torch.dtype:
-    """``auto`` is the checkpoint's dtype; float64 ones are computed in float32, and float16 ones on
-    the CPU in bfloat16. Raises ``BadModelFolder`` and ``ConfigError``."""
-    chosen = computed_type(info) if name == "auto" else name
-    if chosen == "float16" and device.type == "cpu":
-        if name != "auto":
+    """``auto`` is what ``computed_type`` says. Raises ``BadModelFolder`` and ``ConfigError``."""
+    on_cpu = device.type == "cpu"
+    if name != "auto":
+        if on_cpu and name == "float16":
             raise ConfigError("--dtype float16: the CPU computes in bfloat16 or float32")
-        chosen = "bfloat16"
-    return _DTYPES[chosen]
+        return _DTYPES[name]
+    return _DTYPES[computed_type(info, read_machine() if on_cpu else None)]
 
 
 def plan_memory(subject: LoadedModel, config: Config, info: ModelInfo) -> MemoryAccount:

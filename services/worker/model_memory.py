@@ -6,12 +6,13 @@ from msgspec.structs import replace
 
 from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.protocol.config import Config
+from penstock.protocol.config.machine import free_host_bytes
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.device_memory import DeviceMemory, measure_step
 from penstock.services.worker.gpu.static_memory import ExecutorSizes, of_profile, static_parts
 from penstock.services.worker.loaded_model import AttentionAlone, LoadedModel
-from penstock.services.worker.memory import EXTRA_BLOCKS, blocks_for, free_host_bytes
+from penstock.services.worker.memory import EXTRA_BLOCKS, blocks_for
 from penstock.services.worker.memory_account import (
     MemoryAccount,
     MemoryPart,

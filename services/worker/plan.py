@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from penstock.kernels.gpu.device_facts import USUAL_MULTIPROCESSORS
 from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.config.machine import free_host_bytes, read_machine
+from penstock.protocol.config.model_dtype import ITEM_BYTES, computed_type
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.checkpoint import Checkpoint
@@ -24,7 +26,7 @@ from penstock.services.worker.gpu.static_memory import (
 )
 from penstock.services.worker.gpus import GPUS, Gpu
 from penstock.services.worker.layer_groups import group_layers
-from penstock.services.worker.memory import EXTRA_BLOCKS, free_host_bytes
+from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.memory_account import (
     GIB,
     MemoryAccount,
@@ -34,7 +36,6 @@ from penstock.services.worker.memory_account import (
     weights_part,
 )
 from penstock.services.worker.memory_plan import block_bytes, cpu_account, cuda_account, with_kv
-from penstock.services.worker.model_dtype import ITEM_BYTES, computed_type
 from penstock.services.worker.model_shape import ModelShape, read_shape
 from penstock.services.worker.models.dense import DenseConfig, caches_of, paged_config
 from penstock.services.worker.models.specification import CacheSpecification
@@ -51,7 +52,6 @@ _NARROW, _COMPRESSED_SHARE, _MOST_MEMORY, _MOST_LEFT = 2048, 0.76, 0.1, 0.25
 _WIDE_HEADS, _LARGE_SHARED = 128, ((9, 0), (10, 0))
 """Wider heads take more shared memory in fp32 than programs have on other compute capabilities
 than these, as in ``penstock.kernels.gpu.prefill_attention``."""
-_FP32_BYTES = ITEM_BYTES["float32"]
 _GPUS_NAMED = 3
 _WORTH_SAYING = 1.01
 _ESTIMATE = [
@@ -134,7 +134,8 @@ class Planner:
 
     def beside_kv(self, config: Config, *, compressed: bool = False) -> MemoryAccount:
         """All but KV memory. compressed: with compressed weights where a worker would have them."""
-        shape, item = read_shape(self.info, config), item_bytes(config, self.info)
+        shape, dtype = read_shape(self.info, config), self.type_name(config)
+        item = ITEM_BYTES[dtype]
         block = block_bytes(self._caches(config, shape), config.cache.block_size, item)
         sizes = EngineSizes(
             num_blocks=0,
@@ -144,7 +145,6 @@ class Planner:
             max_model_len=config.model.max_model_len or self.info.max_model_len,
             vocab_size=self.info.vocab_size,
         )
-        dtype = type_name(config, self.info)
         weights = weights_part(shape.parameters, shape.parameters * item, dtype)
         if self.device.is_cpu:
             # Weights are packed for products; the embedding stays beside the LM head.
@@ -168,6 +168,9 @@ class Planner:
         device = self.device
         return cuda_account(config, device.name, device.total, parts, device.outside, block)
 
+    def type_name(self, config: Config) -> str:
+        return type_name(config, self.info, on_cpu=self.device.is_cpu)
+
     def _kernels(self, config: Config, shape: ModelShape) -> DenseConfig | None:
         """What the kernels of GPUs compute of layers; ``None``: nothing."""
         dense = shape.dense
@@ -187,7 +190,7 @@ class Planner:
         size = config.cache.block_size
         if self.device.is_cpu or size & (size - 1):
             return False
-        large = form.head_dim > _WIDE_HEADS and item_bytes(config, self.info) == _FP32_BYTES
+        large = form.head_dim > _WIDE_HEADS and self.type_name(config) == "float32"
         return not large or self.device.capability in _LARGE_SHARED
 
     def _caches(self, config: Config, shape: ModelShape) -> list[CacheSpecification]:
@@ -198,14 +201,14 @@ class Planner:
     def is_compressed(self, config: Config, share: float = 1.0) -> bool:
         """Whether a worker has compressed weights, too, where their room is as large as planned,
         times ``share``."""
-        shape, item = read_shape(self.info, config), item_bytes(config, self.info)
+        shape, item = read_shape(self.info, config), ITEM_BYTES[self.type_name(config)]
         return bool(self._compressed(config, shape, item, share))
 
     def _compressed(
         self, config: Config, shape: ModelShape, item: int, share: float = 1.0
     ) -> list[MemoryPart]:
         never = config.loading.compress_weights == "never" or not self.device.hopper
-        if never or shape.hidden < _NARROW or type_name(config, self.info) != "bfloat16":
+        if never or shape.hidden < _NARROW or self.type_name(config) != "bfloat16":
             return []
         embedding = 0 if shape.head_parameters else shape.vocab * shape.hidden
         wanted = int(_COMPRESSED_SHARE * (shape.dense_parameters - embedding) * item)
@@ -216,16 +219,12 @@ class Planner:
         return [MemoryPart("weights", wanted, "compressed ones for few rows")]
 
 
-def type_name(config: Config, info: ModelInfo) -> str:
+def type_name(config: Config, info: ModelInfo, *, on_cpu: bool = False) -> str:
     """Of a weight as the worker has it, as torch names it. Raises ``BadModelFolder`` for an unknown
     type."""
-    name = config.model.dtype
-    return computed_type(info) if name == "auto" else name
-
-
-def item_bytes(config: Config, info: ModelInfo) -> int:
-    """Bytes of a weight as the worker has it. Raises ``BadModelFolder`` for an unknown type."""
-    return ITEM_BYTES[type_name(config, info)]
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    return computed_type(info, read_machine() if on_cpu else None)
 
 
 def _dense_bytes(shape: ModelShape, item: int) -> int:
@@ -323,7 +322,7 @@ def larger(planner: Planner, config: Config) -> Iterator[str]:
 def alternatives(planner: Planner, config: Config) -> Iterator[tuple[str, Config]]:
     """Settings that need less memory or may use more, one flag changed at a time."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    if type_name(config, planner.info) == "float32":
+    if planner.type_name(config) == "float32":
         yield "--dtype bfloat16", replace(config, model=replace(model, dtype="bfloat16"))
     if not planner.device.is_cpu and cache.gpu_memory_utilization < _TRIED_SHARE:
         changed = replace(cache, gpu_memory_utilization=_TRIED_SHARE)

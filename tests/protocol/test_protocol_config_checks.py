@@ -207,6 +207,43 @@ def test_the_machine_is_read_from_its_files(tmp_path: Path) -> None:
     assert machine.physical_cores == min(2, machine.cores)
 
 
+def test_a_cpu_that_is_slow_in_bfloat16_computes_in_float32_where_that_fits(tmp_path: Path) -> None:
+    info = read_model_info(make_model(tmp_path / "little", dtype="bfloat16"))
+    slow = msgspec.structs.replace(LAPTOP, multiplies_bf16=False, free_bytes=2**30)
+    for machine, given, expected in (
+        (slow, {}, "float32"),
+        (slow, {"dtype": "bfloat16"}, "bfloat16"),
+        (slow, {"device": "cuda"}, "bfloat16"),
+        (msgspec.structs.replace(slow, free_bytes=1000), {}, "bfloat16"),
+    ):
+        config, sources = resolve(GROUPS, given, {})
+        config, sources = derive(config, sources, machine, info)
+        assert config.model.dtype == expected
+        if expected == "float32":
+            assert "config.json says bfloat16" in sources["dtype"].detail
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("flags\t\t: fpu avx avx2 fma\n", False),
+        ("flags\t\t: fpu avx avx2 avx512f avx512bw avx512dq avx512vl\n", True),
+        ("flags\t\t: fpu avx2 avx512f\n", False),
+        ("Features\t: fp asimd bf16\n", True),
+        ("Features\t: fp asimd\n", False),
+        ("processor\t: 0\n", True),
+        (None, True),
+    ],
+)
+def test_the_processor_tells_whether_it_multiplies_bfloat16(
+    text: str | None, expected: bool, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "proc").mkdir()
+        (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\n" + text)
+    assert read_machine(tmp_path).multiplies_bf16 is expected
+
+
 def test_a_model_group_alone_resolves_to_its_defaults() -> None:
     config, _ = resolve(["model"], {}, {})
     assert config.model == ModelConfig()

@@ -305,7 +305,13 @@ def test_launcher_says_each_phase_once_and_repeats_no_percentages(
 
 def announced(model: str, chat: bool = False) -> AnnouncedModel:
     return AnnouncedModel(
-        model=model, folder="/m", dtype="bfloat16", max_model_len=2048, kv_tokens=4096, chat=chat
+        model=model,
+        folder="/m",
+        dtype="float32",
+        stored_dtype="bfloat16",
+        max_model_len=2048,
+        kv_tokens=4096,
+        chat=chat,
     )
 
 
@@ -322,6 +328,8 @@ def test_launcher_announces_every_model(names: list[str]) -> None:
     )
     shown = re.findall(r"^  (Model|Device) +(\S+)", block(server, Style()), re.MULTILINE)
     assert sorted(shown) == [("Device", "cpu"), *(("Model", name) for name in names)]
+    said = "Type     float32  (config.json says bfloat16; see --dtype)"
+    assert block(server, Style()).count(said) == len(names)
     told = msgspec.json.decode(json_line(server))
     models = told["models"] if len(names) > 1 else [told]
     assert [(one["model"], one["kv_tokens"]) for one in models] == [(n, 4096) for n in names]

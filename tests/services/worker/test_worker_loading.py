@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -21,9 +22,11 @@ from penstock.protocol.config import (
     ModelConfig,
     SchedulerConfig,
 )
+from penstock.protocol.config.machine import free_host_bytes, read_machine
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
+from penstock.services.worker import model_loading
 from penstock.services.worker.loading import load_executor
-from penstock.services.worker.memory import check_fits, free_host_bytes, plan_capacity
+from penstock.services.worker.memory import check_fits, plan_capacity
 from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.model_loading import choose_device, choose_dtype
 
@@ -145,14 +148,32 @@ def test_kv_memory_that_the_system_refuses_is_an_error_that_names_the_flags(
         load_executor(blocks, lambda note: None)
 
 
-def test_auto_dtype_is_the_checkpoints_and_never_float16_on_the_cpu() -> None:
+@pytest.mark.parametrize(("multiplies", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_dtype_is_the_checkpoints_or_what_the_cpu_multiplies_fast(
+    multiplies: bool, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cpu = torch.device("cpu")
+    machine = msgspec.structs.replace(read_machine(), multiplies_bf16=multiplies)
+    monkeypatch.setattr(model_loading, "read_machine", lambda: machine)
+
+    def info(dtype: str) -> ModelInfo:
+        return ModelInfo(tmp_path, "x", 1, 1, dtype, [], {}, {})
+
+    for stored in ("bfloat16", "float16"):
+        assert choose_dtype("auto", info(stored), cpu) == getattr(torch, expected)
+    assert choose_dtype("bfloat16", info("bfloat16"), cpu) == torch.bfloat16
+    assert choose_dtype("auto", info("bfloat16"), torch.device("cuda")) == torch.bfloat16
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(free_host_bytes() // 3)  # in float32 two thirds of what is free
+    assert choose_dtype("auto", info("bfloat16"), cpu) == torch.bfloat16
+
+
+def test_dtypes_that_nothing_computes_in_are_refused_and_float64_is_read_as_float32() -> None:
     cpu = torch.device("cpu")
 
     def info(dtype: str) -> ModelInfo:
         return ModelInfo(Path("/m"), "x", 1, 1, dtype, [], {}, {})
 
-    assert choose_dtype("auto", info("bfloat16"), cpu) == torch.bfloat16
-    assert choose_dtype("auto", info("float16"), cpu) == torch.bfloat16
     assert choose_dtype("auto", info("float16"), torch.device("cuda")) == torch.float16
     assert choose_dtype("float32", info("bfloat16"), cpu) == torch.float32
     with pytest.raises(ConfigError, match="--dtype float16"):

@@ -254,7 +254,7 @@ def test_sizes_that_a_plan_knows_without_torch_are_those_of_the_kernels() -> Non
     assert attention._MAX_TILE_ELEMENTS == plain_memory.GATHERED_ELEMENTS
     assert plain_memory.GATHERED_ELEMENTS["cuda"] == sdpa_attention.MOST_ELEMENTS
     only_large = prefill_attention._LARGE.keys() - prefill_attention._SMALL.keys()
-    assert only_large == {(2 * plan._WIDE_HEADS, plan._FP32_BYTES)}
+    assert only_large == {(2 * plan._WIDE_HEADS, plan.ITEM_BYTES["float32"])}
     assert model_executor.PROMPT_ROWS == plain_memory._PROMPT_ROWS
     assert plan._NARROW == NARROW
     assert plan._COMPRESSED_SHARE == compressed_layers.COMPRESSED_SHARE

@@ -16,7 +16,7 @@ ARGS ?=
 JOBS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow test-gpu conformance bfcl protos chaos lint format format-check types imports \
+.PHONY: help setup serve test test-slow test-gpu conformance agents bfcl protos chaos lint format format-check types imports \
 	check clean
 
 help: ## list the targets
@@ -69,6 +69,16 @@ $(NODE_CASES)/node_modules: $(NODE_CASES)/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --silent --prefix $(NODE_CASES) && touch $@; \
 		else echo "there is no npm: clients for Node are left out"; fi
 
+# Programs of 400 MB each, which is why they are not among the other clients.
+AGENT_CASES := tests/conformance/agents
+
+agents: setup $(AGENT_CASES)/node_modules ## run coding agents against a server
+	@$(BIN)/python -m pytest tests/conformance/test_agents.py $(ARGS)
+
+$(AGENT_CASES)/node_modules: $(AGENT_CASES)/package-lock.json
+	@if command -v npm >/dev/null; then npm ci --silent --prefix $(AGENT_CASES) && touch $@; \
+		else echo "there is no npm: coding agents are left out"; fi
+
 # Only the data in it is read; nothing of it is installed.
 bfcl: setup ## fetch the BFCL data, by which make test-slow checks tool calls
 	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --dest build/bfcl bfcl-eval==2026.3.23
@@ -102,5 +112,5 @@ imports: setup ## does every service import only what it may?
 check: lint format-check types imports test ## all that CI checks
 
 clean: ## remove the environment and everything that was made
-	@rm -rf $(VENV) build dist $(NODE_CASES)/node_modules *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist $(NODE_CASES)/node_modules $(AGENT_CASES)/node_modules *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

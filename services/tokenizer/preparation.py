@@ -33,7 +33,7 @@ from penstock.services.tokenizer.grammar_check import GrammarCheck
 from penstock.services.tokenizer.message_grammar import tells_messages
 from penstock.services.tokenizer.output.family import Family
 from penstock.services.tokenizer.prompt_error import PromptError, window_exceeded
-from penstock.services.tokenizer.reading import Reading, family_of, reading_of
+from penstock.services.tokenizer.reading import Reading, check_names, family_of, reading_of
 from penstock.services.tokenizer.slot_sampling import slot_sampling
 from penstock.services.tokenizer.text_model import TextModel
 from penstock.services.tokenizer.thinking import channel_turn, thinking
@@ -255,6 +255,7 @@ def _grammar(
     family = text_model.form.family
     if output is not None:
         family = family_of(text_model, output)
+        check_names(family, output)
         if budget is not None:
             _check_closable(family, text_model)
         asked = grammar is not None or output.mode == "required" or bool(output.strict)

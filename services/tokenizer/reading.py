@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,6 +14,7 @@ from penstock.services.tokenizer.output.family import Family
 from penstock.services.tokenizer.output.machine import Machine, build_machine
 from penstock.services.tokenizer.output.parser import OutputParser
 from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
+from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.template_tools import DESCRIBED_FAMILY
 from penstock.services.tokenizer.text_model import TextModel
 from penstock.services.tokenizer.thinking import begins_in_reasoning
@@ -86,6 +87,22 @@ def family_of(text_model: TextModel, output: OutputFormat) -> Family:
     return with_reasoning(FAMILIES[DESCRIBED_FAMILY], family.reasoning)
 
 
+def check_names(family: Family, output: OutputFormat) -> None:
+    """Raise ``PromptError`` for a tool that the model has no way to call, because of its name."""
+    if not family.no_tools or not output.tools or output.mode == "none":
+        return
+    taken = [one["name"] for one in _declared(output.tools) if one["name"] in family.no_tools]
+    if taken:
+        raise PromptError(
+            f"tools: this model cannot call a tool of the name {taken[0]!r}, which says in its "
+            f"form of calls ({family.name}) whom a message is for; give it another name",
+            "tools",
+        )
+
+
+def _declared(tools: bytes) -> list[dict[str, Any]]:
+    return [tool["function"] for tool in msgspec.json.decode(tools)]
+
+
 def _schemas(tools: bytes) -> ToolSchemas:
-    declared = [tool["function"] for tool in msgspec.json.decode(tools)]
-    return ToolSchemas({one["name"]: one.get("parameters") for one in declared})
+    return ToolSchemas({one["name"]: one.get("parameters") for one in _declared(tools)})

@@ -13,7 +13,6 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernels.draw_keys import UInt64Array
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.executor import DirectExecutor
@@ -57,7 +56,7 @@ class NullExecutor(DirectExecutor):
         except BaseException:
             slots.reset()
             raise
-        tokens = self._tokens(slots.keys(step.sampled)).astype(np.int32)
+        tokens = self.draw(step).astype(np.int32)
         rows = asking_rows(slots, step.sampled)
         most = slots.logprobs[step.sampled[rows]]
         logprobs = row_logprobs(_certain(tokens[rows], most), rows, most) if len(rows) else []
@@ -79,8 +78,9 @@ class NullExecutor(DirectExecutor):
             plan.epoch, plan.step, ids, [], seconds, logprobs, prompts, failures, pooled=pooled
         )
 
-    def _tokens(self, keys: UInt64Array) -> IntArray:
-        tokens = (keys % self._choices).astype(np.int64)
+    def draw(self, step: PlannedStep) -> IntArray:
+        """The next token of each row of ``step.sampled``."""
+        tokens = (self._slots.keys(step.sampled) % self._choices).astype(np.int64)
         for skipped in self._skipped:
             tokens += tokens >= skipped
         return tokens

@@ -43,6 +43,17 @@ _FOREIGN = ForeignNames(
 )
 
 
+def check_field_of_type(declared: Any, fields: Mapping[str, str], param: str) -> None:
+    """Raise ``InvalidValue`` unless a struct has the field of its type, and that of no other.
+
+    fields: by the types. param: the request's field at fault.
+    """
+    for kind, name in fields.items():
+        if (getattr(declared, name) is None) == (kind == declared.type):
+            wrong = "is missing" if kind == declared.type else "is not allowed"
+            raise InvalidValue(f"{name} {wrong} with the type {declared.type!r}", param)
+
+
 class SystemBlock(Declared, kw_only=True):
     NEUTRAL: ClassVar[Mapping[str, Any]] = {"citations": NO_ITEMS}
 
@@ -52,17 +63,60 @@ class SystemBlock(Declared, kw_only=True):
 
 
 class ResultPart(Declared, kw_only=True):
-    """A part of what a tool has given."""
+    """A part of what a tool has given: a text, or a tool to be offered from then on."""
 
     NEUTRAL: ClassVar[Mapping[str, Any]] = {"citations": NO_ITEMS}
 
-    type: Literal["text"]
-    text: str
+    type: Literal["text", "tool_reference"]
+    text: str | None = None
+    tool_name: Annotated[ToolName, Meta(description="Which of the tools.")] | None = None
+    cache_control: CacheControl | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ``InvalidValue`` where the type and the rest contradict each other."""
+        check_field_of_type(self, {"text": "text", "tool_reference": "tool_name"}, "messages")
+
+
+class CustomTool(Declared, kw_only=True):
+    """A tool that the client calls."""
+
+    NEUTRAL: ClassVar[Mapping[str, Any]] = {
+        "allowed_callers": (["direct"], []),
+        "input_examples": NO_ITEMS,
+    }
+
+    type: Literal["custom"] = "custom"
+    name: ToolName
+    description: Annotated[str, Meta(description="What it does, for the model.")] | None = None
+    input_schema: Annotated[dict[str, Any], Meta(description="A JSON schema of its arguments.")]
+    strict: Annotated[bool, Meta(description="The input must be what the schema says.")] | None = (
+        None
+    )
+    defer_loading: (
+        Annotated[bool, Meta(description="Not offered before the conversation names it.")] | None
+    ) = None
+    eager_input_streaming: (
+        Annotated[bool, Meta(description="Has no effect: input is sent as it comes.")] | None
+    ) = None
     cache_control: CacheControl | None = None
 
 
+class ToolChange(Declared, kw_only=True):
+    """A tool that is offered, or not any more, from some place of the conversation on."""
+
+    type: Literal["tool_reference", "tool_definition"]
+    name: Annotated[ToolName, Meta(description="Which of the tools.")] | None = None
+    definition: Annotated[CustomTool, Meta(description="A tool that is new.")] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ``InvalidValue`` where the type and the rest contradict each other."""
+        fields = {"tool_reference": "name", "tool_definition": "definition"}
+        check_field_of_type(self, fields, "messages")
+
+
 class Block(Declared, kw_only=True):
-    """A block of a message's content: text, a call, its result, or what was thought."""
+    """A block of a message's content: text, a call, its result, what was thought, or a tool that
+    comes or goes."""
 
     NEUTRAL: ClassVar[Mapping[str, Any]] = {
         "citations": NO_ITEMS,
@@ -70,7 +124,15 @@ class Block(Declared, kw_only=True):
         "toolset_name": (),
     }
 
-    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    type: Literal[
+        "text",
+        "tool_use",
+        "tool_result",
+        "thinking",
+        "redacted_thinking",
+        "tool_addition",
+        "tool_removal",
+    ]
     text: str | None = None
     id: Name | None = None
     name: Name | None = None
@@ -87,6 +149,7 @@ class Block(Declared, kw_only=True):
     thinking: str | None = None
     signature: str | None = None
     data: Annotated[str, Meta(description="Has no effect.")] | None = None
+    tool: Annotated[ToolChange, Meta(description="Which tool comes or goes.")] | None = None
     cache_control: CacheControl | None = None
 
 
@@ -96,6 +159,8 @@ BLOCK_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tool_result": (("tool_use_id",), ("content", "is_error")),
     "thinking": (("thinking", "signature"), ()),
     "redacted_thinking": (("data",), ()),
+    "tool_addition": (("tool",), ()),
+    "tool_removal": (("tool",), ()),
 }
 """The fields that a block of each type must have, and those that it may have."""
 
@@ -106,28 +171,6 @@ class InputMessage(Declared, kw_only=True):
         str | Annotated[list[Block], Meta(max_length=MAX_BLOCKS)],
         Meta(description="Text, or blocks."),
     ]
-
-
-class CustomTool(Declared, kw_only=True):
-    """A tool that the client calls."""
-
-    NEUTRAL: ClassVar[Mapping[str, Any]] = {
-        "defer_loading": (False,),
-        "allowed_callers": (["direct"], []),
-        "input_examples": NO_ITEMS,
-    }
-
-    type: Literal["custom"] = "custom"
-    name: ToolName
-    description: Annotated[str, Meta(description="What it does, for the model.")] | None = None
-    input_schema: Annotated[dict[str, Any], Meta(description="A JSON schema of its arguments.")]
-    strict: Annotated[bool, Meta(description="The input must be what the schema says.")] | None = (
-        None
-    )
-    eager_input_streaming: (
-        Annotated[bool, Meta(description="Has no effect: input is sent as it comes.")] | None
-    ) = None
-    cache_control: CacheControl | None = None
 
 
 class ToolSelection(Declared, kw_only=True):
@@ -152,6 +195,7 @@ class Thinking(Declared, kw_only=True):
     """Whether the model thinks before it answers."""
 
     IS_ONE_PARAM: ClassVar[bool] = True
+    NEUTRAL: ClassVar[Mapping[str, Any]] = {"block_binding": ({},)}
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: (
@@ -163,7 +207,7 @@ class Thinking(Declared, kw_only=True):
     ) = None
     display: (
         Annotated[
-            Literal["summarized", "omitted"],
+            Literal["summarized", "updates", "omitted"],
             Meta(description="Whether what is thought is sent; it is never summarized."),
         ]
         | None

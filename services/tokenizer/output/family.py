@@ -298,6 +298,8 @@ class Family:
     """… a mark which came with ``envelope``."""
     begin: tuple[Edge, ...] = ()
     """What may stand only where content would begin, like a call without any mark."""
+    no_tools: frozenset[str] = frozenset()
+    """Names that mean something else where a tool's would stand: no tool can be called by them."""
     declared_only: bool = False
     """Only names of declared tools open calls; any other text is content."""
     channels: bool = False

@@ -209,6 +209,58 @@ def test_tools_and_the_choice_among_them_are_passed_on() -> None:
         assert (found.mode, found.allowed, found.parallel) == (mode, allowed, False)
 
 
+def names_of_tools(**body: Any) -> list[str]:
+    return [one["function"]["name"] for one in msgspec.json.decode(output(**body).tools or b"[]")]
+
+
+SEARCH = {"name": "search", "input_schema": {"type": "object"}}
+WAITING = [{**SEARCH, "name": name, "defer_loading": True} for name in ("first", "second", "third")]
+
+
+def searched(*names: str) -> list[dict[str, Any]]:
+    """What a client's own search of tools has found."""
+    found = [{"type": "tool_reference", "tool_name": name} for name in names]
+    call = {"type": "tool_use", "id": "s", "name": "search", "input": {}}
+    return [assistant(call), user({"type": "tool_result", "tool_use_id": "s", "content": found})]
+
+
+def test_a_tool_that_waits_is_offered_behind_the_others_once_a_search_has_named_it() -> None:
+    tools = [WAITING[0], SEARCH, *WAITING[1:], WEATHER]
+    assert names_of_tools(tools=tools) == ["search", "weather"]
+    talk = [*HELLO, *searched("third", "first")]
+    assert names_of_tools(tools=tools, messages=talk) == ["search", "weather", "third", "first"]
+    more = [*talk, *searched("first", "second")]
+    assert names_of_tools(tools=tools, messages=more)[2:] == ["third", "first", "second"]
+    assert messages(*talk, tools=tools)[-1]["content"] == (
+        "The tool third can be called now.\nThe tool first can be called now."
+    )
+    assert names_of_tools(tools=[{**WEATHER, "defer_loading": False}]) == ["weather"]
+    assert "none of the tools given" in refusal(
+        tools=tools, tool_choice={"type": "tool", "name": "first"}
+    )
+
+
+def test_tools_come_and_go_by_messages_of_the_system() -> None:
+    def change(kind: str, **tool: Any) -> dict[str, Any]:
+        return {"type": f"tool_{kind}", "tool": {"type": "tool_reference", **tool}}
+
+    new = change("addition", type="tool_definition", definition={**SEARCH, "name": "new"})
+    tools = [SEARCH, *WAITING]
+    for blocks, names in (
+        ([change("addition", name="second")], ["search", "second"]),
+        ([change("removal", name="search")], []),
+        ([change("removal", name="search"), change("addition", name="search")], ["search"]),
+        ([new, change("addition", name="first")], ["search", "new", "first"]),
+        ([new, change("removal", name="new")], ["search"]),
+    ):
+        talk = [*HELLO, {"role": "system", "content": blocks}]
+        assert names_of_tools(tools=tools, messages=talk) == names
+        assert messages(*talk, tools=tools) == HELLO
+    told = [text("Now."), change("addition", name="second")]
+    talk = [*HELLO, {"role": "system", "content": told}]
+    assert messages(*talk, tools=tools) == [*HELLO, {"role": "system", "content": "Now."}]
+
+
 @pytest.mark.parametrize(
     ("thinking", "thinks", "budget", "shown"),
     [
@@ -218,6 +270,7 @@ def test_tools_and_the_choice_among_them_are_passed_on() -> None:
         ({"type": "enabled", "budget_tokens": 1024}, True, 1024, True),
         ({"type": "enabled", "budget_tokens": 1999, "display": "omitted"}, True, 1999, False),
         ({"type": "adaptive", "display": "summarized"}, True, None, True),
+        ({"type": "adaptive", "display": "updates", "block_binding": {}}, True, None, True),
     ],
 )
 def test_thinking_is_asked_for_by_name(
@@ -281,6 +334,21 @@ def test_what_asks_for_nothing_is_accepted(asked: dict[str, Any]) -> None:
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 3}]},
          "tools[0].type is 'web_search_20250305'"),
+        (
+            {"tools": [SEARCH], "messages": [*HELLO, *searched("x")]},
+            "messages[2].content[0].content[0].tool_name is 'x', which is none of the tools given",
+        ),
+        ({"messages": [*HELLO, {"role": "system", "content": [
+            {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "x"}}]}]},
+         "messages[1].content[0].tool.name is 'x'"),
+        ({"messages": [user(
+            {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "x"}})]},
+         "not allowed in a message of the role 'user'"),
+        ({"messages": [*HELLO, assistant(CALL), user({**RESULT, "content": [{"type": "text"}]})]},
+         "text is missing with the type 'text'"),
+        ({"messages": [*HELLO, {"role": "system", "content": [
+            {"type": "tool_addition", "tool": {"type": "tool_definition", "name": "x"}}]}]},
+         "name is not allowed with the type 'tool_definition'"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema is missing"),
         ({"tools": [WEATHER, WEATHER]}, "two of the name 'weather'"),
         ({"tool_choice": {"type": "tool", "name": "x"}, "tools": [WEATHER]}, "names 'x'"),

@@ -275,6 +275,24 @@ def test_the_reason_says_what_has_ended_the_answer(
     assert ending["delta"] == delta
 
 
+@pytest.mark.parametrize(
+    ("end", "reason", "sequence"),
+    [(STOP, "tool_use", None), (End(0, EndReason.STOP, "##"), "stop_sequence", "##")],
+)
+def test_a_stop_sequence_behind_a_call_is_the_reason_so_that_the_call_is_not_executed(
+    end: End, reason: str, sequence: str | None
+) -> None:
+    """A client's loop ends with it, as with Anthropic's own; see the tool runners of its SDKs."""
+    events: list[Event] = [ToolCallOpened(0, "c", "f"), ToolArguments(0, "{}"), Text("So")]
+    answer = Answer()
+    answer.add("", RowExtras(events=events, end=end))
+    whole = json.loads(renderer().body([answer], Usage()))
+    assert [block["type"] for block in whole["content"]] == ["tool_use", "text"]
+    assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
+    *_, ending, _ = events_of(streamed(renderer(), [events], end))
+    assert (ending["delta"]["stop_reason"], ending["delta"]["stop_sequence"]) == (reason, sequence)
+
+
 def test_an_answer_that_says_nothing_is_a_message_without_blocks() -> None:
     events = events_of(streamed(renderer(), [""]))
     check_order(events)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from grammar_follower import ENCODED, takes, tokenizer_of
 from prepared_grammars import grammar_of
@@ -16,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent / "output"))
 from written import written
 
 from penstock.protocol.grammar.request import from_response_format
-from penstock.protocol.wire.messages.requests import OutputFormat
+from penstock.protocol.wire.messages.requests import OutputFormat, ToolMode
 from penstock.services.tokenizer.chat_template import ChatTemplate
 from penstock.services.tokenizer.output.families import FAMILIES
+from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.text_model import TextModel
 from penstock.services.tokenizer.thinking import begins_in_reasoning
 
@@ -274,3 +276,24 @@ def test_the_end_of_a_message_may_stand_behind_what_kimi_says_and_calls() -> Non
     assert follower("kimi_channels", "x", output=STRICT)(said + "Yes." + unsaid + end)
     json = follower("kimi_channels", "x" + said, output=OutputFormat(), form=JSON)
     assert json('{"a": 1}' + unsaid + end)
+
+
+@pytest.mark.parametrize("name", ["user", "self"])
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_tool_whose_name_is_a_recipient_of_muse_is_refused_by_its_name(
+    name: str, mode: ToolMode
+) -> None:
+    def model(family: str) -> TextModel:
+        tokenizer, _, _ = tokenizer_of(family, True)
+        template = ChatTemplate("{{ tools }}", {}, path=Path("template"))
+        return TextModel(tokenizer, template, parsers=(family, "auto"))
+
+    declared = [{"type": "function", "function": {"name": one}} for one in ("users", name)]
+    tools = msgspec.json.encode(declared)
+    muse = model("muse")
+    with pytest.raises(PromptError, match=f"cannot call a tool of the name '{name}'") as refused:
+        grammar_of(muse, output=OutputFormat(tools, mode))
+    assert refused.value.param == "tools"
+    grammar_of(muse, output=OutputFormat(tools, "none"))
+    grammar_of(muse, output=OutputFormat(msgspec.json.encode(declared[:1]), mode))
+    grammar_of(model("inkling"), output=OutputFormat(tools, mode))

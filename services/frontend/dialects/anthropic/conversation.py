@@ -94,7 +94,10 @@ def _messages(message: InputMessage, where: str) -> list[Message]:
         return [_assistant(message.content)]
     found: list[Message] = []
     texts: list[str] = []
+    changes = [block for block in message.content if block.tool is not None]
     for block in message.content:
+        if block.tool is not None:
+            continue  # what it says is seen in the tools
         if block.type == "text":
             texts.append(block.text or "")
             continue
@@ -102,7 +105,7 @@ def _messages(message: InputMessage, where: str) -> list[Message]:
             found.append(Message(role=message.role, content=_SEPARATOR.join(texts)))
             texts = []
         found.append(Message(role="tool", tool_call_id=block.tool_use_id, content=_result(block)))
-    if texts or not found:
+    if texts or not (found or changes):
         found.append(Message(role=message.role, content=_SEPARATOR.join(texts)))
     return found
 
@@ -113,6 +116,8 @@ _ROLES = {
     "tool_use": ("assistant",),
     "thinking": ("assistant",),
     "redacted_thinking": ("assistant",),
+    "tool_addition": ("system",),
+    "tool_removal": ("system",),
 }
 """In whose messages a block of each type may stand."""
 _ALL = [name for needed, more in BLOCK_FIELDS.values() for name in (*needed, *more)]
@@ -187,7 +192,13 @@ def _assistant(blocks: Iterable[Block]) -> Message:
 def _result(block: Block) -> str:
     """What a tool has given; templates have no other way to say that it failed."""
     content: str | list[ResultPart] = block.content or ""
-    text = content if isinstance(content, str) else _SEPARATOR.join(one.text for one in content)
+    text = content if isinstance(content, str) else _SEPARATOR.join(map(_part, content))
     if block.is_error and not text.lower().startswith("error"):
         return f"Error: {text}"
     return text
+
+
+def _part(part: ResultPart) -> str:
+    if part.tool_name is not None:
+        return f"The tool {part.tool_name} can be called now."
+    return part.text or ""

@@ -35,6 +35,7 @@ from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.body import Pause, decode_body, no_pause
 from penstock.services.frontend.dialects.anthropic.conversation import continues, conversation
 from penstock.services.frontend.dialects.anthropic.errors import error_body
+from penstock.services.frontend.dialects.anthropic.offered_tools import offered_tools
 from penstock.services.frontend.dialects.anthropic.renderer import (
     MessagesRenderer,
     MessagesRequest,
@@ -161,7 +162,7 @@ def _output(body: ConversationBody) -> OutputFormat:
     not ask for it: it expects a block of text."""
     choice = body.tool_choice
     return output_format(
-        [_tool(tool) for tool in body.tools or ()],
+        [_tool(tool) for tool in offered_tools(body.tools or (), body.messages)],
         _choice(choice),
         parallel=choice is None or not choice.disable_parallel_tool_use,
         reasoning="apart" if _thinks(body) else "hidden",

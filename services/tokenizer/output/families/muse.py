@@ -78,6 +78,7 @@ FAMILIES = (
             "calls": Expect(behind_space((*_XML.openers, *_ENDS)), "text"),
         },
         reasoning=None,
+        no_tools=frozenset({"self", "user"}),
         channels=True,
         channel_thinking=ChannelThinking(
             " to=self<|message|>",

@@ -107,7 +107,10 @@ def _operation(route: RouteBodies, schemas: _Schemas, *, is_open: bool) -> dict[
         found["parameters"] = parameters
     if route.method == "POST":
         schema = {"type": "object"} if route.takes is None else schemas.of(route.takes)
-        found["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+        found["requestBody"] = {
+            "required": route.takes is not None,
+            "content": {JSON: {"schema": schema}},
+        }
     if route.messages is not None:
         sent, got = route.messages
         found["x-messages"] = {"from_client": schemas.of(sent), "from_server": schemas.of(got)}

@@ -93,6 +93,8 @@ def _tokens(
 ) -> Tokens:
     if not ids:
         raise _empty(where, field)
+    if keep is None and len(ids) > field.longest:
+        raise _too_long(where, str(len(ids)), field)
     try:
         check_vocabulary(ids, where, model.vocab_size, param=field.name)
     except TypeError:
@@ -114,7 +116,7 @@ def _long_tokens(
     """As ``_tokens``, with the length first where all ids count."""
     if keep is None and ids.is_longer_than(field.longest):
         raise _too_long(where, f"more than {field.longest}", field)
-    checked = ids.decode(where, model.vocab_size)
+    checked = ids.decode(where, model.vocab_size, field.name)
     if keep is not None and len(checked := checked[-keep:]) > field.longest:
         raise _too_long(where, str(len(checked)), field)
     return _packed(checked)

@@ -10,24 +10,24 @@ from __future__ import annotations
 import re
 import secrets
 from array import array
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
+from penstock.protocol.declared import Declared
 from penstock.protocol.shown_values import show
-from penstock.services.frontend.bodies.requests import CompletionBody
 from penstock.services.frontend.body import SLICE_BYTES, Pause, decode_body
 from penstock.services.frontend.errors import bad_request
 
 MIN_CUT_BYTES = 4096
 """Shorter arrays stay where they are."""
 MAX_CUTS = 128
-_KEY = re.compile(rb'"prompt"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}\[')
 _SPACE = re.compile(rb"[ \t\r\n]{0,64}")
 _NUMBER_BEGINS = frozenset(b"-0123456789")
 _BACKSLASH = ord("\\")
 _decode = msgspec.json.Decoder(list[int]).decode
-Body = TypeVar("Body", bound=CompletionBody)
+Body = TypeVar("Body", bound=Declared)
 
 
 class IdArray:
@@ -57,8 +57,9 @@ class IdArray:
             end = self._body.find(b",", begin + SLICE_BYTES, self._end)
         return end if end >= 0 else self._end
 
-    def decode(self, where: str, vocab_size: int) -> array[int]:
-        """The ids as int32. Raises ``ApiError`` 400 that names the first that is none."""
+    def decode(self, where: str, vocab_size: int, param: str) -> array[int]:
+        """The ids as int32. Raises ``ApiError`` 400 that names the first that is none, and the
+        field ``param``."""
         ids = array("i")
         begin = self._begin
         while begin <= self._end:
@@ -72,9 +73,9 @@ class IdArray:
                 raise bad_request(
                     f"{where} holds something else than a token id, or nothing, between two commas "
                     f"behind the first {len(ids)} ids; whole numbers are allowed",
-                    param="prompt",
+                    param=param,
                 )
-            check_vocabulary(found, where, vocab_size, len(ids))
+            check_vocabulary(found, where, vocab_size, len(ids), param)
             ids.extend(found)
             begin = end + 1
         return ids
@@ -94,12 +95,17 @@ def check_vocabulary(
             )
 
 
-def decode_completion(body: bytes, declared: type[Body], pause: Pause | None) -> Body:
+def decode_with_ids(
+    body: bytes, declared: type[Body], pause: Pause | None, field: str = "prompt"
+) -> Body:
     """A body as ``decode_body`` gives it. In a large one, which has a ``pause``, long arrays of
-    token ids in ``prompt`` are ``IdArray``. Raises ``ApiError`` 400."""
+    token ids in ``field`` are ``IdArray``. Raises ``ApiError`` 400.
+
+    field: holds text, token ids, or an array of either.
+    """
     if pause is None:
         return decode_body(body, declared)
-    spans = _long_arrays(body)
+    spans = _long_arrays(body, b'"%b"' % field.encode())
     if not spans:
         return decode_body(body, declared, pause)
     names = [secrets.token_hex(16) for _ in spans]  # what no client can have written
@@ -113,22 +119,27 @@ def decode_completion(body: bytes, declared: type[Body], pause: Pause | None) ->
         name: IdArray(body, begin + 1, end - 1, pause)
         for name, (begin, end) in zip(names, spans, strict=True)
     }
-    prompt: Any = decoded.prompt
-    found = prompt if isinstance(prompt, list) else [prompt]
+    given: Any = getattr(decoded, field)
+    found = given if isinstance(given, list) else [given]
     placed: Any = [arrays.pop(one, one) if isinstance(one, str) else one for one in found]
     if arrays:  # they stood elsewhere, and the key only looked like the one that counts
         return decode_body(body, declared, pause)
-    decoded.prompt = placed if isinstance(prompt, list) else placed[0]
+    setattr(decoded, field, placed if isinstance(given, list) else placed[0])
     return decoded
 
 
-def _long_arrays(body: bytes) -> list[tuple[int, int]]:
-    """Where long arrays of numbers begin and end in what looks like the value of ``prompt``.
+@cache
+def _opening(key: bytes) -> re.Pattern[bytes]:
+    return re.compile(re.escape(key) + rb"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}\[")
+
+
+def _long_arrays(body: bytes, key: bytes) -> list[tuple[int, int]]:
+    """Where long arrays of numbers begin and end in what looks like the value of ``key``.
 
     The first occurrence of the key counts; whoever uses this must see that it was the right one.
     """
-    key = body.find(b'"prompt"')
-    match = _KEY.match(body, key) if key >= 0 else None
+    place = body.find(key)
+    match = _opening(key).match(body, place) if place >= 0 else None
     if match is None:
         return []
     at = _after_space(body, match.end())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from types import MethodType
 from typing import Any
 
 import jinja2
+from jinja2.utils import Namespace
 
 MAX_CHARACTERS = 8 * 1024 * 1024
 """Longest rendered text and longest value made on the way."""
@@ -14,6 +16,12 @@ MAX_GROWTH = 16 * MAX_CHARACTERS
 all that one rendering makes, kept or not."""
 REFERENCE_BYTES = 8
 _MAX_BITS = 4096
+_BITS_A_DIGIT = 3
+"""At least."""
+_MAX_PRECISION = 1024
+_SEVERAL: tuple[type[Iterable[Any]], ...] = (
+    list, tuple, set, *map(type, ({}.keys(), {}.values(), {}.items())),
+)  # fmt: skip
 
 _WIDENING = {
     "batch", "center", "expandtabs", "format", "format_map", "indent", "ljust", "rjust", "slice",
@@ -41,28 +49,58 @@ class TemplateLimitExceeded(jinja2.TemplateRuntimeError):
 
 
 def size(value: Any) -> int:
-    """Characters in a value and what it contains, an item counting as 8 (a reference's bytes).
+    """Characters in a value and what it contains, an item counting as 8 (a reference's bytes), and
+    digits in a whole number.
 
-    Stops counting past the limit.
+    Stops counting past ``MAX_CHARACTERS``.
     """
     if isinstance(value, str | bytes):
         return len(value)
-    if not isinstance(value, list | tuple | dict | set):
-        return 0
     total = 0
     pending: list[Any] = [value]
-    while pending and total <= MAX_GROWTH:
+    while pending and total <= MAX_CHARACTERS:
         item = pending.pop()
         if isinstance(item, str | bytes):
             total += len(item)
-        elif isinstance(item, list | tuple | set):
-            total += REFERENCE_BYTES * len(item)
-            pending.extend(item)
-        elif isinstance(item, dict):
-            total += REFERENCE_BYTES * len(item)
-            pending.extend(item)
-            pending.extend(item.values())
+        elif isinstance(item, int):
+            total += item.bit_length() // _BITS_A_DIGIT
+        elif held := _held(item):
+            total += REFERENCE_BYTES * len(held)
+            pending.extend(held)
     return total
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """All texts in a value that is not too large."""
+    pending: list[Any] = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            yield item
+        pending.extend(_held(item))
+
+
+def _held(value: Any) -> list[Any]:
+    """What stands in the text of a value that contains others."""
+    if isinstance(value, _SEVERAL):
+        return list(value)
+    if isinstance(value, Namespace):
+        value = object.__getattribute__(value, "_Namespace__attrs")
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, MethodType):
+        return [value.__self__]
+    return []
+
+
+def _depth(value: Any) -> int:
+    """How many containers lie within each other, at most. Only for what is not too large."""
+    deepest, pending = 0, [(value, 1)]
+    while pending:
+        one, depth = pending.pop()
+        deepest = max(deepest, depth)
+        pending += [(item, depth + 1) for item in _held(one)]
+    return deepest
 
 
 def require(amount: int, limit: int = MAX_CHARACTERS) -> None:
@@ -75,7 +113,12 @@ def _width(arguments: Iterable[Any]) -> int:
     """How much each character of a value may be widened by these arguments."""
     total = 1
     for argument in arguments:
-        total += abs(argument) if isinstance(argument, int) else size(argument)
+        if isinstance(argument, int):
+            total += abs(argument)
+        else:
+            amount = size(argument)
+            require(amount)
+            total += amount
     return total
 
 
@@ -83,15 +126,32 @@ def bound_growth(name: str, value: Any, arguments: tuple[Any, ...], named: dict[
     """Refuse a filter or method call whose result could be too large."""
     if name in _STRUCTURAL:
         return
-    require(size(value))
+    amount = size(value)
+    require(amount)
     every = (*arguments, *named.values())
-    if name == "replace" and isinstance(value, str) and len(arguments) >= 2:
-        old, new = str(arguments[0]), str(arguments[1])
-        require(len(value) + value.count(old) * len(new))
+    if name == "replace":
+        _bound_replaced(value, {**dict(zip(("old", "new"), arguments, strict=False)), **named})
+    elif name == "round":
+        if any(isinstance(one, int) and abs(one) > _MAX_PRECISION for one in every):
+            raise TemplateLimitExceeded(f"it rounds to more than {_MAX_PRECISION} digits")
+    elif name == "pprint":  # whose lines begin as far in as the keys around them are long
+        require(amount**2 // REFERENCE_BYTES, MAX_GROWTH)
     elif name in _WIDENING:
-        require(max(1, size(value)) * _width(every), MAX_GROWTH)
+        width = _width(every)
+        require(max(1, amount) * width, MAX_GROWTH)
+        if name == "tojson" and width > 1:  # a line for each item, the further in the deeper
+            require(amount // REFERENCE_BYTES * width * _depth(value), MAX_GROWTH)
         if isinstance(value, str) and name in ("format", "format_map"):
-            _bound_format(value)
+            bound_format(value)
+
+
+def _bound_replaced(value: Any, given: Mapping[str, Any]) -> None:
+    if "old" in given and "new" in given:
+        is_bytes = isinstance(value, bytes)
+        text, old, new = (
+            one if is_bytes else str(one) for one in (value, given["old"], given["new"])
+        )
+        require(len(text) + text.count(old) * len(new))
 
 
 def pieces(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
@@ -108,7 +168,7 @@ def pieces(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
     return 0
 
 
-def _bound_format(text: str) -> None:
+def bound_format(text: str) -> None:
     """A width of five digits or more in a format string pads; no chat template needs that."""
     digits = 0
     for character in text:
@@ -117,7 +177,7 @@ def _bound_format(text: str) -> None:
             raise TemplateLimitExceeded("it formats with a width that is too large")
 
 
-def bound_joined(separator: str, items: list[Any]) -> None:
+def bound_joined(separator: str | bytes, items: list[Any]) -> None:
     """Refuse a join whose result would be too large."""
     require(size(items) + len(separator) * len(items))
 
@@ -137,9 +197,10 @@ def bound_operator(operator: str, left: Any, right: Any) -> None:
     elif operator == "**":
         if isinstance(left, int) and isinstance(right, int):
             _require_bits(left.bit_length() * max(right, 0))
-    elif operator == "%" and isinstance(left, str):
-        _bound_format(left)
-        require(len(left) + left.count("%") * size((right,)))
+    elif operator == "%" and isinstance(left, str | bytes):
+        text = left if isinstance(left, str) else left.decode("latin-1")
+        bound_format(text)
+        require(len(text) + text.count("%") * size((right,)))
 
 
 def _require_bits(bits: int) -> None:

@@ -43,12 +43,14 @@ from penstock.services.tokenizer.template_limits import (
     NEW_ITEM_BYTES,
     REFERENCE_BYTES,
     TemplateLimitExceeded,
+    bound_format,
     bound_growth,
     bound_joined,
     bound_operator,
     pieces,
     require,
     size,
+    strings_in,
 )
 from penstock.services.tokenizer.template_text import (
     TemplateText,
@@ -267,7 +269,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self._count(NEW_ITEM_BYTES * pieces(name, first, tuple(rest)))
             if name == "join":
                 items = list(first)
-                bound_joined(str((*rest, *named.values(), "")[0]), items)
+                bound_joined(str(named.get("d", (*rest, "")[0])), items)
                 rest = list(map(_traced, rest))
                 named = {"d": "", **named} if not rest else named
                 named = {key: _traced(value) for key, value in named.items()}
@@ -305,7 +307,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         name = getattr(method, "__name__", "")
         if not isinstance(owner, str | bytes | int):
             return self.counted(super().call(context, function, *arguments, **named))
-        if isinstance(owner, str) and name == "join" and len(arguments) == 1:
+        if not isinstance(owner, int) and name == "join" and len(arguments) == 1:
             self._count(NEW_ITEM_BYTES * pieces(name, arguments[0], ()))
             arguments = (list(arguments[0]),)
             bound_joined(owner, arguments[0])
@@ -328,8 +330,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         named: dict[str, Any],
     ) -> Any:
         """A method of a text, also of a user's that takes text of the template into itself."""
-        if name == "format" and type(owner) is TemplateText:
-            return TracingFormatter(self).trace(owner, arguments, named)
+        if name in ("format", "format_map") and type(owner) not in (str, TemplateText):
+            for one in strings_in((*arguments, *named.values())):  # each may be a width
+                bound_format(one)
+        elif name == "format":
+            return TracingFormatter(self).trace(_traced(owner), arguments, named)
+        elif name == "format_map" and len(arguments) == 1:
+            return TracingFormatter(self).trace(_traced(owner), (), arguments[0])
         if name in ("join", "replace") and type(owner) is str:
             function = getattr(_traced(owner), name)
         return super().call(context, function, *arguments, **named)

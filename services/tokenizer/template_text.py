@@ -17,6 +17,8 @@ from typing import Any, SupportsIndex
 
 from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
 
+from penstock.services.tokenizer.template_limits import bound_format
+
 _CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?[#0 +-]*\d*(?:\.\d+)?[hlL]?[a-zA-Z%]")
 _OWN = b"\1"
 _MISSING = object()
@@ -220,6 +222,7 @@ class TracingFormatter(SandboxedFormatter):
         self._fields: list[str] = []
 
     def format_field(self, value: Any, format_spec: str) -> Any:
+        bound_format(format_spec)  # which may hold what was given as an argument
         text = super().format_field(value, format_spec)
         self._fields.append(text)
         return text

@@ -16,7 +16,8 @@ from penstock.protocol.suggestions import ForeignNames
 from penstock.protocol.validation import InvalidValue
 from penstock.services.frontend.bodies.responses import Count, Given
 
-MAX_TOKEN_IDS = 2**20
+MAX_TOKEN_IDS = 2**19
+"""As many values as a body may hold."""
 Model = Annotated[str, said("The model, by one of its names.")]
 
 

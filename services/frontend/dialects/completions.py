@@ -25,7 +25,7 @@ from penstock.services.frontend.dialects.token_ids import listed, prompt_token_i
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest
-from penstock.services.frontend.token_arrays import decode_completion
+from penstock.services.frontend.token_arrays import decode_with_ids
 
 
 class CompletionsDialect:
@@ -46,7 +46,7 @@ class CompletionsDialect:
     def parse(
         self, raw: bytes, models: list[ServedModel], pause: Pause | None = None
     ) -> GenerateRequest:
-        return completion_request(decode_completion(raw, CompletionBody, pause), models)
+        return completion_request(decode_with_ids(raw, CompletionBody, pause), models)
 
     def renderer(
         self, request: GenerateRequest, answer_id: str, created: int

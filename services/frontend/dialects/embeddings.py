@@ -15,13 +15,14 @@ from penstock.protocol.tasks import EMBED
 from penstock.protocol.wire.messages.requests import PoolingParams
 from penstock.services.frontend.bodies.embeddings import EmbeddingBody, EmbeddingList
 from penstock.services.frontend.bodies.routes import RouteBodies
-from penstock.services.frontend.body import Pause, decode_body, no_pause
+from penstock.services.frontend.body import Pause
 from penstock.services.frontend.dialects.interface import Unstreamed
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest, find_model
 from penstock.services.frontend.pooled_answers import listed, usage_of
 from penstock.services.frontend.pooling_request import parse_inputs, pooling_request
+from penstock.services.frontend.token_arrays import decode_with_ids
 
 
 class EmbeddingsRequest(GenerateRequest, frozen=True):
@@ -45,7 +46,7 @@ class EmbeddingsDialect:
     def parse(
         self, raw: bytes, models: list[ServedModel], pause: Pause | None = None
     ) -> GenerateRequest:
-        body = decode_body(raw, EmbeddingBody, pause or no_pause)
+        body = decode_with_ids(raw, EmbeddingBody, pause, "input")
         found = embedding_request(body, models)
         fields = {name: getattr(found, name) for name in found.__struct_fields__}
         return EmbeddingsRequest(**fields, base64=body.encoding_format == "base64")

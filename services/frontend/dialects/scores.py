@@ -33,6 +33,7 @@ from penstock.services.frontend.json_lines import encode
 from penstock.services.frontend.parse import GenerateRequest, find_model
 from penstock.services.frontend.pooled_answers import listed, usage_of
 from penstock.services.frontend.pooling_request import parse_inputs, parse_pairs, pooling_request
+from penstock.services.frontend.token_arrays import decode_with_ids
 
 GROUP = "Scores"
 
@@ -185,7 +186,7 @@ class ClassifyDialect:
     def parse(
         self, raw: bytes, models: list[ServedModel], pause: Pause | None = None
     ) -> GenerateRequest:
-        body = decode_body(raw, ClassifyBody, pause or no_pause)
+        body = decode_with_ids(raw, ClassifyBody, pause, "input")
         model, name = find_model(body.model, models)
         truncate = body.truncate_prompt_tokens
         prompts = parse_inputs(

@@ -13,9 +13,9 @@ import torch
 from penstock.protocol.pooling import PoolingKind
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
-from penstock.services.worker.encoders.pace import Pace
 from penstock.services.worker.encoders.packed_rows import PackedRows, Prompt, pack
 from penstock.services.worker.encoders.pooled import Head, pool
+from penstock.services.worker.encoders.throttle import Throttle
 from penstock.services.worker.executor import DirectExecutor
 from penstock.services.worker.gpu.kernel_choice import short
 from penstock.services.worker.placement import placement
@@ -70,11 +70,11 @@ class EncoderExecutor(DirectExecutor):
         self._yields = yields
         self._encoder_dtype = dtype
         self._on_gpu: GpuSteps | None = None
-        self._pace: Pace | None = None
+        self._throttle: Throttle | None = None
 
-    def use_kernels(self, pace: Pace | None) -> str:
-        """Compute by the kernels for GPUs from now on. pace: of steps beside others who compute on
-        the device. Returns why not, where they fail or differ from torch on prompts made up."""
+    def use_kernels(self, throttle: Throttle | None) -> str:
+        """Compute by the kernels for GPUs from now on. throttle: of steps beside others who compute
+        on the device. Returns why not, where they fail or differ from torch on prompts made up."""
         from penstock.services.worker.encoders.gpu_steps import GpuSteps
 
         prompts = _made_up_prompts(self.capacity)
@@ -90,7 +90,7 @@ class EncoderExecutor(DirectExecutor):
         apart = max(_apart(found[0], wanted), _apart(found[1], wanted[-1:]))
         if not apart <= _TOLERANCE[self._encoder_dtype]:
             return f"their numbers differ from torch's by {apart:.2g}"
-        self._on_gpu, self._pace = steps, pace
+        self._on_gpu, self._throttle = steps, throttle
         graphs = f"no graphs: {steps.why_none}" if steps.why_none else "graphs"
         self.summary = f"an encoder, attention by our kernel, {graphs}"
         return ""
@@ -146,8 +146,8 @@ class EncoderExecutor(DirectExecutor):
         if self._on_gpu is not None:
             begun = time.perf_counter()
             computed = self._on_gpu.compute(prompts)
-            if self._pace is not None:
-                self._pace.after(sum(len(prompt.tokens) for prompt in prompts), begun)
+            if self._throttle is not None:
+                self._throttle.after(sum(len(prompt.tokens) for prompt in prompts), begun)
             return computed
         if torch.get_num_threads() != self._threads:  # each thread that calls has its own number
             torch.set_num_threads(self._threads)

@@ -17,10 +17,10 @@ from penstock.services.worker.encoders.bidirectional_decoder import load_bidirec
 from penstock.services.worker.encoders.encoder import Encoder
 from penstock.services.worker.encoders.executor import EncoderExecutor, StatesOf
 from penstock.services.worker.encoders.families import encoder_specification
-from penstock.services.worker.encoders.pace import Pace
 from penstock.services.worker.encoders.packed_rows import Prompt
 from penstock.services.worker.encoders.pooled import Head
 from penstock.services.worker.encoders.specification import EncoderSpecification
+from penstock.services.worker.encoders.throttle import Throttle
 from penstock.services.worker.gpu.triton_trial import why_no_kernels
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import plan_capacity, whole_prompts
@@ -76,7 +76,7 @@ def load_encoder_executor(
 
 def use_kernels(executor: EncoderExecutor, device: torch.device, beside: bool) -> None:
     """Where they work. beside: other models compute on the device."""
-    reason = why_no_kernels(device) or executor.use_kernels(Pace() if beside else None)
+    reason = why_no_kernels(device) or executor.use_kernels(Throttle() if beside else None)
     if reason:
         executor.summary = f"an encoder, by torch's operations; our kernels: {reason}"
 

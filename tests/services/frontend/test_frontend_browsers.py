@@ -211,5 +211,12 @@ def test_what_has_no_body_or_no_route_needs_no_type() -> None:
             for path, status in (("/nothing", 404), ("/v1/models", 405)):
                 async with session.post(client.url + path, data=b"x") as response:
                     assert response.status == status
+            untyped = {"skip_auto_headers": ["Content-Type"]}
+            for path, status in (
+                (f"/v1/responses/resp_{'0' * 32}/cancel", 404),
+                ("/v1/completions", 400),
+            ):
+                async with session.post(client.url + path, **untyped) as response:
+                    assert response.status == status
 
     run(use)

@@ -20,10 +20,13 @@ from penstock.services.frontend import token_arrays
 from penstock.services.frontend.bodies.requests import CompletionBody
 from penstock.services.frontend.body import MAX_VALUES, decode_object, no_pause
 from penstock.services.frontend.dialects.completions import CompletionsDialect
+from penstock.services.frontend.dialects.embeddings import EmbeddingsDialect
+from penstock.services.frontend.dialects.interface import Dialect
+from penstock.services.frontend.dialects.scores import ClassifyDialect
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.prompts import parse_prompts
 from penstock.services.frontend.request_body import LARGE_BODY_BYTES
-from penstock.services.frontend.token_arrays import decode_completion
+from penstock.services.frontend.token_arrays import decode_with_ids
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -78,7 +81,7 @@ def test_slices_and_ends_of_arrays_are_put_together_right() -> None:
     prompts.append([999_999] * 9000)
     for indent in (None, 1):
         body = json.dumps({"n": 1, "prompt": prompts, "user": "x"}, indent=indent).encode()
-        prompt: Any = decode_completion(body, CompletionBody, no_pause).prompt
+        prompt: Any = decode_with_ids(body, CompletionBody, no_pause).prompt
         assert [type(one).__name__ for one in prompt] == [
             "IdArray", "str", "IdArray", "list", "IdArray",
         ]  # fmt: skip
@@ -86,13 +89,25 @@ def test_slices_and_ends_of_arrays_are_put_together_right() -> None:
 
 
 @pytest.mark.parametrize("rest", ["", ',"truncate_prompt_tokens":"x"', ',"temperature":-1'])
-def test_of_a_prompt_that_is_too_long_no_token_is_decoded(rest: str) -> None:
-    body = f'{{"prompt":[{",".join(["123"] * 2_000_000)}]{rest}}}'.encode()
+@pytest.mark.parametrize(
+    ("field", "dialect"),
+    [
+        ("prompt", CompletionsDialect()),
+        ("input", EmbeddingsDialect()),
+        ("input", ClassifyDialect()),
+    ],
+)
+def test_of_a_prompt_that_is_too_long_no_token_is_decoded(
+    field: str, dialect: Dialect, rest: str
+) -> None:
+    body = f'{{"{field}":[{",".join(["123"] * 2_000_000)}]{rest}}}'.encode()
+    model = ServedModel("m", [], 300, 1000, longest_task_prompt=299)
     began = time.process_time()
     for _ in range(20):
         with pytest.raises(ApiError) as error:
-            parse(body, [MODEL], no_pause)
+            dialect.parse(body, [model], no_pause)
         assert error.value.status == 400
+        assert error.value.param in (field, "truncate_prompt_tokens", "temperature")
         assert rest or error.value.code == "context_length_exceeded"
     decoding = time.process_time()
     decode_object(b'{"prompt":0}')
@@ -100,16 +115,20 @@ def test_of_a_prompt_that_is_too_long_no_token_is_decoded(rest: str) -> None:
     assert (decoding - began) / 20 < (time.process_time() - decoding) / 10
 
 
-def test_a_wrong_id_far_behind_is_named_by_its_position() -> None:
+@pytest.mark.parametrize(
+    ("field", "dialect"), [("prompt", CompletionsDialect()), ("input", EmbeddingsDialect())]
+)
+def test_a_wrong_id_far_behind_is_named_by_its_position(field: str, dialect: Dialect) -> None:
     model = ServedModel("m", [], 10**6, 1000)
     for wrong, words in (
         ("1000", "1000 at position 90000"),
         ('"x"', "among token ids"),
         ("", "behind"),
     ):
-        body = f'{{"prompt":[{",".join([*["1"] * 90_000, wrong, "2"])}]}}'.encode()
-        with pytest.raises(ApiError, match=words):
-            parse(body, [model], no_pause)
+        body = f'{{"{field}":[{",".join([*["1"] * 90_000, wrong, "2"])}]}}'.encode()
+        with pytest.raises(ApiError, match=words) as error:
+            dialect.parse(body, [model], no_pause)
+        assert error.value.param == field
 
 
 def test_values_that_are_no_token_ids_have_a_limit() -> None:

@@ -156,6 +156,28 @@ BOMBS = [
     "{% set ns.x = [ns.x, ns.y.split()] %}{% endfor %}",
     "{% set ns = namespace(x={}) %}{% for i in range(999) %}"
     "{% set ns.x = dict(ns.x, **{i|string: 'a' * 8000000}) %}{% endfor %}",
+    "{{ [10 ** 1000] * 1000000 }}",
+    "{{ ([10 ** 1000] * 1000000)|tojson }}",
+    "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
+    "{% set ns.x = namespace(l=ns.x, r=ns.x) %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
+    "{% set ns.x = {'l': ns.x, 'r': ns.x}.values() %}{% endfor %}{{ ns.x }}",
+    "{{ [('a' * 8000000).lower] * 1000 }}",
+    "{{ ('a' * 8000000)|replace(old='a', new='a' * 1000) }}",
+    "{{ ('a' * 8000000)|replace(new='a' * 1000, old='a') }}",
+    "{{ (['a' * 100] * 70000)|replace('a', 'a' * 1000) }}",
+    "{{ ('a' * 8000000).encode().replace('a'.encode(), ('a' * 1000).encode()) }}",
+    "{{ ('a' * 1000000).encode().join(['b'.encode()] * 100000) }}",
+    "{{ '%1000000000d'.encode() % 1 }}",
+    "{{ (['b'] * 100000)|join(attribute=0, d='a' * 1000000) }}",
+    "{{ '{:{}}'.format('a', '>9999999999') }}",
+    "{{ '{:{}}'.encode().decode().format('a', '>9999999999') }}",
+    "{{ '{a:{b}}'.format_map({'a': 'a', 'b': '>9999999999'}) }}",
+    "{{ ('{:{}}'|safe).format('a', '^9999999999') }}",
+    "{{ 1.5|round(100000000, 'ceil') }}",
+    "{% set ns = namespace(x=[1] * 300000) %}{% for i in range(200) %}{% set ns.x = [ns.x] %}"
+    "{% endfor %}{{ ns.x|tojson(indent=8) }}",
+    "{{ {'a' * 1000000: [1] * 100000}|pprint }}",
     "{{ range(10**9)|list }}",
     "{% for i in range(10**9) %}{% endfor %}",
     "{{ lipsum(10**6) }}",

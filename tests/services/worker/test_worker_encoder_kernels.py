@@ -22,8 +22,8 @@ from penstock.protocol.model_info import read_model_info
 from penstock.services.worker.encoders import gpu_steps
 from penstock.services.worker.encoders.executor import EncoderExecutor
 from penstock.services.worker.encoders.loading import load_encoder_executor, use_kernels
-from penstock.services.worker.encoders.pace import Pace
 from penstock.services.worker.encoders.packed_rows import Prompt
+from penstock.services.worker.encoders.throttle import Throttle
 
 ON_GPU = torch.cuda.is_available()
 LENGTHS = [1, 7, 70, 7, 64, 65, 2]
@@ -121,12 +121,12 @@ def test_kernels_that_compute_other_numbers_or_fail_are_not_used(
 
 def test_steps_rest_as_long_as_they_took_while_others_compute_on_the_device() -> None:
     clock, rests = [0.0], []
-    pace = Pace(lambda: clock[0], rests.append)
+    throttle = Throttle(lambda: clock[0], rests.append)
 
     def step(rows: int, seconds: float) -> None:
         begun = clock[0]
         clock[0] += seconds
-        pace.after(rows, begun)
+        throttle.after(rows, begun)
 
     step(100, 0.010)
     step(100, 0.012)

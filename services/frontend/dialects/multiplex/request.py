@@ -23,7 +23,7 @@ from penstock.services.frontend.dialects.multiplex.renderer import (
 )
 from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.parse import GenerateRequest
-from penstock.services.frontend.token_arrays import decode_completion
+from penstock.services.frontend.token_arrays import decode_with_ids
 from penstock.services.frontend.websockets.request import SocketRequest, one_request
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class MultiplexedRequest:
             body = json_body(asked.body, asked.encoding)
             if asked.type == "chat":
                 return chat_request(decode_body(body, StreamedChat, pause or no_pause), models)
-            return completion_request(decode_completion(body, StreamedCompletion, pause), models)
+            return completion_request(decode_with_ids(body, StreamedCompletion, pause), models)
 
         try:
             key = self._session.request[KEY]

@@ -9,7 +9,7 @@ BUSY = 1.4
 """A step that takes so many times the least time of such steps shares the device just now."""
 
 
-class Pace:
+class Throttle:
     """Lets others go first who compute on the same device.
 
     The driver gives the processes of a device their turns, so a stream of tokens is slower while a

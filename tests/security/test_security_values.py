@@ -122,7 +122,10 @@ def test_every_number_has_both_bounds(attack: Attacker, path: str) -> None:
             if name == "logprobs" and path == CHAT:
                 taken = {"true"}  # a flag there, not a number
             expected = 200 if text in taken else 400
-            assert both_ways(attack, path, raw_body(**fields)) == [expected] * 2, (name, text)
+            found = both_ways(attack, path, raw_body(**fields))
+            if name == "deadline_s":  # taken, and on a busy machine over before the answer
+                found = [200 if status == 504 else status for status in found]
+            assert found == [expected] * 2, (name, text)
     for text in NUMBERS:  # no stream may ask for these
         answer = attack.post(path, raw_body(**prompt, prompt_logprobs=text))
         assert answer.status == (200 if text == "-0" else 400), text

@@ -6,6 +6,7 @@ import secrets
 import threading
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,6 +27,11 @@ from penstock.services.tokenizer.final_message import OpenMessage
 from penstock.services.tokenizer.output.detection import AUTO, Clues, choose
 from penstock.services.tokenizer.output.machine import Vocabulary
 from penstock.services.tokenizer.prompt_error import PromptError, window_exceeded
+from penstock.services.tokenizer.template_system import (
+    has_late_system,
+    takes_late_system,
+    with_early_system,
+)
 from penstock.services.tokenizer.template_tools import ToolStyle, find_style, has_calls, shaped
 from penstock.services.tokenizer.token_table import TokenTable, build_token_table
 from penstock.services.tokenizer.tokenizer_files import read_tokenizer
@@ -331,10 +337,17 @@ class TextModel:
     @cached_property
     def tool_style(self) -> ToolStyle:
         """How the chat template takes tools. Found out at first need, in some milliseconds."""
-        template = self._template
-        if template is None:
-            return ToolStyle()
-        return find_style(lambda messages, tools: template.render(messages, {"tools": tools}))
+        return ToolStyle() if self._template is None else find_style(self._try)
+
+    @cached_property
+    def takes_late_system(self) -> bool:
+        """Whether the chat template knows messages of the system behind others."""
+        return self._template is None or takes_late_system(self._try)
+
+    def _try(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        if self._template is None:
+            raise TypeError(f"{self._name} has no chat template")
+        return self._template.render(messages, {"tools": tools})
 
     def _render(self, messages: bytes, template_kwargs: bytes, tools: bytes) -> Rendered:
         if self._template is None:
@@ -344,6 +357,8 @@ class TextModel:
             )
         variables = read_variables(template_kwargs)
         chat, offered = read_messages(messages), msgspec.json.decode(tools) if tools else None
+        if has_late_system(chat) and not self.takes_late_system:
+            chat = with_early_system(chat)
         if offered or has_calls(chat):
             chat, offered = shaped(chat, offered, self.tool_style)
         variables["tools"] = offered

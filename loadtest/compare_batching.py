@@ -45,14 +45,12 @@ class Transformers:
         attention = options.attention or "sdpa"
         if options.load_format == "dummy":
             config = AutoConfig.from_pretrained(options.folder)
+            make: Any = AutoModelForCausalLM.from_config
             with torch.device(device):
-                model: Any = AutoModelForCausalLM.from_config(
-                    config, dtype=dtype, attn_implementation=attention
-                )
+                model: Any = make(config, dtype=dtype, attn_implementation=attention)
         else:
-            model = AutoModelForCausalLM.from_pretrained(
-                options.folder, dtype=dtype, attn_implementation=attention
-            ).to(device)
+            read: Any = AutoModelForCausalLM.from_pretrained
+            model = read(options.folder, dtype=dtype, attn_implementation=attention).to(device)
         self._model = model.eval()
         settings = GenerationConfig(  # type: ignore[no-untyped-call]
             do_sample=False, max_new_tokens=options.output_len, eos_token_id=-1, pad_token_id=0
@@ -120,7 +118,10 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     vocabulary = AutoConfig.from_pretrained(options.folder).vocab_size
     shape = (options.requests, options.input_len)
     prompts = random.integers(3, min(4000, vocabulary), shape).tolist()
-    sides = {"penstock": Ours(options), "transformers": Transformers(options)}
+    sides: dict[str, Ours | Transformers] = {
+        "penstock": Ours(options),
+        "transformers": Transformers(options),
+    }
     count = options.requests * options.output_len
     rates: dict[str, list[float]] = {name: [] for name in sides}
     problem = ""

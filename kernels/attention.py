@@ -4,6 +4,8 @@
 
 p(r) is the position of row r; f(r) is 0, or p(r) - window + 1 in a layer with a window. With a
 soft cap a score s becomes cap * tanh(s / cap) before the softmax (Gemma 2 technical report, 2024).
+With sinks the softmax of query head h has one more score, the number ``sinks[h]``, whose weight
+goes to no value (gpt-oss model card, 2025).
 
 K and V are those of the row's own sequence, found through its block table; the cached prefix and
 the chunk's own positions are alike, since a layer writes K and V before it attends. Grouped-query
@@ -53,7 +55,7 @@ from penstock.kernels.attention_backend import (
     RowPlaces,
     row_places,
 )
-from penstock.kernels.online_softmax import SoftmaxSums, softmax_step
+from penstock.kernels.attention_products import attend
 
 KV_TILE = 128
 """Key positions in one product of an exact batch. A multiple of every block size."""
@@ -61,12 +63,9 @@ WIDE_TILE = 512
 """Key positions, at most, in one product of other batches."""
 QUERY_TILE = 32
 """Queries of a prefill chunk in one group."""
-ROW_MULTIPLE = 4
 _MAX_TILE_ELEMENTS = {"cpu": 1024 * 1024, "cuda": 32 * 1024 * 1024}
 """Bounds the scores and the gathered keys of one product. On the CPU they stay in its cache:
 measured 1.4 times as fast as products of 4 Mi elements; on a GPU large products are better."""
-_FP32_ELEMENTS = 64 * 1024
-"""Decode products over at most this many gathered elements run in fp32."""
 
 
 class Tile(NamedTuple):
@@ -97,9 +96,16 @@ class AttentionBatch(NamedTuple):
     places: RowPlaces
     tiles: list[Tile]
 
-    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """query: [groups * queries, Hq, D]. Returns [groups * queries, Hq * D]."""
-        return _attend(query, key_cache, value_cache, self, scale)
+        return attend(query, key_cache, value_cache, self, scale, sinks)
 
 
 class ReferenceAttention:
@@ -265,116 +271,25 @@ def paged_attention(
     value_cache: Tensor,
     batches: Sequence[PlannedBatch],
     scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend with every row of a step.
 
     query: [N, Hq, D] (any strides); key_cache, value_cache: [Hkv, num_blocks, block_size, D] of
-    the same dtype; batches: from ``AttentionBackend.plan``, of one backend or several. Returns
-    [N, Hq * D]; rows in no batch are zero.
+    the same dtype; batches: from ``AttentionBackend.plan``, of one backend or several; sinks: [Hq].
+    Returns [N, Hq * D]; rows in no batch are zero.
     """
     rows, heads, dim = query.shape
     if len(batches) == 1:
         places = batches[0].places
         if places.sources is None and places.kept is None and places.num_rows == rows:
-            return batches[0].attend(query, key_cache, value_cache, scale)
+            return batches[0].attend(query, key_cache, value_cache, scale, sinks)
     out = torch.zeros(rows, heads * dim, dtype=query.dtype, device=query.device)
     for batch in batches:
         count, sources, kept, targets = batch.places
         picked = query[:count] if sources is None else query.index_select(0, sources)
-        result = batch.attend(picked, key_cache, value_cache, scale)
+        result = batch.attend(picked, key_cache, value_cache, scale, sinks)
         if kept is not None:
             result = result.index_select(0, kept)
         out.index_copy_(0, targets, result)
     return out
-
-
-def _attend(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: AttentionBatch, scale: float
-) -> Tensor:
-    """query: [groups * queries, Hq, D]. Returns [groups * queries, Hq * D] for one batch."""
-    kv_heads, blocks, block_size, dim = key_cache.shape
-    heads = query.shape[1]
-    shared = heads // kv_heads
-    groups, queries = batch.num_groups, batch.num_queries
-    if groups == 1 and queries == 1 and len(batch.tiles) == 1 and not batch.exact:
-        return _attend_alone(query, key_cache, value_cache, batch, scale)
-    dtype = query.dtype
-    if queries == 1 and groups * kv_heads * batch.tiles[0].width * dim <= _FP32_ELEMENTS:
-        dtype = torch.float32
-    packed = _packed(query.to(dtype) * scale, kv_heads, batch)
-    keys = key_cache.view(kv_heads * blocks, block_size * dim)
-    values = value_cache.view(kv_heads * blocks, block_size * dim)
-    sums: SoftmaxSums | None = None
-    attended: Tensor | None = None
-    for tile in batch.tiles:
-        active = slice(tile.first * kv_heads, tile.end * kv_heads)
-        shape = (active.stop - active.start, tile.width, dim)
-        key = keys.index_select(0, tile.gather).view(shape).to(dtype)
-        value = values.index_select(0, tile.gather).view(shape).to(dtype)
-        scores = _scores(packed[active], key, tile, kv_heads, batch)
-        if len(batch.tiles) == 1 and not batch.exact:
-            attended = torch.bmm(torch.softmax(scores, -1).to(dtype), value)
-        else:
-            sums = softmax_step(sums, packed, scores, value, active, batch.windowed)
-    if sums is not None:
-        attended = sums.attended.div_(sums.row_sum)
-    if attended is None:
-        raise ValueError("an attention batch needs at least one key position")
-    if attended.shape[1] > queries * shared:
-        attended = attended[:, : queries * shared]
-    if queries > 1:
-        attended = attended.view(groups, kv_heads, queries, shared, dim).transpose(1, 2)
-    return attended.reshape(groups * queries, heads * dim).to(query.dtype)
-
-
-def _packed(query: Tensor, kv_heads: int, batch: AttentionBatch) -> Tensor:
-    """Query rows of one KV head: [groups * Hkv, M, D], M a multiple of ROW_MULTIPLE if exact, of
-    [groups * queries, Hq, D]."""
-    groups, queries = batch.num_groups, batch.num_queries
-    _, heads, dim = query.shape
-    rows = queries * heads // kv_heads
-    if queries > 1:
-        query = query.view(groups, queries, kv_heads, heads // kv_heads, dim).transpose(1, 2)
-    packed = query.reshape(groups * kv_heads, rows, dim)
-    padding = -rows % ROW_MULTIPLE if batch.exact else 0
-    return torch.nn.functional.pad(packed, (0, 0, 0, padding)) if padding else packed
-
-
-def _scores(
-    packed: Tensor, key: Tensor, tile: Tile, kv_heads: int, batch: AttentionBatch
-) -> Tensor:
-    """[groups of the tile * Hkv, M, width] fp32, -inf where a query does not see a key."""
-    scores = torch.bmm(packed, key.transpose(1, 2)).float()
-    if batch.softcap:
-        scores = scores.div_(batch.softcap).tanh_().mul_(batch.softcap)
-    if tile.hidden is not None:
-        # With padding there is one query in a group: -1 then covers its padding rows too.
-        masked = (tile.end - tile.first, kv_heads, batch.num_queries, -1, tile.width)
-        scores.view(masked).masked_fill_(tile.hidden, -torch.inf)
-    return scores
-
-
-def _attend_alone(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: AttentionBatch, scale: float
-) -> Tensor:
-    """One query whose context is one tile: attention over what it sees, so without a mask; fused,
-    unless scores are capped.
-
-    The query heads that share K and V stand as its queries. (For more rows the fused attention is
-    slower than the batched products: 195 µs against 87 for 32 rows.)
-    """
-    kv_heads, blocks, block_size, dim = key_cache.shape
-    tile = batch.tiles[0]
-    key, value = (
-        cache.view(kv_heads * blocks, block_size * dim)
-        .index_select(0, tile.gather)
-        .view(1, kv_heads, tile.width, dim)[:, :, tile.seen]
-        for cache in (key_cache, value_cache)
-    )
-    shared = query.view(1, kv_heads, -1, dim)
-    if not batch.softcap:
-        attended = torch.nn.functional.scaled_dot_product_attention(shared, key, value, scale=scale)
-        return attended.reshape(1, -1)
-    scores = torch.matmul(shared * scale, key.transpose(2, 3)).float()
-    weights = torch.softmax(scores.div_(batch.softcap).tanh_().mul_(batch.softcap), -1)
-    return torch.matmul(weights.to(value.dtype), value).reshape(1, -1)

@@ -71,9 +71,19 @@ class PlannedBatch(Protocol):
     @property
     def places(self) -> RowPlaces: ...
 
-    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """query: [places.num_rows, Hq, D], any strides but 1 between elements of a head; key_cache,
-        value_cache: [Hkv, num_blocks, block_size, D] of its dtype. Returns [num_rows, Hq * D]."""
+        value_cache: [Hkv, num_blocks, block_size, D] of its dtype; sinks: [Hq], a score more for
+        each head, which stands for no value. Returns [num_rows, Hq * D].
+
+        Raises ``ValueError`` for sinks where the backend has none."""
 
 
 class AttentionBackend(Protocol):

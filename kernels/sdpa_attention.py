@@ -62,7 +62,15 @@ class FoldedBatch(NamedTuple):
     """[sequences, (Hq / Hkv) * queries] int64 of the queries of chunks. Their masks are made for
     each call: those of a whole step would be too large to be kept."""
 
-    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        _refuse(sinks)
         kv_heads, dim = key_cache.shape[0], key_cache.shape[3]
         count, heads, _ = query.shape
         sequences, shared = count // self.queries, heads // kv_heads
@@ -88,7 +96,15 @@ class LoneChunk(NamedTuple):
     """Keys that the last of the queries sees."""
     heads_at_once: int
 
-    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        _refuse(sinks)
         kv_heads, dim = key_cache.shape[0], key_cache.shape[3]
         count, heads, _ = query.shape
         shared = heads // kv_heads
@@ -106,6 +122,11 @@ class LoneChunk(NamedTuple):
             attended = causal_attention(apart[some], key, value, scale)
             out[:, some] = attended.permute(2, 0, 1, 3)
         return out.view(count, heads * dim)
+
+
+def _refuse(sinks: Tensor | None) -> None:
+    if sinks is not None:
+        raise ValueError(f"{SdpaAttention.name} has no sinks")
 
 
 def gathered(cache: Tensor, rows: Tensor) -> Tensor:

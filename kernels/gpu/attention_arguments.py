@@ -55,6 +55,13 @@ class Scores(NamedTuple):
     scale: float
     window: int = 0
     softcap: float = 0.0
+    sinks: bool = False
+    """Whether the kernels are given sinks."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether each row sees all positions up to its own, with scores that are only scaled."""
+        return not (self.window or self.softcap or self.sinks)
 
     @property
     def in_binary(self) -> tuple[float, float]:

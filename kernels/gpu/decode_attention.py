@@ -36,6 +36,7 @@ from penstock.kernels.gpu.device_functions import (
     rotated_head,
     rotated_heads,
     softmax_step,
+    with_sink,
     within,
 )
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
@@ -89,8 +90,8 @@ def _with_prefix(
 @triton.jit
 def _decode_kernel(
     qkv, rows, last_position, table, cos, sin, query_weight, key_weight, key_cache, value_cache,
-    out, partial, partial_sums, arrived, prefix_lengths, prefix_partial, prefix_sums, scale, eps,
-    table_stride,
+    out, partial, partial_sums, arrived, prefix_lengths, prefix_partial, prefix_sums, sinks, scale,
+    eps, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, QUERIES: tl.constexpr,
     HALF: tl.constexpr, PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     MOST_SPLITS: tl.constexpr, COMBINED: tl.constexpr, PREFIX_PARTS: tl.constexpr,
@@ -158,6 +159,9 @@ def _decode_kernel(
         row_max = capped(score, scale, CAP)
         row_sum = tl.full([QUERIES], 1.0, tl.float32)
         accumulator = tl.zeros([QUERIES, padded], tl.float32) + new_value.to(tl.float32)[None, :]
+        if sinks is not None:
+            sink = tl.load(sinks + kv_head * SHARED + query, mask=query < SHARED, other=0.0)
+            row_max, row_sum, accumulator = with_sink(sink, row_max, row_sum, accumulator)
         if PREFIX_PARTS:
             row_max, row_sum, accumulator = _with_prefix(
                 row_max, row_sum, accumulator, prefix_partial, prefix_sums,
@@ -296,14 +300,15 @@ def decode_attention(
     eps: float,
     prefix: SharedPrefix | None = None,
     scores: Scores | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """One token of each of N sequences.
 
     qkv: [N, Hq + 2 Hkv, D], not yet normed or rotated; the new positions are written into the
     cache; out: [N, Hq, D], rows of padding are left alone; eps: of the norms of heads; prefix: what
     ``prefix_attention`` was called with just before, for the same rows; scores: by default scaled
-    by 1 / sqrt(D); with a window there is no prefix. All contiguous, D even, the block size a power
-    of two.
+    by 1 / sqrt(D); with a window there is no prefix; sinks: [Hq], one score more for each head,
+    which stands for no value. All contiguous, D even, the block size a power of two.
     """
     count, all_heads, dim = qkv.shape
     _, kv_heads, block_size, _ = cache.keys.shape
@@ -334,7 +339,7 @@ def decode_attention(
     )
     of_prefix = (prefix.lengths, prefix.partial, prefix.sums) if prefix else (None, None, None)
     _decode_kernel[(count, kv_heads, splits)](
-        qkv, *batch, *heads, *cache, out, *workspace, *of_prefix, scale, eps,
+        qkv, *batch, *heads, *cache, out, *workspace, *of_prefix, sinks, scale, eps,
         batch.table.stride(0), *constants,
         num_warps=shape.warps, num_stages=shape.stages, launch_pdl=EARLY,
     )  # fmt: skip

@@ -161,6 +161,19 @@ def softmax_step(score, value, row_max, row_sum, accumulator, scale):
 
 
 @triton.jit
+def with_sink(sink, row_max, row_sum, accumulator):
+    """Rows of the online softmax with one more score, which stands for no value.
+
+    sink: [Q] or one for all, not in units of the binary logarithm, as row_max is.
+    """
+    score = sink.to(tl.float32) * 1.4426950408889634
+    new_max = tl.maximum(row_max, score)
+    decay = tl.exp2(row_max - new_max)
+    row_sum = row_sum * decay + tl.exp2(score - new_max)
+    return new_max, row_sum, accumulator * decay[:, None]
+
+
+@triton.jit
 def capped(score, scale, CAP: tl.constexpr):
     """Scores times ``scale``; with a soft cap CAP * tanh(score * scale / CAP). Both in units of the
     binary logarithm: scale and CAP are multiplied by log2(e) already."""

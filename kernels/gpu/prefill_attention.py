@@ -18,7 +18,14 @@ from torch import Tensor
 
 from penstock.kernels.gpu.attention_arguments import LayerCache, Scores, padded_half
 from penstock.kernels.gpu.device_facts import shared_bytes
-from penstock.kernels.gpu.device_functions import LOWEST, capped, dot, softmax_step, within
+from penstock.kernels.gpu.device_functions import (
+    LOWEST,
+    capped,
+    dot,
+    softmax_step,
+    with_sink,
+    within,
+)
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
 QUERY_TILE = 128
@@ -74,7 +81,7 @@ def _tile_of_keys(
 
 @triton.jit(do_not_specialize=["max_tiles"])
 def _prefill_kernel(
-    queries, tiles, table, key_cache, value_cache, out, scale, table_stride, max_tiles,
+    queries, tiles, table, key_cache, value_cache, out, sinks, scale, table_stride, max_tiles,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
     CAP: tl.constexpr, EARLY: tl.constexpr,
@@ -128,6 +135,9 @@ def _prefill_kernel(
             query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start,
             limit, positions, scale, KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
         )  # fmt: skip
+    if sinks is not None:
+        sink = tl.load(sinks + head)
+        row_max, row_sum, accumulator = with_sink(sink, row_max, row_sum, accumulator)
     result = accumulator / row_sum[:, None]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
 
@@ -165,11 +175,13 @@ def prefill_attention(
     cache: LayerCache,
     out: Tensor,
     scores: Scores | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """queries, out: [N, Hq, D], queries normed and rotated; tiles: [4, T] int32: first row, number
     of rows (at most ``QUERY_TILE``; 0: no tile), slot, position of the first row; num_tiles: how
     many of them to look at, in any order, but fastest with the most work last; table: [S, W] int32;
-    scores: by default scaled by 1 / sqrt(D). Rows of no tile are not written.
+    scores: by default scaled by 1 / sqrt(D); sinks: [Hq], one score more for each head, which
+    stands for no value. Rows of no tile are not written.
     """
     _, heads, dim = queries.shape
     _, kv_heads, block_size, _ = cache.keys.shape
@@ -186,6 +198,6 @@ def prefill_attention(
         EARLY,
     )  # fmt: skip
     _prefill_kernel[(heads, num_tiles)](
-        queries, tiles, table, *cache, out, scale, table.stride(0), tiles.shape[1], *constants,
-        num_warps=warps, num_stages=stages, launch_pdl=EARLY,
+        queries, tiles, table, *cache, out, sinks, scale, table.stride(0), tiles.shape[1],
+        *constants, num_warps=warps, num_stages=stages, launch_pdl=EARLY,
     )  # fmt: skip

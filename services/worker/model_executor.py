@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.kernels.attention import KV_TILE, ROW_MULTIPLE
+from penstock.kernels.attention import KV_TILE
 from penstock.kernels.attention_backend import CacheShape
+from penstock.kernels.attention_products import ROW_MULTIPLE
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
 from penstock.kernels.sampling import (
     NOT_FINITE,

@@ -44,8 +44,9 @@ class PlainAttention(NamedTuple):
     """What was measured; empty if nothing was."""
 
     def of(self, cache: CacheSpecification) -> PlainAttention:
-        """Those for one of the model's caches: the reference has windows and soft caps."""
-        return REFERENCE if cache.window or cache.softcap else self
+        """Those for one of the model's caches: the reference has windows, soft caps
+        and sinks."""
+        return REFERENCE if cache.window or cache.softcap or cache.sinks else self
 
     @property
     def finite_keys(self) -> bool:

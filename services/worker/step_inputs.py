@@ -55,12 +55,17 @@ class PlannedAttention(NamedTuple):
     cache: KVCache
 
     def __call__(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         keys, values = self.cache[layer]
         inputs = self.layers[layer]
         write_kv(key, value, keys, values, inputs.slot_mapping)
-        return paged_attention(query, keys, values, inputs.attention, inputs.scale)
+        return paged_attention(query, keys, values, inputs.attention, inputs.scale, sinks)
 
 
 class InputBuilder:

@@ -81,9 +81,16 @@ class Paged:
         cos, sin = (table[positions].unsqueeze(1) for table in self.full_tables)
         return apply_rotary(heads, cos, sin).to(self.dtype)
 
-    def attend(self, queries: Tensor, index: int, start: int, made: Scores | None = None) -> Tensor:
+    def attend(
+        self,
+        queries: Tensor,
+        index: int,
+        start: int,
+        made: Scores | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """queries: [N, Hq, D] rotated, at positions start …; each sees those up to its own; made:
-        how scores are, by default scaled by 1 / sqrt(D). [N, Hq, D] fp64."""
+        how scores are, by default scaled by 1 / sqrt(D); sinks: [Hq]. [N, Hq, D] fp64."""
         made = made or Scores(self.case.dim**-0.5)
         count = len(queries)
         keys, values = self.context(index, start + count)
@@ -98,7 +105,11 @@ class Paged:
         scores.masked_fill_(position > own, -torch.inf)
         if made.window:
             scores.masked_fill_(position <= own - made.window, -torch.inf)
-        return torch.einsum("nhl,lhd->nhd", scores.softmax(-1), values)
+        if sinks is not None:
+            sink = sinks.double().view(1, -1, 1).expand(count, -1, -1)
+            scores = torch.cat((scores, sink), -1)
+        weights = scores.softmax(-1)[..., : start + count]
+        return torch.einsum("nhl,lhd->nhd", weights, values)
 
 
 def tiles_of(lengths: list[int], sizes: list[int]) -> Tensor:

@@ -36,6 +36,7 @@ class Scattered:
         device: torch.device = CPU,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: bool = False,
     ) -> None:
         self.device = device
         self.backend = backend or ReferenceAttention()
@@ -51,6 +52,7 @@ class Scattered:
         self.value_cache = torch.full(self.shape[:4], huge, dtype=dtype)
         longest = -(-max(lengths) // KV_TILE) * -(-KV_TILE // block_size)
         self.tables = np.zeros((len(lengths), longest), np.int64)
+        self.sinks = 2 * torch.randn(heads, generator=generator) if sinks else None
         self.query, self.key, self.value = [], [], []
         for index, length in enumerate(lengths):
             q, k, v = (
@@ -82,7 +84,9 @@ class Scattered:
             scores = k @ query[head] / dim**0.5
             if self.shape.softcap:
                 scores = self.shape.softcap * torch.tanh(scores / self.shape.softcap)
-            weights = torch.softmax(scores, 0)
+            if self.sinks is not None:
+                scores = torch.cat((scores, self.sinks[head : head + 1].double()))
+            weights = torch.softmax(scores, 0)[: len(v)]
             out.append(weights @ v)
         return torch.stack(out)
 
@@ -100,5 +104,6 @@ class Scattered:
                 part = QuerySpans(rows[some], starts[some], count, tables)
                 batches += self.backend.plan(part, self.shape, self.device)
         scale = self.shape.head_dim**-0.5
-        out = paged_attention(query, self.key_cache, self.value_cache, batches, scale)
+        caches = self.key_cache, self.value_cache
+        out = paged_attention(query, *caches, batches, scale, self.sinks)
         return list(out.cpu().split([count for _, _, count in spans]))

@@ -17,6 +17,9 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "window of one": {"window": 1},
     "soft cap": {"softcap": 2.0},
     "both": {"window": 130, "softcap": 2.0},
+    "sinks": {"sinks": True},
+    "window and sinks": {"window": 100, "sinks": True},
+    "all": {"window": 130, "softcap": 2.0, "sinks": True},
 }
 
 
@@ -37,7 +40,9 @@ def test_mixed_batches_equal_the_formula(
 
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 @pytest.mark.parametrize("exact", [False, True])
-def test_windows_and_soft_caps_equal_the_formula(exact: bool, pattern: dict[str, Any]) -> None:
+def test_windows_soft_caps_and_sinks_equal_the_formula(
+    exact: bool, pattern: dict[str, Any]
+) -> None:
     paged = Scattered([1, 40, 129, 300, 1200], 6, 2, 16, 16, exact=exact, **pattern)
     spans = [(0, 0, 1), (1, 30, 10), (2, 128, 1), (3, 60, 200), (4, 1199, 1), (3, 299, 1)]
     for (sequence, start, count), got in zip(spans, paged.attend(spans), strict=True):

@@ -69,22 +69,27 @@ MADE = [
     (Case(2, 1, 64, 16, False, [15, 64]), Scores(0.3, softcap=2.0)),
     (Case(4, 1, 32, 16, False, [15, 64]), Scores(0.3, 17, 2.0)),
     (Case(4, 1, 48, 16, False, [15, 64]), Scores(0.3, 17, 2.0)),
+    (Case(6, 3, 32, 16, True, [1, 70, 0]), Scores(0.3, sinks=True)),
+    (Case(4, 2, 48, 16, False, [130, 33]), Scores(0.3, 17, 2.0, sinks=True)),
 ]
 MADE_ON_GPU = [
     (Case(8, 4, 256, 16, False, [1, 4000, 4095 - 300, 33]), Scores(0.0625, 2048, 50.0)),
     (Case(32, 8, 128, 16, False, [1, 2047, 3000, 33]), Scores(128**-0.5, 1024)),
     (Case(8, 4, 256, 16, False, [1000, 2047]), Scores(0.0625, 0, 50.0)),
     (Case(32, 32, 96, 16, False, [1, 2047, 3000, 33]), Scores(96**-0.5, 2047)),
+    (Case(64, 8, 64, 16, False, [1, 2047, 3000, 33]), Scores(0.125, sinks=True)),
+    (Case(64, 8, 64, 16, False, [1, 2047, 3000, 33]), Scores(0.125, 128, sinks=True)),
 ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("case", "made"), MADE + MADE_ON_GPU if ON_GPU else MADE, ids=str)
-def test_windows_soft_caps_and_scales_of_decode_rows_equal_the_plain_computation(
+def test_windows_soft_caps_scales_and_sinks_of_decode_rows_equal_the_plain_computation(
     case: Case, made: Scores, dtype: torch.dtype
 ) -> None:
     paged = Paged(case, dtype, room=1)
     count, heads, kv_heads = len(case.lengths), case.heads, case.kv_heads
+    sinks = 2 * paged.rand(heads) if made.sinks else None
     qkv = paged.rand(count, heads + 2 * kv_heads, case.dim)
     rows = torch.arange(count, dtype=torch.int32, device=DEVICE)
     position = torch.tensor(case.lengths, dtype=torch.int32, device=DEVICE)
@@ -92,23 +97,24 @@ def test_windows_soft_caps_and_scales_of_decode_rows_equal_the_plain_computation
     workspace = decode_workspace(count, heads, kv_heads, case.dim, DEVICE)
     decode_attention(
         qkv, DecodeBatch(rows, position, paged.table), paged.inputs, paged.cache, out, workspace,
-        EPS, scores=made,
+        EPS, scores=made, sinks=sinks,
     )  # fmt: skip
     query = paged.rotated(qkv[:, :heads], paged.inputs.query_weight, position)
     for index, length in enumerate(case.lengths):
-        wanted = paged.attend(query[index : index + 1], index, length, made)
+        wanted = paged.attend(query[index : index + 1], index, length, made, sinks)
         assert error(out[index : index + 1], wanted) < tolerance(dtype), f"{length} cached"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("case", "made"), MADE + MADE_ON_GPU if ON_GPU else MADE, ids=str)
-def test_windows_soft_caps_and_scales_of_chunks_equal_the_plain_computation(
+def test_windows_soft_caps_scales_and_sinks_of_chunks_equal_the_plain_computation(
     case: Case, made: Scores, dtype: torch.dtype
 ) -> None:
     lengths = case.lengths
     sizes = ([1, 300, 257, 128] if ON_GPU else [1, 140, 9, 30])[: len(lengths)]
     paged = Paged(case, dtype, room=max(sizes))
     heads, total = case.heads, sum(sizes)
+    sinks = 2 * paged.rand(heads) if made.sinks else None
     queries = paged.rand(total, heads, case.dim)
     for index, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
         blocks, offsets = paged.places(index, length + size)
@@ -116,10 +122,10 @@ def test_windows_soft_caps_and_scales_of_chunks_equal_the_plain_computation(
             cache[blocks, :, offsets] = paged.rand(length + size, case.kv_heads, case.dim)
     out = torch.full_like(queries, float("nan"))
     tiles = tiles_of(lengths, sizes)
-    prefill_attention(queries, tiles, tiles.shape[1], paged.table, paged.cache, out, made)
+    prefill_attention(queries, tiles, tiles.shape[1], paged.table, paged.cache, out, made, sinks)
     row = 0
     for index, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
-        wanted = paged.attend(queries[row : row + size], index, length, made)
+        wanted = paged.attend(queries[row : row + size], index, length, made, sinks)
         assert error(out[row : row + size], wanted) < tolerance(dtype), f"{size} after {length}"
         row += size
 
@@ -165,10 +171,13 @@ def test_a_shared_prefix_is_attended_as_if_each_row_had_it_alone(
     workspace = decode_workspace(count + 1, heads, kv_heads, case.dim, DEVICE)
     batch = DecodeBatch(rows, position, paged.table)
     prefix_attention(qkv, batch, prefix, paged.inputs, paged.cache, EPS)
-    decode_attention(qkv, batch, paged.inputs, paged.cache, out, workspace, EPS, prefix)
+    sinks = None if case.norm else paged.rand(heads)
+    decode_attention(
+        qkv, batch, paged.inputs, paged.cache, out, workspace, EPS, prefix, sinks=sinks
+    )
     query = paged.rotated(qkv[:count, :heads], paged.inputs.query_weight, position)
     for index, length in enumerate(case.lengths):
-        wanted = paged.attend(query[index : index + 1], index, length)
+        wanted = paged.attend(query[index : index + 1], index, length, sinks=sinks)
         assert error(out[index : index + 1], wanted) < tolerance(dtype), f"{length} cached"
     assert out[count].isnan().all(), "padding is left alone"
 

@@ -75,10 +75,17 @@ class TritonPrefillAttention:
         self._scores = scores or [Scores(keys.shape[-1] ** -0.5)] * len(keys)
 
     def __call__(
-        self, layer: int, queries: Tensor, tiles: Tensor, num_tiles: int, table: Tensor, out: Tensor
+        self,
+        layer: int,
+        queries: Tensor,
+        tiles: Tensor,
+        num_tiles: int,
+        table: Tensor,
+        out: Tensor,
+        sinks: Tensor | None = None,
     ) -> None:
         scores = self._scores[layer]
-        prefill_attention(queries, tiles, num_tiles, table, self._caches[layer], out, scores)
+        prefill_attention(queries, tiles, num_tiles, table, self._caches[layer], out, scores, sinks)
 
 
 class TritonDecodeAttention:
@@ -111,10 +118,11 @@ class TritonDecodeAttention:
         heads: HeadInputs,
         out: Tensor,
         prefixed: bool = False,
+        sinks: Tensor | None = None,
     ) -> None:
         decode_attention(
             qkv, batch, heads, self._caches[layer], out, self._workspace, self._eps,
-            self._prefix if prefixed else None, self._scores[layer],
+            self._prefix if prefixed else None, self._scores[layer], sinks,
         )  # fmt: skip
 
 
@@ -153,18 +161,21 @@ def _scales(scores: Sequence[Scores]) -> list[float]:
 
 def why_slow(scores: Sequence[Scores]) -> str:
     """Why no kernel for Hopper attends in any layer; empty if one may."""
-    if not scores:
+    if not scores or any(each.plain for each in scores):
         return ""
-    if any(each.softcap for each in scores):
-        return "knows no soft cap"
-    return "" if any(not each.window for each in scores) else "knows no window"
+    words = {
+        "soft cap": any(each.softcap for each in scores),
+        "window": any(each.window for each in scores),
+        "sinks": any(each.sinks for each in scores),
+    }
+    return f"knows no {' and no '.join(name for name, there in words.items() if there)}"
 
 
 def choose_prefill_attention(
     keys: Tensor, values: Tensor, queries: Tensor, scores: Sequence[Scores] = ()
 ) -> KernelChoice[PrefillAttention]:
     """The fastest kernel that this device, the caches and the Triton at hand allow, for layers
-    without a window. scores: of each layer; by default scaled by 1 / sqrt(D).
+    with plain scores. scores: of each layer; by default scaled by 1 / sqrt(D).
 
     keys, values: [L, num_blocks, Hkv, block_size, D], queries: [T, Hq, D], the buffer that calls
     get the first rows of; contiguous, at these addresses from now on.

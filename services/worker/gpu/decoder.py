@@ -75,7 +75,10 @@ class GpuDecoder(StepDecoder):
                 state,
                 self.space.attention,
                 _head_inputs(config, weights, max_positions),
-                [Scores(config.score_scale, window, config.softcap) for window in windows],
+                [
+                    Scores(config.score_scale, window, config.softcap, config.sinks)
+                    for window in windows
+                ],
                 num_blocks,
                 block_size,
                 eps,
@@ -124,9 +127,9 @@ class GpuDecoder(StepDecoder):
         products = self._products(rows, mixed=chunks is not None)
         products.begin(rows)
         last = len(weights.layers) - 1
-        for index in range(len(weights.layers)):
+        for index, layer in enumerate(weights.layers):
             products.qkv(index, rows)
-            self.attention.attend(index, rows, num_decode, chunks, shared)
+            self.attention.attend(index, rows, num_decode, chunks, shared, layer.sinks)
             if index < last:
                 self._behind_attention(products, index, rows)
 

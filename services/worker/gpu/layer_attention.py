@@ -69,13 +69,13 @@ class LayerAttention:
         self.keys = torch.zeros(shape, dtype=rows.qkv.dtype, device=device)
         self.values = torch.zeros(shape, dtype=rows.qkv.dtype, device=device)
         caches = self.keys, self.values
-        self._attends_to_all = [not each.window for each in scores]
+        self._plain = [each.plain for each in scores]
         shared = shared_prefix(
             state.shared_slot, state.shared_length, slots, num_heads, kv_heads, dim
         )
         split = decode_workspace(slots, num_heads, kv_heads, dim, device)
         self._triton = TritonDecodeAttention(*caches, split, eps, shared, scores)
-        self._windowed_prefill = TritonPrefillAttention(*caches, scores)
+        self._triton_prefill = TritonPrefillAttention(*caches, scores)
         norm = heads[0].query_weight is not None
         self.decode = choose_decode_attention(
             *caches, num_heads, slots, norm, eps, self._triton, shared, scores, unfit
@@ -106,38 +106,50 @@ class LayerAttention:
             self.decode.kernels.plan(self._batch(num_decode), shared)
 
     def attend(
-        self, layer: int, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool
+        self,
+        layer: int,
+        rows: int,
+        num_decode: int,
+        chunks: ChunkRows | None,
+        shared: bool,
+        sinks: Tensor | None = None,
     ) -> None:
         """Write K and V of the first ``rows`` rows into a layer's cache and attend.
 
         Decode rows and chunk rows side by side: those read memory, these multiply. chunks: the
         step's chunk rows; ``None`` when all are decode rows; shared: read the prefix that the state
-        names as shared once; only where this ``shares_prefixes``. Of a chunk's rows in the last
-        layer those alone are computed that are read.
+        names as shared once; only where this ``shares_prefixes``; sinks: [Hq], where the layer has
+        them. Of a chunk's rows in the last layer those alone are computed that are read.
         """
-        decode = partial(self._attend_decode, layer, num_decode, shared)
+        decode = partial(self._attend_decode, layer, num_decode, shared, sinks)
         if chunks is None:
             decode()
         elif not num_decode:
-            self._attend_chunks(layer, rows, chunks)
+            self._attend_chunks(layer, rows, chunks, sinks)
         else:
-            self._side.run(decode, partial(self._attend_chunks, layer, rows, chunks))
+            self._side.run(decode, partial(self._attend_chunks, layer, rows, chunks, sinks))
 
-    def _attend_decode(self, layer: int, num_decode: int, shared: bool) -> None:
+    def _attend_decode(
+        self, layer: int, num_decode: int, shared: bool, sinks: Tensor | None
+    ) -> None:
         batch, heads, qkv = self._batch(num_decode), self._heads[layer], self._rows.qkv[:num_decode]
         if shared:
             if self.prefix.kernels is None:
                 raise ValueError(f"no kernel reads shared prefixes: {self.prefix.reason}")
             self.prefix.kernels(layer, qkv, batch, heads)
-        fast = num_decode >= self.least_rows and self._attends_to_all[layer]
-        attend = self.decode.kernels if fast else self._triton
-        attend(layer, qkv, batch, heads, self._rows.output[:num_decode], shared)
+        output = self._rows.output[:num_decode]
+        if self._plain[layer] and num_decode >= self.least_rows:
+            self.decode.kernels(layer, qkv, batch, heads, output, shared)
+        else:
+            self._triton(layer, qkv, batch, heads, output, shared, sinks)
 
     def _batch(self, num_decode: int) -> DecodeBatch:
         state = self._state
         return DecodeBatch(state.rows[:num_decode], state.position, state.table)
 
-    def _attend_chunks(self, layer: int, rows: int, chunks: ChunkRows) -> None:
+    def _attend_chunks(
+        self, layer: int, rows: int, chunks: ChunkRows, sinks: Tensor | None
+    ) -> None:
         table = self._state.table
         last = layer == len(self._heads) - 1
         rope_and_cache(
@@ -145,8 +157,9 @@ class LayerAttention:
             self._heads[layer], self._rows.query[:rows],
             LayerCache(self.keys[layer], self.values[layer]), self._eps,
         )  # fmt: skip
-        attend = self.prefill.kernels if self._attends_to_all[layer] else self._windowed_prefill
-        attend(
-            layer, self._rows.query[:rows], chunks.last_tiles if last else chunks.tiles,
-            chunks.num_tiles, table, self._rows.output[:rows],
-        )  # fmt: skip
+        tiles = chunks.last_tiles if last else chunks.tiles
+        step = self._rows.query[:rows], tiles, chunks.num_tiles, table, self._rows.output[:rows]
+        if self._plain[layer]:
+            self.prefill.kernels(layer, *step)
+        else:
+            self._triton_prefill(layer, *step, sinks)

@@ -50,7 +50,10 @@ class ModelDecoder(StepDecoder):
             state,
             self._rows,
             [_unchanged(capacity.max_model_len, dim, device)] * len(model.caches),
-            [Scores(each.score_scale, each.window, each.softcap) for each in model.caches],
+            [
+                Scores(each.score_scale, each.window, each.softcap, each.sinks)
+                for each in model.caches
+            ],
             capacity.num_blocks + EXTRA_BLOCKS,
             capacity.block_size,
             0.0,
@@ -95,11 +98,12 @@ class ModelDecoder(StepDecoder):
         num_decode: int,
         chunks: ChunkRows | None,
         shared: bool,
+        sinks: Tensor | None,
     ) -> Tensor:
-        """heads: queries, keys and values. See ``StepAttention``."""
+        """heads: queries, keys and values; sinks: [Hq] or ``None``. See ``StepAttention``."""
         rows = len(heads[0])
         pack_heads(*heads, self._rows.qkv[:rows])
-        self.attention.attend(layer, rows, num_decode, chunks, shared)
+        self.attention.attend(layer, rows, num_decode, chunks, shared, sinks)
         return self._rows.output[:rows].flatten(1)
 
     def head(self, count: int) -> None:
@@ -122,8 +126,10 @@ class _Attention:
     ) -> None:
         self._decoder, self._step = decoder, (num_decode, chunks, shared)
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self._decoder.attend(layer, (query, key, value), *self._step)
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        return self._decoder.attend(layer, (query, key, value), *self._step, sinks)
 
 
 def _unchanged(max_positions: int, dim: int, device: torch.device) -> HeadInputs:

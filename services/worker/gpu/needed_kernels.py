@@ -120,7 +120,7 @@ class AttendingModel:
             rotated = self._empty(count, heads + kv_heads, cache.head_dim)
             fused = self._empty(count, heads + 2 * kv_heads, cache.head_dim)
             parts = rotated[:, :heads], rotated[:, heads:], fused[:, heads + kv_heads :]
-            step.attention(layer, *parts)
+            step.attention(layer, *parts, self._empty(heads) if cache.sinks else None)
         return self._empty(count, self.hidden_size)
 
     def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:

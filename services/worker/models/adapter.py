@@ -46,6 +46,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     mlp_output_norm: str = "post_feedforward_layernorm"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
 
 
 class ModelAdapter(Protocol):
@@ -79,8 +80,8 @@ def named_tensors(
 def may_be_zero(names: TensorNames, model: ModelSpecification) -> Callable[[str], bool]:
     """Tells of a name whether sound checkpoints hold that tensor as zeros: biases of models trained
     without; what writes into the residual stream, in blocks that were added to a model and not yet
-    trained; norms that multiply by 1 + weight."""
-    suffixes = [".bias", f"{names.output}.weight", f"{names.down}.weight"]
+    trained; norms that multiply by 1 + weight; sinks, which begin there."""
+    suffixes = [".bias", f"{names.output}.weight", f"{names.down}.weight", names.sinks]
     if model.norm.plus_one:
         suffixes.append("norm.weight")
     return lambda name: name.endswith(tuple(suffixes))
@@ -105,6 +106,8 @@ def _layer(names: TensorNames, layer: Layer, weights: LayerWeights) -> dict[str,
     ):
         if tensor is not None:
             named[f"{name}.weight"] = tensor
+    if weights.sinks is not None:
+        named[names.sinks] = weights.sinks
     return named
 
 

@@ -14,12 +14,14 @@ from penstock.services.worker.models.specification import CacheSpecification
 class StepAttention(Protocol):
     """Attention of one step's rows over the paged KV cache."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """Write K and V of every row into a layer's cache, then let each row attend to its own
         sequence as the layer's ``CacheSpecification`` says. Once for each layer, in their order.
 
-        query: [N, Hq, D]; key, value: [N, Hkv, D]; normed and rotated, of any strides. Returns
-        [N, Hq * D].
+        query: [N, Hq, D]; key, value: [N, Hkv, D]; normed and rotated, of any strides; sinks: [Hq],
+        contiguous, where the specification has them. Returns [N, Hq * D].
         """
 
 

@@ -127,6 +127,7 @@ class ConfigReader:
         qk_norm_over: Literal["head", "each", "all"] = "head",
         qkv_bias: bool = False,
         output_bias: bool = False,
+        sinks: bool = False,
     ) -> Attention:
         """``head_dim``: the family's own default (see there); scale: by default 1 / sqrt(D)."""
         heads = self.integer("num_attention_heads")
@@ -138,7 +139,7 @@ class ConfigReader:
         dim = self.head_dim(head_dim)
         return Attention(
             heads, kv_heads, dim, dim**-0.5 if scale is None else scale, rotary, window, softcap,
-            qk_norm, qk_norm_over, qkv_bias, output_bias,
+            qk_norm, qk_norm_over, qkv_bias, output_bias, sinks,
         )  # fmt: skip
 
     def head_dim(self, default: int | None = None) -> int:

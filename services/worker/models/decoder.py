@@ -107,6 +107,7 @@ class _Layer:
         self._output_norm = _norm(layer.attention_output_norm, weights.attention_output_norm)
         self._down_norm = _norm(layer.mlp_output_norm, weights.mlp_output_norm)
         self._multiplier = layer.residual_multiplier
+        self.sinks = weights.sinks
         self.parallel = layer.parallel
         self.head_norm: _QueryKeyNorm | None = None
         query, key = weights.query_norm, weights.key_norm
@@ -252,7 +253,7 @@ class Decoder:
             query_key = _rotate(query_key, part.rotary.dim, *tables[part.rotary])
         query_key = query_key.to(self.dtype)
         query, key = query_key[:, :heads], query_key[:, heads:]
-        return attend(number, query, key, value)
+        return attend(number, query, key, value, layer.sinks)
 
 
 def _at(table: Tensor, positions: Tensor) -> Tensor:

@@ -68,6 +68,7 @@ class DenseConfig(msgspec.Struct, frozen=True):
     """Of each layer."""
     embedding_multiplier: float = 1.0
     logit_softcap: float = 0.0
+    sinks: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -95,6 +96,7 @@ class DenseLayer(msgspec.Struct):
     """Of what attention adds."""
     down_norm: Tensor | None = None
     """Of what the MLP adds."""
+    sinks: Tensor | None = None
 
 
 class DenseWeights(msgspec.Struct):
@@ -124,6 +126,7 @@ def specification_of(config: DenseConfig) -> ModelSpecification:
             qk_norm=norm if config.qk_norm else None,
             qkv_bias=config.qkv_bias,
             output_bias=config.output_bias,
+            sinks=config.sinks,
         )
         layers.append(Layer(attention, mlp, norm, norm, behind, behind))
     return ModelSpecification(
@@ -207,6 +210,7 @@ def _config(model: ModelSpecification) -> DenseConfig:
         rotaries=() if whole else rotaries,
         embedding_multiplier=model.embedding_multiplier,
         logit_softcap=model.logit_softcap,
+        sinks=attention.sinks,
     )
 
 

@@ -92,6 +92,7 @@ def _dense_layer(layer: Layer, weights: LayerWeights) -> DenseLayer:
         down_bias=weights.down.bias,
         output_norm=_optional(layer.attention_output_norm, weights.attention_output_norm),
         down_norm=_optional(layer.mlp_output_norm, weights.mlp_output_norm),
+        sinks=weights.sinks,
     )
 
 

@@ -14,7 +14,7 @@ from penstock.services.worker.models.cohere import CohereAdapter
 from penstock.services.worker.models.exaone import Exaone4Adapter
 from penstock.services.worker.models.gemma import Gemma2Adapter, Gemma3Adapter, GemmaAdapter
 from penstock.services.worker.models.glm import Glm4Adapter
-from penstock.services.worker.models.granite import GraniteAdapter
+from penstock.services.worker.models.granite import GraniteAdapter, GraniteSwaAdapter
 from penstock.services.worker.models.llama import LlamaAdapter
 from penstock.services.worker.models.mistral import MistralAdapter
 from penstock.services.worker.models.olmo import OlmoAdapter
@@ -32,6 +32,7 @@ _BUILT_IN: tuple[ModelAdapter, ...] = (
     Gemma3Adapter(),
     Glm4Adapter(),
     GraniteAdapter(),
+    GraniteSwaAdapter(),
     LlamaAdapter(),
     MistralAdapter(),
     OlmoAdapter(),

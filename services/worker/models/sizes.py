@@ -59,7 +59,8 @@ def _layer(layer: Layer, hidden: int) -> int:
         layer.mlp_output_norm,
     )
     products = sum(outs * (width + bias) for outs, width, bias in linears)
-    return products + sum(_norm(norm, hidden) for norm in norms) + _query_key_norms(attention)
+    rest = _query_key_norms(attention) + attention.num_heads * attention.sinks
+    return products + sum(_norm(norm, hidden) for norm in norms) + rest
 
 
 def _norm(norm: Norm | None, hidden: int) -> int:

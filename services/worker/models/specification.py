@@ -55,6 +55,8 @@ class Attention(msgspec.Struct, frozen=True):
     [H, D]. ``all``: all heads together, [H * D]."""
     qkv_bias: bool = False
     output_bias: bool = False
+    sinks: bool = False
+    """Whether the softmax of each head has one more score, a weight, which stands for no value."""
 
 
 class Mlp(msgspec.Struct, frozen=True):
@@ -129,6 +131,8 @@ class CacheSpecification(msgspec.Struct, frozen=True):
     """How scores are made from it: see ``Attention``."""
     scale: float = 0.0
     """What scores are multiplied by; 0: 1 / sqrt(head_dim)."""
+    sinks: bool = False
+    """Whether attention is given sinks: see ``Attention``."""
 
     @property
     def score_scale(self) -> float:
@@ -138,8 +142,9 @@ class CacheSpecification(msgspec.Struct, frozen=True):
 def cache_of(layer: Layer) -> CacheSpecification:
     part = layer.attention
     return CacheSpecification(
-        part.num_kv_heads, part.head_dim, part.num_heads, part.window, part.softcap, part.scale
-    )
+        part.num_kv_heads, part.head_dim, part.num_heads, part.window, part.softcap, part.scale,
+        part.sinks,
+    )  # fmt: skip
 
 
 def attention_widths(attention: Attention) -> tuple[int, int]:

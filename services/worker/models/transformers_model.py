@@ -143,21 +143,24 @@ class TransformersModel:
         scaling: float | None = None,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        s_aux: Tensor | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
         """Called by the modelling code in each layer, in their order.
 
-        query: [1, Hq, N, D]; key, value: [1, Hkv, N, D]. Returns [1, N, Hq, D].
+        query: [1, Hq, N, D]; key, value: [1, Hkv, N, D]; s_aux: [Hq] sinks. Returns [1, N, Hq, D].
         """
         rows, heads, dim = query.shape[2], query.shape[1], query.shape[3]
         scale = dim**-0.5 if scaling is None else scaling
         if self._attention is None:
             if self._recording:
                 others["attention_mask"] = attention_mask
-                self._record(module, query, key, value, scale, sliding_window, softcap, others)
-            return self._plain(query, key, value, scale, softcap), None
+                self._record(
+                    module, query, key, value, scale, sliding_window, softcap, s_aux, others
+                )
+            return self._plain(query, key, value, scale, softcap, s_aux), None
         query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-        output = self._attention(module.layer_idx, query, key, value)
+        output = self._attention(module.layer_idx, query, key, value, s_aux)
         return output.view(1, rows, heads, dim), None
 
     def _record(
@@ -169,6 +172,7 @@ class TransformersModel:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None,
         others: dict[str, Any],
     ) -> None:
         """Record what a layer keeps, in the first probe."""
@@ -189,12 +193,19 @@ class TransformersModel:
         kept = window if window and window < longest else 0
         self.caches.append(
             CacheSpecification(
-                key.shape[1], key.shape[3], query.shape[1], kept, softcap or 0.0, scale
+                key.shape[1], key.shape[3], query.shape[1], kept, softcap or 0.0, scale,
+                sinks is not None,
             )
-        )
+        )  # fmt: skip
 
     def _plain(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Attention among the few tokens of a probe, without a cache."""
         shared = query.shape[1] // key.shape[1]
@@ -202,7 +213,11 @@ class TransformersModel:
         scores = query.float() @ keys.float().transpose(2, 3) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
-        weights = scores.masked_fill_(~self._visible, -torch.inf).softmax(-1)
+        scores = scores.masked_fill_(~self._visible, -torch.inf)
+        if sinks is not None:
+            sink = sinks.float().view(1, -1, 1, 1).expand(-1, -1, scores.shape[2], -1)
+            scores = torch.cat((scores, sink), -1)
+        weights = scores.softmax(-1)[..., : values.shape[2]]
         return (weights @ values.float()).to(query.dtype).transpose(1, 2).contiguous()
 
     def _probe(self) -> None:

@@ -48,6 +48,8 @@ class LayerWeights(msgspec.Struct):
     """[D], [Hq, D] or [Hq * D], as ``Attention.qk_norm_over`` says."""
     key_norm: Tensor | None
     """As ``query_norm``, with Hkv."""
+    sinks: Tensor | None = None
+    """[Hq]."""
 
 
 class DecoderWeights(msgspec.Struct):
@@ -94,6 +96,7 @@ class _Memory:
             mlp_output_norm=self._optional_norm(layer.mlp_output_norm),
             query_norm=norms[0],
             key_norm=norms[1],
+            sinks=self.empty(attention.num_heads) if attention.sinks else None,
         )
 
     def norm(self, norm: Norm) -> NormWeights:

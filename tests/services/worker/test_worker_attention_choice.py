@@ -310,12 +310,21 @@ def test_kernels_for_hopper_get_the_scale_of_each_layer(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("capability")
-def test_a_soft_cap_of_any_layer_keeps_the_kernels_for_hopper_away(compiled: list[int]) -> None:
+def test_the_kernels_for_hopper_are_made_where_a_layer_has_plain_scores(
+    compiled: list[int],
+) -> None:
     caches = torch.zeros(2, 2, 3, 2, 16, 128, dtype=torch.bfloat16)
     queries = torch.empty(1, 4, 128, dtype=torch.bfloat16)
-    scores = [Scores(0.25), Scores(0.25, softcap=20.0)]
-    assert "knows no soft cap" in choose_prefill_attention(*caches, queries, scores).reason
+    for scores, words in (
+        ([Scores(0.25, softcap=20.0)] * 2, "knows no soft cap"),
+        ([Scores(0.25, sinks=True)] * 2, "knows no sinks"),
+        ([Scores(0.25, 64), Scores(0.25, sinks=True)], "knows no window and no sinks"),
+    ):
+        assert choose_prefill_attention(*caches, queries, scores).reason.endswith(words)
     assert not compiled
+    mixed = [Scores(0.25, softcap=20.0), Scores(0.25)]
+    assert choose_prefill_attention(*caches, queries, mixed).summary == "Gluon kernel for Hopper"
+    assert compiled == [4]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where no GPU is")

@@ -88,6 +88,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 8.0,
         },
     ),
+    "granite-swa": (
+        "GraniteSWA",
+        {
+            "sliding_window": 40,
+            "num_hidden_layers": 5,
+            "attention_multiplier": 0.25,
+            "residual_multiplier": 0.5,
+            "layer_rope_theta": [0, 1e4, 1e4, 5e5, 0],
+        },
+    ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "pad_token_id": 0}),
     "glm": ("Glm", {"head_dim": 16, "pad_token_id": 0}),
     "glm4": ("Glm4", {"head_dim": 16, "pad_token_id": 0}),
@@ -112,6 +122,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("Helium", {"head_dim": 16, "pad_token_id": 0}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 40}),
     "cwm": ("Cwm", {"sliding_window": 40, "num_hidden_layers": 4, "head_dim": 16}),
+    "gpt-oss": (
+        "GptOss",
+        {"head_dim": 16, "num_local_experts": 4, "sliding_window": 40, "num_hidden_layers": 4},
+    ),
     "jetmoe": ("JetMoe", {"kv_channels": 16, "num_local_experts": 4, "pad_token_id": 0}),
 }
 """Models that transformers' own code computes."""
@@ -136,7 +150,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "mbart": ("MBart", DECODER),
     "pegasus": ("Pegasus", DECODER),
     "blenderbot": ("Blenderbot", DECODER),
-    "gpt-oss": ("GptOss", {"head_dim": 16, "num_local_experts": 4}),
     "deepseek-v3": ("DeepseekV3", {}),
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -2,8 +2,9 @@
 
     out[r] = softmax(scale * q[r] · K[f(r) … p(r)]ᵀ) · V[f(r) … p(r)]
 
-p(r) is the position of row r; f(r) is 0, or p(r) - window + 1 in a layer with a window. With a
-soft cap a score s becomes cap * tanh(s / cap) before the softmax (Gemma 2 technical report, 2024).
+p(r) is the position of row r; f(r) is 0, or p(r) - window + 1 in a layer with a window, or in one
+with chunks the first position of p(r)'s chunk (Llama 4's ``attention_chunk_size``). With a soft cap
+a score s becomes cap * tanh(s / cap) before the softmax (Gemma 2 technical report, 2024).
 With sinks the softmax of query head h has one more score, the number ``sinks[h]``, whose weight
 goes to no value (gpt-oss model card, 2025).
 
@@ -187,9 +188,9 @@ def plan_groups(
 def _first_seen(positions: IntArray, shape: CacheShape) -> int:
     """Where the tiles of these queries begin: a whole tile or block at or ahead of the first
     position that any of them sees."""
-    if not shape.window:
+    if not shape.local:
         return 0
-    first = max(0, int(positions.min()) - shape.window + 1)
+    first = int(shape.first_seen(positions.min(keepdims=True)).min())
     unit = KV_TILE if shape.exact else shape.block_size
     return first // unit * unit
 
@@ -218,9 +219,8 @@ def _plan_batch(
     for start in range(begin, longest, tile):
         width = tile if shape.exact else min(tile, end - start)
         groups = slice(0, int(np.count_nonzero(context > start)))
-        if shape.window:
-            first = positions[groups].min(axis=1) - shape.window + 1
-            seen = first < start + width
+        if shape.local:
+            seen = shape.first_seen(positions[groups].min(axis=1)) < start + width
             if not seen.any():
                 continue
             groups = slice(int(np.argmax(seen)), groups.stop)
@@ -229,7 +229,7 @@ def _plan_batch(
         )
     places = row_places(rows.reshape(-1), real.reshape(-1) if real is not None else None, device)
     return AttentionBatch(
-        len(rows), rows.shape[1], shape.exact, shape.window > 0, shape.softcap, places, tiles
+        len(rows), rows.shape[1], shape.exact, shape.local, shape.softcap, places, tiles
     )
 
 
@@ -251,18 +251,19 @@ def _plan_tile(
     heads = np.arange(shape.num_kv_heads, dtype=np.int64)[:, None] * shape.num_blocks
     gather = torch.from_numpy((table + heads).reshape(-1)).to(device)
     last = int(positions[-1, -1])
-    first = max(0, last - shape.window + 1 - start) if shape.window else 0
+    first_seen = shape.first_seen(positions)
     hidden = None
     later = int(positions.min()) < start + width - 1
-    earlier = bool(shape.window) and int(positions.max()) - shape.window >= start
+    earlier = int(first_seen.max()) > start
     if not alone and (later or earlier):
         keys = np.arange(start, start + width, dtype=np.int64)
         behind = positions[:, :, None]
         unseen = keys > behind
         if earlier:
-            unseen |= keys <= behind - shape.window
+            unseen |= keys < first_seen[:, :, None]
         hidden = torch.from_numpy(unseen[:, None, :, None, :]).to(device)
-    return Tile(groups.start, groups.stop, width, gather, hidden, slice(first, last + 1 - start))
+    seen = slice(max(0, int(first_seen[-1, -1]) - start), last + 1 - start)
+    return Tile(groups.start, groups.stop, width, gather, hidden, seen)
 
 
 def paged_attention(

@@ -35,6 +35,22 @@ class CacheShape(NamedTuple):
     """Positions that each query sees, its own included; 0: all up to its own."""
     softcap: float = 0.0
     """Scores become softcap * tanh(score / softcap); 0: they stay."""
+    chunk: int = 0
+    """Positions of a chunk: a query sees those of its own chunk alone; 0: there are none."""
+
+    @property
+    def local(self) -> bool:
+        """Whether queries do not see all positions up to their own."""
+        return self.window > 0 or self.chunk > 0
+
+    def first_seen(self, positions: IntArray) -> IntArray:
+        """The first position that a query at each of these sees."""
+        first = np.zeros_like(positions)
+        if self.window:
+            first = np.maximum(first, positions - self.window + 1)
+        if self.chunk:
+            first = np.maximum(first, positions // self.chunk * self.chunk)
+        return first
 
 
 class QuerySpans(NamedTuple):

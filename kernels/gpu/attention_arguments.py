@@ -57,11 +57,17 @@ class Scores(NamedTuple):
     softcap: float = 0.0
     sinks: bool = False
     """Whether the kernels are given sinks."""
+    chunk: int = 0
+
+    @property
+    def local(self) -> bool:
+        """Whether rows do not see all positions up to their own."""
+        return self.window > 0 or self.chunk > 0
 
     @property
     def plain(self) -> bool:
         """Whether each row sees all positions up to its own, with scores that are only scaled."""
-        return not (self.window or self.softcap or self.sinks)
+        return not (self.local or self.softcap or self.sinks)
 
     @property
     def in_binary(self) -> tuple[float, float]:

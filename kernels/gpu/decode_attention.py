@@ -33,6 +33,7 @@ from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.device_functions import (
     capped,
     dot,
+    first_seen,
     rotated_head,
     rotated_heads,
     softmax_step,
@@ -95,7 +96,8 @@ def _decode_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, QUERIES: tl.constexpr,
     HALF: tl.constexpr, PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     MOST_SPLITS: tl.constexpr, COMBINED: tl.constexpr, PREFIX_PARTS: tl.constexpr,
-    NORM: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, EARLY: tl.constexpr,
+    NORM: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0)
@@ -114,9 +116,9 @@ def _decode_kernel(
     if slot < 0:
         return
     cached = tl.load(last_position + slot)
-    skipped = 0  # positions that the shared prefix covers, or that lie ahead of the window
-    if WINDOW:
-        skipped = tl.maximum(cached + 1 - WINDOW, 0)
+    skipped = 0  # positions that the shared prefix covers, or that the row does not see
+    if WINDOW or CHUNK:
+        skipped = first_seen(cached, WINDOW, CHUNK)
     if PREFIX_PARTS:
         skipped = tl.load(prefix_lengths + slot)
     tiles = tl.cdiv(cached - skipped, TILE)
@@ -259,6 +261,7 @@ class DecodeConstants(NamedTuple):
     """0: there is no prefix."""
     norm: bool
     window: int
+    chunk: int
     cap: float
     """Soft cap of scores, times log2(e); 0: none."""
     early: bool
@@ -307,8 +310,8 @@ def decode_attention(
     qkv: [N, Hq + 2 Hkv, D], not yet normed or rotated; the new positions are written into the
     cache; out: [N, Hq, D], rows of padding are left alone; eps: of the norms of heads; prefix: what
     ``prefix_attention`` was called with just before, for the same rows; scores: by default scaled
-    by 1 / sqrt(D); with a window there is no prefix; sinks: [Hq], one score more for each head,
-    which stands for no value. All contiguous, D even, the block size a power of two.
+    by 1 / sqrt(D); with a window or chunks there is no prefix; sinks: [Hq], one score more for each
+    head, which stands for no value. All contiguous, D even, the block size a power of two.
     """
     count, all_heads, dim = qkv.shape
     _, kv_heads, block_size, _ = cache.keys.shape
@@ -316,8 +319,8 @@ def decode_attention(
     shared = num_heads // kv_heads
     splits = splits_for(count, kv_heads)
     made = scores or Scores(dim**-0.5)
-    if made.window and prefix:
-        raise ValueError("rows with a window share no prefix")
+    if made.local and prefix:
+        raise ValueError("rows with a window or chunks share no prefix")
     scale, cap = made.in_binary
     shape = WIDE_SHAPE if dim > 128 else SHAPE
     constants = DecodeConstants(
@@ -334,6 +337,7 @@ def decode_attention(
         prefix_parts=parts_for(count, num_heads, kv_heads) if prefix else 0,
         norm=heads.query_weight is not None,
         window=made.window,
+        chunk=made.chunk,
         cap=cap,
         early=EARLY,
     )

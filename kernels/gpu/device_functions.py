@@ -161,6 +161,17 @@ def softmax_step(score, value, row_max, row_sum, accumulator, scale):
 
 
 @triton.jit
+def first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first position that a row at ``position`` sees, with a window, chunks, or both."""
+    if CHUNK == 0:
+        return tl.maximum(position + 1 - WINDOW, 0)
+    elif WINDOW == 0:
+        return position // CHUNK * CHUNK
+    else:
+        return tl.maximum(position + 1 - WINDOW, position // CHUNK * CHUNK)
+
+
+@triton.jit
 def with_sink(sink, row_max, row_sum, accumulator):
     """Rows of the online softmax with one more score, which stands for no value.
 

@@ -22,6 +22,7 @@ from penstock.kernels.gpu.device_functions import (
     LOWEST,
     capped,
     dot,
+    first_seen,
     softmax_step,
     with_sink,
     within,
@@ -48,7 +49,8 @@ def _tile_of_keys(
     query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start, limit,
     positions, scale,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    KEYS: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    CAP: tl.constexpr,
 ):  # fmt: skip
     position = start + tl.arange(0, KEYS)
     column = tl.arange(0, PADDED)
@@ -75,6 +77,8 @@ def _tile_of_keys(
         seen = position[None, :] <= positions[:, None]
         if WINDOW:
             seen = seen & (position[None, :] > positions[:, None] - WINDOW)
+        if CHUNK:
+            seen = seen & (position[None, :] >= (positions // CHUNK * CHUNK)[:, None])
         score = tl.where(seen, score, float("-inf"))
     return softmax_step(score, value, row_max, row_sum, accumulator, scale)
 
@@ -84,7 +88,7 @@ def _prefill_kernel(
     queries, tiles, table, key_cache, value_cache, out, sinks, scale, table_stride, max_tiles,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
-    CAP: tl.constexpr, EARLY: tl.constexpr,
+    CHUNK: tl.constexpr, CAP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     # Heads side by side share keys and values; the last tiles come first.
@@ -111,29 +115,34 @@ def _prefill_kernel(
     # Tiles that every query sees whole need no mask.
     begin = 0
     whole = (first_position + 1) // KEYS * KEYS
-    if WINDOW:
+    if WINDOW or CHUNK:
         row_max = tl.full([ROWS], LOWEST, tl.float32)
-        begin = tl.maximum(first_position + 1 - WINDOW, 0) // KEYS * KEYS
-        seen_by_all = tl.maximum(limit - WINDOW, 0)
-        edge = tl.minimum(tl.cdiv(seen_by_all, KEYS) * KEYS, whole)
+        # Not ahead of the first block that is seen: those may be another sequence's by now.
+        unit: tl.constexpr = min(KEYS, BLOCK_SIZE)
+        begin = first_seen(first_position, WINDOW, CHUNK) // unit * unit
+        whole = begin + (first_position + 1 - begin) // KEYS * KEYS
+        seen_by_all = first_seen(limit - 1, WINDOW, CHUNK)
+        edge = tl.minimum(begin + tl.cdiv(seen_by_all - begin, KEYS) * KEYS, whole)
         for start in range(begin, edge, KEYS):
             row_max, row_sum, accumulator = _tile_of_keys(
                 query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head,
                 start, limit, positions, scale,
-                KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
+                KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CHUNK, CAP,
             )  # fmt: skip
-        begin = tl.maximum(begin, edge)
+        begin = edge
     else:
         row_max = tl.full([ROWS], float("-inf"), tl.float32)
     for start in range(begin, whole, KEYS):
         row_max, row_sum, accumulator = _tile_of_keys(
             query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start,
-            limit, positions, scale, KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, False, WINDOW, CAP,
+            limit, positions, scale,
+            KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, False, WINDOW, CHUNK, CAP,
         )  # fmt: skip
     for start in range(whole, limit, KEYS):
         row_max, row_sum, accumulator = _tile_of_keys(
             query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start,
-            limit, positions, scale, KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CAP,
+            limit, positions, scale,
+            KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CHUNK, CAP,
         )  # fmt: skip
     if sinks is not None:
         sink = tl.load(sinks + head)
@@ -162,6 +171,7 @@ class PrefillConstants(NamedTuple):
     """Queries of a tile."""
     keys: int
     window: int
+    chunk: int
     cap: float
     """Soft cap of scores, times log2(e); 0: none."""
     early: bool
@@ -194,8 +204,8 @@ def prefill_attention(
     made = scores or Scores(dim**-0.5)
     scale, cap = made.in_binary
     constants = PrefillConstants(
-        heads, kv_heads, dim, 2 * padded_half(dim), block_size, QUERY_TILE, keys, made.window, cap,
-        EARLY,
+        heads, kv_heads, dim, 2 * padded_half(dim), block_size, QUERY_TILE, keys, made.window,
+        made.chunk, cap, EARLY,
     )  # fmt: skip
     _prefill_kernel[(heads, num_tiles)](
         queries, tiles, table, *cache, out, sinks, scale, table.stride(0), tiles.shape[1],

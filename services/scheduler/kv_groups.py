@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 
-from penstock.protocol.wire.messages.engine import FULL_ATTENTION, WINDOW_ATTENTION, LayerGroup
+from penstock.protocol.wire.messages.engine import (
+    CHUNK_ATTENTION,
+    FULL_ATTENTION,
+    WINDOW_ATTENTION,
+    LayerGroup,
+)
 from penstock.services.scheduler.block_manager import BlockManager
 
 MOST_GROUPS = 8
 """Models with several kinds of attention have two or three."""
 ONE_FULL = [LayerGroup()]
+KINDS = (FULL_ATTENTION, WINDOW_ATTENTION, CHUNK_ATTENTION)
 
 
 def check_groups(groups: Ordered[LayerGroup]) -> None:
@@ -21,16 +27,15 @@ def check_groups(groups: Ordered[LayerGroup]) -> None:
             f"{MOST_GROUPS}"
         )
     for group in groups:
-        if group.kind not in (FULL_ATTENTION, WINDOW_ATTENTION):
+        if group.kind not in KINDS:
             raise ValueError(
                 f"the worker has a group of layers of the kind {group.kind!r} (of {kinds}); the "
-                f"scheduler supports {FULL_ATTENTION!r} and {WINDOW_ATTENTION!r}"
+                f"scheduler supports {', '.join(map(repr, KINDS))}"
             )
-        if (group.window > 0) != (group.kind == WINDOW_ATTENTION):
+        if (group.window > 0) != (group.kind != FULL_ATTENTION):
             raise ValueError(
                 f"the worker has a group of layers of the kind {group.kind!r} with a window of "
-                f"{group.window} positions; {WINDOW_ATTENTION!r} needs one of 1 or more, "
-                f"{FULL_ATTENTION!r} has 0"
+                f"{group.window} positions; {FULL_ATTENTION!r} has 0, the others 1 or more"
             )
 
 
@@ -41,7 +46,7 @@ class KVGroup:
         """``most_step``: positions that one step computes of a sequence at most. ``prefix``: what
         the names of its blocks begin with, to tell them from those of other groups."""
         self.window = spec.window
-        """Positions that each position attends to, its own included; 0: all before it."""
+        """Positions that each position attends to at most, its own included; 0: all before it."""
         self._spec, self._size, self._most_step = spec, block_size, most_step
         self._prefix = prefix
 

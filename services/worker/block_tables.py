@@ -12,7 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from penstock.protocol.wire.messages.engine import NO_BLOCK, EngineSizes, LayerGroup
+from penstock.protocol.wire.messages.engine import (
+    CHUNK_ATTENTION,
+    NO_BLOCK,
+    EngineSizes,
+    LayerGroup,
+)
 
 IntArray = npt.NDArray[np.int64]
 
@@ -103,6 +108,12 @@ class BlockTables:
     def step_windows(self, slots: IntArray, positions: IntArray) -> None:
         """As ``forget_behind``, for slots that each went on by one position at most."""
         for table, group in self._windows:
+            if group.kind == CHUNK_ATTENTION:
+                for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+                    if position % group.window == 0:  # a whole chunk lies behind at once
+                        behind = group.blocks_behind(position, self._capacity.block_size)
+                        table[slot, :behind] = self._empty
+                continue
             behind = np.maximum(positions - group.window + 1, 0) // self._capacity.block_size
             left = behind > 0
             table[slots[left], behind[left] - 1] = self._empty

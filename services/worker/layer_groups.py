@@ -1,4 +1,4 @@
-"""Which layers share a block table, so that layers with a window keep only their window.
+"""Which layers share a block table, so that layers with a window or chunks keep nothing else.
 
 All groups draw on one pool of blocks, so a block has the same bytes in each: every group has as
 many layers, or fewer. Of a model with 4 full layers and 22 with a window, say, a block holds 4
@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.protocol.wire.messages.engine import FULL_ATTENTION, WINDOW_ATTENTION, LayerGroup
+from penstock.protocol.wire.messages.engine import LayerGroup
 from penstock.services.worker.models.specification import CacheSpecification
 
+_FULL = LayerGroup()
 MOST_GROUPS = 8
 """As many as a scheduler plans for."""
 _FULL_WEIGHT = 4
@@ -35,25 +36,23 @@ def group_layers(caches: Sequence[CacheSpecification]) -> LayerGroups:
     """caches: what each layer keeps. Layers of different shapes, or with more windows than a
     scheduler has groups, are one group: then windows give nothing back."""
     shapes = {(cache.num_kv_heads, cache.head_dim) for cache in caches}
-    windows = sorted({cache.window for cache in caches})
-    if len(shapes) > 1 or windows == [0] or len(windows) > MOST_GROUPS:
+    kinds = sorted({cache.group for cache in caches}, key=lambda kind: (kind.window, kind.kind))
+    if len(shapes) > 1 or kinds == [_FULL] or len(kinds) > MOST_GROUPS:
         return LayerGroups([], len(caches), [(0, number) for number in range(len(caches))])
-    of_window = {
-        window: [at for at, cache in enumerate(caches) if cache.window == window]
-        for window in windows
+    of_kind = {
+        kind: [at for at, cache in enumerate(caches) if cache.group == kind] for kind in kinds
     }
-    size = _layers_of_a_block([len(layers) for layers in of_window.values()], 0 in windows)
-    full = len(of_window.get(0, []))
+    size = _layers_of_a_block([len(layers) for layers in of_kind.values()], _FULL in kinds)
+    full = len(of_kind.get(_FULL, []))
     if -(-full // size) * size >= len(caches):  # unused places cost as much as windows save
         return LayerGroups([], len(caches), [(0, number) for number in range(len(caches))])
     groups: list[LayerGroup] = []
     places: dict[int, tuple[int, int]] = {}
-    for window, layers in of_window.items():
-        kind = WINDOW_ATTENTION if window else FULL_ATTENTION
+    for kind, layers in of_kind.items():
         for first in range(0, len(layers), size):
             for place, layer in enumerate(layers[first : first + size]):
                 places[layer] = len(groups), place
-            groups.append(LayerGroup(kind, window))
+            groups.append(kind)
     return LayerGroups(groups, size, [places[layer] for layer in range(len(caches))])
 
 

@@ -111,7 +111,7 @@ class ModelExecutor(DirectExecutor):
                 group,
                 CacheShape(
                     cache.num_kv_heads, blocks, capacity.block_size, cache.head_dim,
-                    cache.num_heads, model.dtype, exact, cache.window, cache.softcap,
+                    cache.num_heads, model.dtype, exact, cache.window, cache.softcap, cache.chunk,
                 ),
                 cache.score_scale,
                 attention.of(cache),

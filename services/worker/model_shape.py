@@ -81,8 +81,9 @@ def read_shape(info: ModelInfo, config: Config) -> ModelShape:
             f"--load-format dummy: the memory of a {info.architecture} is told by its files alone; "
             "give a folder with weights"
         )
-    shapes = Checkpoint(info.folder).shapes().values()
-    return shape_of_others(info, sum(math.prod(shape) for shape in shapes))
+    shapes = Checkpoint(info.folder).shapes()
+    sinks = any(name.endswith(".sinks") for name in shapes)
+    return shape_of_others(info, sum(map(math.prod, shapes.values())), sinks=sinks)
 
 
 def _known(info: ModelInfo) -> ModelSpecification | None:
@@ -123,12 +124,16 @@ def shape_of(model: ModelSpecification) -> ModelShape:
 
 
 def shape_of_others(
-    info: ModelInfo, parameters: int, caches: Sequence[CacheSpecification] = ()
+    info: ModelInfo,
+    parameters: int,
+    caches: Sequence[CacheSpecification] = (),
+    *,
+    sinks: bool = False,
 ) -> ModelShape:
     """From the names that ``config.json`` has for these sizes in most families.
 
-    caches: of the loaded model. Raises ``BadModelFolder`` where there are none and the names are
-    not there.
+    caches: of the loaded model; sinks: whether attention has them. Raises ``BadModelFolder`` where
+    there are no caches and the names are not there.
     """
     guess = max((cache.num_heads * cache.head_dim for cache in caches), default=None)
     hidden = _number(info, "hidden_size", "n_embd", "d_model", default=guess)
@@ -138,22 +143,25 @@ def shape_of_others(
         hidden=hidden,
         mlp_width=2 * _number(info, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
         vocab=info.vocab_size,
-        caches=list(caches) or _caches_of_others(info, hidden),
+        caches=list(caches) or _caches_of_others(info, hidden, sinks),
         rotary_width=0,
         dense=BY_TRANSFORMERS,
         estimated=not caches,
     )
 
 
-def _caches_of_others(info: ModelInfo, hidden: int) -> list[CacheSpecification]:
+def _caches_of_others(info: ModelInfo, hidden: int, sinks: bool) -> list[CacheSpecification]:
     layers = _number(info, "num_hidden_layers", "n_layer", "num_layers")
     heads = _number(info, "num_attention_heads", "n_head", "num_heads")
     one = 1 if info.config.get("multi_query") else heads
     kv_heads = _number(info, "num_key_value_heads", "num_kv_heads", default=one)
     kv_heads = heads if info.architecture in _REPEATED else kv_heads
     dim = _number(info, "head_dim", "kv_channels", default=max(1, hidden // heads))
-    windows = _windows_of_others(info, layers)
-    return [CacheSpecification(kv_heads, dim, heads, window) for window in windows]
+    limits = zip(_windows_of_others(info, layers), _chunks_of_others(info, layers), strict=True)
+    return [
+        CacheSpecification(kv_heads, dim, heads, window, sinks=sinks, chunk=chunk)
+        for window, chunk in limits
+    ]
 
 
 def _windows_of_others(info: ModelInfo, layers: int) -> list[int]:
@@ -165,6 +173,15 @@ def _windows_of_others(info: ModelInfo, layers: int) -> list[int]:
     if not isinstance(kinds, list) or len(kinds) != layers:
         return [window] * layers
     return [window if kind == "sliding_attention" else 0 for kind in kinds]
+
+
+def _chunks_of_others(info: ModelInfo, layers: int) -> list[int]:
+    """Of each layer, 0: none."""
+    chunk, kinds = info.config.get("attention_chunk_size"), info.config.get("layer_types")
+    named = isinstance(kinds, list) and len(kinds) == layers
+    if type(chunk) is not int or not 0 < chunk < info.max_model_len or not named:
+        return [0] * layers
+    return [chunk if kind == "chunked_attention" else 0 for kind in kinds]
 
 
 def _number(info: ModelInfo, *keys: str, default: int | None = None) -> int:

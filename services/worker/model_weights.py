@@ -67,7 +67,7 @@ def _by_transformers(
     random: bool,
     seed: int,
 ) -> CausalModel:
-    from penstock.services.worker.models.transformers_model import load_transformers_model
+    from penstock.services.worker.models.transformers_loading import load_transformers_model
 
     try:
         model = load_transformers_model(info, dtype, device, random=random, seed=seed)

@@ -44,9 +44,10 @@ class PlainAttention(NamedTuple):
     """What was measured; empty if nothing was."""
 
     def of(self, cache: CacheSpecification) -> PlainAttention:
-        """Those for one of the model's caches: the reference has windows, soft caps
-        and sinks."""
-        return REFERENCE if cache.window or cache.softcap or cache.sinks else self
+        """Those for one of the model's caches: the reference has windows, chunks, soft
+        caps and sinks."""
+        special = cache.window or cache.chunk or cache.softcap or cache.sinks
+        return REFERENCE if special else self
 
     @property
     def finite_keys(self) -> bool:

@@ -105,6 +105,8 @@ class Paged:
         scores.masked_fill_(position > own, -torch.inf)
         if made.window:
             scores.masked_fill_(position <= own - made.window, -torch.inf)
+        if made.chunk:
+            scores.masked_fill_(position // made.chunk < own // made.chunk, -torch.inf)
         if sinks is not None:
             sink = sinks.double().view(1, -1, 1).expand(count, -1, -1)
             scores = torch.cat((scores, sink), -1)

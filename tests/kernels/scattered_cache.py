@@ -37,6 +37,7 @@ class Scattered:
         window: int = 0,
         softcap: float = 0.0,
         sinks: bool = False,
+        chunk: int = 0,
     ) -> None:
         self.device = device
         self.backend = backend or ReferenceAttention()
@@ -44,7 +45,7 @@ class Scattered:
         per = [-(-length // block_size) for length in lengths]
         blocks = torch.randperm(sum(per) + 3, generator=generator).tolist()
         self.shape = CacheShape(
-            kv_heads, len(blocks), block_size, dim, heads, dtype, exact, window, softcap
+            kv_heads, len(blocks), block_size, dim, heads, dtype, exact, window, softcap, chunk
         )
         unused = 1e4 if self.backend.finite_keys else torch.nan
         self.key_cache = torch.full(self.shape[:4], unused, dtype=dtype)
@@ -76,6 +77,8 @@ class Scattered:
         heads, dim = query.shape
         shared = heads // self.shape.num_kv_heads
         first = max(0, position + 1 - self.shape.window) if self.shape.window else 0
+        if self.shape.chunk:
+            first = max(first, position // self.shape.chunk * self.shape.chunk)
         seen = slice(first, position + 1)
         out = []
         for head in range(heads):

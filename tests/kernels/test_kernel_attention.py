@@ -20,6 +20,9 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "window and sinks": {"window": 100, "sinks": True},
     "all": {"window": 130, "softcap": 2.0, "sinks": True},
+    "chunks": {"chunk": 48},
+    "chunks of a tile": {"chunk": 128},
+    "chunks and window": {"chunk": 96, "window": 70},
 }
 
 

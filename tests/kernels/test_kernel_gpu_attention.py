@@ -71,6 +71,8 @@ MADE = [
     (Case(4, 1, 48, 16, False, [15, 64]), Scores(0.3, 17, 2.0)),
     (Case(6, 3, 32, 16, True, [1, 70, 0]), Scores(0.3, sinks=True)),
     (Case(4, 2, 48, 16, False, [130, 33]), Scores(0.3, 17, 2.0, sinks=True)),
+    (Case(4, 2, 32, 16, True, [1, 80, 39, 0]), Scores(0.3, chunk=40)),
+    (Case(4, 1, 32, 16, False, [70, 31]), Scores(0.3, 50, chunk=32)),
 ]
 MADE_ON_GPU = [
     (Case(8, 4, 256, 16, False, [1, 4000, 4095 - 300, 33]), Scores(0.0625, 2048, 50.0)),
@@ -79,6 +81,7 @@ MADE_ON_GPU = [
     (Case(32, 32, 96, 16, False, [1, 2047, 3000, 33]), Scores(96**-0.5, 2047)),
     (Case(64, 8, 64, 16, False, [1, 2047, 3000, 33]), Scores(0.125, sinks=True)),
     (Case(64, 8, 64, 16, False, [1, 2047, 3000, 33]), Scores(0.125, 128, sinks=True)),
+    (Case(40, 8, 128, 16, False, [1, 2047, 3000, 33]), Scores(0.125, chunk=1024)),
 ]
 
 

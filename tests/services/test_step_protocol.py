@@ -275,7 +275,7 @@ def test_a_scheduler_says_why_it_cannot_use_a_worker(system: tuple[Start, Join])
     worker.send(address, attached_with(LayerGroup(), LayerGroup("state")))
     for _ in range(100):
         worker.wait(0.1)
-        if "supports 'full' and 'window'" in (note := worker.peer("scheduler").note):
+        if "supports 'full', 'window', 'chunk'" in (note := worker.peer("scheduler").note):
             break
     assert "a group of layers of the kind 'state'" in note
     assert worker.peer("scheduler").phase == Phase.LOADING

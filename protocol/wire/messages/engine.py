@@ -9,6 +9,7 @@ import msgspec
 
 FULL_ATTENTION = "full"
 WINDOW_ATTENTION = "window"
+CHUNK_ATTENTION = "chunk"
 
 
 NO_BLOCK = -1
@@ -20,11 +21,14 @@ class LayerGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     kind: str = FULL_ATTENTION
     """``FULL_ATTENTION``: each position attends to all before it. ``WINDOW_ATTENTION``: to the
-    latest ``window`` positions, its own included."""
+    latest ``window`` positions, its own included. ``CHUNK_ATTENTION``: to those of its own chunk of
+    ``window`` positions."""
     window: int = 0
 
     def blocks_behind(self, position: int, block_size: int) -> int:
         """Blocks at the beginning of a table that nothing from this position on attends to."""
+        if self.kind == CHUNK_ATTENTION:
+            return position // self.window * self.window // block_size
         return max(0, position - self.window + 1) // block_size if self.window else 0
 
     def needed(self, blocks: int, block_size: int, most_step: int) -> int:

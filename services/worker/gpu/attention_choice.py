@@ -166,6 +166,7 @@ def why_slow(scores: Sequence[Scores]) -> str:
     words = {
         "soft cap": any(each.softcap for each in scores),
         "window": any(each.window for each in scores),
+        "chunks": any(each.chunk for each in scores),
         "sinks": any(each.sinks for each in scores),
     }
     return f"knows no {' and no '.join(name for name, there in words.items() if there)}"
@@ -240,8 +241,9 @@ def choose_prefix_attention(
     and each row reads all of its own context."""
 
     _, _, kv_heads, block_size, dim = keys.shape
-    special = any(each.window or each.softcap for each in scores)
-    if reason := why_not(heads // kv_heads) or ("knows no window or soft cap" if special else ""):
+    special = any(each.local or each.softcap for each in scores)
+    known = "knows no window, chunks or soft cap" if special else ""
+    if reason := why_not(heads // kv_heads) or known:
         return KernelChoice(None, "decode attention of each row", f"the kernel {reason}")
 
     def fastest() -> PrefixAttention | str | None:

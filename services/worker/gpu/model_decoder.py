@@ -51,7 +51,7 @@ class ModelDecoder(StepDecoder):
             self._rows,
             [_unchanged(capacity.max_model_len, dim, device)] * len(model.caches),
             [
-                Scores(each.score_scale, each.window, each.softcap, each.sinks)
+                Scores(each.score_scale, each.window, each.softcap, each.sinks, each.chunk)
                 for each in model.caches
             ],
             capacity.num_blocks + EXTRA_BLOCKS,

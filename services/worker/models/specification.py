@@ -11,6 +11,11 @@ from typing import Literal
 import msgspec
 
 from penstock.kernels.rope_parameters import RopeParameters
+from penstock.protocol.wire.messages.engine import (
+    CHUNK_ATTENTION,
+    WINDOW_ATTENTION,
+    LayerGroup,
+)
 
 
 class Norm(msgspec.Struct, frozen=True):
@@ -133,10 +138,20 @@ class CacheSpecification(msgspec.Struct, frozen=True):
     """What scores are multiplied by; 0: 1 / sqrt(head_dim)."""
     sinks: bool = False
     """Whether attention is given sinks: see ``Attention``."""
+    chunk: int = 0
+    """Each position attends to those of its own chunk of so many positions alone; 0: there are no
+    chunks."""
 
     @property
     def score_scale(self) -> float:
         return self.scale or self.head_dim**-0.5
+
+    @property
+    def group(self) -> LayerGroup:
+        """The kind of the group of layers that it belongs to."""
+        if self.window:
+            return LayerGroup(WINDOW_ATTENTION, self.window)
+        return LayerGroup(CHUNK_ATTENTION, self.chunk) if self.chunk else LayerGroup()
 
 
 def cache_of(layer: Layer) -> CacheSpecification:

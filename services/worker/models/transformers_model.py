@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
-from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.models.causal_model import StepAttention, StepInputs
+from penstock.services.worker.models.query_temperature import QueryTemperatures
 from penstock.services.worker.models.specification import CacheSpecification
-from penstock.services.worker.safetensors_file import listed, shown
 
 PROBE_TOKENS = 5
 _PACKED_POSITIONS = (3, 4, 0, 1, 2, 0, 1)
@@ -70,6 +69,9 @@ class TransformersModel:
         """Why no family of our own computes it; empty if there is none."""
         self.replaced = ""
         """What of the modelling code our kernels compute."""
+        self._temperatures = QueryTemperatures(model)
+        self._positions = torch.empty(0)
+        """[N]: of the present step's rows."""
         self._recording = False
         self._visible = torch.empty(0)
         """bool [N, N]: which rows of a probe each of its rows attends to."""
@@ -108,7 +110,7 @@ class TransformersModel:
 
     def hidden(self, step: StepInputs, rows: Tensor | None) -> Tensor:
         """See ``CausalModel``: the LM head's input, behind the last norm."""
-        self._attention = step.attention
+        self._attention, self._positions = step.attention, step.positions
         hidden = self._run(step.tokens, step.positions)
         return hidden if rows is None else hidden.index_select(0, rows)
 
@@ -160,7 +162,9 @@ class TransformersModel:
                 )
             return self._plain(query, key, value, scale, softcap, s_aux), None
         query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-        output = self._attention(module.layer_idx, query, key, value, s_aux)
+        layer = module.layer_idx
+        query = self._temperatures.scaled(layer, query, self._positions)
+        output = self._attention(layer, query, key, value, s_aux)
         return output.view(1, rows, heads, dim), None
 
     def _record(
@@ -241,8 +245,7 @@ class TransformersModel:
                 f"{len(self.caches)} of {config.num_hidden_layers} layers attend through the "
                 "library's interface"
             )
-        if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-            raise self._refused("its chunked attention is not supported")
+        self._find_chunks()
         windows = any(cache.window for cache in self.caches)
         window = getattr(config, "sliding_window", None) or self._info.max_model_len
         used = getattr(config, "use_sliding_window", None) is not False
@@ -250,6 +253,16 @@ class TransformersModel:
             raise self._refused(
                 f"it does not tell its attention which layers have the window of {window} positions"
             )
+
+    def _find_chunks(self) -> None:
+        """Layers that attend in chunks do not tell their attention so: the library has a mask."""
+        config = self._model.config
+        chunk = getattr(config, "attention_chunk_size", None) or 0
+        chunk = chunk if chunk < self._info.max_model_len else 0
+        kinds = getattr(config, "layer_types", None) or ()
+        for layer, kind in enumerate(kinds[: len(self.caches)]):
+            if kind == "chunked_attention":
+                self.caches[layer] = replace(self.caches[layer], chunk=chunk)
 
     def _check_positions(self, tokens: Tensor, hidden: Tensor) -> None:
         """Rows of two sequences, out of order, give what each sequence gives alone.
@@ -318,77 +331,3 @@ def _interface() -> Any:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     return ALL_ATTENTION_FUNCTIONS
-
-
-def load_transformers_model(
-    info: ModelInfo, dtype: torch.dtype, device: torch.device, *, random: bool, seed: int
-) -> TransformersModel:
-    """The model of a folder, or of its ``config.json`` with random weights.
-
-    Nothing in the folder is executed. Raises ``BadModelFolder``.
-    """
-    import transformers
-
-    if not random:
-        Checkpoint(Path(info.folder))  # names what is wrong with the files
-    loading: dict[str, Any] = {}
-    options = {"trust_remote_code": False, "local_files_only": True}
-    try:
-        config = transformers.AutoConfig.from_pretrained(info.folder, **options)
-        if random:
-            torch.manual_seed(seed)
-            make: Callable[..., Any] = transformers.AutoModelForCausalLM.from_config
-            with device:
-                model = make(config, dtype=dtype)
-        else:
-            read: Callable[..., Any] = transformers.AutoModelForCausalLM.from_pretrained
-            model, loading = read(
-                info.folder,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # else its error names none of them
-                **options,
-            )
-    except Exception as failure:  # whatever the library's code raises for a folder
-        reason = " ".join(str(failure).split())[:500]
-        raise BadModelFolder(
-            f"{info.folder / 'config.json'}: architecture {info.architecture!r} is not supported; "
-            f"transformers {transformers.__version__} refuses it: "
-            f"{type(failure).__name__}: {reason}"
-        ) from failure
-    _check_class(info, type(model).__name__)
-    _check_loading(info, loading)
-    return TransformersModel(info, dtype, device, model.to(device))
-
-
-def _check_class(info: ModelInfo, computed: str) -> None:
-    """The library chooses the class by ``model_type``; the folder may be of another, whose weights
-    it would then make up. Raises ``BadModelFolder``."""
-    if computed != info.architecture:
-        raise BadModelFolder(
-            f"{info.folder / 'config.json'}: architecture {info.architecture!r} is not supported; "
-            f"what transformers computes for its model_type is {computed!r}"
-        )
-
-
-def _check_loading(info: ModelInfo, loading: dict[str, Any]) -> None:
-    """What the library reports of a checkpoint; tied tensors are not missing for it.
-
-    Raises ``BadModelFolder`` for tensors that it would fill with random numbers.
-    """
-    missing = [shown(name) for name in sorted(loading.get("missing_keys") or ())]
-    mismatched = [
-        f"{shown(name)}: {list(found)} instead of {list(expected)}"
-        for name, found, expected in sorted(loading.get("mismatched_keys") or ())
-    ]
-    errors = loading.get("error_msgs") or ()
-    kinds = {
-        "missing": missing,
-        "of a wrong shape": mismatched,
-        "that cannot be loaded": [shown(error) for error in errors],
-    }
-    wrong = [f"{kind}: {listed(names)}" for kind, names in kinds.items() if names]
-    if wrong:
-        raise BadModelFolder(f"{info.folder}: tensors {'; '.join(wrong)}")

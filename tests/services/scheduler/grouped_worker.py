@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 from simulated_worker import draw, mix, require, token_bytes
 
-from penstock.protocol.wire.messages.engine import NO_BLOCK, LayerGroup
+from penstock.protocol.wire.messages.engine import CHUNK_ATTENTION, NO_BLOCK, LayerGroup
 from penstock.protocol.wire.messages.steps import SlotSampling, StepFailed, StepPlan, StepResult
 from penstock.services.scheduler.limits import Limits
 
@@ -127,6 +127,8 @@ class GroupedWorker:
                 histories.append(history)
             for group, spec in enumerate(self.groups):
                 first = max(0, slot.computed - spec.window + 1) if spec.window else 0
+                if spec.kind == CHUNK_ATTENTION:
+                    first = slot.computed - slot.computed % spec.window
                 for position in range(first, end):
                     content = self._memory.get(self._place(slot, group, position))
                     require(content == (group, histories[position]), "K and V of something else")

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.protocol.wire.messages.engine import (
+    CHUNK_ATTENTION,
     NO_BLOCK,
     WINDOW_ATTENTION,
     EngineSizes,
@@ -36,6 +37,10 @@ ROOTS = [b"one", b"another"]
 
 def window(positions: int) -> LayerGroup:
     return LayerGroup(WINDOW_ATTENTION, positions)
+
+
+def chunk(positions: int) -> LayerGroup:
+    return LayerGroup(CHUNK_ATTENTION, positions)
 
 
 class Content(NamedTuple):
@@ -89,6 +94,7 @@ class World:
             [
                 *([FULL], [window(rng.randint(1, 9))], [FULL, window(rng.randint(1, 9))]),
                 [window(rng.randint(1, 4)), FULL, FULL, window(rng.randint(1, 9))],
+                *([chunk(rng.randint(1, 9))], [FULL, chunk(rng.randint(1, 9)), window(3)]),
             ]
         )
         check_groups(self.groups)
@@ -149,6 +155,8 @@ class World:
     def needed_from(self, group: int, position: int) -> int:
         """The first block that positions from this one on attend to."""
         positions = self.groups[group].window
+        if self.groups[group].kind == CHUNK_ATTENTION:
+            return (position - position % positions) // self.size
         return max(0, position - positions + 1) // self.size if positions else 0
 
     def name(self, block: int, content: Content, step: int) -> None:
@@ -496,6 +504,7 @@ def test_what_is_pinned_outlives_its_sequence_and_is_not_evicted() -> None:
         ([FULL] * 9, "the worker has 9 groups of layers"),
         ([FULL, LayerGroup("state")], "a group of layers of the kind 'state' (of full, state)"),
         ([window(0)], "with a window of 0 positions"),
+        ([chunk(0)], "with a window of 0 positions"),
         ([LayerGroup(window=5)], "of the kind 'full' with a window of 5 positions"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Engine, prompt
 
-from penstock.protocol.wire.messages.engine import WINDOW_ATTENTION, LayerGroup
+from penstock.protocol.wire.messages.engine import CHUNK_ATTENTION, WINDOW_ATTENTION, LayerGroup
 from penstock.services.scheduler.limits import Limits
 
 FULL = LayerGroup()
@@ -18,6 +18,10 @@ FULL = LayerGroup()
 
 def window(positions: int) -> LayerGroup:
     return LayerGroup(WINDOW_ATTENTION, positions)
+
+
+def chunk(positions: int) -> LayerGroup:
+    return LayerGroup(CHUNK_ATTENTION, positions)
 
 
 def grouped_engine(groups: list[LayerGroup], **changes: int) -> tuple[Engine, GroupedWorker]:
@@ -49,6 +53,17 @@ def test_a_long_answer_in_a_window_takes_a_few_blocks() -> None:
     engine.assert_idle()
 
 
+def test_a_prompt_behind_whole_chunks_is_found_again() -> None:
+    engine, worker = grouped_engine([FULL, chunk(20)])
+    engine.submit(1, prompt(61), max_tokens=4)
+    engine.run()
+    engine.submit(2, prompt(61), max_tokens=4)
+    engine.run()
+    assert worker.reused == 60
+    engine.assert_finished(2)
+    engine.assert_idle()
+
+
 def test_the_last_window_of_a_prompt_is_enough_to_go_on_from() -> None:
     engine, worker = grouped_engine([FULL, window(8)])
     engine.submit(1, prompt(60), max_tokens=4)
@@ -66,7 +81,10 @@ def test_tokens_are_those_of_a_run_alone_whatever_the_groups(seed: int, requests
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4])
     groups = rng.choice(
-        [[window(rng.randint(1, 12))], [FULL, window(rng.randint(1, 12))], [window(5), FULL, FULL]]
+        [
+            *([window(rng.randint(1, 12))], [FULL, window(rng.randint(1, 12))]),
+            *([window(5), FULL, FULL], [FULL, chunk(rng.randint(1, 12))]),
+        ]
     )
     engine, worker = grouped_engine(
         groups,

@@ -25,7 +25,7 @@ from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.causal_model import CausalModel, StepInputs
-from penstock.services.worker.models.transformers_model import load_transformers_model
+from penstock.services.worker.models.transformers_loading import load_transformers_model
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 ON_GPU = torch.cuda.is_available()

@@ -7,23 +7,23 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from plan_driver import PlanDriver
+from plan_driver import GREEDY, PlanDriver
 from safetensors.torch import load_file, save_file
 from tiny_models import FAMILIES, OTHERS, generated, make_model, some_prompts
 from whole_logits import configured
 
 from penstock.protocol.model_info import BadModelFolder, read_model_info
-from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.engine import NO_BLOCK, EngineSizes
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, StepPlan
 from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.models.registry import is_native
-from penstock.services.worker.models.transformers_model import (
-    TransformersModel,
-    load_transformers_model,
-)
+from penstock.services.worker.models.transformers_loading import load_transformers_model
+from penstock.services.worker.models.transformers_model import TransformersModel
 
 CPU = torch.device("cpu")
 Folder = Callable[[str], Path]
@@ -50,6 +50,31 @@ def test_greedy_tokens_equal_those_of_transformers(variant: str, tiny_folder: Fo
     folder = tiny_folder(variant)
     assert is_native(read_model_info(folder)) == (variant in FAMILIES)
     assert_exact(variant, load(folder))
+
+
+def test_chunks_are_gone_on_with_behind_a_cached_prefix(tiny_folder: Folder) -> None:
+    """Of the chunks that lie behind it no block is there."""
+    model, (prompt,) = load(tiny_folder("llama4")), some_prompts([150])
+    groups, size, cached = group_layers(model.caches).groups, 8, 112
+    assert [group.kind for group in groups] == ["full"] * 2 + ["chunk"] * 3
+    executor = ModelExecutor(model, EngineSizes(200, size, 2, 256, 512, 307, groups=groups))
+    ids, asked = np.array(prompt, "<i4").tobytes(), GREEDY.packed()
+    blocks = list(range(-(-len(prompt) // size) * len(groups)))
+    whole = NewSlot(0, ids, len(prompt), 0, blocks, asked)
+    first = executor.execute(
+        StepPlan(1, 1, True, [], [whole], [], [Chunk(0, 0, len(prompt), True, [])])
+    )
+    prefix = [
+        blocks[index * len(groups) + number] if index >= group.blocks_behind(cached, size) else -1
+        for index in range(cached // size)
+        for number, group in enumerate(groups)
+    ]
+    assert prefix.count(NO_BLOCK) == 3 * (96 // size)
+    rest = Chunk(1, cached, len(prompt) - cached, True, list(range(100, 100 + 5 * len(groups))))
+    again = NewSlot(1, ids, len(prompt), cached, prefix, asked)
+    second = executor.execute(StepPlan(1, 2, False, [0], [again], [], [rest]))
+    wanted = generated("llama4", [prompt], 1)[0]
+    assert [np.frombuffer(each.tokens, "<i4").tolist() for each in (first, second)] == [wanted] * 2
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {"sliding_window": 40, "num_hidden_layers": 4, "pad_token_id": 0}),
 }
 """One of each family that Llama's and Qwen's layers are not enough for."""
+LLAMA4: dict[str, Any] = {
+    "head_dim": 16,
+    "num_hidden_layers": 5,
+    "no_rope_layers": [1, 1, 0, 1, 0],
+    "attention_chunk_size": 24,
+    "floor_scale": 8,
+    "attn_scale": 0.5,
+    "intermediate_size_mlp": 112,
+    "pad_token_id": 0,
+}
+"""Chunks; temperatures of queries in layers without rotary embedding."""
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_positions": 1024}),
     "gpt2-scales": ("GPT2", {"n_positions": 1024, "scale_attn_by_inverse_layer_idx": True}),
@@ -126,6 +137,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOss",
         {"head_dim": 16, "num_local_experts": 4, "sliding_window": 40, "num_hidden_layers": 4},
     ),
+    "llama4": ("Llama4", LLAMA4 | {"moe_layers": []}),
+    "llama4-experts": ("Llama4", LLAMA4 | {"moe_layers": [1, 2], "num_local_experts": 4}),
     "jetmoe": ("JetMoe", {"kv_channels": 16, "num_local_experts": 4, "pad_token_id": 0}),
 }
 """Models that transformers' own code computes."""
@@ -188,7 +201,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 def make_model(variant: str) -> Any:
     """The transformers model in fp32, with every weight random: also norms and biases."""
     family, changes = (VARIANTS | FAMILIES | OTHERS | REFUSED)[variant]
-    kind = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    of_text = "Text" if family in ("Gemma3", "Llama4") else ""
+    kind = f"{family}{of_text}Config"
     settings = {k: v for k, v in (SHARED | changes).items() if v is not None or k not in SHARED}
     config = getattr(transformers, kind)(**settings)
     torch.manual_seed(len(variant) * 7919 + ord(variant[-1]))

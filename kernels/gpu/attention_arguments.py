@@ -42,6 +42,11 @@ class HeadInputs(NamedTuple):
     key_weight: Tensor | None
 
 
+LayerTensors = Sequence[Tensor] | Tensor
+"""Keys or values of each layer, [num_blocks, Hkv, block_size, D] each, contiguous. Layers that
+never use the same block may share one."""
+
+
 class LayerCache(NamedTuple):
     """[num_blocks, Hkv, block_size, D] each, contiguous."""
 

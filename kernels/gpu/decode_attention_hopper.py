@@ -25,6 +25,7 @@ from penstock.kernels.gpu.attention_arguments import (
     DecodeBatch,
     HeadInputs,
     LayerCache,
+    LayerTensors,
     binary_scales,
 )
 from penstock.kernels.gpu.decode_plan import FIELDS, PROGRAMS_EACH, plan_kernel
@@ -145,8 +146,8 @@ class HopperDecodeAttention:
 
     def __init__(
         self,
-        keys: Tensor,
-        values: Tensor,
+        keys: LayerTensors,
+        values: LayerTensors,
         heads: int,
         max_rows: int,
         norm: bool,
@@ -154,21 +155,22 @@ class HopperDecodeAttention:
         prefix: SharedPrefix | None = None,
         scales: Sequence[float] = (),
     ) -> None:
-        """keys, values: [L, num_blocks, Hkv, block_size, D], contiguous; heads: Hq; max_rows: of a
-        step, at least 1; norm: whether queries and keys are normed, with eps; prefix: what the
-        rows of a step may share; scales: of each layer's scores, by default 1 / sqrt(D).
+        """keys, values: of each layer; heads: Hq; max_rows: of a step, at least 1; norm: whether
+        queries and keys are normed, with eps; prefix: what the rows of a step may share; scales:
+        of each layer's scores, by default 1 / sqrt(D).
 
         Raises what Triton raises where it cannot compile or load the kernels.
         """
-        self._heads, self._kv_heads, self._dim = heads, keys.shape[2], keys.shape[4]
-        self._eps, self._scales = eps, binary_scales(scales, len(keys), keys.shape[4])
+        _, self._kv_heads, _, self._dim = keys[0].shape
+        self._heads = heads
+        self._eps, self._scales = eps, binary_scales(scales, len(keys), self._dim)
         self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
         self._shared = heads // self._kv_heads
         self.least_rows = 1 if self._shared <= MOST_SHARED_BY_FEW else MANY_ROWS
         self._prefix = prefix
         shapes = {shape_for(rows) for rows in (1, max_rows)} | ({_PREFIXED} if prefix else set())
         programs = max(shape.programs for shape in shapes)
-        device, parts = keys.device, programs * 2 * self._shared
+        device, parts = keys[0].device, programs * 2 * self._shared
         self._plan = torch.empty(programs * FIELDS, dtype=torch.int32, device=device)
         self._partial = torch.empty(parts * self._dim, dtype=torch.float32, device=device)
         self._sums = torch.empty(parts * 2, dtype=torch.float32, device=device)

@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from penstock.kernels.gpu.attention_arguments import binary_scales
+from penstock.kernels.gpu.attention_arguments import LayerTensors, binary_scales
 from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.query_tile_hopper import (
     OUT,
@@ -273,14 +273,18 @@ class HopperPrefillAttention:
     """
 
     def __init__(
-        self, keys: Tensor, values: Tensor, queries: Tensor, scales: Sequence[float] = ()
+        self,
+        keys: LayerTensors,
+        values: LayerTensors,
+        queries: Tensor,
+        scales: Sequence[float] = (),
     ) -> None:
-        """keys, values: [L, num_blocks, Hkv, block_size, D], queries: [T, Hq, D]; contiguous;
-        scales: what scores of each layer are multiplied by, by default 1 / sqrt(D).
+        """keys, values: of each layer; queries: [T, Hq, D], contiguous; scales: what scores of each
+        layer are multiplied by, by default 1 / sqrt(D).
 
         Raises what Triton raises where it cannot compile or load the kernel.
         """
-        _, _, kv_heads, block_size, dim = keys.shape
+        _, kv_heads, block_size, dim = keys[0].shape
         layout = gl.NVMMASharedLayout(128, 16, 2)
         heads = queries.shape[1]
         self._heads, self._queries = heads, queries
@@ -292,7 +296,7 @@ class HopperPrefillAttention:
             heads, kv_heads, dim, block_size, _KEYS, _STAGES, _GROUP_REGISTERS, _FETCH_REGISTERS
         )
         self._kernel = _hopper_prefill_kernel.warmup(
-            self._box, torch.int32, torch.int32, *self._caches[0], keys.dtype, self._scales[0],
+            self._box, torch.int32, torch.int32, *self._caches[0], keys[0].dtype, self._scales[0],
             1, 1, 1, *self._constants, grid=(1,), num_warps=4, maxnreg=_REGISTERS,
         )  # fmt: skip
         self._kernel[1, 1, 1]  # loads it

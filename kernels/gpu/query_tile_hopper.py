@@ -11,7 +11,6 @@ Heads of 128 are two halves of 64 in shared memory, and two accumulators. Refere
 
 from __future__ import annotations
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -23,19 +22,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from penstock.kernels.gpu.attention_arguments import LayerTensors
 from penstock.kernels.gpu.device_functions_hopper import softmax_step
 
 OUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 """Where the weighted sums of 64 queries lie, 64 columns each."""
 
 
-def cache_boxes(keys: Tensor, values: Tensor) -> list[list[TensorDescriptor]]:
+def cache_boxes(keys: LayerTensors, values: LayerTensors) -> list[list[TensorDescriptor]]:
     """For each layer, the descriptors by which ``fetch_tile`` brings keys and values: 64 columns of
-    a block each.
-
-    keys, values: [L, num_blocks, Hkv, block_size, D], contiguous.
-    """
-    *_, block_size, dim = keys.shape
+    a block each."""
+    *_, block_size, dim = keys[0].shape
     layout = gl.NVMMASharedLayout(128, 16, 2)
     return [
         [

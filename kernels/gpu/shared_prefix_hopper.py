@@ -29,7 +29,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs, binary_scales
+from penstock.kernels.gpu.attention_arguments import (
+    DecodeBatch,
+    HeadInputs,
+    LayerTensors,
+    binary_scales,
+)
 from penstock.kernels.gpu.device_functions_hopper import rms_scale
 from penstock.kernels.gpu.query_tile_hopper import (
     OUT,
@@ -242,21 +247,20 @@ class HopperPrefixAttention:
 
     def __init__(
         self,
-        keys: Tensor,
-        values: Tensor,
+        keys: LayerTensors,
+        values: LayerTensors,
         heads: int,
         norm: bool,
         eps: float,
         prefix: SharedPrefix,
         scales: Sequence[float] = (),
     ) -> None:
-        """keys, values: [L, num_blocks, Hkv, block_size, D], contiguous; heads: Hq; norm: whether
-        queries are normed, with eps; prefix: where the rows' parts go; scales: of each layer's
-        scores, by default 1 / sqrt(D).
+        """keys, values: of each layer; heads: Hq; norm: whether queries are normed, with eps;
+        prefix: where the rows' parts go; scales: of each layer's scores, by default 1 / sqrt(D).
 
         Raises what Triton raises where it cannot compile or load the kernel.
         """
-        _, _, kv_heads, block_size, dim = keys.shape
+        _, kv_heads, block_size, dim = keys[0].shape
         self._heads, self._kv_heads, self._prefix = heads, kv_heads, prefix
         self._scales, self._eps = binary_scales(scales, len(keys), dim), eps
         self._padded = triton.next_power_of_2(heads // kv_heads)
@@ -273,7 +277,7 @@ class HopperPrefixAttention:
             group_registers=_GROUP_REGISTERS,
             fetch_registers=_FETCH_REGISTERS,
         )
-        dtype, int32, fp32 = keys.dtype, torch.int32, torch.float32
+        dtype, int32, fp32 = keys[0].dtype, torch.int32, torch.float32
         self._kernel = _hopper_prefix_kernel.warmup(
             dtype, int32, int32, int32, int32, int32, fp32, fp32, dtype if norm else None,
             *self._caches[0], fp32, fp32, 1, self._scales[0], eps, 1, *self._constants,

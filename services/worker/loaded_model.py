@@ -63,13 +63,13 @@ class LoadedModel(NamedTuple):
     @property
     def caches(self) -> Sequence[CacheSpecification]:
         """What each layer keeps."""
-        return (
-            self.model.caches if isinstance(self.kernels, str) else caches_of(self.kernels.config)
-        )
+        if isinstance(self.kernels, DenseModel):
+            return caches_of(self.kernels.config)
+        return self.model.caches
 
     @property
     def groups(self) -> list[LayerGroup]:
-        """Groups of layers with a block table each; our kernels for GPUs know of one."""
+        """Groups of layers with a block table each."""
         return group_layers(self.caches).groups
 
     @property

@@ -135,8 +135,8 @@ class Planner:
     def beside_kv(self, config: Config, *, compressed: bool = False) -> MemoryAccount:
         """All but KV memory. compressed: with compressed weights where a worker would have them."""
         shape, dtype = read_shape(self.info, config), self.type_name(config)
-        item = ITEM_BYTES[dtype]
-        block = block_bytes(self._caches(config, shape), config.cache.block_size, item)
+        item, caches = ITEM_BYTES[dtype], self._caches(config, shape)
+        block = block_bytes(caches, config.cache.block_size, item)
         sizes = EngineSizes(
             num_blocks=0,
             block_size=config.cache.block_size,
@@ -144,6 +144,7 @@ class Planner:
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             max_model_len=config.model.max_model_len or self.info.max_model_len,
             vocab_size=self.info.vocab_size,
+            groups=group_layers(caches).groups,
         )
         weights = weights_part(shape.parameters, shape.parameters * item, dtype)
         if self.device.is_cpu:
@@ -195,7 +196,7 @@ class Planner:
 
     def _caches(self, config: Config, shape: ModelShape) -> list[CacheSpecification]:
         """What each layer keeps."""
-        kernels = self._kernels(config, shape) or self._attention(config, shape)
+        kernels = self._kernels(config, shape)
         return shape.caches if kernels is None else caches_of(kernels)
 
     def is_compressed(self, config: Config, share: float = 1.0) -> bool:

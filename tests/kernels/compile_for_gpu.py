@@ -43,7 +43,8 @@ from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, 
 from penstock.services.worker.gpu import kernel_choice
 from penstock.services.worker.gpu.decoder import dense_executor
 from penstock.services.worker.gpu.executor import GpuExecutor
-from penstock.services.worker.models.dense import DenseConfig
+from penstock.services.worker.layer_groups import group_layers
+from penstock.services.worker.models.dense import DenseConfig, caches_of
 from penstock.services.worker.models.dense_form import allocate_dense
 from penstock.services.worker.models.specification import Rotary
 
@@ -89,7 +90,9 @@ def check_waits(one: Recorded) -> None:
 
 def executor(config: DenseConfig, block_size: int, dtype: torch.dtype) -> GpuExecutor:
     weights = allocate_dense(config, dtype, torch.device("cpu"))
-    return dense_executor(config, weights, EngineSizes(64, block_size, 64, 256, 512, 512))
+    groups = group_layers(caches_of(config)).groups
+    sizes = EngineSizes(64, block_size, 64, 256, 512, 512, groups=groups)
+    return dense_executor(config, weights, sizes)
 
 
 COMPRESSED = [

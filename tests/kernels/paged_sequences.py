@@ -69,6 +69,17 @@ class Paged:
         size = self.case.block_size
         return self.table[index, position // size].long(), position % size
 
+    def table_of_seen(self, made: Scores) -> Tensor:
+        """The table of sequences that go on at their lengths; in place of blocks that nothing sees
+        from there on stands one that holds NaN."""
+        table = self.table.clone()
+        for index, length in enumerate(self.case.lengths):
+            first = max(0, length + 1 - made.window) if made.window else 0
+            if made.chunk:
+                first = max(first, length // made.chunk * made.chunk)
+            table[index, : first // self.case.block_size] = 0
+        return table
+
     def context(self, index: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values [length, Hkv, D] of a sequence."""
         blocks, offsets = self.places(index, length)

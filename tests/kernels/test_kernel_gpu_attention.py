@@ -99,8 +99,8 @@ def test_windows_soft_caps_scales_and_sinks_of_decode_rows_equal_the_plain_compu
     out = torch.full((count, heads, case.dim), float("nan"), dtype=dtype, device=DEVICE)
     workspace = decode_workspace(count, heads, kv_heads, case.dim, DEVICE)
     decode_attention(
-        qkv, DecodeBatch(rows, position, paged.table), paged.inputs, paged.cache, out, workspace,
-        EPS, scores=made, sinks=sinks,
+        qkv, DecodeBatch(rows, position, paged.table_of_seen(made)), paged.inputs, paged.cache, out,
+        workspace, EPS, scores=made, sinks=sinks,
     )  # fmt: skip
     query = paged.rotated(qkv[:, :heads], paged.inputs.query_weight, position)
     for index, length in enumerate(case.lengths):
@@ -125,7 +125,9 @@ def test_windows_soft_caps_scales_and_sinks_of_chunks_equal_the_plain_computatio
             cache[blocks, :, offsets] = paged.rand(length + size, case.kv_heads, case.dim)
     out = torch.full_like(queries, float("nan"))
     tiles = tiles_of(lengths, sizes)
-    prefill_attention(queries, tiles, tiles.shape[1], paged.table, paged.cache, out, made, sinks)
+    prefill_attention(
+        queries, tiles, tiles.shape[1], paged.table_of_seen(made), paged.cache, out, made, sinks
+    )
     row = 0
     for index, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
         wanted = paged.attend(queries[row : row + size], index, length, made, sinks)

@@ -27,7 +27,11 @@ class _WholeAttention(NamedTuple):
     attention: RowAttention
     caches: Sequence[CacheSpecification]
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        if sinks is not None:
+            raise ValueError("attention to whole prompts has no sinks")
         cache = self.caches[layer]
         kind = LayerKind(window=cache.window // 2)  # half of it on either side
         return self.attention(query, key, value, kind, cache.score_scale).flatten(1)
@@ -74,8 +78,9 @@ def load_bidirectional(
         decoder = load_model(plain, dtype, device, progress, loaded, longest, headless=True)
     else:
         decoder = random_model(plain, dtype, device, random_seed, longest)
-    if any(cache.softcap for cache in decoder.caches):
+    if any(cache.softcap or cache.sinks for cache in decoder.caches):
         raise BadModelFolder(
-            f"{info.folder / 'config.json'}: {BIDIRECTIONAL} with capped scores is not supported"
+            f"{info.folder / 'config.json'}: {BIDIRECTIONAL} with capped scores or sinks is not "
+            "supported"
         )
     return BidirectionalDecoder(decoder, longest)

@@ -11,6 +11,7 @@ from penstock.kernels.gpu.attention_arguments import (
     DecodeBatch,
     HeadInputs,
     LayerCache,
+    LayerTensors,
     Scores,
 )
 from penstock.kernels.gpu.decode_attention import DecodeWorkspace, decode_attention
@@ -65,14 +66,14 @@ class PrefixAttention(Protocol):
 
 
 class TritonPrefillAttention:
-    """``prefill_attention`` over the caches [L, num_blocks, Hkv, block_size, D]."""
+    """``prefill_attention`` over the caches of each layer."""
 
     def __init__(
-        self, keys: Tensor, values: Tensor, scores: Sequence[Scores] | None = None
+        self, keys: LayerTensors, values: LayerTensors, scores: Sequence[Scores] | None = None
     ) -> None:
         """scores: of each layer; ``None``: scaled by 1 / sqrt(D)."""
         self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
-        self._scores = scores or [Scores(keys.shape[-1] ** -0.5)] * len(keys)
+        self._scores = scores or [Scores(keys[0].shape[-1] ** -0.5)] * len(keys)
 
     def __call__(
         self,
@@ -89,14 +90,14 @@ class TritonPrefillAttention:
 
 
 class TritonDecodeAttention:
-    """``decode_attention`` over the caches [L, num_blocks, Hkv, block_size, D]."""
+    """``decode_attention`` over the caches of each layer."""
 
     least_rows = 1
 
     def __init__(
         self,
-        keys: Tensor,
-        values: Tensor,
+        keys: LayerTensors,
+        values: LayerTensors,
         workspace: DecodeWorkspace,
         eps: float,
         prefix: SharedPrefix | None = None,
@@ -105,7 +106,7 @@ class TritonDecodeAttention:
         """scores: of each layer; ``None``: scaled by 1 / sqrt(D)."""
         self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
         self._workspace, self._eps, self._prefix = workspace, eps, prefix
-        self._scores = scores or [Scores(keys.shape[-1] ** -0.5)] * len(keys)
+        self._scores = scores or [Scores(keys[0].shape[-1] ** -0.5)] * len(keys)
 
     def plan(self, batch: DecodeBatch, prefixed: bool = False) -> None:
         """Its programs see for themselves."""
@@ -127,12 +128,12 @@ class TritonDecodeAttention:
 
 
 class TritonPrefixAttention:
-    """``prefix_attention`` over the caches [L, num_blocks, Hkv, block_size, D]."""
+    """``prefix_attention`` over the caches of each layer."""
 
     def __init__(
         self,
-        keys: Tensor,
-        values: Tensor,
+        keys: LayerTensors,
+        values: LayerTensors,
         eps: float,
         prefix: SharedPrefix,
         scales: Sequence[float] = (),
@@ -140,7 +141,7 @@ class TritonPrefixAttention:
         """scales: what scores of each layer are multiplied by, by default 1 / sqrt(D)."""
         self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
         self._eps, self._prefix = eps, prefix
-        self._scales = list(scales) or [keys.shape[-1] ** -0.5] * len(keys)
+        self._scales = list(scales) or [keys[0].shape[-1] ** -0.5] * len(keys)
 
     def __call__(
         self,
@@ -173,27 +174,28 @@ def why_slow(scores: Sequence[Scores]) -> str:
 
 
 def choose_prefill_attention(
-    keys: Tensor, values: Tensor, queries: Tensor, scores: Sequence[Scores] = ()
+    keys: LayerTensors, values: LayerTensors, queries: Tensor, scores: Sequence[Scores] = ()
 ) -> KernelChoice[PrefillAttention]:
     """The fastest kernel that this device, the caches and the Triton at hand allow, for layers
     with plain scores. scores: of each layer; by default scaled by 1 / sqrt(D).
 
-    keys, values: [L, num_blocks, Hkv, block_size, D], queries: [T, Hq, D], the buffer that calls
-    get the first rows of; contiguous, at these addresses from now on.
+    queries: [T, Hq, D], the buffer that calls get the first rows of, contiguous; it and the caches
+    stay at these addresses from now on.
     """
 
     def fastest() -> PrefillAttention | str:
         from penstock.kernels.gpu import prefill_attention_hopper as hopper
 
-        why_not = why_slow(scores) or hopper.why_not(keys.dtype, keys.shape[-1], keys.shape[-2])
+        *_, block_size, dim = keys[0].shape
+        why_not = why_slow(scores) or hopper.why_not(keys[0].dtype, dim, block_size)
         return why_not or hopper.HopperPrefillAttention(keys, values, queries, _scales(scores))
 
     return choose(fastest, TritonPrefillAttention(keys, values, scores), "Triton kernel")
 
 
 def choose_decode_attention(
-    keys: Tensor,
-    values: Tensor,
+    keys: LayerTensors,
+    values: LayerTensors,
     heads: int,
     max_rows: int,
     norm: bool,
@@ -213,8 +215,8 @@ def choose_decode_attention(
     def fastest() -> DecodeAttention | str:
         from penstock.kernels.gpu import decode_attention_hopper as hopper
 
-        _, _, kv_heads, block_size, dim = keys.shape
-        why_not = hopper.why_not(keys.dtype, dim, block_size, heads // kv_heads, max_rows)
+        _, kv_heads, block_size, dim = keys[0].shape
+        why_not = hopper.why_not(keys[0].dtype, dim, block_size, heads // kv_heads, max_rows)
         return (
             unfit
             or why_slow(scores)
@@ -228,8 +230,8 @@ def choose_decode_attention(
 
 
 def choose_prefix_attention(
-    keys: Tensor,
-    values: Tensor,
+    keys: LayerTensors,
+    values: LayerTensors,
     heads: int,
     norm: bool,
     eps: float,
@@ -240,7 +242,7 @@ def choose_prefix_attention(
     """As ``choose_decode_attention``, for what rows have in common; ``None`` where no kernel can,
     and each row reads all of its own context."""
 
-    _, _, kv_heads, block_size, dim = keys.shape
+    _, kv_heads, block_size, dim = keys[0].shape
     special = any(each.local or each.softcap for each in scores)
     known = "knows no window, chunks or soft cap" if special else ""
     if reason := why_not(heads // kv_heads) or known:
@@ -249,7 +251,7 @@ def choose_prefix_attention(
     def fastest() -> PrefixAttention | str | None:
         from penstock.kernels.gpu import shared_prefix_hopper as hopper
 
-        reason = hopper.why_not(keys.dtype, dim, block_size, heads // kv_heads)
+        reason = hopper.why_not(keys[0].dtype, dim, block_size, heads // kv_heads)
         return (
             unfit
             or reason

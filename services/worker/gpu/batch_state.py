@@ -38,11 +38,12 @@ class BatchState:
     """Device arrays, each a view of one; see the attributes. Lists of slots end with -1."""
 
     def __init__(self, slots: SlotTable, device: torch.device) -> None:
+        self._groups = len(slots.blocks.tables)
         count, width = slots.blocks.tables[0].shape
         self._slots = slots
         self._width = _padded(width, 4)
         self._places: dict[str, int] = {}
-        sizes = {"table": count * self._width}
+        sizes = {"tables": self._groups * count * self._width}
         for name in ("last_token", "position", "num_output", "seed_low", "seed_high",
                      "rows", "sample_index", "sample_slots", "shared_length",
                      *ASKED_NUMBERS, *ASKED_SHARES):  # fmt: skip
@@ -58,8 +59,8 @@ class BatchState:
             place = self._places[name]
             return self._array[place : place + sizes[name]]
 
-        self.table = view("table").view(count, self._width)
-        """[slots, W]: KV blocks."""
+        self.tables = list(view("tables").view(self._groups, count, self._width))
+        """For each group of layers [slots, W]: KV blocks."""
         self.last_token = view("last_token")
         self.position = view("position")
         """Where each slot's next token goes."""
@@ -129,9 +130,7 @@ class BatchState:
         values: list[npt.NDArray[np.int64]] = []
         self._add_slots(step, places, values)
         for slot, first, blocks in self._slots.blocks.appended:
-            begin = slot * self._width + first
-            places.append(np.arange(begin, begin + len(blocks)))
-            values.append(np.array(blocks, np.int64))
+            self._add_blocks(slot, first, np.array(blocks, np.int64), places, values)
         if step.decoding is not self._decoding:
             self._decoding = step.decoding
             self._change_list("rows", step.decoding, places, values)
@@ -144,6 +143,21 @@ class BatchState:
             self._change_shared(shared_rows(self._slots, step.decoding), places, values)
         if places:
             self._send(np.concatenate(places), np.concatenate(values), ring)
+
+    def _add_blocks(
+        self,
+        slot: int,
+        first: int,
+        blocks: IntArray,
+        places: list[npt.NDArray[np.int64]],
+        values: list[npt.NDArray[np.int64]],
+    ) -> None:
+        """Entries of a slot's tables from ``first`` on, one of each group for each stretch."""
+        for group in range(self._groups):
+            begin = (group * len(self.rows) + slot) * self._width + first
+            one = blocks[group :: self._groups]
+            places.append(np.arange(begin, begin + len(one)))
+            values.append(np.maximum(one, 0))  # what is not there is not read
 
     def _add_slots(
         self,

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.attention_arguments import HeadInputs, Scores
+from penstock.kernels.gpu.attention_arguments import HeadInputs
 from penstock.kernels.gpu.slots import bring_forward, embed
 from penstock.kernels.gpu.softcap import softcap
 from penstock.protocol.wire.messages.engine import EngineSizes
@@ -36,7 +36,12 @@ from penstock.services.worker.gpu.layer_products import (
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 from penstock.services.worker.gpu.workspace import Workspace, make_workspace
 from penstock.services.worker.memory import EXTRA_BLOCKS
-from penstock.services.worker.models.dense import DenseConfig, DenseWeights, tables_of
+from penstock.services.worker.models.dense import (
+    DenseConfig,
+    DenseWeights,
+    caches_of,
+    tables_of,
+)
 from penstock.services.worker.models.dense_form import half_tables
 
 
@@ -62,7 +67,6 @@ class GpuDecoder(StepDecoder):
         self.vocab_size, self.num_kv_heads = config.vocab_size, config.num_kv_heads
         slots, eps = len(state.rows), config.rms_norm_eps
         self.space = make_workspace(config, max_rows, slots, dtype, device)
-        windows = config.windows or (0,) * config.num_layers
         stored = all(
             layer.query_norm is None or layer.query_norm.dtype == dtype for layer in weights.layers
         )
@@ -75,10 +79,7 @@ class GpuDecoder(StepDecoder):
                 state,
                 self.space.attention,
                 _head_inputs(config, weights, max_positions),
-                [
-                    Scores(config.score_scale, window, config.softcap, config.sinks)
-                    for window in windows
-                ],
+                caches_of(config),
                 num_blocks,
                 block_size,
                 eps,

@@ -32,6 +32,8 @@ from penstock.services.worker.gpu.attention_choice import (
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.side_stream import SideStream
+from penstock.services.worker.layer_groups import group_layers
+from penstock.services.worker.models.specification import CacheSpecification
 
 
 class AttentionRows(NamedTuple):
@@ -46,42 +48,55 @@ class AttentionRows(NamedTuple):
 
 
 class LayerAttention:
-    """The KV caches of all layers, which have the same heads, and the kernels that attend."""
+    """The KV memory of all layers, which have the same heads, and the kernels that attend. A block
+    holds as many layers as the largest group has."""
 
     def __init__(
         self,
         state: BatchState,
         rows: AttentionRows,
         heads: Sequence[HeadInputs],
-        scores: Sequence[Scores],
+        caches: Sequence[CacheSpecification],
         num_blocks: int,
         block_size: int,
         eps: float,
         unfit: str = "",
     ) -> None:
-        """heads, scores: of each layer; eps: of the norms of heads; unfit: why no kernel for Hopper
-        can norm and rotate them."""
+        """heads, caches: of each layer; eps: of the norms of heads; unfit: why no kernel for Hopper
+        can norm and rotate them.
+
+        Raises ``ValueError`` where the state's block tables are not those of the caches' groups.
+        """
         self._state, self._rows, self._heads, self._eps = state, rows, heads, eps
         _, num_heads, dim = rows.query.shape
         kv_heads = (rows.qkv.shape[1] - num_heads) // 2
         slots, device = len(state.rows), rows.qkv.device
-        shape = (len(scores), num_blocks, kv_heads, block_size, dim)
-        self.keys = torch.zeros(shape, dtype=rows.qkv.dtype, device=device)
-        self.values = torch.zeros(shape, dtype=rows.qkv.dtype, device=device)
-        caches = self.keys, self.values
+        grouped = group_layers(caches)
+        if len(state.tables) != max(1, len(grouped.groups)):
+            raise ValueError("the capacity is not that of the model's groups of layers")
+        shape = (grouped.layers, num_blocks, kv_heads, block_size, dim)
+        keys, values = (torch.zeros(shape, dtype=rows.qkv.dtype, device=device) for _ in range(2))
+        self.keys = [keys[place] for _, place in grouped.places]
+        self.values = [values[place] for _, place in grouped.places]
+        """For each layer [num_blocks, Hkv, block_size, D]; layers of several groups share one, each
+        in blocks of its own."""
+        self._tables = [state.tables[group] for group, _ in grouped.places]
+        of_layers, scores = (self.keys, self.values), [scores_of(each) for each in caches]
         self._plain = [each.plain for each in scores]
         shared = shared_prefix(
             state.shared_slot, state.shared_length, slots, num_heads, kv_heads, dim
         )
         split = decode_workspace(slots, num_heads, kv_heads, dim, device)
-        self._triton = TritonDecodeAttention(*caches, split, eps, shared, scores)
-        self._triton_prefill = TritonPrefillAttention(*caches, scores)
+        self._triton = TritonDecodeAttention(*of_layers, split, eps, shared, scores)
+        self._triton_prefill = TritonPrefillAttention(*of_layers, scores)
         norm = heads[0].query_weight is not None
         self.decode = choose_decode_attention(
-            *caches, num_heads, slots, norm, eps, self._triton, shared, scores, unfit
+            *of_layers, num_heads, slots, norm, eps, self._triton, shared, scores, unfit
         )
-        self.prefix = choose_prefix_attention(*caches, num_heads, norm, eps, shared, scores, unfit)
-        self.prefill = choose_prefill_attention(*caches, rows.query, scores)
+        self.prefix = choose_prefix_attention(
+            *of_layers, num_heads, norm, eps, shared, scores, unfit
+        )
+        self.prefill = choose_prefill_attention(*of_layers, rows.query, scores)
         self.least_rows = self.decode.kernels.least_rows
         """The chosen attention runs from so many decode rows on, the Triton kernel below."""
         self._side = SideStream(device)
@@ -103,7 +118,7 @@ class LayerAttention:
         """Plan the attention of a step's decode rows, before all else: what the plan reads, rows
         and positions, changes between steps only, and so no layer's attention waits to read it."""
         if num_decode >= self.least_rows:
-            self.decode.kernels.plan(self._batch(num_decode), shared)
+            self.decode.kernels.plan(self._batch(0, num_decode), shared)
 
     def attend(
         self,
@@ -132,7 +147,8 @@ class LayerAttention:
     def _attend_decode(
         self, layer: int, num_decode: int, shared: bool, sinks: Tensor | None
     ) -> None:
-        batch, heads, qkv = self._batch(num_decode), self._heads[layer], self._rows.qkv[:num_decode]
+        batch, heads = self._batch(layer, num_decode), self._heads[layer]
+        qkv = self._rows.qkv[:num_decode]
         if shared:
             if self.prefix.kernels is None:
                 raise ValueError(f"no kernel reads shared prefixes: {self.prefix.reason}")
@@ -143,14 +159,14 @@ class LayerAttention:
         else:
             self._triton(layer, qkv, batch, heads, output, shared, sinks)
 
-    def _batch(self, num_decode: int) -> DecodeBatch:
+    def _batch(self, layer: int, num_decode: int) -> DecodeBatch:
         state = self._state
-        return DecodeBatch(state.rows[:num_decode], state.position, state.table)
+        return DecodeBatch(state.rows[:num_decode], state.position, self._tables[layer])
 
     def _attend_chunks(
         self, layer: int, rows: int, chunks: ChunkRows, sinks: Tensor | None
     ) -> None:
-        table = self._state.table
+        table = self._tables[layer]
         last = layer == len(self._heads) - 1
         rope_and_cache(
             self._rows.qkv[:rows], chunks.slots[:rows], chunks.positions[:rows], table,
@@ -163,3 +179,8 @@ class LayerAttention:
             self.prefill.kernels(layer, *step)
         else:
             self._triton_prefill(layer, *step, sinks)
+
+
+def scores_of(cache: CacheSpecification) -> Scores:
+    """How a layer's scores are made, for the kernels."""
+    return Scores(cache.score_scale, cache.window, cache.softcap, cache.sinks, cache.chunk)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs, Scores
+from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs
 from penstock.kernels.gpu.row_inputs import pack_heads, row_inputs
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.batch_state import BatchState
@@ -50,10 +50,7 @@ class ModelDecoder(StepDecoder):
             state,
             self._rows,
             [_unchanged(capacity.max_model_len, dim, device)] * len(model.caches),
-            [
-                Scores(each.score_scale, each.window, each.softcap, each.sinks, each.chunk)
-                for each in model.caches
-            ],
+            model.caches,
             capacity.num_blocks + EXTRA_BLOCKS,
             capacity.block_size,
             0.0,
@@ -84,7 +81,7 @@ class ModelDecoder(StepDecoder):
             if chunks is None
             else (chunks.tokens[:rows], chunks.slots[:rows], chunks.positions[:rows])
         )
-        batch = DecodeBatch(state.rows[:num_decode], state.position, state.table)
+        batch = DecodeBatch(state.rows[:num_decode], state.position, state.tables[0])
         tokens, positions = self._tokens[:rows], self._positions[:rows]
         row_inputs(*of_chunks, batch, state.last_token, tokens, positions)
         attention = _Attention(self, num_decode, chunks, shared)

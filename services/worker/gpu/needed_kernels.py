@@ -7,7 +7,7 @@ worker runs (``GpuExecutor.run_kernels``) while launches are recorded.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -30,9 +30,12 @@ from penstock.services.worker.kernel_needs import (
     KernelNeeds,
     table_widths,
 )
+from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.loaded_model import attention_for_kernels, form_for_kernels
 from penstock.services.worker.models.causal_model import StepInputs
+from penstock.services.worker.models.dense import caches_of
 from penstock.services.worker.models.dense_form import DenseModel, dense_model
+from penstock.services.worker.models.specification import CacheSpecification
 from penstock.services.worker.models.weights import allocate_weights, in_halves
 
 _PRODUCTS = ("mm", "addmm", "index_select")
@@ -53,7 +56,7 @@ def launch_all(needs: KernelNeeds) -> str:
     for form in needs.forms:
         compression = _compression(model, form)
         for length in table_widths(needs):
-            sizes = _sizes(needs, length, model.config.vocab_size)
+            sizes = _sizes(needs, length, model.config.vocab_size, caches_of(model.config))
             with _without_products():
                 executor = dense_executor(*model, sizes, compression)
                 executor.run_kernels()
@@ -76,7 +79,8 @@ def _launch_attention(needs: KernelNeeds, attention: AttentionNeeds) -> str:
     words = "layers by other code"
     summaries = []
     for length in table_widths(needs):
-        executor = model_executor(model, words, _sizes(needs, length, attention.vocab_size))
+        sizes = _sizes(needs, length, attention.vocab_size, attention.caches)
+        executor = model_executor(model, words, sizes)
         executor.run_kernels()
         summaries.append(executor.summary)
     return "\n".join(dict.fromkeys(summaries))
@@ -133,7 +137,9 @@ class AttendingModel:
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
 
 
-def _sizes(needs: KernelNeeds, length: int, vocab_size: int) -> EngineSizes:
+def _sizes(
+    needs: KernelNeeds, length: int, vocab_size: int, caches: Sequence[CacheSpecification]
+) -> EngineSizes:
     return EngineSizes(
         num_blocks=_BLOCKS,
         block_size=needs.block_size,
@@ -141,6 +147,7 @@ def _sizes(needs: KernelNeeds, length: int, vocab_size: int) -> EngineSizes:
         max_num_batched_tokens=needs.max_num_batched_tokens,
         max_model_len=length,
         vocab_size=vocab_size,
+        groups=group_layers(caches).groups,
     )
 
 

@@ -62,7 +62,8 @@ class ExecutorSizes(msgspec.Struct, frozen=True):
     def table_entries(self) -> int:
         """Entries of all block tables."""
         width = -(-self.capacity.max_model_len // self.capacity.block_size)
-        return self.capacity.max_num_seqs * (-(-width // 4) * 4)
+        tables = max(1, len(self.capacity.groups)) * self.capacity.max_num_seqs
+        return tables * (-(-width // 4) * 4)
 
 
 def static_parts(sizes: ExecutorSizes) -> list[MemoryPart]:

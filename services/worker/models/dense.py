@@ -256,8 +256,11 @@ def tables_of(config: DenseConfig) -> list[Rotary | None]:
 
 
 def caches_of(config: DenseConfig) -> list[CacheSpecification]:
-    """What each layer keeps: every position, even where it has a window."""
-    one = CacheSpecification(
-        config.num_kv_heads, config.head_dim, config.num_heads, 0, config.softcap
-    )
-    return [one] * config.num_layers
+    """What each layer keeps."""
+    return [
+        CacheSpecification(
+            config.num_kv_heads, config.head_dim, config.num_heads, window, config.softcap,
+            config.scale, config.sinks,
+        )
+        for window in config.windows or (0,) * config.num_layers
+    ]  # fmt: skip

@@ -34,9 +34,10 @@ from penstock.protocol.wire.messages.steps import (
 from penstock.services.worker.gpu import shared_rows as rows_module
 from penstock.services.worker.gpu.decoder import dense_executor
 from penstock.services.worker.gpu.executor import GpuExecutor
+from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import load_model
-from penstock.services.worker.models.dense import DenseConfig, dense_config
+from penstock.services.worker.models.dense import DenseConfig, caches_of, dense_config
 from penstock.services.worker.models.dense_form import dense_model
 from penstock.services.worker.slots import PlanError
 
@@ -53,9 +54,10 @@ def silent(note: str) -> None:
 def gpu_executor(folder: Path, block_size: int = 16) -> GpuExecutor:
     info = read_model_info(folder)
     model = load_model(info, torch.float32, DEVICE, silent, longest=256)
-    capacity = EngineSizes(80, block_size, 8, 48, 256, info.vocab_size)
     config = dense_config(model.specification)
     assert isinstance(config, DenseConfig), config
+    groups = group_layers(caches_of(config)).groups
+    capacity = EngineSizes(80, block_size, 8, 48, 256, info.vocab_size, groups=groups)
     return dense_executor(*dense_model(config, model.specification, model.weights), capacity)
 
 
@@ -83,7 +85,8 @@ def test_the_gpu_executor_gives_the_tokens_of_transformers(
 
 
 GPU_FAMILIES = (
-    "mistral", "gemma2", "gemma3", "phi3", "phi3-longrope", "granite", "smollm3", "glm4",
+    "mistral", "gemma2", "gemma3", "phi3", "phi3-longrope", "granite", "granite-swa", "smollm3",
+    "glm4",
 )  # fmt: skip
 IN_SHORT = ("gemma2",)
 """Windows, soft caps, norms on both sides and heads that are filled up, in one family."""
@@ -218,7 +221,7 @@ def test_the_warm_up_reads_nothing_that_a_host_buffer_held_before(tiny_folder: F
         executor.chunks._device.fill_(0x3C003C00)
         executor.graphs.run_padding(8)
     assert executor.chunks.slots.eq(-1).all()
-    assert not executor.decoder.attention.keys.any()
+    assert not any(keys.any() for keys in executor.decoder.attention.keys)
 
 
 def decoding_after(

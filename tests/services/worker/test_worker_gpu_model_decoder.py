@@ -45,7 +45,9 @@ def assert_exact(variant: str, executor: GpuExecutor) -> None:
 
 
 def executor_of(model: CausalModel) -> GpuExecutor:
-    return model_executor(model, "by its own code", EngineSizes(80, 16, 8, 48, 256, 307))
+    groups = group_layers(model.caches).groups
+    sizes = EngineSizes(80, 16, 8, 48, 256, 307, groups=groups)
+    return model_executor(model, "by its own code", sizes)
 
 
 def by_transformers(folder: Path) -> GpuExecutor:
@@ -60,7 +62,7 @@ def by_our_layers(folder: Path) -> GpuExecutor:
 
 BY_TRANSFORMERS = (
     "gpt2", "gpt2-scales", "qwen3", "stablelm", "gemma2", "llama-80", "gpt-neox", "opt", "phi",
-    "olmo", "helium",
+    "olmo", "helium", "gpt-oss", "llama4",
 )  # fmt: skip
 IN_SHORT = ("gemma2",)
 """Of windows and soft caps."""

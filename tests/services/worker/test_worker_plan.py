@@ -17,6 +17,7 @@ from penstock.protocol.config import (
     Config,
     ConfigError,
     DeviceConfig,
+    LoadingConfig,
     ModelConfig,
     SchedulerConfig,
 )
@@ -44,6 +45,22 @@ LLAMA_8B = LLAMA_70B | {
     "intermediate_size": 14336,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
+}
+
+
+GEMMA3_12B: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "vocab_size": 262_208,
+    "hidden_size": 3840,
+    "intermediate_size": 15_360,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+    "dtype": "bfloat16",
 }
 
 
@@ -97,25 +114,29 @@ def test_a_start_has_the_kv_memory_that_was_planned(
         assert sizes.num_blocks < 8192 * 1024 // 16  # the memory has decided
 
 
-def test_kernels_of_a_gpu_keep_every_position_of_layers_with_windows(
-    tiny_folder: Folder,
-) -> None:
-    """Four layers, two of them with windows, of two KV heads of 16."""
+def test_layers_with_a_window_keep_their_window_on_a_gpu_and_on_a_cpu(tiny_folder: Folder) -> None:
+    """Four layers, two of them with windows, of two KV heads of 16: a block holds two layers."""
     folder = tiny_folder("ministral")
-    device = plan.PlannedDevice("a GPU", 8 * GIB)
-    planner = plan.Planner(read_model_info(folder), device)
-    ours, others = (
-        planner.account(config_for(folder, model={"model_impl": impl}))
-        for impl in ("native", "transformers")
-    )
-    for account in (ours, others):
-        assert account.block_bytes == 2 * 4 * 2 * 16 * 16 * 4
-        assert account.sizes.groups == []
-    # On a CPU a block holds two layers.
-    planner = plan.Planner(read_model_info(folder), plan.PlannedDevice("cpu", 8 * GIB))
-    plain = planner.account(config_for(folder))
-    assert plain.block_bytes == 2 * 2 * 2 * 16 * 16 * 4
-    assert len(plain.sizes.groups) == 2
+    for device, implementation in (
+        (plan.PlannedDevice("a GPU", 8 * GIB), "native"),
+        (plan.PlannedDevice("a GPU", 8 * GIB), "transformers"),
+        (plan.PlannedDevice("cpu", 8 * GIB), "native"),
+    ):
+        planner = plan.Planner(read_model_info(folder), device)
+        account = planner.account(config_for(folder, model={"model_impl": implementation}))
+        assert account.block_bytes == 2 * 2 * 2 * 16 * 16 * 4
+        assert [group.window for group in account.sizes.groups] == [0, 40]
+
+
+def test_windows_make_room_for_several_times_the_tokens(tmp_path: Path) -> None:
+    """Five of six layers have a window of 1,024; without, each would keep 131,072 positions."""
+    tokens = []
+    for window in (1024, 131_072):
+        (tmp_path / "config.json").write_text(json.dumps(GEMMA3_12B | {"sliding_window": window}))
+        planner = plan.Planner(read_model_info(tmp_path), plan.device_of(GPUS["h100"]))
+        config = replace(config_for(tmp_path), loading=LoadingConfig(load_format="dummy"))
+        tokens.append(planner.account(config).kv_tokens)
+    assert tokens[0] > 4 * tokens[1] > 400_000
 
 
 def planned(tmp_path: Path, model: dict[str, Any], *flags: str) -> tuple[str, int]:

@@ -39,7 +39,9 @@ def our_logits(
     model.prepare(info.max_model_len)
     positions = torch.arange(len(IDS))
 
-    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         cache = model.caches[layer]
         shared = query.shape[1] // key.shape[1]
         keys, values = (each.repeat_interleave(shared, 1) for each in (key, value))
@@ -50,7 +52,11 @@ def our_logits(
         hidden = distance < 0
         if cache.window:
             hidden |= distance >= cache.window
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            sink = sinks.float().view(-1, 1, 1).expand(-1, len(query), -1)
+            scores = torch.cat((scores, sink), -1)
+        weights = scores.softmax(-1)[..., : len(key)]
         return torch.einsum("hnm,mhd->nhd", weights, values).flatten(1)
 
     with torch.inference_mode():

@@ -6,7 +6,7 @@ p(r) is the position of row r; f(r) is 0, or p(r) - window + 1 in a layer with a
 with chunks the first position of p(r)'s chunk (Llama 4's ``attention_chunk_size``). With a soft cap
 a score s becomes cap * tanh(s / cap) before the softmax (Gemma 2 technical report, 2024).
 With sinks the softmax of query head h has one more score, the number ``sinks[h]``, whose weight
-goes to no value (gpt-oss model card, 2025).
+goes to no value (gpt-oss model card, 2025). Ahead of f(r) a row may see whole blocks besides.
 
 K and V are those of the row's own sequence, found through its block table; the cached prefix and
 the chunk's own positions are alike, since a layer writes K and V before it attends. Grouped-query
@@ -16,7 +16,8 @@ The rows are cut into *groups*: a decode row is a group of one query, a chunk is
 of ``QUERY_TILE`` queries. The keys are read in tiles of positions with the online softmax of
 Milakov and Gimelshein (2018), as in FlashAttention. Where tiles are several, groups are sorted by
 context length, longest first, so a tile is one batched product over consecutive groups, those that
-see some of it. Tiles that no group sees are not read.
+see some of it. Tiles that no group sees are not read, nor are blocks ahead of f(r) that are not
+seen besides.
 
 A tile also covers positions that a group does not see. Their scores are masked, so their weights
 are 0 exactly; what V holds there must be finite, which is the caller's part: blocks are cleared
@@ -118,12 +119,13 @@ class ReferenceAttention:
     def plan(
         self, spans: QuerySpans, shape: CacheShape, device: torch.device
     ) -> Sequence[PlannedBatch]:
-        rows, starts, counts, tables = spans
+        rows, starts, counts, tables, besides = spans
         if counts is None:
-            return plan_groups(rows[:, None], starts[:, None], None, tables, shape, device)
+            return plan_groups(rows[:, None], starts[:, None], None, tables, shape, device, besides)
         owners, offsets, real = cut(counts)
         rows, starts = rows[owners, None] + offsets, starts[owners, None] + offsets
-        return plan_groups(rows, starts, real, tables[owners], shape, device)
+        besides = None if besides is None else besides[owners]
+        return plan_groups(rows, starts, real, tables[owners], shape, device, besides)
 
 
 def cut(counts: IntArray) -> tuple[IntArray, IntArray, BoolArray]:
@@ -148,16 +150,17 @@ def plan_groups(
     block_tables: IntArray,
     shape: CacheShape,
     device: torch.device,
+    besides: BoolArray | None = None,
 ) -> list[AttentionBatch]:
     """Plan the groups of a step that have the same number of queries.
 
     rows: [B, Q] row of each query in the step; positions: [B, Q]; real: [B, Q] False for padding,
     which must repeat a real query of its group; block_tables: [B, W] with W a multiple of the
     blocks of a ``KV_TILE``, every entry a valid block id, those past the context's blocks of a
-    block without NaN or infinity.
+    block without NaN or infinity; besides: [B, W], see ``QuerySpans``.
     """
     context = positions[:, -1] + 1 if rows.shape[1] == 1 else positions.max(axis=1) + 1
-    begin = _first_seen(positions, shape)
+    begin = _first_seen(positions, shape, besides)
     longest = int(context.max())
     tile = KV_TILE if shape.exact else _wide_tile(longest - begin, shape.block_size)
     if int(context.min()) <= begin + (longest - begin - 1) // tile * tile:
@@ -165,6 +168,7 @@ def plan_groups(
         rows, positions, context = rows[order], positions[order], context[order]
         block_tables = block_tables[order]
         real = real[order] if real is not None else None
+        besides = besides[order] if besides is not None else None
     width = tile * max(shape.head_dim * shape.num_kv_heads, shape.num_query_heads * rows.shape[1])
     at_once = max(1, _MAX_TILE_ELEMENTS[device.type] // width)
     batches = []
@@ -180,15 +184,16 @@ def plan_groups(
                 shape,
                 tile,
                 device,
+                besides[part] if besides is not None else None,
             )
         )
     return batches
 
 
-def _first_seen(positions: IntArray, shape: CacheShape) -> int:
+def _first_seen(positions: IntArray, shape: CacheShape, besides: BoolArray | None) -> int:
     """Where the tiles of these queries begin: a whole tile or block at or ahead of the first
     position that any of them sees."""
-    if not shape.local:
+    if not shape.local or besides is not None:
         return 0
     first = int(shape.first_seen(positions.min(keepdims=True)).min())
     unit = KV_TILE if shape.exact else shape.block_size
@@ -210,22 +215,27 @@ def _plan_batch(
     shape: CacheShape,
     tile: int,
     device: torch.device,
+    besides: BoolArray | None,
 ) -> AttentionBatch:
     tiles = []
     longest = int(context.max())
-    begin = _first_seen(positions, shape)
+    begin = _first_seen(positions, shape, besides)
     end = -(-longest // shape.block_size) * shape.block_size
     alone = positions.size == 1 and longest - begin <= tile and not shape.exact
+    alone = alone and besides is None
     for start in range(begin, longest, tile):
         width = tile if shape.exact else min(tile, end - start)
         groups = slice(0, int(np.count_nonzero(context > start)))
         if shape.local:
             seen = shape.first_seen(positions[groups].min(axis=1)) < start + width
+            if besides is not None:
+                size = shape.block_size
+                seen |= besides[groups, start // size : (start + width) // size].any(axis=1)
             if not seen.any():
                 continue
             groups = slice(int(np.argmax(seen)), groups.stop)
         tiles.append(
-            _plan_tile(start, width, groups, positions, block_tables, shape, alone, device)
+            _plan_tile(start, width, groups, positions, block_tables, shape, alone, device, besides)
         )
     places = row_places(rows.reshape(-1), real.reshape(-1) if real is not None else None, device)
     return AttentionBatch(
@@ -242,28 +252,52 @@ def _plan_tile(
     shape: CacheShape,
     alone: bool,
     device: torch.device,
+    besides: BoolArray | None,
 ) -> Tile:
     """The part of some groups, in the order of ``positions`` and ``block_tables``. alone: the only
     tile of the only query."""
     positions = positions[groups]
     begin, blocks = start // shape.block_size, width // shape.block_size
-    table = block_tables[groups, None, begin : begin + blocks]
+    table = block_tables[groups, begin : begin + blocks]
+    chosen = None if besides is None else besides[groups, begin : begin + blocks]
+    if chosen is not None:
+        table = _seen_blocks(table, block_tables[groups], positions, chosen, begin, shape)
     heads = np.arange(shape.num_kv_heads, dtype=np.int64)[:, None] * shape.num_blocks
-    gather = torch.from_numpy((table + heads).reshape(-1)).to(device)
+    gather = torch.from_numpy((table[:, None] + heads).reshape(-1)).to(device)
     last = int(positions[-1, -1])
-    first_seen = shape.first_seen(positions)
+    first_seen = shape.first_seen(positions) if shape.local else None
     hidden = None
     later = int(positions.min()) < start + width - 1
-    earlier = int(first_seen.max()) > start
+    earlier = first_seen is not None and int(first_seen.max()) > start
     if not alone and (later or earlier):
         keys = np.arange(start, start + width, dtype=np.int64)
         behind = positions[:, :, None]
         unseen = keys > behind
-        if earlier:
-            unseen |= keys < first_seen[:, :, None]
+        if first_seen is not None and earlier:
+            ahead = keys < first_seen[:, :, None]
+            if chosen is not None:
+                ahead &= ~chosen.repeat(shape.block_size, axis=1)[:, None]
+            unseen |= ahead
         hidden = torch.from_numpy(unseen[:, None, :, None, :]).to(device)
-    seen = slice(max(0, int(first_seen[-1, -1]) - start), last + 1 - start)
-    return Tile(groups.start, groups.stop, width, gather, hidden, seen)
+    first = 0 if first_seen is None else max(0, int(first_seen[-1, -1]) - start)
+    return Tile(groups.start, groups.stop, width, gather, hidden, slice(first, last + 1 - start))
+
+
+def _seen_blocks(
+    table: IntArray,
+    block_tables: IntArray,
+    positions: IntArray,
+    chosen: BoolArray,
+    begin: int,
+    shape: CacheShape,
+) -> IntArray:
+    """table: [B, blocks] from entry ``begin`` of the tables on. In place of a block of which no
+    query of a group sees anything stands the one of its last query: nothing else is read."""
+    size, numbers = shape.block_size, begin + np.arange(table.shape[1])
+    last = positions.max(axis=1)
+    seen = chosen | ((numbers + 1) * size > shape.first_seen(positions).min(axis=1)[:, None])
+    own = block_tables[np.arange(len(table)), last // size]
+    return np.where(seen & (numbers * size <= last[:, None]), table, own[:, None])
 
 
 def paged_attention(

@@ -65,6 +65,9 @@ class QuerySpans(NamedTuple):
     block_tables: IntArray
     """[B, W] with W as ``attention.plan_groups`` takes it, every entry a valid block id, those
     past the context's blocks of a block without NaN or infinity."""
+    besides: BoolArray | None = None
+    """[B, W] blocks that the span's queries see besides their window or chunk, as far as they lie
+    ahead of it: those of a layer's pattern, or a mask of the caller's. ``None``: none."""
 
 
 class RowPlaces(NamedTuple):

@@ -31,7 +31,8 @@ def attend(
     heads = query.shape[1]
     shared = heads // kv_heads
     groups, queries = batch.num_groups, batch.num_queries
-    if groups == 1 and queries == 1 and len(batch.tiles) == 1 and not batch.exact:
+    lone = groups == 1 and queries == 1 and len(batch.tiles) == 1 and not batch.exact
+    if lone and batch.tiles[0].hidden is None:
         return _attend_alone(query, key_cache, value_cache, batch, scale, sinks)
     dtype = query.dtype
     if queries == 1 and groups * kv_heads * batch.tiles[0].width * dim <= _FP32_ELEMENTS:

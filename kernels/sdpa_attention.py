@@ -172,7 +172,7 @@ class SdpaAttention:
     def plan(
         self, spans: QuerySpans, shape: CacheShape, device: torch.device
     ) -> Sequence[PlannedBatch]:
-        rows, starts, counts, tables = spans
+        rows, starts, counts, tables, _ = spans
         if counts is None:
             counts = np.ones_like(rows)
         batches: list[PlannedBatch] = []

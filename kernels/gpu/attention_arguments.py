@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 LOG2_E = 1.4426950408889634
@@ -78,6 +81,36 @@ class Scores(NamedTuple):
     def in_binary(self) -> tuple[float, float]:
         """Scale and soft cap times log2(e)."""
         return self.scale * LOG2_E, self.softcap * LOG2_E
+
+
+class ListedBlocks(NamedTuple):
+    """Blocks that rows see besides their window or chunk, as far as they lie ahead of it."""
+
+    numbers: Tensor | None
+    """int32, of one slot after the other, ascending; each slot's end with ``PAST_ALL``."""
+    stride: int | None
+    """From one slot's to the next one's; 0: all have the same."""
+    most: int | None
+    """Numbers of a slot."""
+
+    @property
+    def bits(self) -> int:
+        return 0 if self.most is None else self.most.bit_length()
+
+
+PAST_ALL = 2**31 - 1
+NOTHING_LISTED = ListedBlocks(None, None, None)
+
+
+def listed_blocks(mask: npt.NDArray[np.bool_], device: torch.device) -> ListedBlocks:
+    """mask: [S, W] of each slot's blocks, or [1, W] of all slots'."""
+    counts = mask.sum(axis=1)
+    numbers = np.full((len(mask), max(1, int(counts.max()))), PAST_ALL, np.int32)
+    for row, (chosen, count) in enumerate(zip(mask, counts, strict=True)):
+        numbers[row, :count] = np.flatnonzero(chosen)
+    slots, most = numbers.shape
+    stride = most if slots > 1 else 0
+    return ListedBlocks(torch.from_numpy(numbers).to(device), stride, most)
 
 
 def binary_scales(scales: Sequence[float], layers: int, dim: int) -> list[float]:

@@ -23,15 +23,19 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.gpu.attention_arguments import (
+    NOTHING_LISTED,
     DecodeBatch,
     HeadInputs,
     LayerCache,
+    ListedBlocks,
     Scores,
     padded_half,
 )
 from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.device_functions import (
+    LOWEST,
     capped,
+    count_below,
     dot,
     first_seen,
     rotated_head,
@@ -89,15 +93,40 @@ def _with_prefix(
 
 
 @triton.jit
+def _attended(
+    first, second, position, inside, row_max, row_sum, accumulator, entries, key_cache, value_cache,
+    kv_head, scale,
+    KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """What the heads of a row have, with these positions where ``inside``."""
+    dim: tl.constexpr = 2 * HALF
+    half = tl.arange(0, PADDED_HALF)
+    column = tl.arange(0, 2 * PADDED_HALF)
+    block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * dim
+    keys = key_cache + place[:, None] + half[None, :]
+    of_keys = within(inside[:, None], half[None, :], HALF, PADDED_HALF)
+    of_values = within(inside[:, None], column[None, :], dim, 2 * PADDED_HALF)
+    key_first = tl.load(keys, mask=of_keys, other=0.0)
+    key_second = tl.load(keys + HALF, mask=of_keys, other=0.0)
+    value = tl.load(value_cache + place[:, None] + column[None, :], mask=of_values, other=0.0)
+    score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
+    score = tl.where(inside[None, :], capped(score, scale, CAP), float("-inf"))
+    return softmax_step(score, value, row_max, row_sum, accumulator, 1.0)
+
+
+# One compiled kernel serves every list of blocks of as many bits.
+@triton.jit(do_not_specialize=["listed_stride", "most_listed"])
 def _decode_kernel(
     qkv, rows, last_position, table, cos, sin, query_weight, key_weight, key_cache, value_cache,
-    out, partial, partial_sums, arrived, prefix_lengths, prefix_partial, prefix_sums, sinks, scale,
-    eps, table_stride,
+    out, partial, partial_sums, arrived, prefix_lengths, prefix_partial, prefix_sums, sinks, listed,
+    listed_stride, most_listed, scale, eps, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, QUERIES: tl.constexpr,
     HALF: tl.constexpr, PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     MOST_SPLITS: tl.constexpr, COMBINED: tl.constexpr, PREFIX_PARTS: tl.constexpr,
     NORM: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr,
-    EARLY: tl.constexpr,
+    LISTED_BITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0)
@@ -122,6 +151,13 @@ def _decode_kernel(
     if PREFIX_PARTS:
         skipped = tl.load(prefix_lengths + slot)
     tiles = tl.cdiv(cached - skipped, TILE)
+    if LISTED_BITS:
+        # Of the blocks that are seen besides those that begin ahead of the window or chunk.
+        listed += slot.to(tl.int64) * listed_stride
+        bound = tl.cdiv(skipped, BLOCK_SIZE)
+        ahead = count_below(listed, most_listed, bound, LISTED_BITS) * BLOCK_SIZE
+        listed_tiles = tl.cdiv(ahead, TILE)
+        tiles += listed_tiles
     each = tl.maximum(tl.cdiv(tiles, splits), 1)
     active = tl.maximum(tl.cdiv(tiles, each), 1)
     if split >= active:
@@ -171,28 +207,32 @@ def _decode_kernel(
                 SHARED, dim, padded, PREFIX_PARTS,
             )  # fmt: skip
     else:
-        row_max = tl.full([QUERIES], float("-inf"), tl.float32)
+        row_max = tl.full([QUERIES], LOWEST if LISTED_BITS else float("-inf"), tl.float32)
         row_sum = tl.zeros([QUERIES], tl.float32)
         accumulator = tl.zeros([QUERIES, padded], tl.float32)
 
-    begin = skipped + split * each * TILE
-    end = tl.minimum(begin + each * TILE, cached)
+    if LISTED_BITS:
+        tile = split * each
+        for start in range(tile * TILE, tl.minimum(tile + each, listed_tiles) * TILE, TILE):
+            index = start + tl.arange(0, TILE)
+            number = tl.load(listed + index // BLOCK_SIZE, mask=index < ahead, other=0)
+            position = number * BLOCK_SIZE + index % BLOCK_SIZE
+            inside = (index < ahead) & (position < skipped)
+            row_max, row_sum, accumulator = _attended(
+                first, second, position, inside, row_max, row_sum, accumulator, entries, key_cache,
+                value_cache, kv_head, scale, KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
+            )  # fmt: skip
+        begin = skipped + tl.maximum(tile - listed_tiles, 0) * TILE
+        end = tl.minimum(skipped + tl.maximum(tile + each - listed_tiles, 0) * TILE, cached)
+    else:
+        begin = skipped + split * each * TILE
+        end = tl.minimum(begin + each * TILE, cached)
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
-        inside = position < end
-        block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * dim
-        keys = key_cache + place[:, None] + half[None, :]
-        of_keys = within(inside[:, None], half[None, :], HALF, PADDED_HALF)
-        of_values = within(inside[:, None], column[None, :], dim, padded)
-        key_first = tl.load(keys, mask=of_keys, other=0.0)
-        key_second = tl.load(keys + HALF, mask=of_keys, other=0.0)
-        value = tl.load(value_cache + place[:, None] + column[None, :], mask=of_values, other=0.0)
-        score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
-        score = tl.where(inside[None, :], capped(score, scale, CAP), float("-inf"))
-        row_max, row_sum, accumulator = softmax_step(
-            score, value, row_max, row_sum, accumulator, 1.0
-        )
+        row_max, row_sum, accumulator = _attended(
+            first, second, position, position < end, row_max, row_sum, accumulator, entries,
+            key_cache, value_cache, kv_head, scale, KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
+        )  # fmt: skip
 
     if active == 1:
         tl.store(target, (accumulator / row_sum[:, None]).to(out.dtype.element_ty), mask=shared)
@@ -264,6 +304,8 @@ class DecodeConstants(NamedTuple):
     chunk: int
     cap: float
     """Soft cap of scores, times log2(e); 0: none."""
+    listed_bits: int
+    """0: no blocks are listed."""
     early: bool
 
 
@@ -304,6 +346,7 @@ def decode_attention(
     prefix: SharedPrefix | None = None,
     scores: Scores | None = None,
     sinks: Tensor | None = None,
+    listed: ListedBlocks = NOTHING_LISTED,
 ) -> None:
     """One token of each of N sequences.
 
@@ -311,7 +354,8 @@ def decode_attention(
     cache; out: [N, Hq, D], rows of padding are left alone; eps: of the norms of heads; prefix: what
     ``prefix_attention`` was called with just before, for the same rows; scores: by default scaled
     by 1 / sqrt(D); with a window or chunks there is no prefix; sinks: [Hq], one score more for each
-    head, which stands for no value. All contiguous, D even, the block size a power of two.
+    head, which stands for no value; listed: blocks that rows see besides. All contiguous, D even,
+    the block size a power of two.
     """
     count, all_heads, dim = qkv.shape
     _, kv_heads, block_size, _ = cache.keys.shape
@@ -339,11 +383,12 @@ def decode_attention(
         window=made.window,
         chunk=made.chunk,
         cap=cap,
+        listed_bits=listed.bits if made.local else 0,
         early=EARLY,
     )
     of_prefix = (prefix.lengths, prefix.partial, prefix.sums) if prefix else (None, None, None)
     _decode_kernel[(count, kv_heads, splits)](
-        qkv, *batch, *heads, *cache, out, *workspace, *of_prefix, sinks, scale, eps,
-        batch.table.stride(0), *constants,
+        qkv, *batch, *heads, *cache, out, *workspace, *of_prefix, sinks, *listed, scale,
+        eps, batch.table.stride(0), *constants,
         num_warps=shape.warps, num_stages=shape.stages, launch_pdl=EARLY,
     )  # fmt: skip

@@ -172,6 +172,18 @@ def first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def count_below(numbers, most, bound, BITS: tl.constexpr):
+    """How many of ``most`` numbers, ascending, are below ``bound``; BITS: the bits of ``most``."""
+    found = 0
+    for bit in tl.static_range(BITS):
+        step: tl.constexpr = 1 << (BITS - 1 - bit)
+        inside = found + step <= most
+        number = tl.load(numbers + found + step - 1, mask=inside, other=0)
+        found = tl.where(inside & (number < bound), found + step, found)
+    return found
+
+
+@triton.jit
 def with_sink(sink, row_max, row_sum, accumulator):
     """Rows of the online softmax with one more score, which stands for no value.
 

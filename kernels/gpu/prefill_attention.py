@@ -16,11 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.attention_arguments import LayerCache, Scores, padded_half
+from penstock.kernels.gpu.attention_arguments import (
+    NOTHING_LISTED,
+    LayerCache,
+    ListedBlocks,
+    Scores,
+    padded_half,
+)
 from penstock.kernels.gpu.device_facts import shared_bytes
 from penstock.kernels.gpu.device_functions import (
     LOWEST,
     capped,
+    count_below,
     dot,
     first_seen,
     softmax_step,
@@ -47,14 +54,21 @@ _LARGE_BYTES = 220 * 1024
 @triton.jit
 def _tile_of_keys(
     query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start, limit,
-    positions, scale,
+    positions, scale, listed,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
-    CAP: tl.constexpr,
+    CAP: tl.constexpr, LISTED: tl.constexpr = False,
 ):  # fmt: skip
+    """Add the keys of positions ``start`` … below ``limit``. LISTED: both count through those of
+    the blocks ``listed``, of which a query sees what lies ahead of its window or chunk."""
     position = start + tl.arange(0, KEYS)
     column = tl.arange(0, PADDED)
-    if MASKED:
+    if LISTED:
+        inside = position < limit
+        number = tl.load(listed + position // BLOCK_SIZE, mask=inside, other=0)
+        position = number * BLOCK_SIZE + position % BLOCK_SIZE
+        block = tl.load(entries + number, mask=inside, other=0).to(tl.int64)
+    elif MASKED:
         inside = position < limit
         block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     else:
@@ -62,7 +76,7 @@ def _tile_of_keys(
     place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * DIM
     at = place[:, None] + column[None, :]
     if MASKED or DIM != PADDED:
-        there = (position < limit)[:, None]
+        there = inside[:, None] if LISTED else (position < limit)[:, None]
         there = within(there, column[None, :], DIM, PADDED)
         key = tl.load(key_cache + at, mask=there, other=0.0)
         value = tl.load(value_cache + at, mask=there, other=0.0)
@@ -73,7 +87,10 @@ def _tile_of_keys(
     if CAP != 0.0:
         score = capped(score, scale, CAP)
         scale = 1.0
-    if MASKED:
+    if LISTED:
+        ahead = position[None, :] < first_seen(positions, WINDOW, CHUNK)[:, None]
+        score = tl.where(ahead & inside[None, :], score, float("-inf"))
+    elif MASKED:
         seen = position[None, :] <= positions[:, None]
         if WINDOW:
             seen = seen & (position[None, :] > positions[:, None] - WINDOW)
@@ -83,12 +100,13 @@ def _tile_of_keys(
     return softmax_step(score, value, row_max, row_sum, accumulator, scale)
 
 
-@triton.jit(do_not_specialize=["max_tiles"])
+@triton.jit(do_not_specialize=["max_tiles", "listed_stride", "most_listed"])
 def _prefill_kernel(
-    queries, tiles, table, key_cache, value_cache, out, sinks, scale, table_stride, max_tiles,
+    queries, tiles, table, key_cache, value_cache, out, sinks, listed, listed_stride, most_listed,
+    scale, table_stride, max_tiles,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, CAP: tl.constexpr, EARLY: tl.constexpr,
+    CHUNK: tl.constexpr, CAP: tl.constexpr, LISTED_BITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     # Heads side by side share keys and values; the last tiles come first.
@@ -123,10 +141,20 @@ def _prefill_kernel(
         whole = begin + (first_position + 1 - begin) // KEYS * KEYS
         seen_by_all = first_seen(limit - 1, WINDOW, CHUNK)
         edge = tl.minimum(begin + tl.cdiv(seen_by_all - begin, KEYS) * KEYS, whole)
+        if LISTED_BITS:
+            listed += slot * listed_stride
+            bound = tl.cdiv(seen_by_all, BLOCK_SIZE)
+            ahead = count_below(listed, most_listed, bound, LISTED_BITS) * BLOCK_SIZE
+            for start in range(0, ahead, KEYS):
+                row_max, row_sum, accumulator = _tile_of_keys(
+                    query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head,
+                    start, ahead, positions, scale, listed,
+                    KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CHUNK, CAP, True,
+                )  # fmt: skip
         for start in range(begin, edge, KEYS):
             row_max, row_sum, accumulator = _tile_of_keys(
                 query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head,
-                start, limit, positions, scale,
+                start, limit, positions, scale, listed,
                 KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CHUNK, CAP,
             )  # fmt: skip
         begin = edge
@@ -135,13 +163,13 @@ def _prefill_kernel(
     for start in range(begin, whole, KEYS):
         row_max, row_sum, accumulator = _tile_of_keys(
             query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start,
-            limit, positions, scale,
+            limit, positions, scale, listed,
             KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, False, WINDOW, CHUNK, CAP,
         )  # fmt: skip
     for start in range(whole, limit, KEYS):
         row_max, row_sum, accumulator = _tile_of_keys(
             query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start,
-            limit, positions, scale,
+            limit, positions, scale, listed,
             KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CHUNK, CAP,
         )  # fmt: skip
     if sinks is not None:
@@ -174,6 +202,8 @@ class PrefillConstants(NamedTuple):
     chunk: int
     cap: float
     """Soft cap of scores, times log2(e); 0: none."""
+    listed_bits: int
+    """0: no blocks are listed."""
     early: bool
 
 
@@ -186,12 +216,13 @@ def prefill_attention(
     out: Tensor,
     scores: Scores | None = None,
     sinks: Tensor | None = None,
+    listed: ListedBlocks = NOTHING_LISTED,
 ) -> None:
     """queries, out: [N, Hq, D], queries normed and rotated; tiles: [4, T] int32: first row, number
     of rows (at most ``QUERY_TILE``; 0: no tile), slot, position of the first row; num_tiles: how
     many of them to look at, in any order, but fastest with the most work last; table: [S, W] int32;
     scores: by default scaled by 1 / sqrt(D); sinks: [Hq], one score more for each head, which
-    stands for no value. Rows of no tile are not written.
+    stands for no value; listed: blocks that queries see besides. Rows of no tile are not written.
     """
     _, heads, dim = queries.shape
     _, kv_heads, block_size, _ = cache.keys.shape
@@ -205,9 +236,9 @@ def prefill_attention(
     scale, cap = made.in_binary
     constants = PrefillConstants(
         heads, kv_heads, dim, 2 * padded_half(dim), block_size, QUERY_TILE, keys, made.window,
-        made.chunk, cap, EARLY,
+        made.chunk, cap, listed.bits if made.local else 0, EARLY,
     )  # fmt: skip
     _prefill_kernel[(heads, num_tiles)](
-        queries, tiles, table, *cache, out, sinks, scale, table.stride(0), tiles.shape[1],
-        *constants, num_warps=warps, num_stages=stages, launch_pdl=EARLY,
+        queries, tiles, table, *cache, out, sinks, *listed, scale, table.stride(0),
+        tiles.shape[1], *constants, num_warps=warps, num_stages=stages, launch_pdl=EARLY,
     )  # fmt: skip

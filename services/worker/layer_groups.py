@@ -76,6 +76,7 @@ def block_shapes(
     caches: Sequence[CacheSpecification], grouped: LayerGroups
 ) -> list[tuple[int, int]]:
     """KV heads and head size of each layer that a block holds."""
+    shapes = [(cache.num_kv_heads, cache.head_dim) for cache in caches]
     if grouped.groups:  # their layers are of one shape
-        return [(caches[0].num_kv_heads, caches[0].head_dim)] * grouped.layers
-    return [(cache.num_kv_heads, cache.head_dim) for cache in caches]
+        shapes = list(dict.fromkeys(shapes)) * grouped.layers
+    return shapes

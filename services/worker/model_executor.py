@@ -115,6 +115,7 @@ class ModelExecutor(DirectExecutor):
                 ),
                 cache.score_scale,
                 attention.of(cache),
+                cache.besides,
             )
             for group, cache in distinct
         ]  # fmt: skip

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from penstock.kernels.attention import paged_attention
-from penstock.kernels.attention_backend import CacheShape, PlannedBatch, QuerySpans
+from penstock.kernels.attention_backend import BoolArray, CacheShape, PlannedBatch, QuerySpans
+from penstock.kernels.block_pattern import NO_BLOCKS, BlockPattern
 from penstock.kernels.kv_cache import write_kv
 from penstock.services.worker.kv_memory import KVCache
 from penstock.services.worker.models.causal_model import StepInputs
@@ -35,6 +36,7 @@ class AttendedCache(NamedTuple):
     shape: CacheShape
     scale: float
     attention: PlainAttention
+    besides: BlockPattern = NO_BLOCKS
 
 
 class LayerInputs(NamedTuple):
@@ -88,7 +90,7 @@ class InputBuilder:
         """layers: for each layer of the model the index of its cache; memory: what they keep."""
         self._slots = slots
         self._caches, self._layers, self._memory = caches, layers, memory
-        self._block_size = caches[0].shape.block_size
+        self._block_size = slots.capacity.block_size
         self._rows = rows
         self._device = device
         self._padding_slot = padding_block * self._block_size
@@ -189,7 +191,9 @@ class InputBuilder:
             )
         if chunks:
             first, starts, counts, slots = np.array(chunks, np.int64).T
-            spans = QuerySpans(first, starts, counts, self._table(cache)[slots])
+            spans = QuerySpans(
+                first, starts, counts, self._table(cache)[slots], self._besides(cache, len(slots))
+            )
             batches += cache.attention.prefill.plan(spans, cache.shape, self._device)
         return batches
 
@@ -197,8 +201,15 @@ class InputBuilder:
         self, cache: AttendedCache, rows: IntArray, positions: IntArray, owners: IntArray
     ) -> Sequence[PlannedBatch]:
         """Spans of one row."""
-        spans = QuerySpans(rows, positions, None, self._table(cache)[owners])
+        besides = self._besides(cache, len(owners))
+        spans = QuerySpans(rows, positions, None, self._table(cache)[owners], besides)
         return cache.attention.decode.plan(spans, cache.shape, self._device)
+
+    def _besides(self, cache: AttendedCache, spans: int) -> BoolArray | None:
+        if not any(cache.besides):
+            return None
+        width = self._table(cache).shape[1]
+        return np.broadcast_to(cache.besides.mask(width), (spans, width))
 
     def _table(self, cache: AttendedCache) -> IntArray:
         return self._slots.blocks.tables[cache.group]

@@ -15,14 +15,23 @@ import sys
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from dependent_launch import Given, waits
 from pretended_gpu import CAPABILITY, SHARED_BYTES
 
 from penstock.kernels.gpu import prefill_attention, rows_linear_hopper
 from penstock.kernels.gpu.adjust_logits import adjust_logits
-from penstock.kernels.gpu.attention_arguments import DecodeBatch
+from penstock.kernels.gpu.attention_arguments import (
+    NOTHING_LISTED,
+    DecodeBatch,
+    HeadInputs,
+    LayerCache,
+    Scores,
+    listed_blocks,
+)
 from penstock.kernels.gpu.compressed_weights import compress
+from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
 from penstock.kernels.gpu.draw import draw
 from penstock.kernels.gpu.keep_floor import keep_floor
 from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
@@ -60,7 +69,7 @@ VARIED: list[dict[str, Any]] = [
         "windows": (64, 0), "softcap": 50.0, "logit_softcap": 30.0, "activation": "gelu_tanh",
         "output_norms": True, "scale": 0.1, "embedding_multiplier": 32.0,
     },
-    {"windows": (0, 64), "rotaries": (None, Rotary(RopeParameters(1e4), 64))},
+    {"windows": (0, 64), "rotaries": (None, Rotary(RopeParameters(1e4), 64)), "sinks": True},
 ]  # fmt: skip
 """What a model of two layers may have beside that; in bfloat16 with heads of 128 and of 64."""
 VOCABULARIES = [151_936, 32_000]
@@ -140,6 +149,28 @@ def rows_of_others(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> N
     rotate_heads(*parts[:2], *torch.zeros(2, 4, dim - 8, dtype=dtype))
 
 
+def patterns(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    """Attention in chunks, with sinks, and to blocks besides."""
+    keys, values = torch.zeros(2, 4, kv_heads, 16, dim, dtype=dtype)
+    numbers, rows = torch.zeros(4, 16, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    qkv = torch.zeros(4, heads + 2 * kv_heads, dim, dtype=dtype)
+    out, sinks = torch.zeros(4, heads, dim, dtype=dtype), torch.zeros(heads, dtype=dtype)
+    turns = HeadInputs(*torch.zeros(2, 64, dim // 2), None, None)
+    space = decode_workspace(4, heads, kv_heads, dim, qkv.device)
+    listed, cache = listed_blocks(np.ones((1, 4), np.bool_), qkv.device), LayerCache(keys, values)
+    for scores, blocks in (
+        (Scores(0.1, chunk=32, sinks=True), NOTHING_LISTED), (Scores(0.1, 32), listed),
+    ):  # fmt: skip
+        of_layer = sinks if scores.sinks else None
+        decode_attention(
+            qkv, DecodeBatch(rows, rows, numbers), turns, cache, out, space, 1e-6, None, scores,
+            of_layer, blocks,
+        )  # fmt: skip
+        prefill_attention.prefill_attention(
+            out, numbers, 1, numbers, cache, out, scores, of_layer, blocks
+        )
+
+
 def prompts_of_encoders(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
     rows = torch.zeros(64, heads + 2 * kv_heads, dim, dtype=dtype)
     query, key, value = rows.split((heads, kv_heads, kv_heads), 1)
@@ -190,6 +221,7 @@ def main() -> None:
                 steps(config, block_size, dtype)
         rows_of_others(heads, kv_heads, dim, dtype)
         prompts_of_encoders(heads, kv_heads, dim, dtype)
+        patterns(heads, kv_heads, dim, dtype)
         for vocab in vocabularies:
             sample(vocab, dtype)
     for number, options in enumerate(VARIED[: 1 + most // len(MODELS)]):

@@ -69,15 +69,18 @@ class Paged:
         size = self.case.block_size
         return self.table[index, position // size].long(), position % size
 
-    def table_of_seen(self, made: Scores) -> Tensor:
+    def table_of_seen(self, made: Scores, besides: Tensor | None = None) -> Tensor:
         """The table of sequences that go on at their lengths; in place of blocks that nothing sees
-        from there on stands one that holds NaN."""
+        from there on stands one that holds NaN. besides: [sequences, W], see ``ListedBlocks``."""
         table = self.table.clone()
         for index, length in enumerate(self.case.lengths):
             first = max(0, length + 1 - made.window) if made.window else 0
             if made.chunk:
                 first = max(first, length // made.chunk * made.chunk)
-            table[index, : first // self.case.block_size] = 0
+            unseen = torch.arange(table.shape[1], device=DEVICE) < first // self.case.block_size
+            if besides is not None:
+                unseen &= ~besides[index]
+            table[index, unseen] = 0
         return table
 
     def context(self, index: int, length: int) -> tuple[Tensor, Tensor]:
@@ -99,9 +102,11 @@ class Paged:
         start: int,
         made: Scores | None = None,
         sinks: Tensor | None = None,
+        besides: Tensor | None = None,
     ) -> Tensor:
         """queries: [N, Hq, D] rotated, at positions start …; each sees those up to its own; made:
-        how scores are, by default scaled by 1 / sqrt(D); sinks: [Hq]. [N, Hq, D] fp64."""
+        how scores are, by default scaled by 1 / sqrt(D); sinks: [Hq]; besides: [W].
+        [N, Hq, D] fp64."""
         made = made or Scores(self.case.dim**-0.5)
         count = len(queries)
         keys, values = self.context(index, start + count)
@@ -113,11 +118,14 @@ class Paged:
             scores = made.softcap * torch.tanh(scores / made.softcap)
         own = torch.arange(start, start + count, device=DEVICE)[:, None, None]
         position = torch.arange(start + count, device=DEVICE)
-        scores.masked_fill_(position > own, -torch.inf)
+        ahead = torch.zeros(count, 1, start + count, dtype=torch.bool, device=DEVICE)
         if made.window:
-            scores.masked_fill_(position <= own - made.window, -torch.inf)
+            ahead |= position <= own - made.window
         if made.chunk:
-            scores.masked_fill_(position // made.chunk < own // made.chunk, -torch.inf)
+            ahead |= position // made.chunk < own // made.chunk
+        if besides is not None:
+            ahead &= ~besides[position // self.case.block_size]
+        scores.masked_fill_(ahead | (position > own), -torch.inf)
         if sinks is not None:
             sink = sinks.double().view(1, -1, 1).expand(count, -1, -1)
             scores = torch.cat((scores, sink), -1)

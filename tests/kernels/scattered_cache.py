@@ -12,6 +12,7 @@ from penstock.kernels.attention_backend import (
     PlannedBatch,
     QuerySpans,
 )
+from penstock.kernels.block_pattern import NO_BLOCKS, BlockPattern
 
 CPU = torch.device("cpu")
 
@@ -38,6 +39,7 @@ class Scattered:
         softcap: float = 0.0,
         sinks: bool = False,
         chunk: int = 0,
+        besides: BlockPattern = NO_BLOCKS,
     ) -> None:
         self.device = device
         self.backend = backend or ReferenceAttention()
@@ -54,6 +56,9 @@ class Scattered:
         longest = -(-max(lengths) // KV_TILE) * -(-KV_TILE // block_size)
         self.tables = np.zeros((len(lengths), longest), np.int64)
         self.sinks = 2 * torch.randn(heads, generator=generator) if sinks else None
+        width = self.tables.shape[1]
+        self.besides = np.tile(besides.mask(width), (len(lengths), 1)) if any(besides) else None
+        """[sequences, W], may be changed."""
         self.query, self.key, self.value = [], [], []
         for index, length in enumerate(lengths):
             q, k, v = (
@@ -76,10 +81,11 @@ class Scattered:
         query = self.query[sequence][position].double()
         heads, dim = query.shape
         shared = heads // self.shape.num_kv_heads
-        first = max(0, position + 1 - self.shape.window) if self.shape.window else 0
-        if self.shape.chunk:
-            first = max(first, position // self.shape.chunk * self.shape.chunk)
-        seen = slice(first, position + 1)
+        own = np.arange(position + 1)
+        visible = own >= self.shape.first_seen(np.array(position))
+        if self.besides is not None:
+            visible |= self.besides[sequence, own // self.shape.block_size]
+        seen = torch.from_numpy(np.flatnonzero(visible))
         out = []
         for head in range(heads):
             k = self.key[sequence][seen, head // shared].double()
@@ -104,7 +110,8 @@ class Scattered:
             if some.any():
                 count = counts[some] if counts[some].max() > 1 else None
                 tables = self.tables[sequences[some]]
-                part = QuerySpans(rows[some], starts[some], count, tables)
+                chosen = None if self.besides is None else self.besides[sequences[some]]
+                part = QuerySpans(rows[some], starts[some], count, tables, chosen)
                 batches += self.backend.plan(part, self.shape, self.device)
         scale = self.shape.head_dim**-0.5
         caches = self.key_cache, self.value_cache

@@ -10,6 +10,7 @@ import torch
 from scattered_cache import CPU, Scattered
 
 from penstock.kernels.attention import plan_groups
+from penstock.kernels.block_pattern import BlockPattern
 
 PATTERNS: dict[str, dict[str, Any]] = {
     "window": {"window": 100},
@@ -23,6 +24,9 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "chunks": {"chunk": 48},
     "chunks of a tile": {"chunk": 128},
     "chunks and window": {"chunk": 96, "window": 70},
+    "first blocks": {"window": 50, "besides": BlockPattern(first=2)},
+    "every third block": {"chunk": 48, "besides": BlockPattern(every=3)},
+    "all kinds of blocks": {"window": 9, "sinks": True, "besides": BlockPattern(1, 20)},
 }
 
 
@@ -55,6 +59,38 @@ def test_windows_soft_caps_and_sinks_equal_the_formula(
     for position in (0, 15, 16, 127, 128, 512, 1199):
         got = paged.attend([(4, position, 1)])[0][0]
         assert (got - paged.exact(4, position).reshape(-1)).abs().max() < 3e-6
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_mask_of_blocks_counts_for_its_own_sequence(exact: bool) -> None:
+    paged = Scattered([700, 300, 90], 4, 2, 16, 16, exact=exact, window=20)
+    masks = np.random.default_rng(1).random(paged.tables.shape) < 0.2
+    paged.besides = masks
+    spans = [(0, 699, 1), (1, 250, 40), (2, 89, 1), (0, 300, 33)]
+    for (sequence, start, count), got in zip(spans, paged.attend(spans), strict=True):
+        for index in range(0, count, 8):
+            want = paged.exact(sequence, start + index).reshape(-1)
+            assert (got[index] - want).abs().max() < 3e-6, (sequence, start + index)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("start", "count"), [(1199, 1), (1150, 40)])
+def test_blocks_that_no_query_sees_are_not_read(exact: bool, start: int, count: int) -> None:
+    pattern = BlockPattern(first=1, every=60)
+    paged = Scattered([1200], 4, 2, 16, 16, exact=exact, window=100, besides=pattern)
+    end = start + count
+    first_seen = start + 1 - 100
+    unseen = [block for block in range(first_seen // 16) if block % 60]
+    for cache in (paged.key_cache, paged.value_cache):
+        cache[:, paged.tables[0, unseen]] = torch.nan
+    (got,) = paged.attend([(0, start, count)])
+    assert (got[-1] - paged.exact(0, end - 1).reshape(-1)).abs().max() < 3e-6
+    rows, positions = np.arange(count)[None], np.arange(start, end)[None]
+    arguments = rows, positions, None, paged.tables, paged.shape, CPU, paged.besides
+    (batch,) = plan_groups(*arguments)
+    width = batch.tiles[0].width
+    some = {at // width for at in (0, 60 * 16, *range(first_seen, end))}
+    assert len(batch.tiles) == len(some) < -(-end // width)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])

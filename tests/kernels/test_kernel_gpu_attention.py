@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from paged_sequences import EPS, Case, Paged, tiles_of
 from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
-from penstock.kernels.gpu.attention_arguments import DecodeBatch, Scores
+from penstock.kernels.block_pattern import BlockPattern
+from penstock.kernels.gpu.attention_arguments import DecodeBatch, Scores, listed_blocks
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.rope_cache import rope_and_cache
@@ -133,6 +135,67 @@ def test_windows_soft_caps_scales_and_sinks_of_chunks_equal_the_plain_computatio
         wanted = paged.attend(queries[row : row + size], index, length, made, sinks)
         assert error(out[row : row + size], wanted) < tolerance(dtype), f"{size} after {length}"
         row += size
+
+
+LISTED = [
+    (Case(4, 2, 32, 16, True, [1, 170, 139, 0]), Scores(0.3, 20), BlockPattern(first=1)),
+    (Case(4, 1, 32, 64, False, [400]), Scores(0.3, chunk=48), BlockPattern(1, 3)),
+    (Case(6, 2, 48, 16, False, [90, 200]), Scores(0.3, 33, 2.0, sinks=True), None),
+]
+LISTED_ON_GPU = [
+    (Case(32, 8, 128, 16, True, [1, 17, 3000]), Scores(128**-0.5, 256), BlockPattern(1, 8)),
+    (Case(8, 4, 256, 16, False, [3000, 777]), Scores(0.0625, chunk=1024), None),
+]
+"""Blocks that are seen besides; ``None``: others in each sequence."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "made", "pattern"), LISTED + LISTED_ON_GPU if ON_GPU else LISTED, ids=str
+)
+def test_blocks_that_are_seen_besides_are_read_and_no_others(
+    case: Case, made: Scores, pattern: BlockPattern | None, dtype: torch.dtype
+) -> None:
+    sizes = [1, 140, 9, 30][: len(case.lengths)]
+    paged = Paged(case, dtype, room=max(sizes))
+    count, heads, kv_heads = len(case.lengths), case.heads, case.kv_heads
+    slots, width = paged.table.shape
+    mask = np.random.default_rng(1).random((slots, width)) < 0.3
+    if pattern is not None:
+        mask[:] = pattern.mask(width)
+    listed = listed_blocks(mask if pattern is None else mask[:1], DEVICE)
+    besides = torch.from_numpy(mask).to(DEVICE)
+    table = paged.table_of_seen(made, besides)
+    sinks = paged.rand(heads) if made.sinks else None
+    queries = paged.rand(sum(sizes), heads, case.dim)
+    kept = [cache.clone() for cache in (paged.keys, paged.values)]
+    for index, (length, size) in enumerate(zip(case.lengths, sizes, strict=True)):
+        blocks, offsets = (each[length:] for each in paged.places(index, length + size))
+        for cache in (paged.keys, paged.values):
+            cache[blocks, :, offsets] = paged.rand(size, kv_heads, case.dim)
+    out = torch.full_like(queries, float("nan"))
+    tiles = tiles_of(case.lengths, sizes)
+    prefill_attention(queries, tiles, tiles.shape[1], table, paged.cache, out, made, sinks, listed)
+    row = 0
+    for index, (length, size) in enumerate(zip(case.lengths, sizes, strict=True)):
+        some = slice(row, row + size)
+        wanted = paged.attend(queries[some], index, length, made, sinks, besides[index])
+        assert error(out[some], wanted) < tolerance(dtype), f"{size} after {length}"
+        row += size
+    paged.keys, paged.values = kept
+    qkv = paged.rand(count, heads + 2 * kv_heads, case.dim)
+    rows = torch.arange(count, dtype=torch.int32, device=DEVICE)
+    position = torch.tensor(case.lengths, dtype=torch.int32, device=DEVICE)
+    out = torch.full((count, heads, case.dim), float("nan"), dtype=dtype, device=DEVICE)
+    decode_attention(
+        qkv, DecodeBatch(rows, position, table), paged.inputs, paged.cache, out,
+        decode_workspace(count, heads, kv_heads, case.dim, DEVICE), EPS, None, made, sinks, listed,
+    )  # fmt: skip
+    query = paged.rotated(qkv[:, :heads], paged.inputs.query_weight, position)
+    for index, length in enumerate(case.lengths):
+        some = slice(index, index + 1)
+        wanted = paged.attend(query[some], index, length, made, sinks, besides[index])
+        assert error(out[some], wanted) < tolerance(dtype), f"{length} cached"
 
 
 SHARING = [

@@ -8,10 +8,12 @@ from typing import Protocol
 from torch import Tensor
 
 from penstock.kernels.gpu.attention_arguments import (
+    NOTHING_LISTED,
     DecodeBatch,
     HeadInputs,
     LayerCache,
     LayerTensors,
+    ListedBlocks,
     Scores,
 )
 from penstock.kernels.gpu.decode_attention import DecodeWorkspace, decode_attention
@@ -84,9 +86,11 @@ class TritonPrefillAttention:
         table: Tensor,
         out: Tensor,
         sinks: Tensor | None = None,
+        listed: ListedBlocks = NOTHING_LISTED,
     ) -> None:
         scores = self._scores[layer]
-        prefill_attention(queries, tiles, num_tiles, table, self._caches[layer], out, scores, sinks)
+        cache = self._caches[layer]
+        prefill_attention(queries, tiles, num_tiles, table, cache, out, scores, sinks, listed)
 
 
 class TritonDecodeAttention:
@@ -120,10 +124,11 @@ class TritonDecodeAttention:
         out: Tensor,
         prefixed: bool = False,
         sinks: Tensor | None = None,
+        listed: ListedBlocks = NOTHING_LISTED,
     ) -> None:
         decode_attention(
             qkv, batch, heads, self._caches[layer], out, self._workspace, self._eps,
-            self._prefix if prefixed else None, self._scores[layer], sinks,
+            self._prefix if prefixed else None, self._scores[layer], sinks, listed,
         )  # fmt: skip
 
 

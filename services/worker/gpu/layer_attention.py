@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.gpu.attention_arguments import (
+    NOTHING_LISTED,
     DecodeBatch,
     HeadInputs,
     LayerCache,
+    ListedBlocks,
     Scores,
+    listed_blocks,
 )
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.rope_cache import rope_and_cache
@@ -82,6 +85,8 @@ class LayerAttention:
         in blocks of its own."""
         self._tables = [state.tables[group] for group, _ in grouped.places]
         of_layers, scores = (self.keys, self.values), [scores_of(each) for each in caches]
+        width = state.tables[0].shape[1]
+        self._listed = [_listed(each, width, device) for each in caches]
         self._plain = [each.plain for each in scores]
         shared = shared_prefix(
             state.shared_slot, state.shared_length, slots, num_heads, kv_heads, dim
@@ -157,7 +162,7 @@ class LayerAttention:
         if self._plain[layer] and num_decode >= self.least_rows:
             self.decode.kernels(layer, qkv, batch, heads, output, shared)
         else:
-            self._triton(layer, qkv, batch, heads, output, shared, sinks)
+            self._triton(layer, qkv, batch, heads, output, shared, sinks, self._listed[layer])
 
     def _batch(self, layer: int, num_decode: int) -> DecodeBatch:
         state = self._state
@@ -178,7 +183,14 @@ class LayerAttention:
         if self._plain[layer]:
             self.prefill.kernels(layer, *step)
         else:
-            self._triton_prefill(layer, *step, sinks)
+            self._triton_prefill(layer, *step, sinks, self._listed[layer])
+
+
+def _listed(cache: CacheSpecification, width: int, device: torch.device) -> ListedBlocks:
+    """width: entries of a block table."""
+    if not any(cache.besides):
+        return NOTHING_LISTED
+    return listed_blocks(cache.besides.mask(width)[None], device)
 
 
 def scores_of(cache: CacheSpecification) -> Scores:

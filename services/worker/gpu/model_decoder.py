@@ -26,6 +26,7 @@ from penstock.services.worker.gpu.workspace import (
 )
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.causal_model import CausalModel, StepInputs
+from penstock.services.worker.models.specification import head_shape
 
 
 class ModelDecoder(StepDecoder):
@@ -38,14 +39,13 @@ class ModelDecoder(StepDecoder):
     ) -> None:
         """words: how it is computed, for the log; rows: of the largest step."""
         model.prepare(capacity.max_model_len)
-        device, dtype, first = model.device, model.dtype, model.caches[0]
+        device, dtype = model.device, model.dtype
+        heads, kv_heads, dim = head_shape(model.caches)
         self.state, self._model, self._words = state, model, words
-        self.vocab_size, self.num_kv_heads = model.vocab_size, first.num_kv_heads
-        slots, dim = len(state.rows), first.head_dim
+        self.vocab_size, self.num_kv_heads = model.vocab_size, kv_heads
+        slots = len(state.rows)
         self.space = LogitsSpace(**make_logits_space(model.vocab_size, slots, dtype, device))
-        self._rows = make_attention_rows(
-            rows, first.num_heads, first.num_kv_heads, dim, dtype, device
-        )
+        self._rows = make_attention_rows(rows, heads, kv_heads, dim, dtype, device)
         self.attention = LayerAttention(
             state,
             self._rows,

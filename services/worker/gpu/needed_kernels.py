@@ -35,7 +35,7 @@ from penstock.services.worker.loaded_model import attention_for_kernels, form_fo
 from penstock.services.worker.models.causal_model import StepInputs
 from penstock.services.worker.models.dense import caches_of
 from penstock.services.worker.models.dense_form import DenseModel, dense_model
-from penstock.services.worker.models.specification import CacheSpecification
+from penstock.services.worker.models.specification import CacheSpecification, head_shape
 from penstock.services.worker.models.weights import allocate_weights, in_halves
 
 _PRODUCTS = ("mm", "addmm", "index_select")
@@ -88,18 +88,15 @@ def _launch_attention(needs: KernelNeeds, attention: AttentionNeeds) -> str:
 
 def _launch_replaced(attention: AttentionNeeds, dtype: torch.dtype) -> None:
     """What ``module_kernels`` puts in the place of modelling code, for its usual forms."""
-    first = attention.caches[0]
+    heads, kv_heads, dim = head_shape(attention.caches)
 
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype, device="meta")
 
     rows = empty(2, attention.hidden_size)
     rms_norm(rows, rows[0], 1e-6, rows)
-    angles = empty(2, first.head_dim)
-    rotate_heads(
-        empty(2, first.num_heads, first.head_dim), empty(2, first.num_kv_heads, first.head_dim),
-        angles, angles,
-    )  # fmt: skip
+    angles = empty(2, dim)
+    rotate_heads(empty(2, heads, dim), empty(2, kv_heads, dim), angles, angles)
 
 
 class AttendingModel:

@@ -139,7 +139,7 @@ class ConfigReader:
         dim = self.head_dim(head_dim)
         return Attention(
             heads, kv_heads, dim, dim**-0.5 if scale is None else scale, rotary, window, softcap,
-            qk_norm, qk_norm_over, qkv_bias, output_bias, sinks,
+            qk_norm, qk_norm_over, qkv_bias, output_bias, sinks=sinks,
         )  # fmt: skip
 
     def head_dim(self, default: int | None = None) -> int:

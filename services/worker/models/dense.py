@@ -137,10 +137,9 @@ def specification_of(config: DenseConfig) -> ModelSpecification:
 
 def dense_config(model: ModelSpecification) -> DenseConfig | str:
     """The model's form for the kernels, or what they lack for it."""
-    lacking = [*_lacking(model), *_lacking_heads(model.layers[0].attention)]
-    if lacking:
-        return ", ".join(lacking)
-    return _config(model)
+    heads = {layer.attention.head_dim for layer in model.layers}
+    lacking = [*_lacking(model), *(f"heads of {dim}" for dim in sorted(heads) if not _fit(dim))]
+    return ", ".join(lacking) or _config(model)
 
 
 def dimensions(model: ModelSpecification) -> DenseConfig | str:
@@ -175,17 +174,16 @@ def paged_config(
         rms_norm_eps=0.0,
         rope=RopeParameters(1.0),
         tie_word_embeddings=False,
-        softcap=max(cache.softcap for cache in caches),
     )
 
 
 def _config(model: ModelSpecification) -> DenseConfig:
-    layer = model.layers[0]
+    (layer,) = _kinds(model)
     attention, mlp = layer.attention, layer.mlp
     windows = tuple(each.attention.window for each in model.layers)
     rotaries = tuple(each.attention.rotary for each in model.layers)
-    one = rotaries[0]
-    whole = one is not None and one.dim == attention.head_dim and len(set(rotaries)) == 1
+    one, *others = dict.fromkeys(rotaries)
+    whole = one is not None and one.dim == attention.head_dim and not others
     usual = attention.scale == attention.head_dim**-0.5
     return DenseConfig(
         vocab_size=model.vocab_size,
@@ -214,35 +212,44 @@ def _config(model: ModelSpecification) -> DenseConfig:
     )
 
 
+def _kinds(model: ModelSpecification) -> list[Layer]:
+    """The distinct layers, but for what layers may differ in."""
+    return list(
+        dict.fromkeys(
+            replace(each, attention=replace(each.attention, window=0, rotary=None))
+            for each in model.layers
+        )
+    )
+
+
 def _lacking(model: ModelSpecification) -> list[str]:
     """What the kernels lack for a model, in words."""
-    layer = model.layers[0]
+    kinds = _kinds(model)
+    found = [f"{len(kinds)} kinds of layers"] if len(kinds) > 1 else []
+    for layer in kinds:
+        found += _lacking_of(layer, model.norm)
+    return list(dict.fromkeys(found))
+
+
+def _lacking_of(layer: Layer, norm: Norm) -> list[str]:
+    """norm: ahead of the LM head."""
     attention, mlp = layer.attention, layer.mlp
-    alike = {
-        replace(each, attention=replace(each.attention, window=0, rotary=None))
-        for each in model.layers
-    }
     norms = (layer.input_norm, layer.mlp_norm)
     behind = (layer.attention_output_norm, layer.mlp_output_norm)
     found = {
-        f"{len(alike)} kinds of layers": len(alike) > 1,
         "layers without norms ahead of both halves": None in norms,
         "a norm behind one half alone": (behind[0] is None) != (behind[1] is None),
-        "norms that are no RMSNorm, or differ": len({model.norm, *norms, *behind} - {None}) > 1
-        or model.norm.kind != "rms",
+        "norms that are no RMSNorm, or differ": len({norm, *norms, *behind} - {None}) > 1
+        or norm.kind != "rms",
         "attention and MLP in parallel": layer.parallel,
         "an MLP without a gate": not mlp.gated,
         f"the activation {mlp.activation}": mlp.activation not in ACTIVATIONS,
         "biases in a part of the MLP": mlp.up_bias != mlp.down_bias,
+        "attention in chunks or to chosen blocks": attention.chunk > 0 or any(attention.besides),
         "norms of queries and keys over all heads": attention.qk_norm is not None
-        and (attention.qk_norm != model.norm or attention.qk_norm_over != "head"),
+        and (attention.qk_norm != norm or attention.qk_norm_over != "head"),
     }
     return [words for words, there in found.items() if there]
-
-
-def _lacking_heads(attention: Attention) -> list[str]:
-    width = attention.head_dim
-    return [] if _fit(width) else [f"heads of {width}"]
 
 
 def _fit(head_dim: int) -> bool:

@@ -6,10 +6,12 @@ equal specifications are computed alike, so kernels are chosen for each distinct
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from penstock.kernels.block_pattern import NO_BLOCKS, BlockPattern
 from penstock.kernels.rope_parameters import RopeParameters
 from penstock.protocol.wire.messages.engine import (
     CHUNK_ATTENTION,
@@ -60,6 +62,10 @@ class Attention(msgspec.Struct, frozen=True):
     [H, D]. ``all``: all heads together, [H * D]."""
     qkv_bias: bool = False
     output_bias: bool = False
+    chunk: int = 0
+    """Positions of a chunk: each one attends to those of its own chunk alone; 0: no chunks."""
+    besides: BlockPattern = NO_BLOCKS
+    """Blocks that each position attends to besides its window or chunk."""
     sinks: bool = False
     """Whether the softmax of each head has one more score, a weight, which stands for no value."""
 
@@ -139,8 +145,8 @@ class CacheSpecification(msgspec.Struct, frozen=True):
     sinks: bool = False
     """Whether attention is given sinks: see ``Attention``."""
     chunk: int = 0
-    """Each position attends to those of its own chunk of so many positions alone; 0: there are no
-    chunks."""
+    besides: BlockPattern = NO_BLOCKS
+    """See ``Attention``."""
 
     @property
     def score_scale(self) -> float:
@@ -148,7 +154,9 @@ class CacheSpecification(msgspec.Struct, frozen=True):
 
     @property
     def group(self) -> LayerGroup:
-        """The kind of the group of layers that it belongs to."""
+        """The kind of the group of layers that it belongs to: what it keeps of a sequence."""
+        if any(self.besides):
+            return LayerGroup()
         if self.window:
             return LayerGroup(WINDOW_ATTENTION, self.window)
         return LayerGroup(CHUNK_ATTENTION, self.chunk) if self.chunk else LayerGroup()
@@ -158,8 +166,19 @@ def cache_of(layer: Layer) -> CacheSpecification:
     part = layer.attention
     return CacheSpecification(
         part.num_kv_heads, part.head_dim, part.num_heads, part.window, part.softcap, part.scale,
-        part.sinks,
+        part.sinks, part.chunk, part.besides,
     )  # fmt: skip
+
+
+def head_shape(caches: Sequence[CacheSpecification]) -> tuple[int, int, int]:
+    """Query heads, KV heads and head size of layers that all have the same.
+
+    Raises ``ValueError`` where they do not.
+    """
+    shapes = {(cache.num_heads, cache.num_kv_heads, cache.head_dim) for cache in caches}
+    if len(shapes) != 1:
+        raise ValueError(f"layers with heads of {len(shapes)} shapes")
+    return shapes.pop()
 
 
 def attention_widths(attention: Attention) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import torch
 from plain_logprobs import check_prompts
 from plan_driver import GREEDY, PlanDriver
 from repeated_work import Repeated
-from tiny_models import generated, some_prompts
+from tiny_models import generated, seen_through_blocks, some_prompts
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
@@ -25,6 +25,7 @@ from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.causal_model import CausalModel, StepInputs
+from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.transformers_loading import load_transformers_model
 
 pytestmark = pytest.mark.usefixtures("few_programs")
@@ -86,6 +87,14 @@ def test_families_without_kernels_for_their_layers_give_the_tokens_of_transforme
     variant: str, tiny_folder: Folder
 ) -> None:
     assert_exact(variant, by_our_layers(tiny_folder(variant)))
+
+
+def test_where_all_blocks_are_seen_besides_a_window_hides_nothing(tiny_folder: Folder) -> None:
+    info = read_model_info(tiny_folder("llama"))
+    model = load_model(info, torch.float32, DEVICE, silent, longest=256)
+    assert isinstance(model, Decoder)
+    changed = Decoder(seen_through_blocks(model.specification, window=9), model.weights)
+    assert_exact("llama", executor_of(changed))
 
 
 def test_steps_padded_to_the_size_of_a_graph_and_sampled_rows_are_those_of_the_plain_executor(

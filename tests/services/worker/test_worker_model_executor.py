@@ -12,7 +12,14 @@ import pytest
 import torch
 from plain_logprobs import check_outputs, check_prompts
 from plan_driver import GREEDY, PlanDriver
-from tiny_models import FAMILIES, VARIANTS, generated, make_model, some_prompts
+from tiny_models import (
+    FAMILIES,
+    VARIANTS,
+    generated,
+    make_model,
+    seen_through_blocks,
+    some_prompts,
+)
 from transformers import AutoModelForCausalLM
 
 from penstock.kernels import activation
@@ -34,6 +41,7 @@ from penstock.services.worker.cpu_threads import StepThreads
 from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.model_executor import Hidden, ModelExecutor
 from penstock.services.worker.model_weights import load_model
+from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.slots import PlanError, PlannedStep
 
 CPU = torch.device("cpu")
@@ -84,6 +92,16 @@ def test_every_family_chooses_the_tokens_of_transformers(variant: str, tiny_fold
     executor = executor_for(tiny_folder(variant))
     got = PlanDriver(executor, 1).run(prompts, 16, chunk=24, preemptions=3)
     assert got == expected
+
+
+def test_where_all_blocks_are_seen_besides_a_window_hides_nothing(tiny_folder: Folder) -> None:
+    info, prompts = read_model_info(tiny_folder("llama")), some_prompts([1, 33, 129])
+    model = load_model(info, torch.float32, CPU, silent)
+    assert isinstance(model, Decoder)
+    changed = Decoder(seen_through_blocks(model.specification, window=20), model.weights)
+    executor = ModelExecutor(changed, EngineSizes(600, 8, 16, 256, 512, info.vocab_size))
+    got = PlanDriver(executor, 1).run(prompts, 8, chunk=24, preemptions=2)
+    assert got == generated("llama", prompts, 8)
 
 
 def test_sequences_beyond_the_trained_length_have_the_long_factors_of_longrope(

@@ -11,6 +11,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
+from msgspec.structs import replace
+
+from penstock.kernels.block_pattern import BlockPattern
+from penstock.services.worker.models.specification import Layer, ModelSpecification
 
 SHARED: dict[str, Any] = {
     "vocab_size": 307,
@@ -246,3 +250,13 @@ def generated(variant: str, prompts: list[list[int]], count: int) -> list[list[i
             )
         outputs.append(full[0, len(prompt) :].tolist())
     return outputs
+
+
+def seen_through_blocks(model: ModelSpecification, window: int) -> ModelSpecification:
+    """The model with a window in each layer, beside which all blocks are seen."""
+
+    def changed(layer: Layer) -> Layer:
+        every = BlockPattern(every=1)
+        return replace(layer, attention=replace(layer.attention, window=window, besides=every))
+
+    return replace(model, layers=tuple(changed(layer) for layer in model.layers))

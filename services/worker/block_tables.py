@@ -111,8 +111,8 @@ class BlockTables:
             if group.kind == CHUNK_ATTENTION:
                 for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
                     if position % group.window == 0:  # a whole chunk lies behind at once
-                        behind = group.blocks_behind(position, self._capacity.block_size)
-                        table[slot, :behind] = self._empty
+                        gone = group.blocks_behind(position, self._capacity.block_size)
+                        table[slot, :gone] = self._empty
                 continue
             behind = np.maximum(positions - group.window + 1, 0) // self._capacity.block_size
             left = behind > 0

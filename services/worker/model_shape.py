@@ -178,8 +178,9 @@ def _windows_of_others(info: ModelInfo, layers: int) -> list[int]:
 def _chunks_of_others(info: ModelInfo, layers: int) -> list[int]:
     """Of each layer, 0: none."""
     chunk, kinds = info.config.get("attention_chunk_size"), info.config.get("layer_types")
-    named = isinstance(kinds, list) and len(kinds) == layers
-    if type(chunk) is not int or not 0 < chunk < info.max_model_len or not named:
+    if type(chunk) is not int or not 0 < chunk < info.max_model_len:
+        return [0] * layers
+    if not isinstance(kinds, list) or len(kinds) != layers:
         return [0] * layers
     return [chunk if kind == "chunked_attention" else 0 for kind in kinds]
 

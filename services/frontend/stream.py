@@ -58,7 +58,8 @@ class StreamedAnswer(Answer):
         stream.pending.append(frames.prefix + encode(text) + frames.suffix)
         frames.prefix = frames.later
         if not stream.is_dirty:
-            stream.mark()
+            stream.is_dirty = True
+            stream.clock.mark(stream)
 
     def add(self, text: str, extras: RowExtras) -> None:
         super().add(text, extras)
@@ -94,7 +95,7 @@ class EventStream:
         self.log_fields = line_fields(request_id, generation.caller.trace)
         self._generation = generation
         self._renderer = renderer
-        self._clock = clock
+        self.clock = clock
         self._transport: asyncio.Transport | None = None
         self._chunked = True
         self.pending: list[bytes] = []
@@ -125,7 +126,7 @@ class EventStream:
     def mark(self) -> None:
         """There are frames to send."""
         self.is_dirty = True
-        self._clock.mark(self)
+        self.clock.mark(self)
 
     def expect(self, size: int) -> None:
         """A row of so many bytes comes once: they are no sign of a slow reader."""
@@ -156,8 +157,8 @@ class EventStream:
             raise ConnectionResetError("The client closed the connection")
         self._transport = transport
         self._chunked = chunked
-        self._written_at = self._progress_at = self._clock.now()
-        self._clock.add(self)
+        self._written_at = self._progress_at = self.clock.now()
+        self.clock.add(self)
         if first:
             self.expect(len(first))
             self.pending.append(first)
@@ -172,22 +173,25 @@ class EventStream:
         if transport.is_closing():
             self._lost()
             return
-        payload = b"".join(self.pending)
+        frames = b"".join(self.pending)
         self.pending.clear()
-        framed = self._framed(payload)
-        self._share.add(len(framed), transport.get_write_buffer_size())
-        transport.write(framed)
+        if self._chunked:
+            frames = b"%x\r\n%b\r\n" % (len(frames), frames)
+        else:
+            frames = self._framed(frames)
+        transport.write(frames)
         self._written_at = now
         backlog = transport.get_write_buffer_size()
+        self._share.add(len(frames), max(0, backlog - len(frames)))
         if backlog > HOLD_BYTES and not self.held:
             self._hold(True)
             self._backlog = backlog
             self._progress_at = now
-            self._clock.watch(self)
+            self.clock.watch(self)
 
-    def _framed(self, payload: bytes) -> bytes:
-        """The bytes of some frames on the connection."""
-        return b"%x\r\n%b\r\n" % (len(payload), payload) if self._chunked else payload
+    def _framed(self, frames: bytes) -> bytes:
+        """The bytes of some frames on a connection that is not chunked."""
+        return frames
 
     def _hold(self, held: bool) -> None:
         self.held = held
@@ -200,7 +204,7 @@ class EventStream:
         for answer in holding:
             if frames := answer.take():
                 self.pending.append(frames)
-        self.flush(self._clock.now())
+        self.flush(self.clock.now())
 
     def tick(self, now: float, keep_alive_s: float) -> None:
         """Keep a silent connection alive. Called by the clock about every second."""
@@ -235,9 +239,9 @@ class EventStream:
         if self._drained is not None and self._backlog <= RELEASE_BYTES and not self.held:
             self._settle()
             return False
-        if now - self._progress_at > self._clock.stall_s:
+        if now - self._progress_at > self.clock.stall_s:
             waits = self._backlog + self._held_bytes
-            self.give_up(f"it took nothing for {self._clock.stall_s:g} s; {waits} bytes wait")
+            self.give_up(f"it took nothing for {self.clock.stall_s:g} s; {waits} bytes wait")
             return False
         return self.held or self._drained is not None
 
@@ -251,8 +255,8 @@ class EventStream:
             self.held or transport.get_write_buffer_size() > RELEASE_BYTES
         ):
             self._drained = asyncio.get_running_loop().create_future()
-            self._progress_at = self._clock.now()
-            self._clock.watch(self)
+            self._progress_at = self.clock.now()
+            self.clock.watch(self)
             await self._drained
         rest = b"".join(self.pending)
         self.pending.clear()
@@ -260,7 +264,7 @@ class EventStream:
 
     def close(self) -> None:
         """Forget the connection: aiohttp writes to it from here on."""
-        self._clock.discard(self)
+        self.clock.discard(self)
         self._transport = None
         self.pending.clear()
 
@@ -330,7 +334,11 @@ class StreamClock:
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, []
         now = self.now()
-        self._each(dirty, lambda stream: stream.flush(now))
+        for stream in dirty:  # of all that is done for a stream, what is done for each token
+            try:
+                stream.flush(now)
+            except Exception:
+                self._failed(stream)
 
     def _each(self, streams: list[EventStream], do: Callable[[EventStream], None]) -> None:
         """One stream's failure ends that stream and no other."""
@@ -338,9 +346,12 @@ class StreamClock:
             try:
                 do(stream)
             except Exception:
-                _log.exception("a stream failed", extra=stream.log_fields)
-                self._watched.pop(stream, None)
-                stream.give_up("its stream failed")
+                self._failed(stream)
+
+    def _failed(self, stream: EventStream) -> None:
+        _log.exception("a stream failed", extra=stream.log_fields)
+        self._watched.pop(stream, None)
+        stream.give_up("its stream failed")
 
     def _tick(self) -> None:
         self._ticking = bool(self._streams)

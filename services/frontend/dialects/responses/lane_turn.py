@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 class SocketStream(EventStream):
     """The events of one response on a connection that may carry several: a message for a line."""
 
-    def _framed(self, payload: bytes) -> bytes:
-        return text_messages(payload) or PING
+    def _framed(self, frames: bytes) -> bytes:
+        return text_messages(frames) or PING
 
 
 class LaneTurn:

@@ -92,7 +92,9 @@ class _NamesParameters(msgspec.StructMeta):
         def __call__(cls, *args, **kwargs):  # noqa: N805
             unknown = [name for name in kwargs if name not in cls.__struct_fields__]
             if unknown:
-                advice = FOREIGN_PARAMETERS.advice(unknown[0], cls.__struct_fields__)
+                # The second is a parameter of the methods that take chats.
+                known = (*cls.__struct_fields__, "chat_template_kwargs")
+                advice = FOREIGN_PARAMETERS.advice(unknown[0], known)
                 raise TypeError(f"{cls.__name__}() has no parameter {unknown[0]}{advice}")
             return super().__call__(*args, **kwargs)
 

@@ -315,26 +315,28 @@ def _refusal(
     unknown: list[str], unsupported: list[str], declared: type[Declared], where: str
 ) -> InvalidValue:
     within = f" in {where}" if where else ""
-    foreign, parts = declared.FOREIGN, []
+    foreign, known, parts = declared.FOREIGN, fields_of(declared), []
     if unknown:
-        known = fields_of(declared)
         names = _names(unknown, foreign, known)
         listed = f"; known are {', '.join(known)}" if where else ""
         parts.append(f"unknown parameter{'s' * (len(unknown) > 1)}{within}: {names}{listed}")
     if unsupported:
-        parts.append(f"{NOT_YET}{within}: {_names(unsupported, foreign)}")
+        parts.append(f"{NOT_YET}{within}: {_names(unsupported, foreign, known, supported=False)}")
     param = _param(where) or (unknown or unsupported)[0][:MAX_PARAM_LENGTH]
     code = "unknown_parameter" if unknown else "unsupported_parameter"
     return InvalidValue("; ".join(parts), param, code)
 
 
-def _names(names: list[str], foreign: ForeignNames, meant: Collection[str] = ()) -> str:
-    """Names for an error, each with what to do about it where that is known. meant: the names
-    that unknown ones may be meant for."""
+def _names(
+    names: list[str], foreign: ForeignNames, known: Collection[str], *, supported: bool = True
+) -> str:
+    """Names for an error, each with what to do about it where that is known. supported: they are
+    unknown, and may be meant for others."""
     listed = []
     for index, name in enumerate(names[:MAX_NAMED]):
-        advice = foreign.advice(name, meant).removeprefix(": ") if index < MAX_ADVISED else ""
-        if not meant:  # it stands in a list that says so itself
+        found = foreign.advice(name, known, guesses=supported) if index < MAX_ADVISED else ""
+        advice = found.removeprefix(": ")
+        if not supported:  # it stands in a list that says so itself
             advice = advice.removeprefix(f"{NOT_YET}: ")
         listed.append(show(name).strip("'") + (f" ({advice})" if advice else ""))
     more = len(names) - MAX_NAMED

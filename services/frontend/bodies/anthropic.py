@@ -16,6 +16,7 @@ from penstock.client.messages import MAX_MESSAGES, MAX_PARTS, Name
 from penstock.client.request_terms import Label, Priority, Salt, Seconds
 from penstock.client.tools import MAX_TOOLS, ToolName
 from penstock.protocol.declared import NO_ITEMS, Declared
+from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
 from penstock.protocol.sampling import Seed, StopStrings, TopK, TopP
 from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import ForeignNames
@@ -32,8 +33,10 @@ CacheControl = Annotated[
     dict[str, Any], Meta(description="Has no effect: prefixes are cached by themselves.")
 ]
 _FOREIGN = ForeignNames(
-    {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"},
+    FOREIGN_PARAMETERS.renamed_to(stop="stop_sequences", max_tokens="max_tokens")
+    | {"max_completion_tokens": "max_tokens"},
     {
+        "guided_json": "use output_config.format",
         "container": "code is not executed here",
         "mcp_servers": "call MCP servers in the client, and offer their tools as custom tools",
         "output_format": "use output_config.format",

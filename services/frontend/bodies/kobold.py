@@ -33,9 +33,17 @@ SAMPLING = {
 }
 """Fields that are sampling parameters, with those that they are."""
 _FOREIGN = ForeignNames(
-    {"max_tokens": "max_length", "stop": "stop_sequence", "seed": "sampler_seed"},
+    {
+        **FOREIGN_PARAMETERS.renamed_to(
+            max_tokens="max_length",
+            stop="stop_sequence",
+            **{known or name: name for name, known in SAMPLING.items()},
+        ),
+        "max_prompt_tokens": "max_context_length",
+    },
     {
         **FOREIGN_PARAMETERS.explained,
+        "guided_grammar": "use grammar",
         "memory": "put it at the beginning of the prompt",
         "logprobs": "use /v1/completions",
         "use_default_badwordsids": "bypass_eos goes on after the end token",

@@ -30,15 +30,20 @@ OPTIONS = {
 }
 """Options that are sampling parameters, with those that they are."""
 _OF_OPTIONS = ForeignNames(
-    {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"},
+    FOREIGN_PARAMETERS.renamed_to(
+        max_tokens="num_predict", **{known or name: name for name, known in OPTIONS.items()}
+    ),
     FOREIGN_PARAMETERS.explained,
 )
+_FORMATS = ("ebnf", "grammar", "guided_grammar", "guided_json", "guided_decoding", "json_schema")
 _OF_REQUESTS = ForeignNames(
     {},
     {
         **FOREIGN_PARAMETERS.explained,
+        **{name: f"use {option} in options" for name, option in _OF_OPTIONS.renamed.items()},
         **dict.fromkeys((*OPTIONS, "stop", "num_predict", "num_ctx"), "put it into options"),
-        "max_tokens": "use num_predict in options",
+        **dict.fromkeys(_FORMATS, "use format"),
+        **dict.fromkeys(("enable_thinking", "reasoning_effort", "thinking"), "use think"),
         "response_format": "use format",
         "structured_outputs": "use format",
         "n": "one answer is given",

@@ -118,10 +118,36 @@ SAMPLING_NAMES = (
 """Sampling parameters that the body takes as the other routes do."""
 
 
+_FORM = 'use text.format: {"type": "json_schema", …}'
+_THINKING = 'use reasoning: {"effort": …}'
+_FOREIGN = ForeignNames(
+    {
+        name: "max_output_tokens" if known == "max_tokens" else known
+        for name, known in FOREIGN_PARAMETERS.renamed.items()
+        if name != "max_output_tokens"
+    }
+    | {
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "messages": "input",
+        "logprobs": "include",
+    },
+    {
+        **FOREIGN_PARAMETERS.explained,
+        **dict.fromkeys(
+            ("format", "guided_json", "json_schema", "response_format", "structured_outputs"), _FORM
+        ),
+        **dict.fromkeys(
+            ("chat_template_kwargs", "enable_thinking", "reasoning_effort", "thinking"), _THINKING
+        ),
+    },
+)
+
+
 class PromptBody(Declared, kw_only=True):
     """What a prompt is made of."""
 
-    FOREIGN: ClassVar[ForeignNames] = FOREIGN_PARAMETERS
+    FOREIGN: ClassVar[ForeignNames] = _FOREIGN
     NEUTRAL: ClassVar[Mapping[str, Any]] = {
         "conversation": (),
         "prompt": (),
@@ -202,22 +228,6 @@ else:
 class ResponsesBody(_Sampling, kw_only=True):
     """The body of /v1/responses."""
 
-    FOREIGN: ClassVar[ForeignNames] = ForeignNames(
-        {
-            name: "max_output_tokens" if known == "max_tokens" else known
-            for name, known in FOREIGN_PARAMETERS.renamed.items()
-            if name != "max_output_tokens"
-        }
-        | {
-            "max_tokens": "max_output_tokens",
-            "max_completion_tokens": "max_output_tokens",
-            "messages": "input",
-            "response_format": "text",
-            "reasoning_effort": "reasoning",
-            "logprobs": "include",
-        },
-        FOREIGN_PARAMETERS.explained,
-    )
     NEUTRAL: ClassVar[Mapping[str, Any]] = {
         **PromptBody.NEUTRAL,
         "access_programs": (),

@@ -10,7 +10,6 @@ from msgspec import Meta
 
 from penstock.client.request_terms import Priority, Seconds, User, check_printable
 from penstock.protocol.declared import Declared, said
-from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
 from penstock.protocol.sampling import MAX_TOKENS
 from penstock.protocol.suggestions import ForeignNames
 from penstock.protocol.validation import InvalidValue
@@ -19,20 +18,49 @@ from penstock.services.frontend.bodies.responses import Count, Given
 MAX_INPUTS = 2048
 """As OpenAI has it. They are not open all at once: see ``GenerateRequest.window``."""
 
+_TRUNCATES = {
+    "max_length": "truncate_prompt_tokens",
+    "max_seq_length": "truncate_prompt_tokens",
+    "truncate": "truncate_prompt_tokens",
+}
+_NO_ADAPTER = "not supported yet: LoRA adapters"
+_NAMES_OF_VECTORS = ForeignNames(
+    {
+        **_TRUNCATES,
+        "embedding_format": "encoding_format",
+        "embedding_type": "encoding_format",
+        "embedding_types": "encoding_format",
+        "inputs": "input",
+        "normalized": "normalize",
+        "output_dimension": "dimensions",
+        "output_dimensionality": "dimensions",
+        "prompt": "input",
+        "task": "input_type",
+        "texts": "input",
+    },
+    {
+        "adapter": _NO_ADAPTER,
+        "images": "not supported yet: models take text alone",
+        "instruction": "prompt_name names one of the instructions in the model's folder",
+        "messages": "use input, with the text of a message",
+    },
+)
+"""What vLLM, Jina, Cohere, Ollama and text-embeddings-inference have for vectors."""
 _TEXTS = "use text_1 and text_2, or queries and documents"
 _NAMES_OF_OTHERS = ForeignNames(
     {
+        **_TRUNCATES,
         "activation": "use_activation",
+        "inputs": "input",
         "raw_scores": "use_activation",
         "return_text": "return_documents",
         "softmax": "use_activation",
         "top_k": "top_n",
-        "truncate": "truncate_prompt_tokens",
     },
     {
+        "adapter": _NO_ADAPTER,
         "data_1": _TEXTS,
         "data_2": _TEXTS,
-        "inputs": "use input",
         "instruction": "prompt_name names one of the instructions in the model's folder",
         "items": _TEXTS,
         "max_chunks_per_doc": "a document is read in one piece; max_tokens_per_doc cuts it",
@@ -46,7 +74,7 @@ _NAMES_OF_OTHERS = ForeignNames(
 class PooledBody(Declared, kw_only=True):
     """The fields of every request for a vector or scores of each text."""
 
-    FOREIGN: ClassVar[ForeignNames] = FOREIGN_PARAMETERS
+    FOREIGN: ClassVar[ForeignNames] = _NAMES_OF_VECTORS
 
     model: Annotated[str, said("The model, by one of its names.")] | None = None
     truncate_prompt_tokens: (

@@ -160,9 +160,19 @@ class ChatBody(GenerationBody, kw_only=True):
     ) = None
 
 
+_OF_CHATS = ("chat_template_kwargs", "enable_thinking", "reasoning_effort", "thinking")
+
+
 class CompletionBody(GenerationBody, kw_only=True):
     """The body of /v1/completions."""
 
+    FOREIGN: ClassVar[ForeignNames] = ForeignNames(
+        FOREIGN_PARAMETERS.renamed,
+        {
+            **FOREIGN_PARAMETERS.explained,
+            **dict.fromkeys(_OF_CHATS, "chat templates have it: use /v1/chat/completions"),
+        },
+    )
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...] | SameAs]] = COMPLETION_NEUTRAL
 
     prompt: Annotated[

@@ -19,12 +19,23 @@ from penstock.services.frontend.bodies.responses import Count, Given
 MAX_TOKEN_IDS = 2**19
 """As many values as a body may hold."""
 Model = Annotated[str, said("The model, by one of its names.")]
+_NAMES_OF_TEXTS = ForeignNames(
+    {
+        "add_special": "add_special_tokens",
+        "content": "prompt",
+        "input": "prompt",
+        "inputs": "prompt",
+        "text": "prompt",
+    },
+    FOREIGN_PARAMETERS.explained,
+)
+_NAMES_OF_IDS = ForeignNames({"ids": "tokens", "input_ids": "tokens", "token_ids": "tokens"}, {})
 
 
 class TokenizeBody(Declared, kw_only=True):
     """The body of /tokenize: a prompt, or messages."""
 
-    FOREIGN: ClassVar[ForeignNames] = FOREIGN_PARAMETERS
+    FOREIGN: ClassVar[ForeignNames] = _NAMES_OF_TEXTS
     NEUTRAL: ClassVar[Mapping[str, Any]] = {
         "chat_template": (),
         "mm_processor_kwargs": (),
@@ -72,7 +83,7 @@ class TokenizeBody(Declared, kw_only=True):
 class DetokenizeBody(Declared, kw_only=True):
     """The body of /detokenize."""
 
-    FOREIGN: ClassVar[ForeignNames] = FOREIGN_PARAMETERS
+    FOREIGN: ClassVar[ForeignNames] = _NAMES_OF_IDS
 
     model: Model | None = None
     tokens: Annotated[

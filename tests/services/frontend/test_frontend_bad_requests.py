@@ -355,7 +355,7 @@ FOREIGN: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a"}, 'use structured_outputs: {"regex"'),
     ({"guided_choice": ["a"]}, 'use structured_outputs: {"choice"'),
     ({"guided_grammar": "a"}, 'use structured_outputs: {"grammar"'),
-    ({"reasoning_effort": "low"}, "use chat_template_kwargs"),
+    ({"reasoning_effort": "low"}, "use /v1/chat/completions"),
     ({"mirostat": 1}, "not supported yet"),
     ({"stream": True, "stream_options": {"include_usge": True}}, "did you mean include_usage?"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import struct
 from typing import Any
 
@@ -14,6 +15,8 @@ from frontend_scripted import LENGTH, Client, of_any_task, rejected, run, say
 
 from penstock.client.answers import FINISH_REASONS
 from penstock.client.sink import RowExtras, Sink
+from penstock.protocol.declared import Declared, fields_of
+from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
 from penstock.protocol.logprobs import NamedLogprobs
 from penstock.protocol.sampling import PARAMETERS
 from penstock.protocol.wire.messages.requests import Work
@@ -55,6 +58,54 @@ ASKED: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": {"input": "x"},
 }
 SCHEMAS = describe(DESCRIBED, OPEN_ROUTES, with_keys=True)["components"]["schemas"]
+
+
+WAYS_OUT = [
+    ("/v1/embeddings", "max_new_tokens", ""),
+    ("/v1/embeddings", "inputs", "use input"),
+    ("/v1/rerank", "top_k", "use top_n"),
+    ("/v1/score", "inputs", ""),
+    ("/tokenize", "max_new_tokens", ""),
+    ("/tokenize", "text", "use prompt"),
+    ("/detokenize", "token_ids", "use tokens"),
+    ("/v1/responses", "max_new_tokens", "use max_output_tokens"),
+    ("/v1/responses", "guided_json", "use text.format: "),
+    ("/v1/responses/input_tokens", "max_new_tokens", ""),
+    ("/v1/messages", "max_new_tokens", "use max_tokens"),
+    ("/v1/messages/count_tokens", "max_new_tokens", ""),
+    ("/v1/completions", "enable_thinking", "chat templates have it: use /v1/chat/completions"),
+    ("/v1/chat/completions", "enable_thinking", "use chat_template_kwargs: "),
+    ("/api/chat", "max_new_tokens", "use num_predict in options"),
+    ("/api/chat", "guided_json", "use format"),
+    ("/api/v1/generate", "max_new_tokens", "use max_length"),
+    ("/api/v1/generate", "num_return_sequences", "use n"),
+    ("/api/extra/tokencount", "max_new_tokens", ""),
+]
+
+
+@pytest.mark.parametrize(("path", "wrong", "way_out"), WAYS_OUT)
+def test_the_way_out_of_a_wrong_name_is_one_of_the_route(
+    path: str, wrong: str, way_out: str
+) -> None:
+    async def use(client: Client) -> None:
+        status, answer, _ = await client.post(path, {**ASKED[path], wrong: 1})
+        assert status == 400
+        told = re.search(rf"unknown parameter: {wrong}(?: \((.*)\))?", json.dumps(answer))
+        assert told is not None
+        assert (told[1] or "").startswith(way_out) and bool(told[1]) == bool(way_out), answer
+
+    run(use)
+
+
+def test_no_route_advises_a_name_that_it_does_not_have() -> None:
+    names = {*FOREIGN_PARAMETERS.renamed, *FOREIGN_PARAMETERS.explained}
+    for route in DESCRIBED:
+        if route.takes is None or not issubclass(route.takes, Declared):
+            continue
+        known, foreign = fields_of(route.takes), route.takes.FOREIGN
+        for name in names | foreign.renamed.keys() | foreign.explained.keys():
+            advised = re.match(r": use (\w+)(?:[:.]|$)", foreign.advice(name, known))
+            assert advised is None or advised[1] in known, (route.path, name)
 
 
 def check(raw: bytes, declared: type[msgspec.Struct]) -> Any:

@@ -29,7 +29,9 @@ class Run(NamedTuple):
         return [event for event in self.events if event.get("type") == kind]
 
 
-def codex(url: str, question: str, folder: Path, model: str, *, web_socket: bool = False) -> Run:
+def codex(
+    url: str, question: str, folder: Path, model: str, *flags: str, web_socket: bool = False
+) -> Run:
     """``codex exec`` with the server as its provider of models; it may do all in ``folder``."""
     home = _home(folder)
     (home / "config.toml").write_text(
@@ -54,7 +56,7 @@ stream_max_retries = 0
     )
     command = [
         str(BIN / "codex"), "exec", "--json", "--skip-git-repo-check",
-        "--dangerously-bypass-approvals-and-sandbox", "-C", str(folder), question,
+        "--dangerously-bypass-approvals-and-sandbox", "-C", str(folder), *flags, question,
     ]  # fmt: skip
     return _run(command, folder, {"CODEX_HOME": str(home), "HOME": str(home), "PENSTOCK_KEY": KEY})
 

@@ -7,6 +7,7 @@ installs them.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,15 @@ SCRIPT = [
     (r"Ask Claude", "First the sum.\n" + called("Bash", command=SUM, description="Add")),
     (r"tool_response>[^<]*CronList can be called", "The tool is there."),
     (r"Search a tool", called("ToolSearch", query="select:CronList")),
+    (r"Show .*tool_response>[^<]*An image, which you cannot see", "I cannot see it."),
+    (r"Show Codex an image", called("view_image", path="{image}")),
+    (r"Show Claude an image", called("Read", file_path="{image}")),
     (r"", "I do not know that."),
 ]
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4"
+    "2mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 needs_codex = pytest.mark.skipif(
@@ -48,7 +56,11 @@ needs_claude = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    flags, environment = scripted_model(tmp_path_factory.mktemp("agents") / "model", SCRIPT)
+    folder = tmp_path_factory.mktemp("agents")
+    image = folder / "pixel.png"
+    image.write_bytes(base64.b64decode(PIXEL))
+    script = [(pattern, says.replace("{image}", str(image))) for pattern, says in SCRIPT]
+    flags, environment = scripted_model(folder / "model", script)
     flags += ["--served-model-name", MODEL, "--api-key", KEY]
     with served(*flags, environment=environment) as server:
         yield server
@@ -156,3 +168,33 @@ def test_claude_code_searches_a_tool_that_is_offered_from_then_on(
     )
     assert "CronList" not in named
     assert later["CronList"]["defer_loading"] is True
+
+
+@needs_codex
+def test_codex_goes_on_behind_an_image_that_the_model_cannot_see(
+    proxy: RecordingProxy, folder: Path
+) -> None:
+    run = codex(proxy.url, "Show Codex an image.", folder, MODEL)
+    assert run.code == 0, run.output
+    assert [one.status for one in proxy.exchanges] == [200, 200]
+    *_, said = run.of("item.completed")
+    assert said["item"]["text"] == "I cannot see it."
+
+
+@needs_claude
+def test_claude_code_goes_on_behind_an_image_that_the_model_cannot_see(
+    proxy: RecordingProxy, folder: Path
+) -> None:
+    run = claude(proxy.url, "Show Claude an image.", folder, "scripted")
+    assert run.code == 0, run.output
+    assert [one.status for one in proxy.exchanges] == [200, 200]
+    assert run.of("result")[0]["result"] == "I cannot see it."
+
+
+@needs_claude
+def test_claude_code_counts_what_its_context_holds(proxy: RecordingProxy, folder: Path) -> None:
+    run = claude(proxy.url, "/context", folder, "scripted")
+    assert run.code == 0, run.output
+    assert {(one.path, one.status) for one in proxy.exchanges} == {
+        ("/v1/messages/count_tokens?beta=true", 200)
+    }

@@ -66,18 +66,22 @@ class SystemBlock(Declared, kw_only=True):
 
 
 class ResultPart(Declared, kw_only=True):
-    """A part of what a tool has given: a text, or a tool to be offered from then on."""
+    """A part of what a tool has given: a text, an image, or a tool to be offered from then on."""
 
     NEUTRAL: ClassVar[Mapping[str, Any]] = {"citations": NO_ITEMS}
 
-    type: Literal["text", "tool_reference"]
+    type: Literal["text", "image", "tool_reference"]
     text: str | None = None
+    source: (
+        Annotated[dict[str, Any], Meta(description="Has no effect: an image is not seen.")] | None
+    ) = None
     tool_name: Annotated[ToolName, Meta(description="Which of the tools.")] | None = None
     cache_control: CacheControl | None = None
 
     def __post_init__(self) -> None:
         """Raise ``InvalidValue`` where the type and the rest contradict each other."""
-        check_field_of_type(self, {"text": "text", "tool_reference": "tool_name"}, "messages")
+        fields = {"text": "text", "image": "source", "tool_reference": "tool_name"}
+        check_field_of_type(self, fields, "messages")
 
 
 class CustomTool(Declared, kw_only=True):

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from penstock.client.tools import ToolName
 from penstock.protocol.declared import Declared
+from penstock.protocol.validation import InvalidValue
 
 MAX_ITEMS = 8192
 MAX_PARTS = 1024
@@ -24,7 +25,7 @@ def _said(description: str) -> Meta:
 
 
 class InputPart(Declared, kw_only=True):
-    """A part of a message, or of a tool's output."""
+    """A part of a message."""
 
     NEUTRAL: ClassVar[Mapping[str, Any]] = {"prompt_cache_breakpoint": ()}
 
@@ -34,7 +35,30 @@ class InputPart(Declared, kw_only=True):
     logprobs: Annotated[list[Any], _said("Has no effect.")] | None = None
 
 
+class ResultPart(Declared, kw_only=True):
+    """A part of what a tool has given."""
+
+    NEUTRAL: ClassVar[Mapping[str, Any]] = {"prompt_cache_breakpoint": ()}
+
+    type: Literal["input_text", "output_text", "input_image"]
+    text: str | None = None
+    image_url: Annotated[str, _said("Has no effect: an image is not seen.")] | None = None
+    file_id: Annotated[str, _said("Has no effect: an image is not seen.")] | None = None
+    detail: (
+        Annotated[Literal["auto", "low", "high", "original"], _said("Has no effect.")] | None
+    ) = None
+    annotations: Annotated[list[Any], _said("Has no effect.")] | None = None
+    logprobs: Annotated[list[Any], _said("Has no effect.")] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ``InvalidValue`` where the type and the rest contradict each other."""
+        if (self.text is None) != (self.type == "input_image"):
+            wrong = "is missing" if self.text is None else "is not allowed"
+            raise InvalidValue(f"text {wrong} with the type {self.type!r}", "input")
+
+
 Parts = Annotated[list[InputPart], Meta(max_length=MAX_PARTS)]
+ResultParts = Annotated[list[ResultPart], Meta(max_length=MAX_PARTS)]
 
 
 class Item(Declared, kw_only=True):
@@ -73,7 +97,7 @@ class FunctionOutputItem(Item, kw_only=True):
 
     type: Literal["function_call_output"]
     call_id: Id
-    output: str | Parts
+    output: str | ResultParts
     name: ToolName | None = None
     namespace: ToolName | None = None
 
@@ -96,7 +120,7 @@ class CustomOutputItem(Item, kw_only=True):
 
     type: Literal["custom_tool_call_output"]
     call_id: Id
-    output: str | Parts
+    output: str | ResultParts
     name: ToolName | None = None
 
 

@@ -170,6 +170,14 @@ def test_the_result_of_a_tool_may_be_nothing_and_an_error_is_not_called_one_twic
     assert [one["content"] for one in found] == ["", "error 7"]
 
 
+def test_a_model_is_told_of_an_image_that_its_tool_has_brought() -> None:
+    seen = {**RESULT, "content": [text("A screen:"), IMAGE]}
+    (told,) = [
+        one for one in messages(*HELLO, assistant(CALL), user(seen)) if one["role"] == "tool"
+    ]
+    assert told["content"] == "A screen:\n[An image, which you cannot see: you read text alone.]"
+
+
 def test_an_assistant_s_last_message_is_continued() -> None:
     found, variables = chat(messages=[*HELLO, assistant(text("It is"))])
     assert found[-1] == {"role": "assistant", "content": "It is"}
@@ -319,9 +327,12 @@ def test_what_asks_for_nothing_is_accepted(asked: dict[str, Any]) -> None:
         ({"messages": [user(IMAGE)]}, "content[0].type is 'image'"),
         ({"messages": [user({"type": "document", "source": {}})]}, "type is 'document'"),
         (
-            {"messages": [*HELLO, assistant(CALL), user({**RESULT, "content": [IMAGE]})]},
-            "messages[2].content[0].content[0].type is 'image'",
+            {"messages": [*HELLO, assistant(CALL), user({**RESULT, "content": [
+                {"type": "document", "source": {}}]})]},
+            "messages[2].content[0].content[0].type is 'document'",
         ),
+        ({"messages": [*HELLO, assistant(CALL), user({**RESULT, "content": [{"type": "image"}]})]},
+         "source is missing with the type 'image'"),
         ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text is missing"),
         ({"messages": [user(text("a", id="x"))]}, "content[0].id is not allowed in a block"),
         ({"messages": [user(CALL)]}, "not allowed in a message of the role 'user'"),

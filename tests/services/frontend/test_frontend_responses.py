@@ -48,6 +48,7 @@ from penstock.services.frontend.bodies.openai_response import (
     ResponseObject,
 )
 from penstock.services.frontend.dialects.responses.custom_input import CustomInput
+from penstock.services.frontend.dialects.unseen import IMAGE
 
 PATH = "/v1/responses"
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -358,7 +359,14 @@ def test_items_become_the_messages_of_a_chat() -> None:
         {
             "type": "custom_tool_call_output",
             "call_id": "c2",
-            "output": [{"type": "input_text", "text": "x"}, {"type": "input_text", "text": "y"}],
+            "output": [
+                {"type": "input_text", "text": "x"},
+                {
+                    "type": "input_image",
+                    "image_url": "data:image/png;base64,AA==",
+                    "detail": "high",
+                },
+            ],
         },
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]},
         {"role": "assistant", "content": "Done."},
@@ -383,7 +391,7 @@ def test_items_become_the_messages_of_a_chat() -> None:
             "tool_calls": calls,
         },
         {"role": "tool", "content": "none", "name": "files__list", "tool_call_id": "c1"},
-        {"role": "tool", "content": "x\ny", "name": "patch", "tool_call_id": "c2"},
+        {"role": "tool", "content": f"x\n{IMAGE}", "name": "patch", "tool_call_id": "c2"},
         {"role": "assistant", "content": "Done.", "reasoning_content": "so"},
         {"role": "assistant", "content": "Really."},
     ]
@@ -482,6 +490,18 @@ def test_parameters_reach_the_pipeline() -> None:
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0].type is 'input_image'",
+        ),
+        (
+            {
+                "input": [
+                    {
+                        "type": "function_call_output",
+                        "call_id": "c",
+                        "output": [{"type": "input_image", "text": "x"}],
+                    }
+                ]
+            },
+            "text is not allowed with the type 'input_image'",
         ),
         (
             {"input": [{"type": "reasoning", "encrypted_content": "gAAA"}]},

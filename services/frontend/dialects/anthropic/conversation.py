@@ -21,6 +21,7 @@ from penstock.services.frontend.bodies.anthropic import (
     SystemBlock,
 )
 from penstock.services.frontend.dialects.anthropic.signature import signed_thought
+from penstock.services.frontend.dialects.unseen import IMAGE
 
 BILLING = "x-anthropic-billing-header:"
 """A line that one client puts before its system prompt, other in each request: with it no prefix
@@ -201,4 +202,4 @@ def _result(block: Block) -> str:
 def _part(part: ResultPart) -> str:
     if part.tool_name is not None:
         return f"The tool {part.tool_name} can be called now."
-    return part.text or ""
+    return IMAGE if part.text is None else part.text

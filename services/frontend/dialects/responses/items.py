@@ -19,7 +19,9 @@ from penstock.services.frontend.bodies.openai_items import (
     MessageItem,
     ReasoningItem,
     ReferenceItem,
+    ResultPart,
 )
+from penstock.services.frontend.dialects.unseen import IMAGE
 
 PREFIXES = {
     "message": "msg",
@@ -117,12 +119,12 @@ def thought_of(item: ReasoningItem, where: str = "input") -> str:
     return "\n\n".join(part.text for part in item.summary or ())
 
 
-def text_of(content: str | list[InputPart]) -> str:
+def text_of(content: str | Sequence[InputPart | ResultPart]) -> str:
     """Parts of an input are joined by line breaks, as in a chat; those of an answer are not."""
     if isinstance(content, str):
         return content
     between = "" if all(part.type == "output_text" for part in content) else "\n"
-    return between.join(part.text for part in content)
+    return between.join(IMAGE if part.text is None else part.text for part in content)
 
 
 def written(item: InputItem, answer_id: str, index: int) -> dict[str, Any]:

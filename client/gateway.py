@@ -20,7 +20,7 @@ from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.model_state import ModelState
 from penstock.client.parts import Parts
 from penstock.client.peer_questions import PeerQuestions
-from penstock.client.served_engines import with_engine
+from penstock.client.served_engines import ServedEngines
 from penstock.client.sink import RowExtras, Sink
 from penstock.client.tasks import task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
@@ -79,6 +79,7 @@ class PipelineGateway:
         self._uninformed = 0
         """Requests that wait to hear what is served."""
         self._models: dict[str, ServedModel] = {}
+        self._engines = ServedEngines(limits.restart_wait_s)
         self._mailbox = mailbox
         self._participant = participant
         self._questions = PeerQuestions(mailbox.address, mailbox.send)
@@ -184,14 +185,13 @@ class PipelineGateway:
     def models(self) -> list[ServedModel]:
         """What the engines serve. An engine that still loads does not know its limits, and no
         request may be judged by them: while all of a model do, what was last known of it."""
-        found: dict[str, ServedModel] = {}
-        there = set(self._participant.served)
-        for peer in self._participant.of("scheduler"):
-            identity, capacity = peer.identity, peer.capacity
-            there.add(identity.model)
-            if (name := identity.model) and capacity.max_model_len:
-                found[name] = with_engine(found.get(name), identity, capacity)
-        known = self._models | found
+        return self._look_engines(time.monotonic())
+
+    def _look_engines(self, now: float) -> list[ServedModel]:
+        peers = self._participant.of("scheduler")
+        self._engines.look(peers, now)
+        there = {*self._participant.served, *(peer.identity.model for peer in peers)}
+        known = self._models | self._engines.models()
         order = {name: place for place, name in enumerate(self._expected)}
         names = sorted(there & known.keys(), key=lambda name: (order.get(name, len(order)), name))
         self._models = {name: known[name] for name in names}
@@ -277,7 +277,7 @@ class PipelineGateway:
     def _look_models(self, now: float) -> None:
         """A state for each model that is served; none for one that is withdrawn."""
         self._any.look(now)
-        self.models()  # what is there now is remembered when it is gone
+        self._look_engines(now)  # what is there now is remembered when it is gone
         served = self._participant.served
         for name in served:
             self._state(name, now)

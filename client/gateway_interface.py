@@ -50,6 +50,9 @@ class Overloaded(Exception):
 class Gateway(Protocol):
     """What the HTTP side needs from the rest of the system."""
 
+    is_closed: bool
+    """This process ends now: nothing is opened any more."""
+
     def open(self, work: Work, sink: Sink) -> int:
         """Start a request with all choices in ``work.choices`` and return its id.
 

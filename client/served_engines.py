@@ -1,16 +1,70 @@
-"""What the engines of one model do together."""
+"""What the engines of each model do together."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 
 from penstock.client.gateway_interface import ServedModel
-from penstock.protocol.wire.messages.membership import Capacity, Identity
+from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer
+
+
+class ServedEngines:
+    """What the engines of each model do, those included that are away for a while.
+
+    An engine that is lost or leaves is most often started again: what only it did is still done by
+    its model until it is back (as whatever it is then), or ``wait_s`` have passed while nothing of
+    the model was starting or loading.
+    """
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait = wait_s
+        self._known: dict[int, tuple[Identity, Capacity]] = {}
+        """Incarnation → what a scheduler said last."""
+        self._absent: dict[int, float] = {}
+        """Incarnation → since when a known one is not there."""
+
+    def look(self, engines: Iterable[Peer], now: float) -> None:
+        """Take in who is there. An engine that still loads does not know what it will do."""
+        there, awaited = set(), set()
+        places = {}
+        for peer in engines:
+            there.add(peer.incarnation)
+            if peer.identity.model and peer.capacity.max_model_len:
+                self._known[peer.incarnation] = (peer.identity, peer.capacity)
+                places[_place(peer.identity)] = peer.incarnation
+            else:
+                awaited.add(peer.identity.model)
+        for incarnation, (identity, _) in list(self._known.items()):
+            if incarnation in there:
+                self._absent.pop(incarnation, None)
+                continue
+            since = self._absent.setdefault(incarnation, now)
+            if identity.model in awaited:
+                self._absent[incarnation] = now
+            elif now - since > self._wait or _place(identity) in places:
+                del self._known[incarnation], self._absent[incarnation]
+
+    def models(self) -> dict[str, ServedModel]:
+        """By name, each as all of its engines together are."""
+        found: dict[str, ServedModel] = {}
+        order = sorted(self._known, key=lambda one: one in self._absent)
+        for incarnation in order:
+            identity, capacity = self._known[incarnation]
+            found[identity.model] = with_engine(found.get(identity.model), identity, capacity)
+        return found
+
+
+def _place(identity: Identity) -> tuple[str, str, str]:
+    """The same for an engine and for the one that is started in its place."""
+    return identity.host, identity.engine, identity.model
 
 
 def with_engine(known: ServedModel | None, identity: Identity, capacity: Capacity) -> ServedModel:
-    """The model as ``known`` by its engines so far, with one more of them. Its limits are those of
-    the first one, but for prompts of tasks, which fit every engine that has any."""
+    """The model as ``known`` by its engines so far, with one more of them. A request that generates
+    may be as long as the largest of those engines holds, which gets it; prompts of tasks fit every
+    engine that has any."""
     more = ServedModel(
         identity.model,
         identity.aliases,
@@ -23,6 +77,10 @@ def with_engine(known: ServedModel | None, identity: Identity, capacity: Capacit
     )
     if known is None:
         return more
+    if known.generates == more.generates:
+        context = max(known.max_model_len, more.max_model_len)
+    else:
+        context = known.max_model_len if known.generates else more.max_model_len
     longest = known.longest_task_prompt
     if more.tasks:
         longest = (
@@ -30,6 +88,7 @@ def with_engine(known: ServedModel | None, identity: Identity, capacity: Capacit
         )
     return msgspec.structs.replace(
         known,
+        max_model_len=context,
         tasks=list(dict.fromkeys([*known.tasks, *more.tasks])),
         generates=known.generates or more.generates,
         labels=known.labels or more.labels,

@@ -21,6 +21,7 @@ import msgspec
 import uvloop
 
 from penstock.loadtest import report
+from penstock.loadtest.api_key import key_for
 from penstock.loadtest.arrivals import arrival_times
 from penstock.loadtest.dataset_file import BadDataset
 from penstock.loadtest.environment import date, environment
@@ -40,9 +41,9 @@ SPARE_FILES = 64
 def main(arguments: Sequence[str]) -> int:
     """Run with these flags. Returns the exit code."""
     options = parse(arguments)
-    if options.api_key is None and os.environ.get("OPENAI_API_KEY"):
-        options = msgspec.structs.replace(options, api_key=os.environ["OPENAI_API_KEY"])
     try:
+        key = key_for(options.base_url, options.api_key, os.environ)
+        options = msgspec.structs.replace(options, api_key=key or None)
         path = _result_path(options)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_bench(options, arguments, path))

@@ -22,6 +22,7 @@ import msgspec
 
 from penstock.demo.grading import ALL_SKILLS, questions
 from penstock.loadtest import eval_cloze
+from penstock.loadtest.api_key import KEY_HELP, key_for
 from penstock.loadtest.environment import environment
 from penstock.loadtest.eval_facts import facts
 from penstock.loadtest.eval_questions import ENDPOINT, Outcome, ask_all
@@ -60,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--base-url", metavar="URL", help="a running server")
-    parser.add_argument("--api-key", help="its key; default: OPENAI_API_KEY")
+    parser.add_argument("--api-key", metavar="KEY", help=f"its key {KEY_HELP}")
     parser.add_argument("--served-model", metavar="NAME", help="default: the first that it lists")
     parser.add_argument("--set", choices=("skills", "facts"), default="skills", dest="question_set",
                         help="facts: plain facts in English, for any language model: the likeliest "
@@ -108,7 +109,7 @@ class _Asked(NamedTuple):
 
 
 async def _ask(parsed: argparse.Namespace, url: str, text: str) -> _Asked:
-    key = parsed.api_key or os.environ.get("OPENAI_API_KEY")
+    key = key_for(url, parsed.api_key, os.environ)
     is_facts = parsed.question_set == "facts"
     endpoint = eval_cloze.COMPLETIONS if is_facts else ENDPOINT
     target = Target(url, endpoint, {"Authorization": f"Bearer {key}"} if key else {})

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.loadtest.api_key import KEY_HELP
 from penstock.loadtest.options import (
     extra_body,
     goodput_limits,
@@ -84,7 +85,7 @@ def _target_flags(parser: argparse.ArgumentParser) -> None:
         help="/v1/completions (default) or /v1/chat/completions",
     )
     group.add_argument("--model", help="name in the requests (default: the server's first)")
-    group.add_argument("--api-key", metavar="KEY", help="(default: OPENAI_API_KEY)")
+    group.add_argument("--api-key", metavar="KEY", help=KEY_HELP)
     group.add_argument(
         "--header", type=header, nargs="+", action="extend", default=[], metavar="NAME=VALUE"
     )

@@ -141,7 +141,7 @@ class Target:
                 else:
                     reason = f"/v1/models answered {status}"
                     if status in NEVER_READY:
-                        hint = "; set --api-key or OPENAI_API_KEY" if status in (401, 403) else ""
+                        hint = "; set --api-key or PENSTOCK_API_KEY" if status in (401, 403) else ""
                         raise TargetError(f"{self.url}: {reason}{hint}")
             if time.monotonic() >= deadline:
                 if empty and named:

@@ -80,7 +80,7 @@ def _users_fault(error: Exception) -> int | None:
     # Only a service raises these, so their modules are loaded already.
     from penstock.protocol.model_info import BadModelFolder
     from penstock.protocol.process.faults import BadFault
-    from penstock.protocol.wire.mailbox import AddressError
+    from penstock.protocol.wire.addresses import AddressError
     from penstock.protocol.wire.security import SecurityError
 
     if isinstance(error, BadModelFolder):

@@ -21,9 +21,12 @@ from penstock.protocol.keys.key_file import KeyFileError, read_keys
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.addresses import is_loopback
 from penstock.protocol.wire.codec import MAX_PROMPT_BYTES
+from penstock.protocol.wire.unix_listener import LONGEST_PATH
 
 GRPC_MODULES = ("grpc", "google.protobuf", "google.rpc", "grpc_health", "grpc_reflection")
 """What the extra ``grpc`` brings."""
+UNIX_PROXIES = "unix"
+"""Among the trusted proxies: who connects to the UNIX socket."""
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 _ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
@@ -216,8 +219,15 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
             read_keys(Path(server.keys_file).expanduser())
         except KeyFileError as error:
             yield f"--keys-file {error}"
+    if server.limits_url and not server.keys_file:
+        yield (
+            "--limits-url counts the limits of keys, which a --keys-file gives them; there is "
+            "none, so nobody has a limit"
+        )
     reached = server.published_host or server.host
-    if not (is_loopback(reached) or server.has_keys or server.insecure):
+    yield from _uds(config, sources)
+    is_within = bool(server.uds and not server.published_host) or is_loopback(reached)
+    if not (is_within or server.has_keys or server.insecure):
         yield (
             f"--{'published-' if server.published_host else ''}host {reached} is open to other "
             "hosts, but there is no --api-key and no --keys-file, so anybody could use the server; "
@@ -241,6 +251,10 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
             ". _ ~ -, without a slash at its end"
         )
     for proxy in server.trusted_proxies:
+        if proxy == UNIX_PROXIES:
+            if not server.uds:
+                yield f"--trusted-proxies {proxy} has no meaning without --uds"
+            continue
         try:
             ipaddress.ip_network(proxy, strict=False)
         except ValueError:
@@ -270,20 +284,44 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
         )
 
 
+def _uds(config: Config, sources: Provenance) -> Iterator[str]:
+    server = config.server
+    if not server.uds:
+        if _given(config, sources, "uds_mode"):
+            yield f"--uds-mode {server.uds_mode} has no meaning without --uds"
+        return
+    for name in ("port", *(("host",) if server.grpc_port is None else ())):
+        if _given(config, sources, name):
+            value = getattr(server, name)
+            yield f"--uds {server.uds} and --{name} {value} both say where HTTP is; give one"
+    if server.tls_cert:
+        yield (
+            f"--uds {server.uds} and --tls-cert {server.tls_cert} do not go together: what goes "
+            "through a UNIX socket stays on this host, and is not encrypted"
+        )
+    if len(os.fsencode(os.path.abspath(os.path.expanduser(server.uds)))) > LONGEST_PATH:
+        yield f"--uds {server.uds}: the path of a UNIX socket has at most {LONGEST_PATH} bytes"
+
+
 def _grpc(config: Config, sources: Provenance) -> Iterator[str]:
     server = config.server
     if server.grpc_port is None:
-        for name in ("grpc_host", "grpc_tokenizer"):
+        for name in ("grpc_host", *(() if server.grpc_uds else ("grpc_tokenizer",))):
             if _given(config, sources, name):
                 flag = f"--{name.replace('_', '-')} {getattr(server, name)}"
                 yield f"{flag} has no meaning without --grpc-port"
+    if not server.has_grpc:
         return
+    flag = f"--grpc-port {server.grpc_port}"
+    if server.grpc_uds:
+        flag = f"--grpc-uds {server.grpc_uds}"
+        yield from _grpc_uds(config, flag)
     if missing := [name for name in GRPC_MODULES if not _is_installed(name)]:
         yield (
-            f"--grpc-port {server.grpc_port} needs packages that are not installed "
+            f"{flag} needs packages that are not installed "
             f"({', '.join(missing)}): pip install 'penstock[grpc]'"
         )
-    if server.grpc_port and server.grpc_port == server.port:
+    if server.grpc_port and server.grpc_port == server.port and not server.uds:
         yield f"--grpc-port {server.grpc_port} is --port as well; each needs one of its own"
     host = server.grpc_host
     if host and not (is_loopback(host) or server.has_keys or server.insecure):
@@ -291,6 +329,16 @@ def _grpc(config: Config, sources: Provenance) -> Iterator[str]:
             f"--grpc-host {host} is open to other hosts, but there is no --api-key, so anybody "
             "could use the server; --insecure allows that"
         )
+
+
+def _grpc_uds(config: Config, flag: str) -> Iterator[str]:
+    server = config.server
+    if server.grpc_port is not None:
+        yield f"{flag} and --grpc-port {server.grpc_port} both say where gRPC is; give one"
+    if config.launch.frontends > 1:
+        yield f"{flag} goes with one frontend, and --frontends is {config.launch.frontends}"
+    if len(os.fsencode(os.path.abspath(os.path.expanduser(server.grpc_uds)))) > LONGEST_PATH:
+        yield f"{flag}: the path of a UNIX socket has at most {LONGEST_PATH} bytes"
 
 
 def _is_installed(module: str) -> bool:

@@ -13,6 +13,20 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[
         int, Meta(ge=0, le=65535, description="HTTP port; 0 takes a free one and prints it.")
     ] = 8000
+    uds: Annotated[
+        str,
+        Meta(
+            description="Path of a UNIX socket that HTTP is served on, in place of --host and "
+            "--port."
+        ),
+    ] = ""
+    uds_mode: Annotated[
+        str,
+        Meta(
+            pattern="^[0-7]{3}$",
+            description="Permissions of that socket, in octal: who may write to it may connect.",
+        ),
+    ] = "600"
     tls_cert: Annotated[
         str,
         Meta(
@@ -31,13 +45,20 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         list[str],
         Meta(
             description="Addresses and networks (10.0.0.0/8) of proxies whose X-Forwarded-For says "
-            "who asks."
+            "who asks; unix: whoever connects to --uds."
         ),
     ] = []
     grpc_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
         Meta(description="Serve gRPC as well, on this port; 0 takes a free one and prints it."),
     ] = None
+    grpc_uds: Annotated[
+        str,
+        Meta(
+            description="Path of a UNIX socket that gRPC is served on, in place of a port; with "
+            "one frontend."
+        ),
+    ] = ""
     grpc_host: Annotated[
         str, Meta(description="Address that gRPC listens on; by default that of --host.")
     ] = ""
@@ -120,6 +141,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             description="Send a comment this often on a stream that has nothing to say.",
         ),
     ] = 10.0
+
+    @property
+    def has_grpc(self) -> bool:
+        """Whether gRPC is served."""
+        return self.grpc_port is not None or bool(self.grpc_uds)
 
     @property
     def has_keys(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Protocol
 
 import msgspec
@@ -146,19 +147,23 @@ class SchedulerLedger:
         if unknown:
             self._send(message.reply_to, Unknown([i for i, _ in unknown], [a for _, a in unknown]))
 
-    def hand_over(self) -> None:
-        """Give every request back to its owner, who finds another engine for it.
+    def hand_over(self, some: Collection[int] | None = None) -> None:
+        """Give requests back to their owners, who find another engine for them: all, or those of
+        these ids.
 
         What only waited is not suspected of having ended this one.
         """
         for owner in self.core.owners():
             ids, attempts, failures = [], [], []
             for request_id, attempt in self.core.holding(owner):
+                if some is not None and request_id not in some:
+                    continue
                 ids.append(request_id)
                 attempts.append(attempt)
                 failures.append(self.core.failures(request_id))
                 self.core.cancel(request_id, attempt, owner)
-            self._send(owner, Unknown(ids, attempts, failures))
+            if ids:
+                self._send(owner, Unknown(ids, attempts, failures))
 
     def peers_gone(self, gone: dict[int, Peer]) -> None:
         """Cancel all that a lost tokenizer owned; its other frontends ask again elsewhere."""

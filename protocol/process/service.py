@@ -21,9 +21,10 @@ from penstock.protocol.process.faults import Faults
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import BeatThread, Ended, Participant
 from penstock.protocol.process.trace import TRACE
+from penstock.protocol.wire.addresses import AddressError
 from penstock.protocol.wire.advertised_address import find_own_address
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.mailbox import AddressError, Mailbox
+from penstock.protocol.wire.mailbox import Mailbox
 from penstock.protocol.wire.messages.administration import LOG_LEVEL, Ask, Told
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase, Trace
 from penstock.protocol.wire.security import CurveKeys

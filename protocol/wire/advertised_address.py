@@ -20,7 +20,8 @@ from types import FrameType
 import msgspec
 
 from penstock.protocol.config import ClusterConfig
-from penstock.protocol.wire.mailbox import AddressError, split_tcp
+from penstock.protocol.wire.addresses import AddressError
+from penstock.protocol.wire.mailbox import split_tcp
 
 RETRY_SECONDS = 0.25
 COMPLAINT_SECONDS = 30.0

@@ -22,7 +22,7 @@ import zmq
 
 from penstock.protocol.process.faults import Faults
 from penstock.protocol.wire import codec
-from penstock.protocol.wire.addresses import is_loopback
+from penstock.protocol.wire.addresses import AddressError, is_loopback
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.outbox import OUTBOX_BYTES, Sender, end_when_unanswered
 from penstock.protocol.wire.security import (
@@ -39,10 +39,6 @@ MAX_IPC_PATH = 107
 DRAIN_BUDGET = 256
 """Messages handled in one go before timers and other sockets get their turn."""
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.]+\]|[^:/\[\]\s]+)(:(\*|(?P<port>[0-9]{1,5})))?")
-
-
-class AddressError(ValueError):
-    """An address cannot be bound or has no valid form. The message says which and why."""
 
 
 class Mailbox(Sender):

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from penstock import __version__
-from penstock.services.commands.endpoint import Endpoint
+from penstock.protocol.wire.unix_listener import connected
+from penstock.services.commands.endpoint import UNIX, Endpoint
 from penstock.services.commands.failure import FAILED, UNREACHABLE, CommandError
 from penstock.services.commands.printable import one_line
 from penstock.services.commands.server_answers import check_chunk
@@ -35,6 +36,17 @@ class Refused(CommandError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message, FAILED)
         self.status = status
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP to whoever listens at a path."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=CONNECT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = connected(self._path, CONNECT_S)
 
 
 class ApiClient:
@@ -147,6 +159,8 @@ class ApiClient:
 
     def _connection(self) -> http.client.HTTPConnection:
         host, port = self.endpoint.host, self.endpoint.port
+        if self.endpoint.scheme == UNIX:
+            return _UnixConnection(host)
         if self.endpoint.scheme == "https":
             return http.client.HTTPSConnection(host, port, timeout=CONNECT_S)
         return http.client.HTTPConnection(host, port, timeout=CONNECT_S)
@@ -172,7 +186,7 @@ class ApiClient:
 
 
 def _remedy(error: Exception) -> str:
-    refused = isinstance(error, ConnectionRefusedError)
+    refused = isinstance(error, ConnectionRefusedError | FileNotFoundError)
     return "; `penstock serve` starts a server" if refused else ""
 
 

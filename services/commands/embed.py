@@ -33,7 +33,11 @@ def parser() -> CommandParser:
     )
     parser.add_argument("--url", metavar="URL", help=URL_HELP)
     add_key_flag(parser)
-    parser.add_argument("--model", metavar="NAME", help="one of the server's models")
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="one of the server's models (default: the first that makes vectors)",
+    )
     parser.add_argument(
         "--dimensions",
         type=_positive,
@@ -56,7 +60,7 @@ def _positive(text: str) -> int:
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     parsed = parser().parse_args(arguments)
     server = client(parsed.url, parsed.api_key, environment)
-    model = served_model(server, parsed.model)
+    model = served_model(server, parsed.model, "embed")
     body: dict[str, object] = {"model": model, "encoding_format": "float"}
     if parsed.dimensions:
         body["dimensions"] = parsed.dimensions

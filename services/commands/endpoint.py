@@ -14,6 +14,7 @@ URL_VARIABLE = "OPENAI_BASE_URL"
 KEY_OF_URL_VARIABLE = "OPENAI_API_KEY"
 """It goes to that address and to no other."""
 KEY_VARIABLE = "PENSTOCK_API_KEY"
+UNIX = "unix"
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -22,6 +23,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     scheme: str
     host: str
+    """Of the scheme ``unix``: the path of the socket."""
     port: int
     prefix: str = ""
     """What stands before ``/v1`` in its paths: begins with a slash, ends without one."""
@@ -29,8 +31,19 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
+        if self.scheme == UNIX:
+            return f"{UNIX}:{self.host}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}{self.prefix}"
+
+
+def socket_of(url: str) -> str:
+    """The path in ``unix:/PATH`` or ``unix:///PATH``. Raises ``CommandError``."""
+    path = url.removeprefix(f"{UNIX}:")
+    path = path.removeprefix("//") if path.startswith("///") else path
+    if not path.startswith("/") or path.startswith("//"):
+        raise CommandError(f"{url}: expected unix:/PATH, of a UNIX socket", WRONG_USE)
+    return path
 
 
 def endpoint(url: str | None, key: str | None, environment: Mapping[str, str]) -> Endpoint:
@@ -43,6 +56,8 @@ def endpoint(url: str | None, key: str | None, environment: Mapping[str, str]) -
     if not url and (url := environment.get(URL_VARIABLE)):
         variables = [KEY_OF_URL_VARIABLE, KEY_VARIABLE]
     url = url or DEFAULT_URL
+    if url.startswith(f"{UNIX}:"):
+        return Endpoint(UNIX, socket_of(url), 0, "", _key(key, environment, variables))
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port
@@ -51,7 +66,9 @@ def endpoint(url: str | None, key: str | None, environment: Mapping[str, str]) -
     if parts.username is not None:
         raise CommandError("a URL holds no user and password; a key is --api-key's", WRONG_USE)
     if parts.scheme not in _PORTS or not host:
-        raise CommandError(f"{url}: expected http://HOST:PORT or https://HOST", WRONG_USE)
+        raise CommandError(
+            f"{url}: expected http://HOST:PORT, https://HOST or unix:/PATH", WRONG_USE
+        )
     prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     port = port or _PORTS[parts.scheme]
     return Endpoint(parts.scheme, host, port, prefix, _key(key, environment, variables))

@@ -18,7 +18,7 @@ def joined(router: str) -> Iterator[Onlooker | None]:
     from penstock.protocol.config import ClusterConfig
     from penstock.protocol.process.onlooker import Onlooker
     from penstock.protocol.process.participant import Ended
-    from penstock.protocol.wire.mailbox import AddressError
+    from penstock.protocol.wire.addresses import AddressError
     from penstock.protocol.wire.security import SecurityError
 
     with contextlib.ExitStack() as stack:

@@ -10,6 +10,7 @@ from penstock.protocol.config.flags import FlagParser
 from penstock.services.commands.api_client import ApiClient
 from penstock.services.commands.endpoint import DEFAULT_URL, URL_VARIABLE, endpoint
 from penstock.services.commands.failure import CommandError
+from penstock.services.commands.printable import one_line
 from penstock.services.commands.server_answers import model_cards
 from penstock.services.commands.servers_here import url_here
 
@@ -80,11 +81,16 @@ def given(parsed: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def served_model(server: ApiClient, named: str | None) -> str:
-    """The model to ask: ``named``, else the server's first. Raises ``CommandError``."""
+def served_model(server: ApiClient, named: str | None, task: str = "generate") -> str:
+    """The model to ask: ``named``, else the server's first one that does the task, as far as it
+    tells what they do. Raises ``CommandError``."""
     if named:
         return named
-    cards = model_cards(server)
+    cards, url = model_cards(server), server.endpoint.url
     if not cards:
-        raise CommandError(f"{server.endpoint.url} serves no model at present")
-    return cards[0].id
+        raise CommandError(f"{url} serves no model at present")
+    for card in cards:
+        if card.tasks is None or task in card.tasks:
+            return card.id
+    done = ", ".join(dict.fromkeys(one for card in cards for one in card.tasks or ()))
+    raise CommandError(f"{url} serves no model that does {task!r}; its models do: {one_line(done)}")

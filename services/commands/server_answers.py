@@ -24,6 +24,8 @@ class Card(msgspec.Struct):
     root: str | None = None
     """The model's first name."""
     max_model_len: int | None = None
+    tasks: list[str] | None = None
+    """``None``: its server does not tell."""
 
 
 class _Cards(msgspec.Struct):

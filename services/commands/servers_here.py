@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from penstock.protocol.process.running_servers import RunningServer, running_servers
+from penstock.services.commands.endpoint import UNIX, Endpoint, socket_of
 from penstock.services.commands.failure import WRONG_USE, CommandError
 
 _LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
@@ -38,6 +39,8 @@ def url_here(environment: Mapping[str, str]) -> str | None:
 
 def _is_at(server: RunningServer, url: str) -> bool:
     """Whether ``url`` is where it listens, with whatever name of this host."""
+    if url.startswith(f"{UNIX}:") or server.record.url.startswith(f"{UNIX}:"):
+        return Endpoint(UNIX, socket_of(url), 0).url == server.record.url
     try:
         asked, own = urlsplit(url if "://" in url else f"http://{url}"), urlsplit(server.record.url)
         same_port = (asked.port or 80) == own.port

@@ -14,6 +14,7 @@ release may change them, so ``pyproject.toml`` allows only those that were teste
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -27,7 +28,7 @@ from aiohttp.http_exceptions import HttpProcessingError, InvalidURLError
 from aiohttp.web_protocol import _ErrInfo
 
 from penstock.services.frontend.errors import ApiError, bad_request, retry_after, status_error
-from penstock.services.frontend.handshakes import Handshakes, TlsSite
+from penstock.services.frontend.handshakes import AcceptingSite, Handshakes
 from penstock.services.frontend.open_files import MAX_CONNECTIONS
 from penstock.services.frontend.root_path import below
 from penstock.services.frontend.tls import Certificates
@@ -222,6 +223,7 @@ class Server(web.Server):
         self.handshakes = None if certificates is None else Handshakes(self, certificates)
         """``None``: without TLS."""
         self._error_response = error_response
+        self._taking: set[asyncio.Task[None]] = set()
 
     def is_full(self) -> bool:
         """Whether the newest connection is one too many."""
@@ -233,6 +235,16 @@ class Server(web.Server):
             self.handshakes.take(connection)
         else:
             await asyncio.get_running_loop().connect_accepted_socket(self, connection)
+
+    def take_soon(self, connection: socket.socket) -> None:
+        """The same, for whoever cannot wait for it."""
+        task = asyncio.get_running_loop().create_task(self._taken(connection))
+        self._taking.add(task)
+        task.add_done_callback(self._taking.discard)
+
+    async def _taken(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # its client is gone again
+            await self.take(connection)
 
     def is_idle(self) -> bool:
         """Whether nobody is connected."""
@@ -275,12 +287,14 @@ class Runner(web.AppRunner):
 
     async def listen(self, sock: socket.socket, *, backlog: int) -> None:
         """Serve on a bound socket. Call it after ``setup``."""
-        handshakes = self.server.handshakes if isinstance(self.server, Server) else None
+        server = self.server
         site: web.BaseSite
-        if handshakes is None:
-            site = web.SockSite(self, sock, backlog=backlog)
+        if isinstance(server, Server) and server.handshakes is not None:
+            site = AcceptingSite(self, sock, server.handshakes.take, backlog=backlog)
+        elif isinstance(server, Server) and sock.family == socket.AF_UNIX:
+            site = AcceptingSite(self, sock, server.take_soon, backlog=backlog)
         else:
-            site = TlsSite(self, sock, handshakes, backlog=backlog)
+            site = web.SockSite(self, sock, backlog=backlog)
         await site.start()
 
     async def _make_server(self) -> web.Server:

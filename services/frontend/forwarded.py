@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+UNIX_PROXIES = "unix"
+"""Among the proxies: who connects to the UNIX socket."""
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 HEADER = "X-Forwarded-For"
 MAX_ADDRESSES = 32
@@ -19,22 +21,27 @@ MAX_ADDRESSES = 32
 
 def read_networks(values: Sequence[str]) -> list[Network]:
     """Addresses and networks. Raises ``ValueError``."""
-    return [ipaddress.ip_network(value, strict=False) for value in values]
+    given = (value for value in values if value != UNIX_PROXIES)
+    return [ipaddress.ip_network(value, strict=False) for value in given]
 
 
 class TrustedProxies:
     def __init__(self, values: Sequence[str]) -> None:
         """Raises ``ValueError`` for what is no address and no network."""
         self._networks = read_networks(values)
+        self._trusts_unix = UNIX_PROXIES in values
+        """HTTP is on a UNIX socket alone then, where a client has no address."""
 
     def client_of(self, request: web.BaseRequest) -> str:
         """The address that a request came from; empty where it is not known."""
-        peer = request.remote or ""
-        if not self._networks or not self._trusts(peer):
+        return self.client(request.remote or "", request.headers.getall(HEADER, ()))
+
+    def client(self, peer: str, headers: Sequence[str]) -> str:
+        """The same of who has connected, and what stands in each header of that name."""
+        if not (self._trusts_unix if not peer else self._networks and self._trusts(peer)):
             return peer
-        listed = ",".join(request.headers.getall(HEADER, ())).split(",")
         found = peer
-        for text in reversed(listed[-MAX_ADDRESSES:]):
+        for text in reversed(",".join(headers).split(",")[-MAX_ADDRESSES:]):
             address = _bare(text)
             if address is None:  # nothing before it can be believed
                 break

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -26,6 +27,9 @@ from penstock.services.frontend.parse import GenerateRequest
 
 LONGEST_PAUSE_SECONDS = 1.0
 """Until a request with a window asks again for room for its next prompt."""
+STANDSTILL_SECONDS = 30.0
+"""A request with a window ends when it has been asking for room for so long while nothing of it
+was on its way."""
 OPEN_AT_ONCE = 32
 """Prompts of a request with a window that are opened in one turn of the event loop."""
 
@@ -33,16 +37,23 @@ OPEN_AT_ONCE = 32
 class _PromptSink(AnswerSink):
     """Of one of the prompts; what is wrong with it is told with its place."""
 
-    __slots__ = ("_at",)
+    __slots__ = ("_accepted", "_at", "_finds_no_room")
 
     def __init__(
         self, generation: Generation, answers: Sequence[Answer], prompt: int, *, wants_ids: bool
     ) -> None:
         super().__init__(generation, answers, wants_ids=wants_ids)
         self._at = partial(generation.request.at, prompt)
+        self._finds_no_room = partial(generation.finds_no_room, prompt)
+        self._accepted = False
+
+    def on_accepted(self, prompt_tokens: int) -> None:
+        self._accepted = True
+        super().on_accepted(prompt_tokens)
 
     def on_rejected(self, rejected: Rejected) -> None:
-        super().on_rejected(self._at(rejected))
+        if self._accepted or not self._finds_no_room(rejected):
+            super().on_rejected(self._at(rejected))
 
 
 class Generation(RequestProgress):
@@ -87,7 +98,11 @@ class Generation(RequestProgress):
         self._own_deadline = timeout_s == request.terms.deadline_s
         self._ids: list[int] = []
         self._next = 0
-        """The first prompt that was not opened yet."""
+        """The first prompt that was never opened."""
+        self._refused: deque[int] = deque()
+        """Prompts that found no room, and are to be opened again."""
+        self._went_on_at = 0.0
+        """When a prompt was last accepted, or a choice ended."""
         self._opens_later = False
         self._waiting = True
         self._closed = False
@@ -108,41 +123,72 @@ class Generation(RequestProgress):
     def _open_next(self) -> None:
         """Open as many prompts as the window has room for, some of them in this turn of the event
         loop. Raises ``ApiError``."""
-        n, window, answers = self.request.params.n, self.request.window, self.answers
-        self._opens_later = False
+        window, self._opens_later = self.request.window, False
         last = len(self.request.prompts)
         if window:
-            ended = len(answers) - self.open_choices
-            last = min(last, ended // n + window)
-            self._opens_later = last > self._next + OPEN_AT_ONCE
-            last = min(last, self._next + OPEN_AT_ONCE)
-        for prompt in range(self._next, last):
-            self._next = prompt + 1
-            own = answers[prompt * n : (prompt + 1) * n]
-            sink = _PromptSink(self, own, prompt, wants_ids=self.request.returns_ids)
-            age = self.now() - self.arrival
-            left = max(0.0, self._timeout_s - age)
-            work = self.request.work(prompt, self.caller, time_left=left, age=age)
-            try:
-                self._ids.append(self._gateway.open(work, sink))
-            except Overloaded as overloaded:
-                if prompt and self._waits(prompt, overloaded.rejected):
-                    return
+            ended = len(self.answers) - self.open_choices
+            last = min(last, ended // self.request.params.n + window)
+        opened = 0
+        while (prompt := self._to_open(last)) is not None:
+            if window and opened == OPEN_AT_ONCE:
+                self._open_soon(0.0)
+                return
+            if prompt == self._next:
+                self._next += 1
+            else:
+                self._refused.popleft()
+            self._open(prompt)
+            opened += 1
+            if self._opens_later:
+                return
+
+    def _to_open(self, last: int) -> int | None:
+        """The prompt that is next, of those before ``last``."""
+        if self._refused:
+            return self._refused[0]
+        return self._next if self._next < last else None
+
+    def _open(self, prompt: int) -> None:
+        """Raises ``ApiError``."""
+        n = self.request.params.n
+        own = self.answers[prompt * n : (prompt + 1) * n]
+        sink = _PromptSink(self, own, prompt, wants_ids=self.request.returns_ids)
+        age = self.now() - self.arrival
+        left = max(0.0, self._timeout_s - age)
+        work = self.request.work(prompt, self.caller, time_left=left, age=age)
+        try:
+            self._ids.append(self._gateway.open(work, sink))
+        except Overloaded as overloaded:
+            if not (prompt and self._waits(prompt, overloaded.rejected)):
                 self.fail(from_rejected(overloaded.rejected))
-            if self.error is not None:
-                raise self.error
-        if self._opens_later:
-            asyncio.get_running_loop().call_soon(self._open_later)
+        if self.error is not None:
+            raise self.error
+
+    def finds_no_room(self, prompt: int, rejected: Rejected) -> bool:
+        """A prompt was refused before an engine took it. Returns whether it is opened again: where
+        nothing of its request was taken, its client does better to come again."""
+        nothing_taken = self.unaccepted == len(self.request.prompts)
+        return not nothing_taken and self._waits(prompt, rejected)
 
     def _waits(self, prompt: int, rejected: Rejected) -> bool:
         """Whether a request of many prompts, of which some were let in, asks again for this one:
         its work so far is not thrown away because others fill the server meanwhile."""
-        if not self.request.window or rejected.status not in (429, 503):
+        if not self.request.window or rejected.status not in (429, 503) or self.finished.done():
             return False
-        self._next, self._opens_later = prompt, True
-        pause = min(rejected.retry_after or LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-        asyncio.get_running_loop().call_later(pause, self._open_later)
+        is_on_its_way = self.open_choices > self.unaccepted * self.request.params.n
+        stands_still = self.now() - (self._went_on_at or self.arrival) > STANDSTILL_SECONDS
+        if self._gateway.is_closed or (stands_still and not is_on_its_way):
+            return False
+        self._refused.append(prompt)
+        if not self._opens_later:
+            self._open_soon(
+                min(rejected.retry_after or LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+            )
         return True
+
+    def _open_soon(self, pause: float) -> None:
+        self._opens_later = True
+        asyncio.get_running_loop().call_later(pause, self._open_later)
 
     def _open_later(self) -> None:
         if self.finished.done():
@@ -154,9 +200,11 @@ class Generation(RequestProgress):
 
     def on_end(self, end: End) -> None:
         super().on_end(end)
-        if self._next < len(self.request.prompts) and not self._opens_later:
-            self._opens_later = True  # the gateway is in the middle of its rows
-            asyncio.get_running_loop().call_soon(self._open_later)
+        self._went_on_at = self.now()
+        # The gateway is in the middle of its rows.
+        is_due = self._refused or self._next < len(self.request.prompts)
+        if is_due and not self._opens_later:
+            self._open_soon(0.0)
 
     async def _enter(self) -> None:
         """Raises ``ApiError`` where its key may not."""
@@ -174,6 +222,7 @@ class Generation(RequestProgress):
 
     def on_accepted(self, prompt_tokens: int) -> None:
         super().on_accepted(prompt_tokens)
+        self._went_on_at = self.now()
         if self.unaccepted == 0:
             self.accepted_at = self.now()
             self._set_accepted()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -67,25 +68,29 @@ class Handshakes:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class TlsSite(web.BaseSite):
-    """A listening socket whose connections begin with a handshake."""
+class AcceptingSite(web.BaseSite):
+    """A listening socket whose connections are accepted here: for handshakes, and on a UNIX socket,
+    which some event loops would remove when one of several processes closes it."""
 
     def __init__(
         self,
         runner: web.BaseRunner,
         listener: socket.socket,
-        handshakes: Handshakes,
+        take: Callable[[socket.socket], None],
         *,
         backlog: int,
     ) -> None:
+        """``take``: of an accepted connection."""
         super().__init__(runner, backlog=backlog)
         self._listener = listener
-        self._handshakes = handshakes
+        self._take = take
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
 
     @property
     def name(self) -> str:
+        if self._listener.family == socket.AF_UNIX:
+            return f"unix:{self._listener.getsockname()}"
         host, port = self._listener.getsockname()[:2]
         return f"https://{host}:{port}"
 
@@ -110,7 +115,7 @@ class TlsSite(web.BaseSite):
                 self._pause = self._loop.call_later(PAUSE_SECONDS, self._listen)
                 return
             connection.setblocking(False)
-            self._handshakes.take(connection)
+            self._take(connection)
 
     async def stop(self) -> None:
         """Accept nothing more; what has been accepted goes on."""

@@ -64,6 +64,8 @@ def _figures(generation: Generation) -> dict[str, Any]:
         "cached_tokens": usage.cached,
         "output_tokens": usage.completion,
     }
+    if usage.reasoning:
+        found["thinking_tokens"] = usage.reasoning
     if generation.queued_s:
         found["queue_ms"] = round(1000 * generation.queued_s, 1)
     if first:

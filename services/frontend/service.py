@@ -17,13 +17,15 @@ from aiohttp import web
 
 from penstock.client.gateway import PipelineGateway
 from penstock.protocol.config import Config
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
+from penstock.protocol.wire.addresses import AddressError
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.mailbox import AddressError
 from penstock.protocol.wire.messages.administration import Ask
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
 from penstock.protocol.wire.syn_filter import take_no_more_connections
+from penstock.protocol.wire.unix_listener import listen_at
 from penstock.services.frontend.app import BACKLOG, make_app, start
 from penstock.services.frontend.connection import ConnectionLimits, Runner, Server
 from penstock.services.frontend.context import CONTEXT, Context
@@ -48,6 +50,8 @@ class FrontendService(AsyncService):
 
     name = "frontend"
     _listener: socket.socket
+    _vacate: Callable[[], None] = staticmethod(lambda: None)
+    """Removes the path of a UNIX socket of this process's own."""
 
     def __init__(self, config: Config, listen_fd: int | None = None) -> None:
         self._inherited: socket.socket | None = None
@@ -71,9 +75,11 @@ class FrontendService(AsyncService):
         """When the port was closed."""
 
     def _http_address(self) -> str:
-        if self._inherited is not None:
+        if self._inherited is not None and self._inherited.family != socket.AF_UNIX:
             host, port = self._inherited.getsockname()[:2]
             return f"{host}:{port}"
+        if self.config.server.uds:
+            return f"unix:{_path_of(self.config.server)}"
         return f"{self.config.server.host}:{self.config.server.port}"
 
     def identity(self) -> Identity:
@@ -86,7 +92,7 @@ class FrontendService(AsyncService):
         self._certificates = certificates_of(self.config.server)
         if self._certificates is not None:
             self._certificates.begin()
-        with_grpc = self.config.server.grpc_port is not None
+        with_grpc = self.config.server.has_grpc
         of_http, of_grpc = connection_limits(grpc=with_grpc)
         limits = ConnectionLimits(of_http)
         self._runner = await start(app, self._listener, limits, self._certificates)
@@ -127,7 +133,11 @@ class FrontendService(AsyncService):
         return "server" if launched else "frontend"
 
     async def _listen(self) -> socket.socket:
-        """Bind the port of HTTP. Raises ``AddressError``."""
+        """Bind the port of HTTP, or its path. Raises ``AddressError``."""
+        if self.config.server.uds:
+            mode = int(self.config.server.uds_mode, 8)
+            listener, self._vacate = listen_at(_path_of(self.config.server), mode, BACKLOG)
+            return listener
         host, port = self.config.server.host, self.config.server.port
         alone = await self._bound(host, port, "--port", self._is_at_port)
         return alone or _bind(host, port, share=True)
@@ -162,6 +172,7 @@ class FrontendService(AsyncService):
             await self._grpc.stop(LAST_WORDS_SECONDS)
         if self._certificates is not None:
             await self._certificates.end()
+        self._vacate()
         if self._runner is not None:
             await asyncio.sleep(LAST_WORDS_SECONDS)
             await self._runner.cleanup()
@@ -208,7 +219,8 @@ class FrontendService(AsyncService):
         """
         with self._listener.dup() as rest:
             rest.setblocking(False)
-            if self._inherited is None:
+            self._vacate()
+            if self._inherited is None and rest.family != socket.AF_UNIX:
                 take_no_more_connections(rest)
             for site in list(runner.sites):
                 await site.stop()
@@ -245,6 +257,11 @@ def _accepted(listener: socket.socket) -> socket.socket | None:
         return None
     connection.setblocking(False)
     return connection
+
+
+def _path_of(server: ServerConfig) -> str:
+    """Where the UNIX socket is."""
+    return os.path.abspath(os.path.expanduser(server.uds))
 
 
 def _bind(host: str, port: int, *, share: bool) -> socket.socket:

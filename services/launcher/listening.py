@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import socket
 import ssl
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from penstock.protocol.wire.mailbox import AddressError
+from penstock.protocol.config.server_fields import ServerConfig
+from penstock.protocol.wire.addresses import AddressError
+from penstock.protocol.wire.syn_filter import take_no_more_connections
+from penstock.protocol.wire.unix_listener import connected, listen_at
 
 BACKLOG = 1024
 """Connections that wait while no frontend accepts, for example during a restart."""
@@ -44,6 +50,16 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def listen_for(server: ServerConfig) -> tuple[socket.socket, Callable[[], None]]:
+    """The socket of HTTP, and what lets nobody else connect while who has connected is served.
+    Raises ``AddressError``."""
+    if server.uds:
+        path = os.path.abspath(os.path.expanduser(server.uds))
+        return listen_at(path, int(server.uds_mode, 8), BACKLOG)
+    listener = listen(server.host, server.port)
+    return listener, partial(take_no_more_connections, listener)
+
+
 def reserve(host: str, port: int, flag: str) -> socket.socket:
     """A TCP port that nobody listens on yet: processes with sockets of their own will, by
     SO_REUSEPORT. Raises ``AddressError``.
@@ -66,8 +82,16 @@ def at(listener: socket.socket) -> str:
 
 
 def url(listener: socket.socket, *, tls: bool = False) -> str:
-    """Where a client on this host reaches the socket: ``http://127.0.0.1:8000``."""
+    """Where a client on this host reaches the socket: ``http://127.0.0.1:8000``, or
+    ``unix:/run/penstock.sock``."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     return f"{'https' if tls else 'http'}://{at(listener)}"
+
+
+def unix_url(path: str) -> str:
+    """``unix:/run/penstock.sock``; empty without a path."""
+    return f"unix:{os.path.abspath(os.path.expanduser(path))}" if path else ""
 
 
 def _reachable(listener: socket.socket) -> tuple[str, int]:
@@ -75,13 +99,18 @@ def _reachable(listener: socket.socket) -> tuple[str, int]:
     return _ANY.get(host, host), port
 
 
+def _probing(listener: socket.socket) -> socket.socket:
+    """Raises ``OSError``."""
+    if listener.family == socket.AF_UNIX:
+        return connected(listener.getsockname(), _PROBE_SECONDS)
+    return socket.create_connection(_reachable(listener), timeout=_PROBE_SECONDS)
+
+
 def answers_ready(listener: socket.socket, *, tls: bool = False) -> bool:
     """Whether a frontend behind the socket says on ``/ready`` that requests are served."""
     try:
         with contextlib.ExitStack() as stack:
-            probe = stack.enter_context(
-                socket.create_connection(_reachable(listener), timeout=_PROBE_SECONDS)
-            )
+            probe = stack.enter_context(_probing(listener))
             if tls:  # it is our own socket: nobody's certificate is to be looked at
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

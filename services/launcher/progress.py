@@ -129,7 +129,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """What a server that is ready tells of itself."""
 
     url: str
-    """The address of the page; the API is ``/v1`` below it."""
+    """The address of the page, below which is the API in ``/v1``; or of a UNIX socket."""
     models: list[AnnouncedModel]
     device: str
     router: str
@@ -140,6 +140,11 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """Clients need an API key."""
     grpc: str = ""
     """The address of gRPC; empty: it is not served."""
+
+    @property
+    def socket(self) -> str:
+        """The path of the UNIX socket that HTTP is on; empty: it is on a port."""
+        return self.url.removeprefix("unix:") if self.url.startswith("unix:") else ""
 
 
 def announce(server: Announcement, *, people: bool, style: Style) -> None:
@@ -157,7 +162,10 @@ def _type(model: AnnouncedModel, style: Style) -> str:
 def block(server: Announcement, style: Style) -> str:
     """For people: the page first, then all that a client needs, and a command that works."""
     device = ("Device", server.device)
-    rows = [("Page", style.bold(f"{server.url}/")), ("API", f"{server.url}/v1")]
+    if server.socket:
+        rows = [("API", f"{style.bold(server.url)}  {style.dim('(/v1/…)')}")]
+    else:
+        rows = [("Page", style.bold(f"{server.url}/")), ("API", f"{server.url}/v1")]
     rows += [("gRPC", server.grpc)] if server.grpc else []
     for model in server.models:
         rows.append(("Model", f"{model.model}  {style.dim(model.folder)}"))
@@ -201,7 +209,7 @@ def json_line(server: Announcement) -> str:
             "level": "info",
             "service": "launcher",
             "timestamp": now.isoformat().replace("+00:00", "Z"),
-            "api": f"{server.url}/v1",
+            "api": server.url if server.socket else f"{server.url}/v1",
             **told,
             "drain_timeout_s": server.drain_timeout_s,
         }
@@ -224,7 +232,10 @@ def curl(server: Announcement) -> str:
     body["max_tokens"] = 32
     key = '-H "Authorization: Bearer $PENSTOCK_API_KEY" ' if server.keys else ""
     text = shlex.quote(json.dumps(body, ensure_ascii=False))
-    return f"curl {server.url}/v1/{path} {key}-H 'Content-Type: application/json' -d {text}"
+    url = server.url
+    if server.socket:
+        url = f"--unix-socket {shlex.quote(server.socket)} http://localhost"
+    return f"curl {url}/v1/{path} {key}-H 'Content-Type: application/json' -d {text}"
 
 
 def has_chat_template(folder: Path) -> bool:

@@ -24,15 +24,15 @@ from penstock.protocol.process.console import rendered
 from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.process.running_servers import Registration
 from penstock.protocol.wire.messages.membership import Peer
-from penstock.protocol.wire.syn_filter import take_no_more_connections
 from penstock.services.launcher.cluster_view import ClusterView
 from penstock.services.launcher.environment import child_environment
 from penstock.services.launcher.listening import (
     answers_ready,
     at,
     check_router_is_free,
-    listen,
+    listen_for,
     reserve,
+    unix_url,
     url,
 )
 from penstock.services.launcher.processes import Child
@@ -60,12 +60,15 @@ def run(configs: Sequence[Config], *, builtin: bool = False, began: float | None
     config = configs[0]
     people = _for_people(config)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen(config.server.host, config.server.port))
+        listener, leave = listen_for(config.server)
+        stack.enter_context(listener)
+        if config.server.uds:
+            stack.callback(leave)
         grpc = _reserved(config.server, stack)
         cluster, log, members, folder = stack.enter_context(_cluster(config))
         server = config.server if config.cluster.router else sharing_responses(config, cluster)
-        if grpc is not None:
-            server = _with_grpc(server, grpc.getsockname()[1], configs)
+        if config.server.has_grpc:
+            server = _with_grpc(server, grpc, configs)
         configs = [msgspec.structs.replace(one, cluster=cluster, server=server) for one in configs]
         registration = Registration(
             folder,
@@ -98,7 +101,7 @@ def run(configs: Sequence[Config], *, builtin: bool = False, began: float | None
                 _announcement(configs, url(listener, tls=tls), grpc, members.own().values(), began),
                 people,
             ),
-            on_stop=lambda: _close(listener),
+            on_stop=lambda: _close(listener, leave),
         )
         return _supervise(supervisor, before_error=lines.clear)
 
@@ -108,8 +111,11 @@ def _ready(registration: Registration, server: Announcement, people: bool) -> No
     announce(server, people=people, style=style_of(1))
 
 
-def _with_grpc(server: ServerConfig, port: int, configs: Sequence[Config]) -> ServerConfig:
+def _with_grpc(
+    server: ServerConfig, grpc: socket.socket | None, configs: Sequence[Config]
+) -> ServerConfig:
     """What frontends are told of gRPC: a port, and whose tokenizer gateways may fetch."""
+    port = server.grpc_port if grpc is None else grpc.getsockname()[1]
     folder = server.grpc_tokenizer or (configs[0].model.model if len(configs) == 1 else "")
     return msgspec.structs.replace(server, grpc_port=port, grpc_tokenizer=folder)
 
@@ -122,9 +128,9 @@ def _reserved(server: ServerConfig, stack: contextlib.ExitStack) -> socket.socke
     return stack.enter_context(reserve(host, server.grpc_port, "--grpc-port"))
 
 
-def _close(listener: socket.socket) -> None:
+def _close(listener: socket.socket, leave: Callable[[], None]) -> None:
     """Leave the port to the frontends, which drain: they serve who is connected by now."""
-    take_no_more_connections(listener)
+    leave()
     listener.close()
 
 
@@ -150,7 +156,7 @@ def _announcement(
     config = configs[0]
     return Announcement(
         url=address,
-        grpc="" if grpc is None else at(grpc),
+        grpc=at(grpc) if grpc is not None else unix_url(config.server.grpc_uds),
         models=[_announced(one, engines) for one in configs],
         device=config.device.device,
         router=config.cluster.router,

@@ -185,6 +185,10 @@ class SchedulerCore:
         """(id, attempt) of every open request of an owner."""
         return [(request.id, request.attempt) for request in self._requests.of(owner)]
 
+    def not_done_by(self, tasks: Collection[str]) -> list[int]:
+        """Ids of the open requests for other tasks than these."""
+        return [one.id for one in self._requests if one.head.task not in tasks]
+
     def failures(self, request_id: int) -> int:
         """Steps that failed with an open request since its last token, over all its choices."""
         request = self._requests.get(request_id)

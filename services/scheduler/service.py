@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 import time
+from collections.abc import Collection
 
 import msgspec
 
@@ -126,10 +127,20 @@ class SchedulerService(LoopService):
             gc.collect()
             gc.freeze()
         else:
+            self._hand_over_others(self.core, capacity.done)
             self._hand_out(self.core.restart(self.group.epoch, limits, capacity.done))
         self.status.capacity = capacity
         if self._draining_since is None:
             self.set_phase(Phase.READY)
+
+    def _hand_over_others(self, core: SchedulerCore, tasks: Collection[str]) -> None:
+        """Give back what the next worker does not do: another engine may, or one to come."""
+        if self.ledger is not None and (others := core.not_done_by(tasks)):
+            self.log.warning(
+                f"the next worker does only {', '.join(tasks)}; {len(others)} open requests for "
+                "other tasks go back to find another engine"
+            )
+            self.ledger.hand_over(frozenset(others))
 
     def _on_fault(self, request: Request, ending: Ending) -> None:
         self.log.warning("a request failed", reason=ending.message, **log_fields(request.head))

@@ -128,11 +128,11 @@ class FolderTasks:
                 found = EncodedPrompt(encoded)
             case Pair() if task == EMBED:
                 raise PromptError("input: a vector is made of one text, not of a pair", "input")
-            case Pair(text, other):
+            case Pair():
+                longest_text = most
                 if asked.document_tokens is not None:
                     longest_text = max(most, TRUNCATED_LENGTHS * max_model_len)
-                    other = text_model.beginning(other, asked.document_tokens, longest_text)
-                found = self._pair(text_model, Pair(text, other), asked, keep, most)
+                found = self._pair(text_model, prompt, asked, keep, most, longest_text)
             case Tokens(ids):
                 for name, value in (
                     ("prompt_name", asked.prompt_name),
@@ -163,19 +163,27 @@ class FolderTasks:
         asked: PoolingParams,
         keep: int | None,
         most: int,
+        longest_text: int,
     ) -> EncodedPrompt:
-        """Raises ``PromptError``."""
+        """longest_text: tokens of the second text before it is cut, about. Raises
+        ``PromptError``."""
+        document = pair.other
         if self.pooling.is_judge:
             make = templated_pair if self.pooling.judge == "template" else judged_prompt
             asks = self._prompt(asked)
-            return EncodedPrompt(make(text_model, asks, pair.text, pair.other, keep, most))
+            if asked.document_tokens is not None:
+                document = text_model.beginning(document, asked.document_tokens, longest_text)
+            return EncodedPrompt(make(text_model, asks, pair.text, document, keep, most))
         if asked.prompt_name:
             raise PromptError(
                 f"prompt_name is {asked.prompt_name!r}, but this model takes pairs of texts "
                 "without a prompt; leave it out",
                 "prompt_name",
             )
-        return EncodedPrompt(*text_model.encode_pair(pair.text, pair.other, keep, most))
+        cut = asked.document_tokens
+        return EncodedPrompt(
+            *text_model.encode_pair(pair.text, document, keep, most, cut, longest_text)
+        )
 
     def _lower(self, text: str) -> str:
         return text.lower() if self.pooling.lowers else text

@@ -63,6 +63,8 @@ def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[i
     return ids
 
 
+_CUT_TOKENS = 16
+"""The last tokens before a place where a text was cut may be others than those of the whole."""
 _LONG_TOKEN = 8
 """Characters a token; texts that are longer for the limit are looked at from their beginning."""
 
@@ -287,32 +289,50 @@ class TextModel:
             return self.encode(text, add_special_tokens=False)
         return _to_bytes(self._plain_encoder().encode(text, []))
 
-    def encode_pair(self, text: str, other: str, keep: int | None, most: int) -> tuple[bytes, int]:
+    def encode_pair(
+        self,
+        text: str,
+        other: str,
+        keep: int | None,
+        most: int,
+        keep_other: int | None = None,
+        most_other: int | None = None,
+    ) -> tuple[bytes, int]:
         """int32 ids of two texts as the tokenizer puts them together, and where the second segment
         begins, or 0 where there is one. keep: so many tokens at most; the longer text is cut.
-        Raises ``PromptError``."""
-        for part in (text, other):
-            self._check_length(part, most, "input")
-        if keep is None:
+        keep_other: tokens of the second text, at most, before that. Raises ``PromptError``, soon
+        where a text has far more than ``most``, the second one than ``most_other``."""
+        self._check_length(text, most, "input")
+        self._check_length(other, most_other or most, "input")
+        if keep is None and keep_other is None:
             (both,) = self.tokenizer.encode_batch_fast([(text, other)])
         else:
             first, second = self.tokenizer.encode_batch_fast(
                 [text, other], add_special_tokens=False
             )
-            room = max(0, keep - self.tokenizer.num_special_tokens_to_add(True))
-            lengths = _shares(len(first.ids), len(second.ids), room)
-            first.truncate(lengths[0])
-            second.truncate(lengths[1])
+            if keep_other is not None:
+                second.truncate(keep_other)
+            if keep is not None:
+                room = max(0, keep - self.tokenizer.num_special_tokens_to_add(True))
+                lengths = _shares(len(first.ids), len(second.ids), room)
+                first.truncate(lengths[0])
+                second.truncate(lengths[1])
             both = self.tokenizer.post_process(first, second)
         types: list[int] = both.type_ids
         return _to_bytes(both.ids), types.index(1) if 1 in types else 0
 
     def beginning(self, text: str, tokens: int, most: int) -> str:
-        """The part of a text that its first ``tokens`` tokens stand for. Raises ``PromptError``,
-        soon where it has far more than ``most``."""
+        """The part of a text that its first ``tokens`` tokens stand for. Of a long one no more is
+        encoded than what surely holds them. Raises ``PromptError``, soon where it has far more than
+        ``most``."""
         self._check_length(text, most, "input")
-        (found,) = self.tokenizer.encode_batch([text], add_special_tokens=False)
-        return text if len(found.ids) <= tokens else text[: found.offsets[tokens - 1][1]]
+        size = _LONG_TOKEN * (tokens + _CUT_TOKENS)
+        while True:
+            (found,) = self.tokenizer.encode_batch([text[:size]], add_special_tokens=False)
+            if size < len(text) and len(found.ids) <= tokens + _CUT_TOKENS:
+                size *= 2
+                continue
+            return text if len(found.ids) <= tokens else text[: found.offsets[tokens - 1][1]]
 
     def _check_length(self, text: str, max_tokens: int | None, param: str) -> None:
         """Raise ``PromptError`` for a text whose beginning alone is much too long.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -42,6 +43,7 @@ CAPACITY = Capacity(
 )
 WAIT = 30.0
 PARTS = {"router": 1, "a tokenizer": 2, "a scheduler": 3, "b tokenizer": 4, "b scheduler": 5}
+VECTORS = msgspec.structs.replace(CAPACITY, max_model_len=512, tasks=["embed"], generates=False)
 
 
 class Frontend:
@@ -56,10 +58,15 @@ class Frontend:
         self._version = 0
 
     def members(
-        self, *names: str, served: str = "ab", withdrawn: str = "", loading: str = ""
+        self,
+        *names: str,
+        served: str = "ab",
+        withdrawn: str = "",
+        loading: str = "",
+        beside: Sequence[Peer] = (),
     ) -> None:
-        """Who is there: ``names`` of ``PARTS``, ready, and one that loads."""
-        peers = []
+        """Who is there: ``names`` of ``PARTS``, ready, one that loads, and others."""
+        peers = list(beside)
         for name in (*names, *([loading] if loading else [])):
             model, _, service = name.rpartition(" ")
             number = PARTS[name]
@@ -204,12 +211,44 @@ def test_a_new_frontend_waits_to_hear_of_a_model_whose_engine_restarts() -> None
 
 def test_a_model_does_what_any_of_its_engines_does() -> None:
     identity = Identity(1, "host", model="a", aliases=["b"])
-    vectors = msgspec.structs.replace(CAPACITY, max_model_len=512, tasks=["embed"], generates=False)
-    labels = msgspec.structs.replace(vectors, tasks=["classify"], labels=["x"], max_model_len=256)
-    for order in ((CAPACITY, vectors, labels), (labels, CAPACITY, vectors)):
+    labels = msgspec.structs.replace(VECTORS, tasks=["classify"], labels=["x"], max_model_len=256)
+    for order in ((CAPACITY, VECTORS, labels), (labels, CAPACITY, VECTORS)):
         found = None
         for capacity in order:
             found = with_engine(found, identity, capacity)
         assert found is not None and found.generates and found.labels == ["x"]
         assert sorted(found.tasks) == ["classify", "embed"]
         assert found.longest_task_prompt == 255
+        assert found.max_model_len == CAPACITY.max_model_len  # whoever else has come first
+
+
+def engine(number: int, capacity: Capacity = VECTORS, phase: str = Phase.READY) -> Peer:
+    """A second engine of the model a."""
+    identity = Identity(number, "host", "1", model="a", aliases=["a-alias"])
+    return Peer("scheduler", f"ipc:///run/{number}.sock", number, identity, phase, "", capacity, 0)
+
+
+def test_what_only_a_lost_engine_does_is_still_done_until_it_is_back() -> None:
+    frontend = Frontend(restart_wait_s=WAIT)
+    frontend.all_but(beside=[engine(6)])
+    frontend.all_but()
+    frontend.wire.sent.clear()
+    frontend.open("a", "embed")  # goes to the router, which holds it
+    assert [type(message) for message in frontend.wire.sent] == [Submit]
+    frontend.all_but(beside=[engine(7, Capacity(), Phase.LOADING)])
+    frontend.tick(2 * WAIT)  # it takes long to load
+    assert frontend.gateway.models()[0].tasks == ["embed"]
+    frontend.all_but()
+    frontend.tick(WAIT + 1.0)
+    assert frontend.gateway.models()[0].tasks == []
+    with pytest.raises(Overloaded, match="does not do the task 'embed'; it does: generate"):
+        frontend.open("a", "embed")
+
+
+def test_an_engine_that_comes_back_with_other_tasks_does_the_former_ones_no_more() -> None:
+    frontend = Frontend(restart_wait_s=WAIT)
+    frontend.all_but(beside=[engine(6)])
+    frontend.all_but()
+    labels = msgspec.structs.replace(VECTORS, tasks=["classify"], labels=["x"])
+    frontend.all_but(beside=[engine(7, labels)])
+    assert frontend.gateway.models()[0].tasks == ["classify"]

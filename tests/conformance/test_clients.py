@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from encoder_folders import write_encoder
 from served import Served, served
 
 HERE = Path(__file__).parent
@@ -22,6 +23,7 @@ CLIENTS, NODE = HERE / "clients", HERE / "node"
 CLIENT_PYTHON = ROOT / "build/clients/bin/python"
 SMOLLM2 = os.environ.get("SMOLLM2_FOLDER", "")
 KEY = "a-key"
+ENCODER, RERANKER = "encoder", "reranker"
 WITH_PENSTOCK = ("openai", "anthropic", "ollama")
 """Installed beside penstock; of the OpenAI SDK an older major version is among the others, too."""
 OF_THEIR_OWN = tuple(sorted(
@@ -36,9 +38,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     # Texts of two requests are the same bit for bit only in float32.
     models = {"penstock-demo": str(ROOT / "demo/model"), "smollm2": SMOLLM2}
+    folder = tmp_path_factory.mktemp("encoders")
+    models |= {ENCODER: str(write_encoder(folder / ENCODER))}
+    models |= {RERANKER: str(write_encoder(folder / RERANKER, labels=1))}
     names = [name for name, folder in models.items() if folder]
     flags = [word for name in names for word in ("--served-model-name", name)]
     flags += ["--device", "cpu", "--dtype", "float32", "--api-key", KEY, "--grpc-port", "0"]
@@ -59,6 +64,8 @@ def run(command: list[str], folder: Path, server: Served, model: str) -> None:
         "PENSTOCK_URL": server.url,
         "PENSTOCK_GRPC": server.find(r'"grpc": "([^"]+)"'),
         "PENSTOCK_MODEL": model,
+        "PENSTOCK_ENCODER": ENCODER,
+        "PENSTOCK_RERANKER": RERANKER,
         "PENSTOCK_KEY": KEY,
     }
     done = subprocess.run(

@@ -303,9 +303,17 @@ def test_the_key_comes_from_the_environment_and_a_missing_one_is_said(
         began = time.monotonic()
         assert bench_serve.main(["--base-url", url, *SMALL]) == 1
         assert time.monotonic() - began < 5
-        assert "OPENAI_API_KEY" in capsys.readouterr().err
+        assert "PENSTOCK_API_KEY" in capsys.readouterr().err
         monkeypatch.setenv("OPENAI_API_KEY", "sk-9")
-        assert run(url, "plain", "--num-prompts", "2")[0] == 0
+        for variable, value, code in (
+            ("OPENAI_BASE_URL", "http://127.0.0.1:9/v1", 1),  # another server's key
+            ("OPENAI_BASE_URL", url + "/v1", 0),
+            ("PENSTOCK_API_KEY", "sk-9", 0),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setenv(variable, value)
+                flags = ["--base-url", url, "--model", "plain", "--num-prompts", "2", *SMALL]
+                assert bench_serve.main(flags) == code
 
 
 def test_the_first_model_is_taken_when_none_is_named(fast: str) -> None:

@@ -42,6 +42,9 @@ SPELLED: dict[str, Any] = {
     "keys_file": str(KEYS_FILE),
     "tls_cert": __file__,
     "tls_key": __file__,
+    "uds": "/run/penstock.sock",
+    "uds_mode": "660",
+    "grpc_uds": "/run/penstock-grpc.sock",
     "root_path": "/llm",
     "trusted_proxies": ["10.0.0.0/8", "::1"],
 }
@@ -89,6 +92,8 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "grpc_host": {"grpc_port": 9000, "insecure": True},
     "grpc_tokenizer": {"grpc_port": 9000},
     "published_host": {"insecure": True},
+    "limits_url": {"keys_file": str(KEYS_FILE)},
+    "uds_mode": {"uds": "/run/penstock.sock"},
     "tls_cert": {"tls_key": __file__},
     "tls_key": {"tls_cert": __file__},
 }

@@ -21,8 +21,9 @@ from mailbox_process import Peer, main, running, short_folder
 
 from penstock.protocol.wire import codec
 from penstock.protocol.wire import mailbox as mailbox_module
+from penstock.protocol.wire.addresses import AddressError
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.mailbox import MAX_IPC_PATH, AddressError, Mailbox
+from penstock.protocol.wire.mailbox import MAX_IPC_PATH, Mailbox
 from penstock.protocol.wire.messages.requests import Submit, Taken
 from penstock.protocol.wire.security import SecurityError
 

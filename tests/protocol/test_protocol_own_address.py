@@ -11,8 +11,8 @@ import pytest
 
 from penstock.protocol.config import ClusterConfig
 from penstock.protocol.wire import advertised_address as own_address
+from penstock.protocol.wire.addresses import AddressError
 from penstock.protocol.wire.advertised_address import OwnAddress, find_own_address
-from penstock.protocol.wire.mailbox import AddressError
 
 HERE = "tcp://127.0.0.1:5570"
 

@@ -17,6 +17,7 @@ from penstock.protocol.wire.messages.requests import (
     Enqueue,
     RequestHead,
     TokenWork,
+    Unknown,
 )
 from penstock.protocol.wire.messages.steps import (
     Attach,
@@ -260,6 +261,22 @@ def test_a_scheduler_takes_no_result_out_of_its_turn(frontier: Frontier) -> None
     assert again.full
     assert [slot.tokens for slot in again.added] == [PROMPT]
     assert frontier.tokenizer.silence(TokenBatch)
+
+
+def test_a_scheduler_gives_back_what_its_next_worker_does_not_do(
+    system: tuple[Start, Join],
+) -> None:
+    frontier = Frontier(*system)
+    frontier.worker.next(StepPlan)
+    frontier.worker.participant.goodbye()
+    frontier.worker.mailbox.flush()
+    second = system[1]("worker")
+    epoch = second.next(Attach).epoch
+    sizes = EngineSizes(32, 16, 4, 64, 64, 1000)
+    second.send(frontier.address, Attached(epoch, 0, sizes, tasks=["embed"], generates=False))
+    back = frontier.tokenizer.next(Unknown)
+    assert (back.ids, back.attempts) == ([1], [257])
+    assert second.silence(StepPlan)
 
 
 def test_a_scheduler_says_why_it_cannot_use_a_worker(system: tuple[Start, Join]) -> None:

@@ -3,13 +3,14 @@ scores take and give: /v1/rerank, /v1/score and /v1/classify."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from penstock.client.request_terms import Priority, Seconds, User, check_printable
-from penstock.protocol.declared import Declared, said
+from penstock.protocol.declared import Declared, SameAs, said
 from penstock.protocol.sampling import MAX_TOKENS
 from penstock.protocol.suggestions import ForeignNames
 from penstock.protocol.validation import InvalidValue
@@ -145,18 +146,20 @@ class Document(Declared, kw_only=True):
     text: Text
 
 
-class RerankBody(ScoredBody, kw_only=True):
-    """The body of /v1/rerank."""
+Documents = Annotated[
+    list[Text | Document],
+    Meta(
+        min_length=1,
+        max_length=MAX_INPUTS,
+        description="Texts, or objects with a text, each of which is rated beside the query.",
+    ),
+]
+
+
+class RerankedBody(ScoredBody, kw_only=True):
+    """What is said of a query and its documents, however these are given."""
 
     query: Annotated[Text, said("What the documents are to answer.")]
-    documents: Annotated[
-        list[Text | Document],
-        Meta(
-            min_length=1,
-            max_length=MAX_INPUTS,
-            description="Texts, or objects with a text, each of which is rated beside the query.",
-        ),
-    ]
     top_n: (
         Annotated[
             int,
@@ -181,6 +184,51 @@ class RerankBody(ScoredBody, kw_only=True):
     ) = None
 
 
+class RerankBody(RerankedBody, kw_only=True):
+    """The body of /v1/rerank."""
+
+    documents: Documents
+
+
+class PlainRerankBody(RerankedBody, kw_only=True):
+    """The body of /rerank: that of /v1/rerank, or of text-embeddings-inference, which has texts."""
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...] | SameAs]] = {
+        "truncation_direction": ("right", "Right")
+    }
+
+    documents: Documents | None = None
+    texts: (
+        Annotated[
+            list[Text],
+            Meta(
+                min_length=1,
+                max_length=MAX_INPUTS,
+                description="In place of documents, as text-embeddings-inference has it; the "
+                "answer is an array of index and score then.",
+            ),
+        ]
+        | None
+    ) = None
+    raw_scores: Annotated[bool, said("With texts: give the logits.")] | None = None
+    return_text: Annotated[bool, said("With texts: results hold them.")] | None = None
+    truncate: (
+        Annotated[bool, said("With texts: keep as many tokens as the model takes.")] | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        """Raise ``InvalidValue`` for what a type cannot say."""
+        super().__post_init__()
+        if self.documents is None and self.texts is None:
+            raise InvalidValue("documents is missing; it is needed, or texts", "documents")
+        given, others = "documents", ["texts", "raw_scores", "return_text", "truncate"]
+        if self.documents is None:
+            given, others = "texts", ["top_n", "return_documents"]
+        for name in others:
+            if getattr(self, name) is not None:
+                raise InvalidValue(f"{given} and {name} do not go together", name)
+
+
 class RerankedDocument(Given, kw_only=True):
     text: str
 
@@ -202,6 +250,14 @@ class RerankList(Given, kw_only=True):
     id: str
     model: str
     usage: PromptUsage
+
+
+class TextScore(Given, kw_only=True):
+    """Of the array that /rerank gives for texts, the best one first."""
+
+    index: Annotated[int, Meta(ge=0, description="Which of the texts.")]
+    score: Annotated[float, said("The higher the better.")]
+    text: Annotated[str, said("With return_text.")] | msgspec.UnsetType = msgspec.UNSET
 
 
 # --- /v1/score

@@ -255,6 +255,7 @@ class ModelCard(Given, kw_only=True):
     root: Annotated[str, Meta(description="The model's first name.")]
     parent: None = None
     max_model_len: Annotated[Count, Meta(description="Tokens of prompt and output together.")]
+    tasks: Annotated[list[str], Meta(description="What it does: generate, embed, score, classify.")]
 
 
 class ModelList(Given, kw_only=True):

@@ -37,7 +37,7 @@ class RouteBodies(NamedTuple):
     """Of an answer that is not streamed."""
     others: Mapping[int, type[msgspec.Struct]] = NOTHING
     """Answers with a status of their own that are no errors, by it."""
-    or_gives: Sequence[type[msgspec.Struct]] = ()
+    or_gives: Sequence[Any] = ()
     """What a JSON answer may be instead."""
     query: Mapping[str, str] = NOTHING
     """Parameters of the query, each with what it means."""

@@ -20,6 +20,7 @@ from penstock.services.frontend.dialects.ollama.generate import OllamaGenerateDi
 from penstock.services.frontend.dialects.responses.dialect import ResponsesDialect
 from penstock.services.frontend.dialects.scores import (
     ClassifyDialect,
+    PlainRerankDialect,
     RerankDialect,
     ScoreDialect,
 )
@@ -32,6 +33,7 @@ BUILT_IN: tuple[Dialect, ...] = (
     CompletionsDialect(),
     EmbeddingsDialect(),
     RerankDialect(),
+    PlainRerankDialect(),
     ScoreDialect(),
     ClassifyDialect(),
     MessagesDialect(),

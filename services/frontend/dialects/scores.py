@@ -16,7 +16,10 @@ from penstock.services.frontend.bodies.pooling import (
     Classification,
     ClassificationList,
     ClassifyBody,
+    Document,
+    PlainRerankBody,
     RerankBody,
+    RerankedBody,
     RerankedDocument,
     RerankList,
     RerankResult,
@@ -24,6 +27,7 @@ from penstock.services.frontend.bodies.pooling import (
     ScoreBody,
     ScoredBody,
     ScoreList,
+    TextScore,
 )
 from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.body import Pause, decode_body, no_pause
@@ -45,6 +49,8 @@ class ScoresRequest(GenerateRequest, frozen=True):
     """``rerank``: the texts that results hold; ``None``: they hold none."""
     top_n: int = 0
     """``rerank``: so many results; 0: all."""
+    lists_scores: bool = False
+    """``rerank``: the answer is an array, as text-embeddings-inference has it."""
     labels: list[str] = []
     """``classify``: what the scores of a text stand for."""
 
@@ -66,31 +72,21 @@ class RerankDialect:
     """As Jina, Cohere and vLLM have it."""
 
     name = "rerank"
-    routes: tuple[str, ...] = ("/v1/rerank", "/v2/rerank", "/rerank")
+    routes: tuple[str, ...] = ("/v1/rerank", "/v2/rerank")
     bodies = tuple(
         RouteBodies(
             *("POST", path, RerankList, RerankBody),
             summary="Documents by how well they answer a query, the best first",
             group=GROUP,
         )
-        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+        for path in ("/v1/rerank", "/v2/rerank")
     )
 
     def parse(
         self, raw: bytes, models: list[ServedModel], pause: Pause | None = None
     ) -> GenerateRequest:
         body = decode_body(raw, RerankBody, pause or no_pause)
-        model, name = find_model(body.model, models)
-        texts = [one if isinstance(one, str) else one.text for one in body.documents]
-        made = pooling_request(
-            *(SCORE, model, name, parse_pairs([body.query], texts, "query")),
-            _pooling(body, body.max_tokens_per_doc or None),
-            truncate=body.truncate_prompt_tokens,
-            terms=terms_of(body),
-            field="documents",
-        )
-        documents = None if body.return_documents is False else texts
-        return _request(made, documents=documents, top_n=body.top_n or 0)
+        return _reranked(body, body.documents, models)
 
     def renderer(self, request: GenerateRequest, answer_id: str, created: int) -> RerankRenderer:
         return RerankRenderer(request, answer_id)
@@ -99,16 +95,68 @@ class RerankDialect:
         return error.body()
 
 
+class PlainRerankDialect(RerankDialect):
+    """The same, and text-embeddings-inference's, whose route has this path and whose body has
+    texts."""
+
+    name = "plain-rerank"
+    routes = ("/rerank",)
+    bodies = (
+        RouteBodies(
+            *("POST", "/rerank", RerankList, PlainRerankBody),
+            or_gives=(list[TextScore],),
+            summary="Documents or texts by how well they answer a query, the best first",
+            group=GROUP,
+        ),
+    )
+
+    def parse(
+        self, raw: bytes, models: list[ServedModel], pause: Pause | None = None
+    ) -> GenerateRequest:
+        body = decode_body(raw, PlainRerankBody, pause or no_pause)
+        if body.texts is None:
+            return _reranked(body, body.documents or [], models)
+        if body.raw_scores is not None:
+            body.use_activation = not body.raw_scores
+        if body.truncate:
+            body.truncate_prompt_tokens = body.truncate_prompt_tokens or -1
+        body.return_documents = bool(body.return_text)
+        return _reranked(body, body.texts, models, field="texts")
+
+
+def _reranked(
+    body: RerankedBody,
+    documents: Sequence[str | Document],
+    models: list[ServedModel],
+    field: str = "documents",
+) -> GenerateRequest:
+    """field: which holds the documents. Raises ``ApiError``."""
+    model, name = find_model(body.model, models)
+    texts = [one if isinstance(one, str) else one.text for one in documents]
+    made = pooling_request(
+        *(SCORE, model, name, parse_pairs([body.query], texts, "query")),
+        _pooling(body, body.max_tokens_per_doc or None),
+        truncate=body.truncate_prompt_tokens,
+        terms=terms_of(body),
+        field=field,
+    )
+    kept = None if body.return_documents is False else texts
+    return _request(made, documents=kept, top_n=body.top_n or 0, lists_scores=field == "texts")
+
+
 class RerankRenderer(Unstreamed):
     def __init__(self, request: GenerateRequest, answer_id: str) -> None:
         self._head = {"id": f"rerank-{answer_id}", "model": request.model}
         self._documents: list[str] | None = getattr(request, "documents", None)
         self._top_n: int = getattr(request, "top_n", 0)
+        self._lists_scores: bool = getattr(request, "lists_scores", False)
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         scores = [scores_of(answer)[0] for answer in answers]
         best = sorted(range(len(scores)), key=lambda index: rank(scores[index]))
         best = best[: self._top_n or None]
+        if self._lists_scores:
+            return listed(self._text_score(index, scores[index]) for index in best)
         results = listed(self._result(index, scores[index]) for index in best)
         tail = encode({**self._head, "usage": usage_of(usage)})
         return b'{"object":"list","results":%b,%b' % (results, tail[1:])
@@ -117,6 +165,12 @@ class RerankRenderer(Unstreamed):
         found = RerankResult(index=index, relevance_score=score)
         if self._documents is not None:
             found.document = RerankedDocument(text=self._documents[index])
+        return encode(found)
+
+    def _text_score(self, index: int, score: float) -> bytes:
+        found = TextScore(index=index, score=score)
+        if self._documents is not None:
+            found.text = self._documents[index]
         return encode(found)
 
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
-from urllib.parse import unquote
 
 import grpc
 import msgspec
@@ -22,11 +21,12 @@ from penstock.services.frontend import access
 from penstock.services.frontend.context import Context
 from penstock.services.frontend.dialect_handler import parsed
 from penstock.services.frontend.errors import ApiError, from_rejected, retry_after, status_error
+from penstock.services.frontend.forwarded import HEADER
 from penstock.services.frontend.generation import Generation
-from penstock.services.frontend.grpc.receiving import Rpc
+from penstock.services.frontend.grpc.receiving import Rpc, address_of
 from penstock.services.frontend.grpc.requests import decoded
 from penstock.services.frontend.grpc.running_calls import RunningCalls
-from penstock.services.frontend.grpc.sending import refuse, send, write
+from penstock.services.frontend.grpc.sending import SLOW_READER, refuse, send, write
 from penstock.services.frontend.grpc.status import Metadata, code_of
 from penstock.services.frontend.grpc.stream import MakesMessages, MessageStream
 from penstock.services.frontend.keys.known_key import ANYBODY
@@ -48,10 +48,9 @@ class Call:
         self.arrival = context.clock.now()
         self.generation: Generation | None = None
         self._rpc = rpc
-        metadata = {
-            name: value for name, value in rpc.invocation_metadata() or () if isinstance(value, str)
-        }
-        self._metadata = metadata
+        pairs = [(n, v) for n, v in rpc.invocation_metadata() or () if isinstance(v, str)]
+        metadata = self._metadata = dict(pairs)
+        self._forwarded = [value for name, value in pairs if name == HEADER.lower()]
         self.id = access.harmless_id(metadata.get("x-request-id", ""))
         self.trace = traceparent_of(metadata.get("traceparent", ""))
         self.key = ANYBODY
@@ -67,7 +66,8 @@ class Call:
         sent = access.given_key(found.get("authorization", ""), found.get("x-api-key", ""))
         self.key = self.context.keys.of_text(sent)
         self.key.check_right("user")
-        self.caller = Caller("", self.key.tenant, _address(self._rpc.peer()), self.trace)
+        address = self.context.proxies.client(address_of(self._rpc.peer()), self._forwarded)
+        self.caller = Caller("", self.key.tenant, address, self.trace)
         self.owner = self.caller.tenant()
 
     def models(self) -> list[ServedModel]:
@@ -188,6 +188,7 @@ async def run_call(
     status = CLIENT_GONE
     try:
         call.identify()
+        running.untaken.check(call.owner)
         if context.gateway.draining():
             raise _draining()
         _count(running, rpc)
@@ -222,7 +223,14 @@ async def run_call(
             call.forget()
             if call.generation is not None:
                 call.generation.close()
-    await refuse(rpc, error, call.id, _told(call))
+    if error.code != SLOW_READER:
+        await refuse(rpc, error, call.id, _told(call))
+    running.count -= 1
+    try:
+        with running.untaken.held(call.owner):
+            await refuse(rpc, error, call.id)
+    finally:
+        running.count += 1  # for the callback that takes it away
 
 
 def _count(running: RunningCalls, rpc: Rpc) -> None:
@@ -242,12 +250,6 @@ def _told(call: Call) -> Metadata:
         return found
     limits = call.generation.standing.headers(utc_now(), anthropic=False)
     return (*found, *((name.lower(), value) for name, value in limits.items()))
-
-
-def _address(peer: str) -> str:
-    """The address in a peer as gRPC names it, ``ipv4:127.0.0.1:50000`` or ``ipv6:%5B::1%5D:50000``,
-    as HTTP has it."""
-    return unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]")
 
 
 def _draining() -> ApiError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from itertools import islice
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 
@@ -21,6 +22,13 @@ UNCOUNTED_BYTES = 256 * 1024 * 1024
 """Of all messages that are being received, beyond what their budget counts; one may always come."""
 PATIENCE_SECONDS = 5.0
 """A message that others wait for has so long."""
+
+
+def address_of(peer: str) -> str:
+    """The address in a peer as gRPC names it, ``ipv4:127.0.0.1:50000`` or ``ipv6:%5B::1%5D:50000``,
+    as HTTP has it; empty for one on a UNIX socket."""
+    kind, _, rest = peer.partition(":")
+    return "" if kind == "unix" else unquote(rest).rpartition(":")[0].strip("[]")
 
 
 def places_for(message_bytes: int) -> int:

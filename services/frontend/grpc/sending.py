@@ -11,8 +11,6 @@ from penstock.services.frontend.grpc.status import Metadata, code_of, message_of
 
 MAX_SENT_BYTES = 64 * 1024 * 1024
 """Of one message of ours; a client that wants messages of more than 4 MiB must allow them too."""
-ABORT_SECONDS = 1.0
-"""Time for the status of a call to go out behind a message that nobody takes."""
 SLOW_READER = "slow_reader"
 _log = logging.getLogger("penstock.frontend")
 
@@ -44,13 +42,13 @@ async def send(rpc: Rpc, raw: bytes, stall_s: float) -> None:
 
 
 async def refuse(rpc: Rpc, error: ApiError, request_id: str, more: Metadata = ()) -> None:
-    """End a call with an error. Does not return."""
+    """End a call with an error. Does not return.
+
+    gRPC takes no status behind a message that nobody takes, and cannot reset a stream from here. So
+    one whose client does not read lasts until that leaves, which cancels this task; its error is in
+    the log and the metrics.
+    """
+    if error.code == SLOW_READER:
+        await asyncio.Event().wait()
     metadata = (*trailing(error, request_id), *more)
-    abort = rpc.abort(code_of(error.status), message_of(error), metadata)
-    if error.code != SLOW_READER:
-        await abort
-    try:
-        async with asyncio.timeout(ABORT_SECONDS):  # it waits behind what the client does not read
-            await abort
-    except TimeoutError:
-        raise asyncio.CancelledError from None  # gRPC would log anything else as our fault
+    await rpc.abort(code_of(error.status), message_of(error), metadata)

@@ -18,7 +18,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it writes lines of its 
 import grpc
 
 from penstock.protocol.config.server_fields import ServerConfig
-from penstock.protocol.wire.mailbox import AddressError
+from penstock.protocol.wire.addresses import AddressError
+from penstock.protocol.wire.unix_listener import make_way
 from penstock.services.frontend.context import Context
 from penstock.services.frontend.grpc import health, reflection, servicer
 from penstock.services.frontend.grpc.call import Handler, run_call
@@ -90,21 +91,38 @@ class GrpcServer:
         )
 
     async def start(self) -> int:
-        """Listen. Returns the port. Raises ``AddressError``."""
+        """Listen. Returns the port, of a UNIX socket none that counts. Raises ``AddressError``."""
         address = address_of(self._config)
         try:
-            if self._certificates is None:
+            if self._config.grpc_uds:
+                port = self._at_path(address)
+            elif self._certificates is None:
                 port = self._server.add_insecure_port(address)
             else:
                 credentials = credentials_of(self._certificates)
                 port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise AddressError(
-                f"cannot listen on {address} for gRPC: {error}; choose another --grpc-port"
+                f"cannot listen on {address} for gRPC: {error}; choose another "
+                f"{'--grpc-uds' if self._config.grpc_uds else '--grpc-port'}"
             ) from None
         self.health.look()
         await self._server.start()
         return port
+
+    def _at_path(self, address: str) -> int:
+        """Listen at a path, which its user alone may connect to. gRPC removes it at the end. Raises
+        ``AddressError``, ``RuntimeError``."""
+        path = address.removeprefix("unix:")
+        try:
+            make_way(path, "--grpc-uds")
+        except OSError as error:
+            raise RuntimeError(error.strerror or str(error)) from None
+        former = os.umask(0o177)
+        try:
+            return self._server.add_insecure_port(address)
+        finally:
+            os.umask(former)
 
     def drain(self, seconds: float) -> None:
         """Take nothing new; what runs may go on for so many seconds."""
@@ -150,6 +168,8 @@ def _coroutine(run: OpenHandler) -> Any:
 
 
 def address_of(config: ServerConfig) -> str:
+    if config.grpc_uds:
+        return f"unix:{os.path.abspath(os.path.expanduser(config.grpc_uds))}"
     host = config.grpc_host or config.host
     return f"[{host}]:{config.grpc_port}" if ":" in host else f"{host}:{config.grpc_port}"
 

@@ -35,6 +35,10 @@ class KnownKey(msgspec.Struct, frozen=True):
         """A model is meant by any of its names."""
         return not self.models or not self.models.isdisjoint((model.name, *model.aliases))
 
+    def may_know(self, name: str) -> bool:
+        """Whether it may read of a model of which no more is known than this name."""
+        return not self.models or name in self.models
+
     def of_its_own(self, models: list[ServedModel]) -> list[ServedModel]:
         """Those of the served models that it may use."""
         return [model for model in models if self.may_use(model)] if self.models else models

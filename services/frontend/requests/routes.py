@@ -120,7 +120,8 @@ async def abort_everywhere(context: Context, names: RequestNames) -> list[int]:
 
 def aborted(context: Context, names: RequestNames) -> list[int]:
     """End what runs here under these ids; returns of each how many requests that were."""
-    error = ApiError(499, "The request was aborted by an administrator", code="aborted")
+    who = "an administrator" if names.owner is None else "its own client"
+    error = ApiError(499, f"The request was aborted by {who}", code="aborted")
     found = context.history.all_running(names.ids, names.owner)
     for generation in itertools.chain.from_iterable(found):
         generation.fail(error)

@@ -12,6 +12,8 @@ OSLO = "What is the weather in Oslo?"
 ANNA = "Extract name, age as JSON: Anna is 36 years old, lives in Oslo and works as a baker."
 MAX_TOKENS = 120
 TOO_LONG = "word " * 20_000
+QUERY = "What is a weir?"
+DOCUMENTS = ["A weir is a low dam.", "A turbine turns.", "Water falls."]
 
 WEATHER_PARAMETERS: dict[str, Any] = {
     "type": "object",

@@ -1,6 +1,7 @@
 """The server that a client's cases run against.
 
-PENSTOCK_URL (without /v1), PENSTOCK_MODEL and PENSTOCK_KEY name it.
+PENSTOCK_URL (without /v1), PENSTOCK_MODEL and PENSTOCK_KEY name it, PENSTOCK_ENCODER and
+PENSTOCK_RERANKER the models that it has beside.
 """
 
 from __future__ import annotations
@@ -23,6 +24,24 @@ def model() -> str:
 @pytest.fixture(scope="session")
 def api_key() -> str:
     return os.environ.get("PENSTOCK_KEY", "none")
+
+
+@pytest.fixture(scope="session")
+def encoder() -> str:
+    """A model that makes vectors."""
+    return _beside("PENSTOCK_ENCODER")
+
+
+@pytest.fixture(scope="session")
+def reranker() -> str:
+    """A model that scores pairs."""
+    return _beside("PENSTOCK_RERANKER")
+
+
+def _beside(variable: str) -> str:
+    if variable not in os.environ:
+        pytest.skip(f"the server has no such model ({variable})")
+    return os.environ[variable]
 
 
 @pytest.fixture(scope="session")

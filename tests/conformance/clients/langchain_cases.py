@@ -6,11 +6,11 @@ from typing import Any
 
 import openai
 import pytest
-from asked import ANNA, MAX_TOKENS, OSLO, SUM, TOO_LONG, Person, Weather
+from asked import ANNA, DOCUMENTS, MAX_TOKENS, OSLO, SUM, TOO_LONG, Person, Weather
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 
 @pytest.fixture
@@ -123,3 +123,14 @@ def test_errors_are_langchain_s(settings: dict[str, Any], chat: ChatOpenAI) -> N
         chat.invoke(TOO_LONG)
     with pytest.raises(ContextOverflowError):
         list(chat.stream(TOO_LONG))
+
+
+def test_texts_become_vectors(settings: dict[str, Any], encoder: str) -> None:
+    address = {name: settings[name] for name in ("base_url", "api_key", "max_retries")}
+    # Else it counts and cuts by the tokenizer of OpenAI's models.
+    made = OpenAIEmbeddings(model=encoder, check_embedding_ctx_length=False, **address)
+    vectors = made.embed_documents(DOCUMENTS)
+    assert [len(vector) for vector in vectors] == [32] * 3
+    assert made.embed_query(DOCUMENTS[1]) == pytest.approx(vectors[1], abs=1e-6)
+    with pytest.raises(openai.BadRequestError):
+        made.embed_query(TOO_LONG)

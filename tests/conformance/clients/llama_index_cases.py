@@ -7,12 +7,13 @@ from typing import Any
 
 import openai
 import pytest
-from asked import ANNA, MAX_TOKENS, OSLO, SUM, TOO_LONG, Person, Weather
+from asked import ANNA, DOCUMENTS, MAX_TOKENS, OSLO, SUM, TOO_LONG, Person, Weather
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ThinkingBlock
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 
 
@@ -127,3 +128,11 @@ def test_errors_are_those_of_openai_s_sdk(settings: dict[str, Any], llm: OpenAIL
         llm.chat([user(SUM)], logprobs=True, top_logprobs=1000)
     with pytest.raises(openai.BadRequestError, match="prompt is too long"):
         list(llm.stream_chat([user(TOO_LONG)]))
+
+
+def test_texts_become_vectors(settings: dict[str, Any], encoder: str) -> None:
+    address = {name: settings[name] for name in ("api_base", "api_key", "max_retries")}
+    made = OpenAILikeEmbedding(model_name=encoder, embed_batch_size=2, **address)
+    vectors = made.get_text_embedding_batch(DOCUMENTS)
+    assert [len(vector) for vector in vectors] == [32] * 3
+    assert made.get_query_embedding(DOCUMENTS[1]) == pytest.approx(vectors[1], abs=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import openai
 import pytest
 from asked import (
     ANNA,
+    DOCUMENTS,
     MAX_TOKENS,
     OSLO,
     SUM,
@@ -183,3 +185,31 @@ def test_errors_are_those_of_the_sdk(
         pytest.raises(openai.AuthenticationError),
     ):
         stranger.models.list()
+
+
+def test_texts_become_vectors_as_base64_and_as_numbers(api: openai.OpenAI, encoder: str) -> None:
+    packed = api.embeddings.create(model=encoder, input=DOCUMENTS)  # which the SDK asks for itself
+    plain = api.embeddings.create(model=encoder, input=DOCUMENTS, encoding_format="float")
+    assert [one.index for one in packed.data] == [0, 1, 2]
+    for one, other in zip(packed.data, plain.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+        assert math.hypot(*one.embedding) == pytest.approx(1, abs=1e-5)
+    assert packed.data[0].embedding != packed.data[1].embedding
+    assert packed.usage.prompt_tokens == packed.usage.total_tokens > 30
+    (alone,) = api.embeddings.create(model=encoder, input=DOCUMENTS[1]).data
+    assert alone.embedding == pytest.approx(packed.data[1].embedding, abs=1e-6)
+    ids = api.embeddings.create(model=encoder, input=[[2, 4, 5, 3], [2, 6, 3]])
+    assert ids.usage.prompt_tokens == 7
+
+
+def test_what_makes_no_vector_is_refused_as_the_sdk_knows_it(
+    api: openai.OpenAI, encoder: str, model: str
+) -> None:
+    with pytest.raises(openai.NotFoundError):
+        api.embeddings.create(model="none", input="x")
+    with pytest.raises(openai.BadRequestError, match="generate"):
+        api.embeddings.create(model=model, input="x")
+    with pytest.raises(openai.BadRequestError, match="too long"):
+        api.embeddings.create(model=encoder, input=TOO_LONG)
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        api.embeddings.create(model=encoder, input="x", dimensions=3)

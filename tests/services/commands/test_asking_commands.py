@@ -112,6 +112,21 @@ def test_embeddings_are_those_of_the_server_in_batches_of_any_size(server: Serve
         assert [json.loads(line) for line in done.stdout.splitlines()] == expected
 
 
+def test_the_model_is_the_first_that_does_what_is_asked_for() -> None:
+    with scripted_api() as api:
+        cards = [{"id": "talker", "tasks": ["generate"]}, {"id": "maker", "tasks": ["embed"]}]
+        api.whole["/v1/models"] = {"data": cards}
+        api.whole["/v1/embeddings"] = {"data": [{"index": 0, "embedding": [0.5]}]}
+        api.deltas = [{"text": "x"}]
+        assert run("embed", "one", "--url", api.url).returncode == 0
+        api.whole["/v1/models"] = {"data": cards[::-1]}
+        assert run("complete", "one", "--url", api.url).stdout == "x"
+        assert [body["model"] for _, _, body in api.asked] == ["maker", "talker"]
+        api.whole["/v1/models"] = {"data": cards[:1]}
+        done = run("embed", "one", "--url", api.url)
+        assert "serves no model that does 'embed'; its models do: generate" in done.stderr
+
+
 def test_embeddings_are_json_lines_in_the_order_of_the_texts() -> None:
     with scripted_api() as api:
         rows = [{"index": 1, "embedding": [0.5]}, {"index": 0, "embedding": [0.25]}]
@@ -165,6 +180,24 @@ def test_openais_key_goes_to_openais_address_alone(
         run("complete", "x", "--url", api.url, **variables)
         ((_, headers, _),) = api.asked
     assert headers.get("Authorization") == sent
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "said"),
+    [
+        (
+            "unix:/nowhere/s",
+            3,
+            "unix:/nowhere/s cannot be reached: No such file",
+        ),
+        ("unix:///nowhere/s", 4, "unix:/nowhere/s cannot be reached"),
+        ("unix:relative", 2, "unix:relative: expected unix:/PATH"),
+        ("unix://host/s", 2, "expected unix:/PATH"),
+    ],
+)
+def test_a_unix_socket_is_named_by_its_path(url: str, code: int, said: str) -> None:
+    done = run("models", url)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:

@@ -120,7 +120,7 @@ class ScriptedGateway:
         self.overloaded: Rejected | None = None
         self.served = [ServedModel("org/model", ["alias"], MAX_MODEL_LEN, VOCAB_SIZE)]
         self.readiness = Readiness(True, {"engine": "ready"})
-        self.is_draining = False
+        self.is_draining = self.is_closed = False
         self.peers: list[Peer] = []
         self.others_answer: list[Callable[[str, bytes], bytes]] = []
         """What other frontends say to a question."""

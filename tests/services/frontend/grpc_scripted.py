@@ -32,8 +32,11 @@ class Scripted:
         return grpc.aio.insecure_channel(f"127.0.0.1:{self.port}")
 
     @asynccontextmanager
-    async def raw(self, window: int = 65535) -> AsyncIterator[RawClient]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def raw(self, window: int = 65535, source: str = "127.0.0.1") -> AsyncIterator[RawClient]:
+        """``source``: the client's address."""
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, local_addr=(source, 0)
+        )
         try:
             yield RawClient(reader, writer, window)
         finally:
@@ -115,3 +118,8 @@ class RawClient:
         if kind == SETTINGS and not flags:
             self._frame(SETTINGS, 1, 0)
         return kind, flags, stream, payload
+
+    async def head(self, stream: int) -> None:
+        """Wait for the first header of a stream."""
+        while (await self.frame())[:3:2] != (HEADERS, stream):
+            pass

@@ -20,7 +20,7 @@ from grpc_scripted import SETTINGS, Scripted, run
 from penstock.client.gateway_interface import Readiness
 from penstock.protocol.grpc import penstock_pb2 as pb
 from penstock.protocol.grpc import penstock_pb2_grpc
-from penstock.services.frontend.grpc import health, reflection, sending, server
+from penstock.services.frontend.grpc import health, reflection, running_calls, sending, server
 from penstock.services.frontend.grpc.receiving import UNCOUNTED_BYTES, Receiving, places_for
 
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -92,10 +92,10 @@ def test_a_watcher_that_takes_nothing_is_given_up_and_holds_up_no_other() -> Non
 def test_so_many_watch_and_one_more_is_refused_while_requests_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "MAX_WATCHES", 3)
+    monkeypatch.setattr(health, "MAX_WATCHES", 6)
 
     async def use(one: Scripted) -> None:
-        async with one.channel() as channel:
+        async with one.channel() as channel, one.raw(source="127.0.0.2") as other:
             stub = health_pb2_grpc.HealthStub(channel)
             asked = health_pb2.HealthCheckRequest(service="no such service")
             watched = [stub.Watch(asked) for _ in range(3)]
@@ -104,12 +104,17 @@ def test_so_many_watch_and_one_more_is_refused_while_requests_are_served(
             error = await refused(stub.Watch(asked))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert reason_of(error) == "too_many_open_calls"
-            assert "3 calls of Watch" in (error.details() or "")
+            details = error.details() or ""
+            assert "3 of at most 6 calls of Watch" in details and "3 of them from this" in details
+            for count in (4, 5, 5):  # the last one of another address leaves a place free
+                await other.head(other.call(WATCH, b""))
+                assert one.server.health.watches.count == count
             checked = await stub.Check(health_pb2.HealthCheckRequest())
             assert checked.status == SERVING
             assert (await penstock_pb2_grpc.PenstockStub(channel).Models(pb.ModelsRequest())).models
-            watched[0].cancel()
-            await until(lambda: one.server.health.watches.count == 2)
+            for call in watched[:2]:
+                call.cancel()
+            await until(lambda: one.server.health.watches.count == 3)
             assert (await stub.Watch(asked).read()).status == UNKNOWN
 
     run(use)
@@ -155,7 +160,7 @@ def test_questions_about_health_that_do_not_come_hold_up_none_that_come() -> Non
 def test_few_reflect_at_a_time_and_one_that_asks_nothing_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reflection, "MAX_CALLS", 2)
+    monkeypatch.setattr(reflection, "MAX_CALLS", 4)
     monkeypatch.setattr(reflection, "READ_TIMEOUT_S", 1.0)
 
     async def use(one: Scripted) -> None:
@@ -259,6 +264,29 @@ def test_an_answer_of_one_message_that_nobody_takes_is_given_up() -> None:
             await until(lambda: not one.server.running.count)
 
     run(use, stall_s=0.3)
+
+
+def test_a_caller_that_leaves_many_answers_untaken_is_refused_until_he_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running_calls, "MAX_UNTAKEN", 2)
+
+    async def use(one: Scripted) -> None:
+        untaken = one.server.running.untaken
+        async with one.raw(window=0) as silent, one.channel() as channel:
+            for _ in range(2):
+                silent.call(MODELS, b"")
+            await until(lambda: untaken.count("at 127.0.0.1") == 2)
+            error = await refused(channel.unary_unary(MODELS)(b"", timeout=20))
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "2 answers of this caller" in (error.details() or "")
+            assert not one.server.running.count  # no server that goes down waits for them
+        await until(lambda: not untaken.count("at 127.0.0.1"))
+        assert not one.server.running.count
+        async with one.channel() as channel:
+            await channel.unary_unary(MODELS)(b"", timeout=20)
+
+    run(use, stall_s=0.1)
 
 
 def test_an_answer_that_is_too_large_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import socket
+import stat
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ from penstock.protocol.grpc import penstock_pb2 as pb
 from penstock.protocol.grpc import penstock_pb2_grpc
 from penstock.protocol.grpc.engine import common_pb2, vllm_engine_pb2_grpc
 from penstock.protocol.grpc.engine import vllm_engine_pb2 as engine
+from penstock.protocol.wire.addresses import AddressError
 from penstock.protocol.wire.messages.administration import Ask, RequestNames
 from penstock.services.frontend.grpc.engine import tokenizer_files
+from penstock.services.frontend.grpc.server import GrpcServer
 from penstock.services.frontend.requests.routes import answer
 
 ASKED = common_pb2.GetTokenizerRequest()
@@ -49,6 +53,27 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(tokenizer_files, "_packed", counted)
     return found
+
+
+def test_a_unix_socket_takes_the_place_of_one_that_was_left_and_is_its_users_alone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+    async def use(one: Scripted) -> None:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            stub = penstock_pb2_grpc.PenstockStub(channel)
+            assert (await stub.Models(pb.ModelsRequest())).models
+            assert [m async for m in stub.Generate(pb.GenerateRequest(text="Hi"))]
+        assert [work.head.tenant for work in one.gateway.works] == [""]
+        with pytest.raises(AddressError, match=r"--grpc-uds \S+: another process listens there"):
+            await GrpcServer(one.context).start()
+
+    run(use, config=ServerConfig(grpc_uds=str(path)))
+    assert not path.exists()
 
 
 async def fetched(channel: grpc.aio.Channel, **asked: Any) -> dict[str, bytes]:

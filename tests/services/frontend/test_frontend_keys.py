@@ -16,7 +16,7 @@ import pytest
 from frontend_scripted import Client, ScriptedGateway, run, serving
 from key_files import Keys
 
-from penstock.client.gateway_interface import ServedModel
+from penstock.client.gateway_interface import Readiness, ServedModel
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.keys.key_file import Line
 from penstock.services.frontend.context import CONTEXT
@@ -43,6 +43,34 @@ async def reread(client: Client) -> None:
     table = client.app[CONTEXT].keys.table
     assert table is not None
     await table.look()
+
+
+def test_readiness_needs_no_key_and_lists_models_only_to_those_who_may_know_them(
+    keys: Keys,
+) -> None:
+    all_models, of_one = keys.add("ann"), keys.add("bob", models=["second"])
+
+    async def use() -> None:
+        async with two_models(keys.config) as client:
+            client.gateway.readiness = Readiness(
+                True, {"engine": "ready"}, {"org/model": "ready", "org/other": "ready"}
+            )
+            for headers, listed in (
+                ({}, []),
+                ({"x-api-key": "wrong"}, []),
+                (all_models, ["org/model", "org/other"]),
+                (of_one, ["org/other"]),  # which is the first name of the second one
+            ):
+                status, answer, _ = await client.get("/ready", headers=headers)
+                assert (status, sorted(answer["models"])) == (200, listed), answer
+                status, answer, _ = await client.get("/ready?model=none", headers=headers)
+                named = "org/model" in answer["error"]["message"]
+                assert (status, named) == (404, headers is all_models), answer
+            for headers in ({}, all_models, of_one):
+                status, _, _ = await client.get("/ready?model=second", headers=headers)
+                assert status == 200
+
+    asyncio.run(use())
 
 
 def test_each_role_may_do_its_own_and_is_told_by_name_what_it_may_not(keys: Keys) -> None:

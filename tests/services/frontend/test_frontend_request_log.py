@@ -16,7 +16,7 @@ from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.process import logs
 from penstock.protocol.wire.messages.requests import Work
-from penstock.protocol.wire.messages.tokens import End, EndReason, RowStart
+from penstock.protocol.wire.messages.tokens import End, EndReason, Reasoning, RowStart
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SECRET = "a secret that nobody may read"
@@ -50,6 +50,17 @@ def post(path: str, body: dict[str, Any], **kwargs: Any) -> Use:
             await client.post(path, body, **kwargs)
 
     return use
+
+
+def test_the_line_of_a_request_counts_its_thinking(capfd: Captured) -> None:
+    async def script(work: Work, sink: Sink) -> None:
+        sink.on_accepted(7)
+        sink.on_row(0, "", 2, RowExtras(events=[Reasoning(SECRET)]))
+        sink.on_row(0, SECRET, 1, RowExtras(end=End(0, EndReason.STOP, reasoning_tokens=2)))
+
+    body = {"messages": [{"role": "user", "content": SECRET}]}
+    (line,) = lines_of(capfd, post(CHAT, body), script)
+    assert (line["output_tokens"], line["thinking_tokens"]) == (3, 2)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,6 +3,7 @@ what the client gets for what comes back."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from array import array
@@ -133,6 +134,23 @@ def test_one_text_is_scored_beside_many_or_each_beside_its_own(
         assert answer["usage"] == dict.fromkeys(("prompt_tokens", "total_tokens"), 3 * len(pairs))
 
 
+def test_texts_are_ranked_as_text_embeddings_inference_has_it() -> None:
+    given = {"query": "q", "texts": ["a", "bb", "ccc"]}
+    answer, works = asked("/rerank", given, scoring(0.25, -1.5, 0.75))
+    assert answer == [
+        {"index": 2, "score": 0.75}, {"index": 0, "score": 0.25}, {"index": 1, "score": -1.5},
+    ]  # fmt: skip
+    assert [work.prompt for work in works] == [Pair("q", "a"), Pair("q", "bb"), Pair("q", "ccc")]
+    more = {"raw_scores": True, "return_text": True, "truncate": True}
+    answer, works = asked("/rerank", {**given, **more}, scoring(1, 3, 2))
+    assert answer[0] == {"index": 1, "score": 3.0, "text": "bb"}
+    assert works[0].pooling == PoolingParams(activation=False)
+    assert works[0].params.truncate_prompt_tokens == 2**31
+    harmless = {"raw_scores": False, "return_text": False, "truncation_direction": "Right"}
+    _, works = asked("/rerank", {**given, **harmless}, scoring(1, 3, 2))
+    assert works[0].pooling == PoolingParams(activation=True)
+
+
 @pytest.mark.parametrize("path", ["/v1/classify", "/classify"])
 def test_each_text_gets_its_likeliest_label_and_the_shares_of_all(path: str) -> None:
     answer, works = asked(path, {"input": ["a", "b"]}, scoring([0.25, 0.75], [0.5, 0.125]))
@@ -176,6 +194,11 @@ def test_token_ids_are_classified_as_they_are_and_labels_without_a_name_have_a_n
         ("/v1/rerank", {"query": "q", "texts": ["a"]}, "texts", "use documents"),
         ("/v1/rerank", {**ASKED, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1"),
         ("/v1/rerank", {**ASKED, "max_tokens_per_doc": -1}, "max_tokens_per_doc", "-1"),
+        ("/rerank", {"query": "q"}, "documents", "documents is missing; it is needed, or texts"),
+        ("/rerank", {**ASKED, "texts": ["a"]}, "texts", "documents and texts do not go together"),
+        ("/rerank", {**ASKED, "raw_scores": True}, "raw_scores", "do not go together"),
+        ("/rerank", {"query": "q", "texts": ["a"], "top_n": 1}, "top_n", "texts and top_n"),
+        ("/rerank", {"query": "q", "texts": ["a", ""]}, "texts", "texts[1]"),
         ("/v1/score", {}, "text_1", "text_1 is missing; text_1 and text_2, or queries"),
         ("/v1/score", {"text_1": "a"}, "text_2", "text_2 is missing"),
         ("/v1/score", {"documents": "a"}, "queries", "queries is missing"),
@@ -280,3 +303,70 @@ def test_a_batch_that_was_let_in_waits_for_room_for_the_rest(refused_at: int) ->
 
     run(use, scoring(0.25, -1.5, 0.75))
     assert len(refusals) == (3 if refused_at else 1)
+
+
+@pytest.mark.parametrize("refused", ["a", "ccc"])
+def test_a_pair_that_finds_no_room_at_an_engine_is_asked_for_again_once_others_were_taken(
+    refused: str,
+) -> None:
+    full = Rejected(0, 0, 503, "overloaded_error", "the queue is full", retry_after=0.01)
+    tries: list[str] = []
+    scores = {"a": 0.25, "bb": -1.5, "ccc": 0.75}
+
+    async def script(work: Work, sink: Sink) -> None:
+        assert isinstance(work.prompt, Pair)
+        tries.append(work.prompt.other)
+        if work.prompt.other == refused:
+            await asyncio.sleep(0.05)
+            if tries.count(refused) < 4:
+                sink.on_rejected(full)
+                return
+        sink.on_accepted(3)
+        numbers = array("f", [scores[work.prompt.other]])
+        sink.on_row(0, "", 0, RowExtras(end=STOP, events=[Scores(numbers.tobytes())]))
+
+    answer, _ = asked("/v1/rerank", ASKED, script)
+    assert [one["index"] for one in answer["results"]] == [2, 0, 1]
+    assert answer["usage"]["prompt_tokens"] == 9
+    assert sorted(tries) == sorted(["a", "bb", "ccc"] + [refused] * 3)
+
+
+def test_a_batch_of_which_no_engine_took_anything_is_refused_at_once() -> None:
+    full = Rejected(0, 0, 503, "overloaded_error", "the queue is full", retry_after=7.0)
+    tries: list[Work] = []
+
+    async def script(work: Work, sink: Sink) -> None:
+        tries.append(work)
+        if len(tries) == 3:
+            sink.on_rejected(full)
+        await asyncio.sleep(60)
+
+    async def use(client: Client) -> None:
+        client.gateway.served = [ServedModel("org/model", [], 64, 1000, ["score"])]
+        status, answer, response = await client.post("/v1/rerank", ASKED)
+        assert (status, answer["error"]["message"]) == (503, "the queue is full")
+        assert response.headers["Retry-After"] == "7"
+        assert len(client.gateway.cancelled) == 3
+
+    run(use, script)
+    assert len(tries) == 3
+
+
+def test_a_batch_ends_with_a_frontend_that_goes_down() -> None:
+    down = Rejected(0, 0, 503, "overloaded_error", "the server is shutting down", retry_after=1.0)
+
+    async def use(client: Client) -> None:
+        client.gateway.served = [ServedModel("org/model", [], 64, 1000, ["score"])]
+
+        async def script(work: Work, sink: Sink) -> None:
+            if len(client.gateway.works) == 1:
+                sink.on_accepted(3)
+                return
+            client.gateway.is_closed = True
+            sink.on_rejected(down)
+
+        client.gateway.script = script
+        status, answer, _ = await client.post("/v1/rerank", ASKED)
+        assert (status, answer["error"]["message"]) == (503, "the server is shutting down")
+
+    run(use, waiting)

@@ -24,7 +24,8 @@ from penstock.protocol.config.models import of_each
 from penstock.protocol.config.terminal import Style
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.protocol.process import logs
-from penstock.protocol.wire.mailbox import AddressError, Mailbox
+from penstock.protocol.wire.addresses import AddressError
+from penstock.protocol.wire.mailbox import Mailbox
 from penstock.protocol.wire.messages.membership import Phase
 from penstock.protocol.wire.security import SecurityError
 from penstock.services.cli import COMMANDS
@@ -355,6 +356,24 @@ def test_launcher_prints_a_curl_line_that_a_shell_reads_back(chat: bool) -> None
     body = msgspec.json.decode(words[-1])
     assert body["model"] == "it's a model"
     assert ("messages" in body) == chat
+
+
+def test_launcher_says_how_a_unix_socket_is_asked() -> None:
+    server = Announcement(
+        url="unix:/run/a b.sock",
+        models=[announced("a")],
+        device="cpu",
+        router="ipc:///r",
+        seconds=1.0,
+        drain_timeout_s=30.0,
+        keys=False,
+    )
+    words = shlex.split(curl(server))
+    assert words[:3] == ["curl", "--unix-socket", "/run/a b.sock"]
+    assert words[3].startswith("http://localhost/v1/")
+    assert "Page" not in block(server, Style()) and server.url in block(server, Style())
+    told = msgspec.json.decode(json_line(server))
+    assert told["url"] == told["api"] == server.url
 
 
 def test_launcher_describes_how_a_process_ended() -> None:

@@ -128,6 +128,18 @@ def test_of_a_document_so_many_tokens_are_kept_as_are_asked_for(text_model: Text
         encoded(text_model, work(Pair("a " * 40, "b c"), "score", document_tokens=1))
 
 
+def test_a_document_that_is_cut_is_encoded_once_and_a_long_one_not_to_its_end(
+    text_model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = work(Pair("a b", "c d " * 100), "score", document_tokens=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(text_model, "beginning", None)
+        assert encoded(text_model, of) == ("[CLS] a b [SEP] c d c [SEP]", 4)
+    for text in ("c d " * 1000, "c d", "c" + 10_000 * " " + "d e f"):
+        wanted = " ".join(text.split()[:3])
+        assert text_model.beginning(text, 3, 10_000).split() == wanted.split()
+
+
 def test_a_prompt_is_refused_where_pairs_have_none(text_model: TextModel) -> None:
     of = work(Pair("a", "b"), "score", prompt_name="query")
     with pytest.raises(PromptError, match="prompt_name is 'query', but this model takes pairs"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +101,13 @@ COMPANIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@functools.cache
+def parser_of(*groups: str) -> argparse.ArgumentParser:
+    return build_parser("penstock", "test", list(groups), positional_model=True)
+
+
 def command(*arguments: str, groups: list[str] = GROUPS) -> argparse.Namespace:
-    return build_parser("penstock", "test", groups, positional_model=True).parse_args(arguments)
+    return parser_of(*groups).parse_args(arguments)
 
 
 def as_flags(name: str, value: Any) -> list[str]:
@@ -176,8 +183,16 @@ def test_an_environment_variable_sets_the_field(name: str) -> None:
     assert (sources[name].origin, sources[name].detail) == ("environment", FIELDS[name].variable)
 
 
-@pytest.mark.parametrize("name", FIELDS)
-@pytest.mark.parametrize("style", ["flat", "dashes", "group", "yaml"])
+def in_files() -> Iterator[Any]:
+    """Each field in files of one style and a few of every style; all of them in the long run."""
+    styles = ["flat", "dashes", "group", "yaml"]
+    for number, name in enumerate(FIELDS):
+        for place, style in enumerate(styles):
+            usual = number % 10 == 0 or place == number % len(styles)
+            yield pytest.param(name, style, marks=() if usual else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "style"), in_files())
 def test_a_file_sets_the_field(name: str, style: str, tmp_path: Path) -> None:
     value = other_value(FIELDS[name])
     values = {name: value, **COMPANIONS.get(name, {})}

@@ -27,6 +27,8 @@ from penstock.services.worker.encoders.throttle import Throttle
 
 ON_GPU = torch.cuda.is_available()
 LENGTHS = [1, 7, 70, 7, 64, 65, 2]
+FEW_LENGTHS = [7, 66, 2]
+"""Still one that is cut into tiles, with others around it: the interpreter takes long for each."""
 TOLERANCE = 2e-4
 
 
@@ -52,20 +54,25 @@ def by_kernels(folder: Path, **model: Any) -> EncoderExecutor:
     return executor
 
 
-def assert_same(folder: Path, lengths: list[int], second: int = 0, **model: Any) -> None:
+def assert_same(
+    folder: Path, lengths: list[int], second: int = 0, *, again: bool = False, **model: Any
+) -> None:
+    """All prompts, the last of them alone, and, if ``again``, all behind it."""
     given = prompts(lengths, second)
     wanted = executor_of(folder, "cpu", **model).compute(given)
     executor = by_kernels(folder, **model)
-    for _ in range(2):
-        found = executor.compute(given)
-        np.testing.assert_allclose(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
-    alone = executor.compute(given[2:3])
-    np.testing.assert_allclose(alone, wanted[2:3], atol=TOLERANCE, rtol=TOLERANCE)
+    last = given[-1:]
+    steps = [(given, wanted), (last, wanted[-1:]), (given, wanted)]
+    for some, expected in steps if again else steps[:2]:
+        found = executor.compute(some)
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_vectors_by_kernels_are_those_by_torch(family: str, tmp_path: Path) -> None:
-    assert_same(write_encoder(make_encoder(family), tmp_path), LENGTHS)
+    first = ON_GPU or family == next(iter(FAMILIES))
+    folder = write_encoder(make_encoder(family), tmp_path)
+    assert_same(folder, LENGTHS if first else FEW_LENGTHS, again=first)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "last", "max"])

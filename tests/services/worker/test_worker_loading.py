@@ -43,7 +43,7 @@ def private_bytes() -> int:
 
 def config_for(folder: Path | str = "", **parts: Any) -> Config:
     groups: dict[str, dict[str, Any]] = {"model": {"model": str(folder)}, "scheduler": {}}
-    groups |= {"cache": {}, "device": {"device": "cpu", "threads": 2}}
+    groups |= {"cache": {}, "device": {"device": "cpu", "threads": 1}}
     for key, value in parts.items():
         group = next(
             name

@@ -74,23 +74,26 @@ def executor_for(
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_greedy_tokens_equal_those_of_transformers(variant: str, tiny_folder: Folder) -> None:
-    prompts = some_prompts([1, 2, 5, 33, 129, 260, 31, 64])
-    expected = generated(variant, prompts, 24)
+    prompts = some_prompts([1, 2, 33, 5, 64, 129, 260])
+    expected = generated(variant, prompts, 12)
     executor = executor_for(tiny_folder(variant))
-    for seed, settings in enumerate(
-        ({"chunk": 10_000}, {"chunk": 16}, {"preemptions": 6}, {"running": 1, "chunk": 1})
+    for seed, (count, settings) in enumerate(
+        (
+            *((7, {"chunk": 10_000}), (7, {"chunk": 16}), (7, {"preemptions": 6})),
+            (4, {"running": 1, "chunk": 1}),
+        )
     ):
         executor.reset()
-        got = PlanDriver(executor, seed).run(prompts, 24, **settings)  # type: ignore[arg-type]
-        assert got == expected, f"{variant} {settings}"
+        got = PlanDriver(executor, seed).run(prompts[:count], 12, **settings)
+        assert got == expected[:count], f"{variant} {settings}"
 
 
 @pytest.mark.parametrize("variant", list(FAMILIES))
 def test_every_family_chooses_the_tokens_of_transformers(variant: str, tiny_folder: Folder) -> None:
-    prompts = some_prompts([1, 5, 33, 200])
-    expected = generated(variant, prompts, 16)
+    prompts = some_prompts([1, 33, 200])
+    expected = generated(variant, prompts, 12)
     executor = executor_for(tiny_folder(variant))
-    got = PlanDriver(executor, 1).run(prompts, 16, chunk=24, preemptions=3)
+    got = PlanDriver(executor, 1).run(prompts, 12, chunk=24, preemptions=3)
     assert got == expected
 
 
@@ -183,7 +186,7 @@ class Recorder(ModelExecutor):
 def test_logits_have_the_same_bits_in_every_batch_chunking_and_preemption(
     variant: str, threads: tuple[int, int], tiny_folder: Folder
 ) -> None:
-    lengths = [1, 4, 37, 128, 129, 300, 12]
+    lengths = [1, 4, 37, 128, 129, 12]
     prompts = some_prompts(lengths, 3)
     samplings = [
         SlotSampling([0.0, 0.8, 1.2][i % 3], [0, 20][i % 2], [1.0, 0.9][i % 2], 99 + i)

@@ -1,12 +1,13 @@
 """Runs an output through a family's parser in every cut, and says what came of it.
 
 A case is a text and what is expected of it. ``check`` runs it with the family's marks as text and
-as tokens of their own, whole, by characters, by tokens of several sizes, cut at each single place
-and at random places: the events are the same.
+as tokens of their own, whole, by characters, by tokens of several sizes, cut at each place and at
+random places: the events are the same.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -48,6 +49,8 @@ TOOLS: dict[str, Any] = {
     },
     "now": {"type": "object", "properties": {}},
 }
+FAR = 12
+"""Characters between two cuts of which neither is likely to hide what the other does."""
 EXTRA_SPECIAL = "<|im_end|>"
 """A special token that is no mark of any family."""
 
@@ -96,6 +99,7 @@ Piece = tuple[int, str]
 """A token and its text."""
 
 
+@functools.cache
 def vocabularies(family: Family) -> dict[str, Vocabulary]:
     """One without any added token of the family's marks, and one with all of them."""
     marks = list(family.marks.values())
@@ -134,8 +138,8 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def cuttings(pieces: list[Piece], thorough: bool) -> Iterator[list[Piece]]:
-    """The pieces by characters, by tokens of some sizes, and, if ``thorough``, cut at each single
-    place and at random ones."""
+    """The pieces by characters, by tokens of some sizes, and, if ``thorough``, cut at each place,
+    some that are far from each other at once, and at random ones."""
     yield pieces
     whole = joined(pieces)
     for size in (3, 7):
@@ -143,8 +147,11 @@ def cuttings(pieces: list[Piece], thorough: bool) -> Iterator[list[Piece]]:
     if not thorough:
         return
     for number, piece in enumerate(whole):
-        for place in range(1, len(piece[1]) if piece[0] < 999 else 1):
-            yield [*whole[:number], *_parts(piece, [place]), *whole[number + 1 :]]
+        places = len(piece[1]) - 1 if piece[0] < 999 else 0
+        apart = max(-(-places // 3), min(places, FAR))
+        for place in range(1, apart + 1):
+            cuts = range(place, places + 1, apart)
+            yield [*whole[:number], *_parts(piece, cuts), *whole[number + 1 :]]
     draw = random.Random(len(pieces))
     for _ in range(8):
         share = draw.random()

@@ -135,6 +135,7 @@ def test_the_steps_for_an_output_grow_with_its_length_alone(case: Hostile) -> No
         assert four - two <= 2.2 * (two - one) + 100  # where cost is quadratic: four times as much
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_cost_of_an_output_grows_with_its_length_alone(case: Hostile) -> None:
     assert fourfold(lambda size: seconds(case, size), SIZE) < LINEAR

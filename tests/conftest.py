@@ -6,6 +6,8 @@ import gc
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -24,8 +26,10 @@ gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of this folder first: a long one that comes last keeps one process busy alone."""
-    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    """Files of this folder and the simulation first: a long one that comes last keeps one process
+    busy alone."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: item.path.parent not in (here, here / "simulation"))
 
 
 def pytest_collection_finish() -> None:
@@ -36,3 +40,21 @@ def pytest_collection_finish() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is not None:
+        _replace_once(interpreter)
+
+
+def _replace_once(interpreter: ModuleType) -> None:
+    """Triton's interpreter looks for the functions of ``triton.language`` that it replaces at each
+    launch, and again at each call of a function within a kernel, which takes longer than what they
+    compute here. In a test process they are replaced once, and stay so."""
+    replace, replaced = interpreter._patch_lang, set[Any]()
+
+    def replace_first(fn: Any) -> Any:
+        if fn not in replaced:
+            replace(fn)
+            replaced.add(fn)
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang = replace_first

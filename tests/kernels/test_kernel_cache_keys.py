@@ -54,6 +54,7 @@ def test_neither_the_order_nor_the_process_changes_a_cache_key() -> None:
     assert {key.partition(".")[0] for key in one} == {*MODULES}
 
 
+@pytest.mark.slow
 def test_triton_alone_has_other_keys_in_another_order() -> None:
     """Else nothing of this would be needed, and the test above could not fail."""
     pytest.importorskip("triton")

@@ -73,7 +73,7 @@ def check_forgotten(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("traits", [ROOMY, TIGHT, MANY], ids=["roomy", "tight", "many"])
-@seeds(2, 3)
+@seeds(1, 3)
 def test_on_a_perfect_network_every_request_ends_once_with_its_own_text(
     traits: EngineTraits, seed: int
 ) -> None:
@@ -87,7 +87,7 @@ def test_on_a_perfect_network_every_request_ends_once_with_its_own_text(
     assert (sum(core.counters.preemptions for core in cores) > 0) == (traits is not ROOMY)
 
 
-@seeds(4, 8)
+@seeds(2, 8)
 def test_lost_and_doubled_messages_cost_time_but_no_text(seed: int) -> None:
     cluster = Cluster(World(seed, loss=0.02, delay=0.02, doubles=0.02))
     records = load(cluster, 80, 10.0, cancel=0.2)
@@ -99,7 +99,7 @@ def test_lost_and_doubled_messages_cost_time_but_no_text(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [RouterNode, TokenizerNode, SchedulerNode, WorkerNode])
-@seeds(2, 4)
+@seeds(1, 4)
 def test_a_death_is_survived_by_every_request(kind: type[Node], seed: int) -> None:
     cluster = Cluster(World(seed))
     records = load(cluster, 80, 10.0, cancel=0.1)
@@ -136,7 +136,7 @@ def test_no_rank_reads_a_cached_block_that_it_has_not_written(seed: int) -> None
 
 
 @pytest.mark.parametrize("kind", [TokenizerNode, SchedulerNode, WorkerNode])
-@seeds(2, 4)
+@seeds(1, 4)
 def test_what_was_on_its_way_to_the_only_one_that_stops_waits_for_the_next(
     kind: type[Node], seed: int
 ) -> None:
@@ -222,7 +222,7 @@ def play_everything(seed: int) -> None:
     check_forgotten(cluster)
 
 
-@seeds(6, 10)
+@seeds(3, 10)
 def test_everything_at_once(seed: int) -> None:
     play_everything(seed)
 

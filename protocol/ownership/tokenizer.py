@@ -290,7 +290,8 @@ class TokenizerLedger:
             if out is None:
                 out = outgoing[request.reply_to] = TextRows()
             more = NO_EXTRAS if extras is None else extras.get(row, NO_EXTRAS)
-            self._begun(request, more)
+            if more.start is not None or not request.accepted:
+                self._begun(request, more)
             try:
                 self._add_row(out, request, number, choice, tokens[first:offset], more)
             except Exception:
@@ -308,8 +309,7 @@ class TokenizerLedger:
         return request.engine == sender
 
     def _begun(self, request: OwnedRequest, more: TokenExtras) -> None:
-        """A row has come; that its engine has taken the request may have been lost. What is lost
-        together with the first row begins anew, as if no engine had."""
+        """A row has come: an engine has the request. What was lost with the row begins anew."""
         if request.taken(more.start.max_tokens if more.start is not None else 0):
             self._tell_accepted(request)
 

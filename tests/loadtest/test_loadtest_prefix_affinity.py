@@ -13,7 +13,7 @@ MOST_ROUTER_TIMES = 2.2
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("speed", [1.0, 20.0])
+@pytest.mark.parametrize("speed", [pytest.param(1.0, marks=pytest.mark.slow), 20.0])
 def test_engines_together_hit_as_often_as_one_with_all_their_memory(speed: float) -> None:
     """A shorter run than the command's: shorter answers. Where engines are fast, requests
     come and go between two beats."""

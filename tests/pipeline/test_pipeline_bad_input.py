@@ -203,10 +203,11 @@ def damage_tokenizer(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     "damage",
     [
-        damage_missing_shard,
-        damage_truncated_shard,
-        damage_misshapen_tensor,
-        damage_config,
+        # The other tests of damaged folders serve folders like these as well.
+        pytest.param(damage_missing_shard, marks=pytest.mark.slow),
+        pytest.param(damage_truncated_shard, marks=pytest.mark.slow),
+        pytest.param(damage_misshapen_tensor, marks=pytest.mark.slow),
+        pytest.param(damage_config, marks=pytest.mark.slow),
         damage_tokenizer,
     ],
     ids=lambda damage: damage.__name__.removeprefix("damage_"),

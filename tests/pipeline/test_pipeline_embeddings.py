@@ -110,7 +110,10 @@ def test_the_sdk_reads_as_many_inputs_as_a_request_may_have(server: Served) -> N
     assert answer.usage.prompt_tokens == sum(1 + index % 5 for index in range(2048))
 
 
-@pytest.mark.parametrize("role", ["worker", "tokenizer", "scheduler"])
+@pytest.mark.parametrize(
+    "role",
+    ["worker", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tokenizer", "scheduler"))],
+)
 def test_a_batch_is_answered_though_a_process_is_killed(server: Served, role: str) -> None:
     inputs = [[9] * (1 + index % 7) for index in range(1500)]
     answers: list[tuple[int, Any]] = []

@@ -10,7 +10,10 @@ import pytest
 from browser import CHROMIUM, PlaygroundPage, chromium, sync_api
 from served import Served, served
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
+]
 
 expect = sync_api.expect
 STATS = re.compile(r"(\d+) tokens? · first after [\d.]+ m?s · [\d.]+ tokens/s")
@@ -31,7 +34,7 @@ def server() -> Iterator[Served]:
         yield one
 
 
-@pytest.fixture(scope="module", params=["desktop", pytest.param("phone", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["desktop", "phone"])
 def shown(request: Any, server: Served) -> Iterator[PlaygroundPage]:
     with chromium() as browser:
         one = PlaygroundPage(browser, server.url, phone=request.param == "phone")
@@ -63,7 +66,6 @@ def test_a_question_typed_into_the_page_is_answered_by_the_built_in_model(
     expect(thought.locator("div")).to_contain_text("5+6+0=11: 1 carry 1")
 
 
-@pytest.mark.slow
 def test_every_example_on_the_page_is_answered_right(shown: PlaygroundPage) -> None:
     page = shown.page
     page.click("#new-chat")

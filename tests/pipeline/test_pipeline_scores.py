@@ -150,7 +150,10 @@ def test_a_client_that_leaves_frees_everything(server: Served) -> None:
         assert metrics.get(f"penstock:{name}", 0.0) == 0.0
 
 
-@pytest.mark.parametrize("role", ["worker", "tokenizer", "scheduler"])
+@pytest.mark.parametrize(
+    "role",
+    ["tokenizer", *(pytest.param(one, marks=pytest.mark.slow) for one in ("worker", "scheduler"))],
+)
 def test_a_ranking_is_the_same_though_processes_are_killed(server: Served, role: str) -> None:
     documents = ["b " * (1 + index % 7) for index in range(1000)]
     answers: list[tuple[int, Any]] = []

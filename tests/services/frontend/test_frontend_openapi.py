@@ -41,7 +41,7 @@ CHECKS = [
     checks.unsupported_method,
 ]
 """All but that everything allowed is accepted: what holds between two fields is in no schema."""
-FEW, MANY = 20, 200
+FEW, MANY = 6, 200
 
 
 class OpenGateway(ScriptedGateway):

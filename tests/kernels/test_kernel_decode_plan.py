@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -63,15 +64,21 @@ def check(cached: list[int | None], shared: list[int], prefixed: bool, programs:
     assert begin == len(items)
 
 
-@pytest.mark.parametrize("programs", [7, 33, MOST])
+CACHED: list[list[int | None]] = [
+    [0],
+    [None],
+    [1000],
+    [33, 32, 31, 0, 700, None, None],
+    [*random.Random(1).choices(range(300), k=32)],
+]
+
+
 @pytest.mark.parametrize(
-    "cached",
+    ("cached", "programs"),
     [
-        [0],
-        [None],
-        [1000],
-        [33, 32, 31, 0, 700, None, None],
-        random.Random(1).choices(range(300), k=32),
+        *itertools.product(CACHED, [7, 33]),
+        *((cached, MOST) for cached in (CACHED[0], CACHED[-1])),
+        *(pytest.param(cached, MOST, marks=pytest.mark.slow) for cached in CACHED[1:-1]),
     ],
     ids=str,
 )

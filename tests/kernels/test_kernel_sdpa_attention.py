@@ -46,8 +46,18 @@ def differences(
     return max(float((a.float() - b.float()).abs().max()) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("step", list(STEPS))
-@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize(
+    ("step", "dtype"),
+    [
+        *((step, torch.float32) for step in STEPS),
+        *((step, torch.bfloat16) for step in ("decode", "mixed")),
+        *(
+            pytest.param(step, torch.bfloat16, marks=pytest.mark.slow)
+            for step in ("prefill", "cached prefix")
+        ),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("heads", "dim", "block_size"),
     [

@@ -28,7 +28,7 @@ from penstock.protocol.model_info import read_model_info
 
 _SAMPLE_SECONDS = 2.0
 _LONGEST_REQUEST_S = 300.0
-_METRIC = re.compile(r"^penstock_(steps_total|failed_steps_total)(?:\{[^}]*\})? ([0-9.e+]+)", re.M)
+_METRIC = re.compile(r"^penstock:(steps_total|failed_steps_total)(?:\{[^}]*\})? ([0-9.e+]+)", re.M)
 _SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.8, "top_p": 0.9},
@@ -68,6 +68,7 @@ class Load:
         self._session, self._options = session, options
         self._choose = random.Random(options.seed)
         self._done = False
+        self._began = time.monotonic()
         self.answered = 0
         self.failures: list[str] = []
         self.memory: list[int] = []
@@ -105,6 +106,9 @@ class Load:
                 found = _METRIC.findall(await answer.text())
             self.steps = {name: sum(float(v) for n, v in found if n == name) for name, _ in found}
             self._done |= self.steps.get("steps_total", 0) >= self._options.steps
+            if not self._done and time.monotonic() - self._began > self._options.limit:
+                self.failures.append(f"{self.steps} after {self._options.limit:g} s")
+                self._done = True
             await asyncio.sleep(0 if self._done else _SAMPLE_SECONDS)
 
 
@@ -135,6 +139,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--longest", type=int, default=3000, help="tokens of a prompt")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds that it may take")
     parser.add_argument("--seed", type=int, default=0)
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:end])

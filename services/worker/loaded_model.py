@@ -22,7 +22,7 @@ from penstock.services.worker.models.dense import (
 from penstock.services.worker.models.dense_form import DenseModel, dense_model
 from penstock.services.worker.models.specification import CacheSpecification, ModelSpecification
 from penstock.services.worker.models.transformers_model import TransformersModel
-from penstock.services.worker.plain_attention import REFERENCE, PlainAttention
+from penstock.services.worker.plain_attention import REFERENCE, AnyAttention
 
 if TYPE_CHECKING:
     from penstock.services.worker.gpu.compressed_layers import Compression
@@ -44,7 +44,7 @@ class LoadedModel(NamedTuple):
     model: CausalModel
     kernels: DenseModel | AttentionAlone | str
     """``kernels_for`` it."""
-    attention: PlainAttention = REFERENCE
+    attention: AnyAttention = REFERENCE
     """If it has no kernels."""
     compression: Compression | None = None
     """If it has."""

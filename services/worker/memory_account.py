@@ -115,7 +115,8 @@ def _kv_note(account: MemoryAccount) -> str:
     sizes = account.capacity
     if sizes is None:
         return f"too little is left; a block of it is {shown_bytes(account.block_bytes)}"
-    groups = f", {len(sizes.groups)} groups of layers" if sizes.groups else ""
+    count = len(sizes.groups)
+    groups = f", {count} groups of layers" if count > 1 else ""
     token = account.block_bytes * sizes.num_blocks / account.kv_tokens
     return (
         f"{account.kv_tokens:,} tokens: {sizes.num_blocks:,} blocks of {sizes.block_size}{groups}, "

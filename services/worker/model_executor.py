@@ -40,7 +40,7 @@ from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.placement import placement
-from penstock.services.worker.plain_attention import REFERENCE, PlainAttention
+from penstock.services.worker.plain_attention import REFERENCE, AnyAttention
 from penstock.services.worker.pooling import pool_rows
 from penstock.services.worker.prompt_sums import PromptSums, chunk_rows
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
@@ -78,7 +78,7 @@ class ModelExecutor(DirectExecutor):
     """
 
     def __init__(
-        self, model: CausalModel, capacity: EngineSizes, attention: PlainAttention = REFERENCE
+        self, model: CausalModel, capacity: EngineSizes, attention: AnyAttention = REFERENCE
     ) -> None:
         """Takes KV memory for ``capacity.num_blocks`` blocks and ``EXTRA_BLOCKS`` more: one that
         padding rows write to, and one that is never written and stands for "no block"."""

@@ -42,8 +42,8 @@ from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense_form import DenseModel
 from penstock.services.worker.plain_attention import (
-    REFERENCE,
-    PlainAttention,
+    AnyAttention,
+    AttentionOfKinds,
     choose_plain_attention,
 )
 from penstock.services.worker.pooling_tasks import (
@@ -191,12 +191,15 @@ def add_tasks(
         executor.capacity = msgspec.structs.replace(executor.capacity, task_prompts="all")
 
 
-def plain_attention(model: CausalModel, block_size: int) -> PlainAttention:
+def plain_attention(model: CausalModel, block_size: int) -> AnyAttention:
     """What attends if the model has no kernels of ours."""
-    full = [cache for cache in model.caches if not (cache.window or cache.softcap)]
-    if not full:
-        return REFERENCE
-    return choose_plain_attention(full[0], model.dtype, block_size, model.device)
+    kinds = dict.fromkeys(cache for cache in model.caches if cache.plain)
+    return AttentionOfKinds(
+        {
+            cache: choose_plain_attention(cache, model.dtype, block_size, model.device)
+            for cache in kinds
+        }
+    )
 
 
 def choose_compression(kernels: DenseModel, config: Config, progress: Progress) -> Compression:

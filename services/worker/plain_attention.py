@@ -10,7 +10,7 @@ lengths.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -46,8 +46,7 @@ class PlainAttention(NamedTuple):
     def of(self, cache: CacheSpecification) -> PlainAttention:
         """Those for one of the model's caches: the reference has windows, chunks, soft
         caps and sinks."""
-        special = cache.window or cache.chunk or cache.softcap or cache.sinks
-        return REFERENCE if special else self
+        return self if cache.plain else REFERENCE
 
     @property
     def finite_keys(self) -> bool:
@@ -57,10 +56,31 @@ class PlainAttention(NamedTuple):
 REFERENCE = PlainAttention(ReferenceAttention(), ReferenceAttention())
 
 
+class AttentionOfKinds(NamedTuple):
+    """The backends of an executor whose layers may differ."""
+
+    chosen: Mapping[CacheSpecification, PlainAttention]
+    """For each distinct plain cache."""
+
+    def of(self, cache: CacheSpecification) -> PlainAttention:
+        return self.chosen.get(cache, REFERENCE)
+
+    @property
+    def finite_keys(self) -> bool:
+        return any(each.finite_keys for each in self.chosen.values())
+
+    @property
+    def summary(self) -> str:
+        return "; ".join(dict.fromkeys(each.summary for each in self.chosen.values()))
+
+
+AnyAttention = PlainAttention | AttentionOfKinds
+
+
 def choose_plain_attention(
     cache: CacheSpecification, dtype: torch.dtype, block_size: int, device: torch.device
 ) -> PlainAttention:
-    """What attends for a model on this device; cache: of its layers without a window."""
+    """What attends to such a plain cache on this device."""
     if device.type == "cpu" and dtype == torch.float32:
         return REFERENCE
     from penstock.kernels.sdpa_attention import SdpaAttention

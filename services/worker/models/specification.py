@@ -153,6 +153,11 @@ class CacheSpecification(msgspec.Struct, frozen=True):
         return self.scale or self.head_dim**-0.5
 
     @property
+    def plain(self) -> bool:
+        """Whether each position attends to all before it, with scores that are only scaled."""
+        return not (self.window or self.chunk or self.softcap or self.sinks)
+
+    @property
     def group(self) -> LayerGroup:
         """The kind of the group of layers that it belongs to: what it keeps of a sequence."""
         if any(self.besides):

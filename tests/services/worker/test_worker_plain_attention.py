@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from plan_driver import PlanDriver
 from tiny_models import generated, make_model, some_prompts
 
@@ -28,8 +30,10 @@ from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.model_executor import ModelExecutor
+from penstock.services.worker.model_loading import plain_attention
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.dense import DenseConfig
+from penstock.services.worker.models.specification import CacheSpecification
 from penstock.services.worker.plain_attention import (
     REFERENCE,
     MeasuredLayer,
@@ -95,6 +99,20 @@ def test_on_the_cpu_the_reference_attends_and_nothing_is_measured() -> None:
     assert choose_plain_attention(CONFIG, torch.float32, 16, CPU) is REFERENCE
     assert REFERENCE.summary == ""
     assert not REFERENCE.finite_keys
+
+
+def test_each_kind_of_layers_has_a_choice_of_its_own() -> None:
+    plain, wide = CacheSpecification(2, 16, 4), CacheSpecification(1, 64, 8)
+    changes: list[dict[str, Any]] = [{"window": 8}, {"chunk": 8}, {"softcap": 8.0}, {"sinks": True}]
+    others = [replace(plain, **each) for each in changes]
+    model: Any = SimpleNamespace(caches=[plain, wide, *others], dtype=torch.bfloat16, device=CPU)
+    found = plain_attention(model, 16)
+    for cache in (plain, wide):
+        assert isinstance(found.of(cache).prefill, SdpaAttention)
+    assert all(found.of(cache) is REFERENCE for cache in others)
+    assert found.finite_keys
+    model.caches = others
+    assert not plain_attention(model, 16).finite_keys
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

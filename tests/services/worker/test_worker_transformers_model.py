@@ -52,6 +52,13 @@ def test_greedy_tokens_equal_those_of_transformers(variant: str, tiny_folder: Fo
     assert_exact(variant, load(folder))
 
 
+def test_answers_go_on_into_the_next_chunk(tiny_folder: Folder) -> None:
+    model, prompts = load(tiny_folder("llama4")), some_prompts([20, 45, 70])
+    groups = group_layers(model.caches).groups
+    executor = ModelExecutor(model, EngineSizes(200, 8, 4, 64, 512, 307, groups=groups))
+    assert PlanDriver(executor, 1).run(prompts, 8) == generated("llama4", prompts, 8)
+
+
 def test_chunks_are_gone_on_with_behind_a_cached_prefix(tiny_folder: Folder) -> None:
     """Of the chunks that lie behind it no block is there."""
     model, (prompt,) = load(tiny_folder("llama4")), some_prompts([150])

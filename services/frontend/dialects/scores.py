@@ -100,8 +100,8 @@ class PlainRerankDialect(RerankDialect):
     texts."""
 
     name = "plain-rerank"
-    routes = ("/rerank",)
-    bodies = (
+    routes: tuple[str, ...] = ("/rerank",)
+    bodies: tuple[RouteBodies, ...] = (
         RouteBodies(
             *("POST", "/rerank", RerankList, PlainRerankBody),
             or_gives=(list[TextScore],),

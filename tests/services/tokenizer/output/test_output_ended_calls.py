@@ -25,9 +25,9 @@ CALL = ("note", {"text": 'a "b" \\n c', "count": 12, "more": [True, {"k": None}]
 def test_the_arguments_are_an_object_wherever_the_model_ends_within_a_call(name: str) -> None:
     form = FORMS[name]
     family, output = FAMILIES[form.family], form.write([CALL])
-    for vocabulary in vocabularies(family).values():
+    for first, vocabulary in enumerate(vocabularies(family).values()):
         pieces = atoms(output, vocabulary)
-        for end in range(len(pieces) + 1):
+        for end in range(first, len(pieces) + 1, 2):  # the other places with the other vocabulary
             events = run(family, vocabulary, pieces[:end], tools=TOOLS, complete=True)
             opened = [event for event in events if event[0] == "call"]
             arguments = "".join(event[-1] for event in events if event[0] == "arguments")

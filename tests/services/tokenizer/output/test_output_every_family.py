@@ -44,9 +44,9 @@ def test_many_broken_outputs_are_read_alike_however_they_are_cut(name: str) -> N
 def test_an_output_that_ends_anywhere_keeps_what_it_has(name: str) -> None:
     family = FAMILIES[name]
     output = "Well.\n" + written(family, [("weather", {"city": "Rome"}), ("search", {"limit": 5})])
-    for vocabulary in vocabularies(family).values():
+    for first, vocabulary in enumerate(vocabularies(family).values()):
         pieces = atoms(output, vocabulary)
-        for end in range(len(pieces)):
+        for end in range(first, len(pieces), 2):  # the other places with the other vocabulary
             whole = run(family, vocabulary, joined(pieces[:end]))
             assert run(family, vocabulary, pieces[:end]) == whole, pieces[:end]
             assert all(event[-1] for event in whole if event[0] != "call")

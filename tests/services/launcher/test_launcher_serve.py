@@ -192,6 +192,19 @@ def shared(cache: str) -> Iterator[Server]:
         server.clean()
 
 
+@pytest.fixture(scope="module")
+def repaired(cache: str) -> Iterator[Server]:
+    """A server whose processes tests end; it is whole again after each, and leaves nothing."""
+    server = Server(*NULL, XDG_CACHE_HOME=cache)
+    try:
+        yield server.ready()
+        server.remember()
+        assert server.stop() == 0, server.text
+        server.nothing_is_left()
+    finally:
+        server.clean()
+
+
 @pytest.fixture
 def start(cache: str) -> Iterator[Start]:
     servers: list[Server] = []
@@ -409,8 +422,8 @@ def test_launcher_killed_leaves_no_process_and_the_next_one_cleans_up(start: Sta
 # --- repairing
 
 
-def test_launcher_starts_any_killed_process_again(start: Start) -> None:
-    server = start(*NULL).ready()
+def test_launcher_starts_any_killed_process_again(repaired: Server) -> None:
+    server = repaired
     for title in ("router 0", "tokenizer 0", "scheduler 0", "worker 0", "frontend 0"):
         killed = server.child(title)
         killed.kill()
@@ -419,21 +432,18 @@ def test_launcher_starts_any_killed_process_again(start: Start) -> None:
         assert server.child(title).pid != killed.pid
         wait_for(server.is_ready)
         assert server.complete()["usage"]["completion_tokens"] == 4
-    assert server.stop() == 0, server.text
-    server.nothing_is_left()
 
 
-def test_launcher_kills_a_process_that_hangs_and_replaces_it(start: Start) -> None:
-    server = start(*NULL).ready()
+def test_launcher_kills_a_process_that_hangs_and_replaces_it(repaired: Server) -> None:
+    server = repaired
+    said, before = "worker 0 was declared lost; killing it", len(server.output)
     hung = server.child("worker 0")
     hung.suspend()
-    wait_for(lambda: "worker 0 was declared lost; killing it" in server.text)
+    wait_for(lambda: said in "".join(server.output[before:]))
     wait_for(lambda: not hung.is_running())
     assert server.child("worker 0").pid != hung.pid
     wait_for(server.is_ready)
     assert server.complete()["usage"]["completion_tokens"] == 4
-    assert server.stop() == 0, server.text
-    server.nothing_is_left()
 
 
 @pytest.mark.slow
@@ -480,18 +490,17 @@ def test_launcher_replaces_a_router_that_hangs(start: Start) -> None:
     server.nothing_is_left()
 
 
-def test_launcher_that_was_stopped_itself_joins_again(start: Start) -> None:
-    server = start(*NULL).ready()
+def test_launcher_that_was_stopped_itself_joins_again(repaired: Server) -> None:
+    server = repaired
+    before = len(server.output)
     server.process.send_signal(signal.SIGSTOP)
     wait_for(lambda: "launcher" not in server.members())
     server.process.send_signal(signal.SIGCONT)
-    wait_for(lambda: "joining again" in server.text)
+    wait_for(lambda: "joining again" in "".join(server.output[before:]))
     killed = server.child("tokenizer 0")
     killed.kill()
     wait_for(lambda: server.child("tokenizer 0").pid != killed.pid)
     wait_for(server.is_ready)
-    assert server.stop() == 0, server.text
-    server.nothing_is_left()
 
 
 # --- failing

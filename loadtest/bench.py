@@ -7,6 +7,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from penstock.protocol.suggestions import closest
+
 COMMANDS = {
     "serve": "put load on any OpenAI-compatible server and measure its answers",
     "throughput": "many prompts at once through the library: tokens a second",
@@ -29,7 +31,11 @@ def main(arguments: Sequence[str]) -> int:
     found = parser()
     parsed, _ = found.parse_known_args(arguments[:1])
     if parsed.command is not None:
-        found.error(f"there is no command {parsed.command!r}; there are {', '.join(COMMANDS)}")
+        likely = closest(parsed.command, COMMANDS)
+        meant = f"did you mean {likely}? " if likely else ""
+        found.error(
+            f"there is no command {parsed.command!r}: {meant}there are {', '.join(COMMANDS)}"
+        )
     found.print_help(sys.stderr)
     return WRONG_FLAGS
 

@@ -24,6 +24,7 @@ from penstock.loadtest.model_sizes import SIZES
 from penstock.loadtest.offline_engine import add_result_flags, guarded, recorded
 from penstock.loadtest.options import integer
 from penstock.loadtest.progress import note
+from penstock.protocol.config.flags import FlagParser
 from penstock.protocol.model_info import read_model_info
 from penstock.services.worker.cpu_libraries import set_up_cpu_libraries
 from penstock.services.worker.model_loading import choose_device
@@ -75,8 +76,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         "penstock bench kernels",
+        usage="penstock bench kernels [MODEL] [flags]",
         description="Time each kernel alone at the sizes of a model.",
         allow_abbrev=False,
     )

@@ -29,6 +29,7 @@ from penstock.loadtest.eval_questions import ENDPOINT, Outcome, ask_all
 from penstock.loadtest.eval_reference import Reference, ReferenceFailed, reference
 from penstock.loadtest.own_server import own_server
 from penstock.loadtest.target import READY_HELP, Target, TargetError
+from penstock.protocol.config.flags import FlagParser
 from penstock.services.library.server_process import ServerFailed
 
 FAILED, WRONG_FLAGS, BELOW, INTERRUPTED = 1, 2, 3, 130
@@ -53,8 +54,9 @@ def _count(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         "penstock eval",
+        usage="penstock eval [flags] [flags of serve]",
         description="Ask held-out questions over the API and report the accuracy of each skill. "
         "Without --base-url it starts `penstock serve` itself, with every flag that is not listed "
         "here (for instance MODEL or --dtype float32).",

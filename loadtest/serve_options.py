@@ -21,6 +21,7 @@ from penstock.loadtest.options import (
     percentile_list,
 )
 from penstock.loadtest.target import READY_HELP
+from penstock.protocol.config.flags import FlagParser
 
 SAMPLING_FLAGS: dict[str, type[int] | type[float]] = {
     "temperature": float,
@@ -237,8 +238,9 @@ def _result_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
+    found = FlagParser(
         "penstock bench serve",
+        usage="penstock bench serve [flags]",
         description="Put load on an OpenAI-compatible server and measure its answers.",
         allow_abbrev=False,
     )

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from penstock.protocol.config.foreign import FOREIGN_SETTINGS
 from penstock.protocol.config.resolve import MODEL, Field, fields, flag_of
+from penstock.protocol.suggestions import closest
 
 COMMON = frozenset(
     {
@@ -90,6 +91,16 @@ class FlagParser(argparse.ArgumentParser):
         if name not in here and name.removeprefix("no_") in fields():
             return f"unknown flag {flag}: {self.prog} does not read it, `penstock serve` does"
         return f"unknown flag {flag}" + FOREIGN_SETTINGS.advice(name, here, flag_of)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = list(map(str, action.choices))
+        likely = closest(str(value), known)
+        meant = f"did you mean {likely}? " if likely else ""
+        raise argparse.ArgumentError(
+            action, f"{value!r} is none of its values: {meant}there are {', '.join(known)}"
+        )
 
     def _lists_all(self) -> str:
         return "--help-all" if self.whole_help else "--help"

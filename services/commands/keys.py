@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from penstock.protocol.config import ConfigError
+from penstock.protocol.config.flags import FlagParser
 from penstock.protocol.keys.key_file import (
     KeyFileError,
     Line,
@@ -40,6 +42,16 @@ NO_KEYS_FILE = (
 )
 
 
+class _KeyParser(FlagParser):
+    """Refuses by itself what it does not know: the one above it has other flags."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, extra = super().parse_known_args(args, namespace)
+        if extra:
+            self._refuse(parsed, extra)
+        return parsed, extra
+
+
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run one of them; returns the exit code. Raises ``ConfigError``."""
     parsed = parser().parse_args(arguments)
@@ -55,23 +67,29 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         "penstock keys",
         description="Keys of clients, in a file that `penstock serve --keys-file` reads. A running "
         "server takes every change within seconds.",
         allow_abbrev=False,
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_KeyParser)
 
     def command(
-        name: str, summary: str, run: Callable[[argparse.Namespace, Path], int]
+        name: str, summary: str, run: Callable[[argparse.Namespace, Path], int], takes: str = ""
     ) -> argparse.ArgumentParser:
-        one = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        one = commands.add_parser(
+            name,
+            usage=f"penstock keys {name} {takes}[flags]",
+            help=summary,
+            description=summary,
+            allow_abbrev=False,
+        )
         one.add_argument("--keys-file", metavar="PATH", help=f"the file; else {VARIABLE}")
         one.set_defaults(run=run)
         return one
 
-    adding = command("add", "Make a key and print it, this once.", _add)
+    adding = command("add", "Make a key and print it, this once.", _add, "NAME ")
     adding.add_argument("name", metavar="NAME", help="whose key it is; logs and errors show it")
     adding.add_argument(
         "--role",
@@ -95,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
         ("disable", "Refuse a key until it is enabled again."),
         ("enable", "Let a disabled key in again."),
     ):
-        one = command(name, summary, _change)
+        one = command(name, summary, _change, "NAME ")
         one.add_argument("name", metavar="NAME", help="name or id of the key")
         one.set_defaults(change=name)
     return parser

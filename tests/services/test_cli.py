@@ -274,6 +274,35 @@ def test_cli_what_is_no_command_is_told_what_is_probably_meant(
     assert len(text.splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["frontend", "--prot", "1"], "did you mean --port?"),
+        (["plan", "--max-modellen", "1"], "did you mean --max-model-len?"),
+        (["trace", "--secnds", "3"], "did you mean --seconds?"),
+        (["complete", "--max-token", "3", "hi"], "did you mean --max-tokens?"),
+        (["status", "--jsn"], "did you mean --json?"),
+        (["completion", "bahs"], "did you mean bash?"),
+        (["keys", "ad", "ann"], "did you mean add?"),
+        (["keys", "add", "--exprs", "5d", "ann"], "did you mean --expires?"),
+        (["bench", "srve"], "did you mean serve?"),
+        (["bench", "serve", "--modle", "x"], "did you mean --model?"),
+        (["bench", "throughput", "--num-promts", "3"], "did you mean --num-prompts?"),
+    ],
+)
+def test_cli_every_command_says_what_a_wrong_flag_was_probably_meant_to_be(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = cli.main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    text = capsys.readouterr().err
+    assert words in text
+    assert len(text.splitlines()) <= 3
+
+
 def test_cli_a_name_that_is_not_in_the_hubs_cache_is_one_line_that_ends_with_the_command(
     tmp_path: Path,
 ) -> None:

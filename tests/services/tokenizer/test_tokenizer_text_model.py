@@ -28,6 +28,7 @@ from penstock.services.tokenizer.reading import reading_of
 from penstock.services.tokenizer.text_model import TextModel
 
 KINDS = ["byte_level", "llama_2", "metaspace first"]
+DEMO = Path(__file__).parents[3] / "demo/model"
 
 
 def write_folder(folder: Path, tokenizer: Tokenizer, template: str | None, **config: Any) -> Path:
@@ -199,6 +200,38 @@ def test_no_work_of_a_template_makes_a_control_token_of_a_users_text(
     assert ids[-1] == end
     text = model.tokenizer.decode(ids[:-1], skip_special_tokens=False)
     assert "<|im_end|>" in text
+
+
+def with_tools(written: str) -> tuple[bytes, bytes]:
+    """Messages and tools in all of whose texts this is written."""
+    arguments = json.dumps({f"k{written}": f"v{written}", "l": [written, {"m": written}]})
+    call = {"id": f"c{written}", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        {"role": "system", "content": f"s{written}"},
+        {"role": "user", "content": f"u{written}"},
+        {"role": "assistant", "reasoning_content": f"r{written}", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": f"t{written}"},
+        {"role": "assistant", "content": f"a{written}", "reasoning_content": written},
+    ]
+    schema = {"type": "object", "properties": {written: {"description": written}}}
+    function = {"name": "f", "description": f"d{written}", "parameters": schema}
+    return json.dumps(messages).encode(), json.dumps([{"function": function}]).encode()
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {"enable_thinking": False}, {"continue_final_message": True}]
+)
+def test_control_tokens_in_tools_calls_results_and_thinking_are_text(variables: Any) -> None:
+    model = TextModel.load(DEMO)
+
+    def control(written: str) -> list[int]:
+        messages, tools = with_tools(written)
+        ids = ids_of(model.encode_chat(messages, json.dumps(variables).encode(), None, tools))
+        return [number for number in ids if number in model.special_ids]
+
+    assert control("plain")
+    for number in model.special_ids:
+        assert control(str(model.tokenizer.id_to_token(number))) == control("plain")
 
 
 KEPT = [

@@ -163,16 +163,17 @@ class Innocent:
             thread.join(60)
 
     def _stream(self) -> None:
-        while True:
+        """The last one begins when the attack is over."""
+        ended = False
+        while not ended:
+            ended = self._stop.wait(0.2 if self.texts else 0.0)
             try:
                 self.texts.append(whole_text(self._attacker))
             except Exception as error:
                 self.faults.append(repr(error))
-            if self._stop.is_set():
-                return
 
     def _ask(self) -> None:
-        while not self._stop.wait(0.05):
+        while not self._stop.wait(0.1):
             began = time.monotonic()
             try:
                 status = self._attacker.request("GET", "/health").status
@@ -208,7 +209,7 @@ def peaceful_text(attacker: Attacker) -> str:
     """
     first = whole_text(attacker)
     headers = {"x_api_key": attacker.keys[0]} if attacker.keys else {}
-    crowd = {"prompt": [[5 + n] * 100 for n in range(3)], "n": 32, "max_tokens": 30}
+    crowd = {"prompt": [[5 + n] * 100 for n in range(3)], "n": 32, "max_tokens": 8}
     for fields in ({"temperature": 0}, {"top_k": 5}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.5}):
         assert attacker.post(COMPLETIONS, {**crowd, **fields}, **headers).status == 200
     assert whole_text(attacker) == first, "the second time its prompt is in the cache"

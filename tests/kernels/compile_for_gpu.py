@@ -188,7 +188,8 @@ def steps(config: DenseConfig, block_size: int, dtype: torch.dtype) -> None:
     engine = executor(config, block_size, dtype)
     kind = f"heads of {config.head_dim}, blocks of {block_size}, {dtype}"
     print(f"{kind}: {engine.summary}", flush=True)
-    new = NewSlot(0, bytes(4 * 100), 100, 0, list(range(7)), SlotSampling(0.0, 0, 1.0, 0).packed())
+    blocks = list(range(7 * len(engine.slots.blocks.groups)))
+    new = NewSlot(0, bytes(4 * 100), 100, 0, blocks, SlotSampling(0.0, 0, 1.0, 0).packed())
     engine.launch(StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, 100, True, [])]))
     engine.launch(StepPlan(1, 2, False, [], [], [], []))
     with torch.inference_mode():

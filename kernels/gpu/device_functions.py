@@ -176,7 +176,7 @@ def count_below(numbers, most, bound, BITS: tl.constexpr):
     """How many of ``most`` numbers, ascending, are below ``bound``; BITS: the bits of ``most``."""
     found = 0
     for bit in tl.static_range(BITS):
-        step: tl.constexpr = 1 << (BITS - 1 - bit)
+        step = 1 << (BITS - 1 - bit)
         inside = found + step <= most
         number = tl.load(numbers + found + step - 1, mask=inside, other=0)
         found = tl.where(inside & (number < bound), found + step, found)

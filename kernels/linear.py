@@ -1,6 +1,6 @@
-"""Linear layers: y = x Wᵀ + b, and r + x Wᵀ + b.
+"""Linear layers on a CPU: y = x Wᵀ + b, and r + x Wᵀ + b.
 
-On the CPU the weight is kept in oneDNN's own blocked layout, packed once. Measured on Zen 5 beside
+The weight is in oneDNN's own blocked layout, packed once. Measured on Zen 5 beside
 ``torch.nn.functional.linear`` on the plain layout: fp32 1.8 to 2.1 times as fast for 4 to 256 rows,
 bf16 2.4 times for one row and 1.9 times for 8 rows of a 0.6B model.
 
@@ -15,12 +15,13 @@ are filled up to one of few numbers (``padded_rows``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 PACKED_ROW_MINIMUM = 2
 """Fewest rows for which a packed fp32 product gives a row the same bits as any greater number."""
@@ -29,43 +30,33 @@ _ROW_STEPS = ((8, 2), (32, 4), (64, 8), (128, 16), (256, 32), (512, 64))
 """Up to so many rows: a multiple of this. Above: of 128."""
 
 
-class Linear:
-    """One linear layer. The weight that it was made from is not kept when ``packed``."""
+def packed_weight(weight: Tensor) -> Tensor | None:
+    """[out, in] in the layout of ``packed_linear``; ``None`` where it has to stay plain."""
+    if not can_pack(weight):
+        return None
+    with torch.inference_mode():
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        agree = weight.dtype != torch.float32 or rows_agree(
+            lambda rows: packed_linear(rows, packed, None), weight.shape[1]
+        )
+    return packed if agree else None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = True) -> None:
-        """weight: [out, in]; bias: [out]; fp32, bf16 or fp16. ``pack``: where it is possible."""
-        self.weight = weight
-        self.bias = bias
-        self.packed = False
-        if pack and can_pack(weight):
-            self._pack()
 
-    def _pack(self) -> None:
-        plain = self.weight
-        with torch.inference_mode():
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(plain, None)
-            self.packed = True
-            if plain.dtype == torch.float32 and not rows_agree(self, plain.shape[1]):
-                self.weight, self.packed = plain, False
+def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x: [N, in]; weight: from ``packed_weight``, of x's dtype; bias: [out]. Returns [N, out]."""
+    rows = len(x)
+    missing = padded_rows(rows) - rows
+    product: Tensor = _pointwise(_fill(x, missing), weight, bias, "none", [], "")
+    return product[:rows] if missing else product
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [N, in] of the weight's dtype. Returns [N, out]."""
-        if not self.packed:
-            return linear(x, self.weight, self.bias)
-        rows = len(x)
-        missing = padded_rows(rows) - rows
-        product: Tensor = _pointwise(_fill(x, missing), self.weight, self.bias, "none", [], "")
-        return product[:rows] if missing else product
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """``residual + self(x)`` in a new tensor. residual: [N, out]; x: [N, in]."""
-        if not self.packed:
-            return linear(x, self.weight, self.bias).add_(residual)
-        rows = len(x)
-        missing = padded_rows(rows) - rows
-        x, residual = _fill(x, missing), _fill(residual, missing)
-        total: Tensor = _pointwise_add(x, residual, self.weight, self.bias, "add")
-        return total[:rows] if missing else total
+def add_packed_linear(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``residual + packed_linear(x, weight, bias)`` in a new tensor. residual: [N, out]."""
+    rows = len(x)
+    missing = padded_rows(rows) - rows
+    x, residual = _fill(x, missing), _fill(residual, missing)
+    total: Tensor = _pointwise_add(x, residual, weight, bias, "add")
+    return total[:rows] if missing else total
 
 
 @cache
@@ -103,12 +94,12 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def rows_agree(layer: Linear, width: int) -> bool:
-    """Whether a row of ``layer`` has the same bits for several numbers of rows from 2 to 32."""
+def rows_agree(product: Callable[[Tensor], Tensor], width: int) -> bool:
+    """Whether a row of a product of [N, width] has the same bits for several N from 2 to 32."""
     rows = torch.randn(_PROBED_ROWS[-1], width, generator=torch.Generator().manual_seed(0))
-    whole = layer(rows)
+    whole = product(rows)
     return all(
-        torch.equal(layer(rows[first : first + count]), whole[first : first + count])
+        torch.equal(product(rows[first : first + count]), whole[first : first + count])
         for count in _PROBED_ROWS
         for first in {0, len(rows) - count}
     )

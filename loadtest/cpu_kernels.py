@@ -14,13 +14,14 @@ from penstock.kernels.attention import KV_TILE, ReferenceAttention, paged_attent
 from penstock.kernels.attention_backend import CacheShape, IntArray, QuerySpans
 from penstock.kernels.draw_keys import draw_keys
 from penstock.kernels.kv_cache import write_kv
-from penstock.kernels.linear import Linear
 from penstock.kernels.rms_norm import rms_norm, rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import apply_rotary
 from penstock.kernels.sampling import SamplingRows, sample
 from penstock.loadtest.decoder_cost import attention_flops, linear_shapes
 from penstock.loadtest.kernel_case import Grid, KernelCase, Maker, blocks_of
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
+from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.linear_specification import LinearSpecification
 
 Call = Callable[[], object]
 
@@ -151,5 +152,7 @@ def _draw(maker: Maker, rows: int) -> Call:
 
 
 def _product(maker: Maker, rows: int, out: int, width: int) -> Call:
-    layer, x = Linear(maker.weight(out, width)), maker.normal(rows, width)
+    specification = LinearSpecification(width, (out,), ("weight",))
+    layer, x = Linear(specification, maker.weight(out, width)), maker.normal(rows, width)
+    layer.pack()
     return lambda: layer(x)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
-from penstock.services.worker.models.dense import DenseConfig, dimensions
+from penstock.services.worker.models.dense import DenseConfig, dimensions, specification_of
+from penstock.services.worker.models.linear_specification import layer_linears
 from penstock.services.worker.models.registry import adapter_for
 
 
@@ -22,14 +23,9 @@ def decoder_config(info: ModelInfo) -> DenseConfig:
 
 def linear_shapes(config: DenseConfig) -> dict[str, tuple[int, int]]:
     """The products of a layer: [out, in] of each weight."""
-    queries = config.num_heads * config.head_dim
-    fused = queries + 2 * config.num_kv_heads * config.head_dim
-    return {
-        "qkv": (fused, config.hidden_size),
-        "output": (config.hidden_size, queries),
-        "gate_up": (2 * config.intermediate_size, config.hidden_size),
-        "down": (config.hidden_size, config.intermediate_size),
-    }
+    linears = layer_linears(specification_of(config).layers[0], config.hidden_size)
+    names = ("qkv", "output", "gate_up", "down")
+    return {name: (one.outputs, one.inputs) for name, one in zip(names, linears, strict=True)}
 
 
 def layer_weights(config: DenseConfig) -> int:

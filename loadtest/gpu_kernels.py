@@ -294,7 +294,9 @@ def _gated(maker: Maker, rows: int) -> Call:
     """As a layer of many rows on this device computes it, the gate in the product or behind it."""
     config = msgspec.structs.replace(maker.config, num_layers=1, vocab_size=16)
     weights = allocate_dense(config, maker.dtype, maker.device)
-    weights.layers[0].gate_up.copy_(maker.weight(2 * config.intermediate_size, config.hidden_size))
+    weights.layers[0].linears.up.weight.copy_(
+        maker.weight(2 * config.intermediate_size, config.hidden_size)
+    )
     space = make_workspace(config, rows, 1, maker.dtype, maker.device)
     space.normed.copy_(maker.normal(rows, config.hidden_size))
     choice = choose_gated(weights, space)
@@ -309,14 +311,16 @@ def _layer(maker: Maker, rows: int, *, compressed: bool) -> Call:
     config = msgspec.structs.replace(maker.config, num_layers=1, vocab_size=16)
     weights = allocate_dense(config, maker.dtype, maker.device)
     layer, eps = weights.layers[0], config.rms_norm_eps
-    for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
-        weight.copy_(maker.weight(*weight.shape))
+    for linear in layer.linears:
+        linear.weight.copy_(maker.weight(*linear.weight.shape))
     for norm in (layer.input_norm, layer.post_norm, weights.norm):
         norm.fill_(1.0)
     space = make_workspace(config, max(rows, WIDE_HOPPER_ROWS[1]), 1, maker.dtype, maker.device)
     for x in (space.residual, space.attention_output):
         x.copy_(maker.normal(*x.shape))
-    choice = choose_products(weights, space, eps, compress_all(weights) if compressed else None)
+    if compressed:
+        compress_all(weights)
+    choice = choose_products(weights, space, eps, compressed)
     products: LayerProducts = LibraryProducts(weights, space, eps)
     if choice.kernels is not None and rows >= choice.kernels.bounds[0]:
         products = choice.kernels

@@ -75,7 +75,7 @@ class LoadedModel(NamedTuple):
     @property
     def compressed(self) -> bool:
         """Whether its weights are there compressed, too."""
-        return self.compression is not None and self.compression.layers is not None
+        return self.compression is not None and bool(self.compression.linears)
 
     def block_bytes(self, block_size: int) -> int:
         """K and V of one block, which holds the layers of a group."""

@@ -167,7 +167,7 @@ def judge_of(model: CausalModel, info: ModelInfo, pooling: Pooling) -> Layer:
         raise BadModelFolder(
             f"{info.folder}: tokens to judge by are {ids}; ids are below {info.vocab_size}"
         )
-    return judge_layer(model.weights.lm_head, ids)
+    return judge_layer(model.weights.lm_head.weight, ids)
 
 
 def add_tasks(

@@ -14,13 +14,13 @@ from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.model_choice import ModelChoice, choose_model
-from penstock.services.worker.models.adapter import may_be_zero, named_tensors
+from penstock.services.worker.models.adapter import may_be_zero
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.specification import ModelSpecification, for_length
 from penstock.services.worker.models.stored_form import as_stored
-from penstock.services.worker.models.weights import allocate_weights, in_halves
+from penstock.services.worker.models.weights import allocate_weights, in_halves, named_tensors
 from penstock.services.worker.weight_reading import PinnedBuffers
 
 Progress = Callable[[str], None]
@@ -106,15 +106,15 @@ def load_model(
         model = replace(model, tie_word_embeddings=True)
     # Pinned while the device starts and memory is taken for the weights.
     buffers = PinnedBuffers(checkpoint.total_bytes) if device.type == "cuda" else None
-    expected = named_tensors(names, model, allocate_weights(model, dtype, torch.device("meta")))
+    expected = named_tensors(allocate_weights(model, dtype, torch.device("meta"), names))
     shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
     checkpoint.check(
         shapes,
         lambda name: is_harmless(model, name) or (headless and name.startswith(_HEADS)),
     )
-    weights = allocate_weights(model, dtype, device)
+    weights = allocate_weights(model, dtype, device, names)
     with torch.inference_mode():
-        targets = named_tensors(names, model, weights)
+        targets = named_tensors(weights)
         report = checkpoint.load(targets, progress, may_be_zero(names, model), buffers)
         loaded(replace(report, notes=notes))
         model = in_halves(model, weights)
@@ -132,10 +132,10 @@ def random_model(
     see ``load_model``."""
     adapter = adapter_for(info)
     model = for_length(adapter.specification(info), longest or info.max_model_len)
-    weights = allocate_weights(model, dtype, device)
+    weights = allocate_weights(model, dtype, device, adapter.names)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.inference_mode():
-        for name, tensor in named_tensors(adapter.names, model, weights).items():
+        for name, tensor in named_tensors(weights).items():
             if "norm" in name and name.endswith(".weight"):
                 tensor.fill_(0.0 if model.norm.plus_one else 1.0)
             else:

@@ -42,8 +42,8 @@ class BidirectionalDecoder:
 
     def __init__(self, decoder: Decoder, longest: int) -> None:
         """longest: tokens of a prompt, at most."""
-        weights = decoder.weights
-        weights.lm_head = weights.lm_head[:1].clone()  # nobody asks for logits
+        head = decoder.weights.lm_head
+        head.weight = head.weight[:1].clone()  # nobody asks for logits
         decoder.prepare(longest)
         self._decoder = decoder
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, layer_norm, relu, silu
 
-from penstock.kernels.linear import Linear
 from penstock.services.worker.encoders.attention import RelativeBias, RowAttention, attention_of
 from penstock.services.worker.encoders.packed_rows import PackedRows
 from penstock.services.worker.encoders.specification import EncoderSpecification, LayerKind
+from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.linear_specification import LayerLinears
 
 Tensors = Mapping[str, Tensor]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -31,13 +32,6 @@ class Norm:
         return layer_norm(x, x.shape[-1:], self._weight, self._bias, self._eps)
 
 
-def linear_of(tensors: Tensors, *names: str) -> Linear:
-    """Layers that read the same, as one."""
-    weights = [tensors[f"{name}.weight"] for name in names]
-    biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
-    return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
-
-
 class _Layer:
     def __init__(
         self, model: EncoderSpecification, kind: LayerKind, tensors: Tensors, ahead: str
@@ -46,10 +40,9 @@ class _Layer:
         names = model.names
         self._kind, self._pre_norm, self._gated = kind, model.pre_norm, model.gated
         self._heads, self._dim = model.num_heads, model.head_dim
-        self._qkv = linear_of(tensors, *(ahead + name for name in names.qkv))
-        self._output = linear_of(tensors, ahead + names.output)
-        self._up = linear_of(tensors, ahead + names.up)
-        self._down = linear_of(tensors, ahead + names.down)
+        self._linears = LayerLinears(*(Linear.of(each, tensors, ahead) for each in model.linears))
+        for linear in self._linears:
+            linear.pack()
         attention_norm = ahead + names.attention_norm
         self._attention_norm: Norm | None = None
         if f"{attention_norm}.weight" in tensors:
@@ -60,21 +53,21 @@ class _Layer:
     def __call__(self, x: Tensor, attention: RowAttention, rotation: Tensor | None) -> Tensor:
         if self._pre_norm:
             normed = x if self._attention_norm is None else self._attention_norm(x)
-            x = self._output.add_to(x, self._attended(normed, attention, rotation))
-            return self._down.add_to(x, self._wide(self._mlp_norm(x)))
-        x = self._output.add_to(x, self._attended(x, attention, rotation))
+            x = self._linears.output.add_to(x, self._attended(normed, attention, rotation))
+            return self._linears.down.add_to(x, self._wide(self._mlp_norm(x)))
+        x = self._linears.output.add_to(x, self._attended(x, attention, rotation))
         x = x if self._attention_norm is None else self._attention_norm(x)
-        return self._mlp_norm(self._down.add_to(x, self._wide(x)))
+        return self._mlp_norm(self._linears.down.add_to(x, self._wide(x)))
 
     def _wide(self, x: Tensor) -> Tensor:
-        up = self._up(x)
+        up = self._linears.up(x)
         if not self._gated:
             return self._activate(up)
         gate, up = up.chunk(2, -1)
         return self._activate(gate) * up
 
     def _attended(self, x: Tensor, attention: RowAttention, rotation: Tensor | None) -> Tensor:
-        fused = self._qkv(x).view(len(x), 3, self._heads, self._dim)
+        fused = self._linears.qkv(x).view(len(x), 3, self._heads, self._dim)
         query, key, value = fused.unbind(1)
         if rotation is not None:
             query, key = _rotated(query, rotation), _rotated(key, rotation)

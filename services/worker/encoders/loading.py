@@ -103,7 +103,7 @@ def _load_encoder(
         loaded(checkpoint.load(tensors, progress, lambda name: True))
     with torch.inference_mode():
         encoder = Encoder(model, tensors, base)
-        return encoder, Head(model.head, tensors, base, model.eps) if labels else None
+        return encoder, Head(model, labels, tensors, base) if labels else None
 
 
 def base_of(model: EncoderSpecification, stored: Shapes) -> str:
@@ -133,15 +133,8 @@ def _shapes(
     norms = [names.embedding_norm, names.final_norm]
     for number in range(len(model.layers)):
         ahead = names.layer.format(number)
-        rows = 3 * hidden // len(names.qkv)
-        up = model.mlp_width * (1 + model.gated)
-        for name, out, width, bias in (
-            *((one, rows, hidden, model.attention_bias) for one in names.qkv),
-            (names.output, hidden, hidden, model.attention_bias),
-            (names.up, up, hidden, model.mlp_bias),
-            (names.down, hidden, model.mlp_width, model.mlp_bias),
-        ):
-            yield from _linear(base + ahead + name, out, width, bias)
+        for linear in model.linears:
+            yield from linear.shapes(base + ahead).items()
         if number or not model.pre_norm:
             norms.append(ahead + names.attention_norm)
         norms.append(ahead + names.mlp_norm)
@@ -149,17 +142,11 @@ def _shapes(
         if name:
             yield from _norm(base + name, hidden, model.norm_bias)
     for layer in model.head if labels else ():
-        name = f"{base}{layer.name}" if layer.within_base else layer.name
+        prefix = base if layer.within_base else ""
         if layer.kind == "norm":
-            yield from _norm(name, hidden, layer.bias)
+            yield from _norm(prefix + layer.name, hidden, layer.bias)
         else:
-            yield from _linear(name, labels if layer.is_last else hidden, hidden, layer.bias)
-
-
-def _linear(name: str, out: int, width: int, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", (out, width)
-    if bias:
-        yield f"{name}.bias", (out,)
+            yield from layer.linear(hidden, labels).shapes(prefix).items()
 
 
 def _norm(name: str, width: int, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:

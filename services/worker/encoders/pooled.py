@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu
 
 from penstock.protocol.pooling import PoolingKind
-from penstock.services.worker.encoders.encoder import Norm, Tensors, linear_of
+from penstock.services.worker.encoders.encoder import Norm, Tensors
 from penstock.services.worker.encoders.packed_rows import PackedRows
-from penstock.services.worker.encoders.specification import HeadLayer
+from penstock.services.worker.encoders.specification import EncoderSpecification
+from penstock.services.worker.models.linear import Linear
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -33,17 +34,19 @@ class Head:
     """The layers of a classifier behind pooling."""
 
     def __init__(
-        self, layers: Sequence[HeadLayer], tensors: Tensors, base: str, eps: float
+        self, model: EncoderSpecification, labels: int, tensors: Tensors, base: str
     ) -> None:
         self._steps: list[Callable[[Tensor], Tensor]] = []
         self._dtype = torch.float32
-        for layer in layers:
-            name = f"{base}{layer.name}" if layer.within_base else layer.name
-            self._dtype = tensors[f"{name}.weight"].dtype
+        for layer in model.head:
+            prefix = base if layer.within_base else ""
+            self._dtype = tensors[f"{prefix}{layer.name}.weight"].dtype
             if layer.kind == "norm":
-                self._steps.append(Norm(tensors, name, eps))
+                self._steps.append(Norm(tensors, prefix + layer.name, model.eps))
             else:
-                self._steps.append(linear_of(tensors, name))
+                linear = Linear.of(layer.linear(model.hidden_size, labels), tensors, prefix)
+                linear.pack()
+                self._steps.append(linear)
             if layer.activation:
                 self._steps.append(_ACTIVATIONS[layer.activation])
 

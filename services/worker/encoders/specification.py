@@ -6,6 +6,11 @@ from typing import Literal
 
 import msgspec
 
+from penstock.services.worker.models.linear_specification import (
+    LayerLinears,
+    LinearSpecification,
+)
+
 
 class LayerKind(msgspec.Struct, frozen=True):
     """How a layer attends."""
@@ -50,6 +55,11 @@ class HeadLayer(msgspec.Struct, frozen=True):
     within_base: bool = False
     """Its name has the model's base ahead of it."""
 
+    def linear(self, hidden: int, labels: int) -> LinearSpecification:
+        """If it is dense."""
+        outputs = labels if self.is_last else hidden
+        return LinearSpecification(hidden, (outputs,), (self.name,), self.bias)
+
 
 class EncoderSpecification(msgspec.Struct, frozen=True, kw_only=True):
     """An encoder, without what is pooled behind it."""
@@ -84,3 +94,17 @@ class EncoderSpecification(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def linears(self) -> LayerLinears[LinearSpecification]:
+        """Of each layer."""
+        hidden, width, names = self.hidden_size, self.mlp_width, self.names
+        ups = (width,) * (2 if self.gated else 1)
+        return LayerLinears(
+            LinearSpecification(hidden, (hidden,) * 3, names.qkv, self.attention_bias),
+            LinearSpecification(
+                hidden, (hidden,), (names.output,), self.attention_bias, shard="inputs"
+            ),
+            LinearSpecification(hidden, ups, (names.up,), self.mlp_bias, self.gated),
+            LinearSpecification(width, (hidden,), (names.down,), self.mlp_bias, shard="inputs"),
+        )

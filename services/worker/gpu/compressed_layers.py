@@ -7,17 +7,16 @@ So compression is paid for in memory, and done where that is a small part of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
-from torch import Tensor
 
 from penstock.kernels.gpu.cache_keys import make_keys_stable
 from penstock.kernels.gpu.few_rows_linear import NARROW
 from penstock.services.worker.gpu.kernel_choice import not_hopper, short
-from penstock.services.worker.gpu.layer_products import DIVIDED
 from penstock.services.worker.models.dense import DenseWeights
+from penstock.services.worker.models.linear import Linear
 
 if TYPE_CHECKING:
     from penstock.kernels.gpu.compressed_weights import CompressedWeight
@@ -31,38 +30,23 @@ COMPRESSED_SHARE = 0.76
 _GIB = 1 << 30
 
 
-class CompressedLayers(NamedTuple):
-    """Compressed weights of each layer, and of the LM head if it can be compressed."""
-
-    qkv: list[CompressedWeight]
-    output: list[CompressedWeight]
-    gate_up: list[CompressedWeight]
-    down: list[CompressedWeight]
-    head: CompressedWeight | str
-    """Or why it is not compressed."""
-
-
 class Compression(msgspec.Struct):
-    layers: CompressedLayers | None
     summary: str
+    linears: list[Linear] = []
+    """Linear layers that have a compressed weight: all of the model, or all but the LM head."""
 
     def drop(self, reason: str) -> bool:
         """Give their memory back; whether there were any."""
-        if self.layers is None:
+        if not self.linears:
             return False
-        self.layers, self.summary = None, _left_plain(reason)
+        for linear in self.linears:
+            linear.compressed = None
+        self.linears, self.summary = [], _left_plain(reason)
         return True
 
 
-def splits_of(name: str, rows: int, width: int) -> int:
-    """How many programs share the width of a layer, W [rows, width]."""
-    from penstock.kernels.gpu.rows_linear_hopper import splits_for
-
-    return splits_for(width, rows) if name in DIVIDED else 1
-
-
 def no_compression(reason: str) -> Compression:
-    return Compression(None, _left_plain(reason))
+    return Compression(_left_plain(reason))
 
 
 def _left_plain(reason: str) -> str:
@@ -79,37 +63,28 @@ def compress_layers(weights: DenseWeights, utilization: float) -> Compression:
     from penstock.kernels.gpu.compressed_weights import CannotCompress
 
     try:
-        compressed = compress_all(weights)
+        return compress_all(weights)
     except CannotCompress as failure:
         return no_compression(str(failure))
     except Exception as failure:  # Gluon is experimental: another Triton may fail on any name
         return no_compression(short(failure))
-    summary = f"weights are compressed, too, for few rows ({_num_bytes(compressed) / _GIB:.1f} GiB)"
-    if isinstance(compressed.head, str):
-        summary += f", but for the LM head: {compressed.head}"
-    return Compression(compressed, summary)
 
 
 def why_never(weights: DenseWeights) -> str:
     """Why weights of this form are not compressed, whatever the memory; empty if they may be."""
-    layer = weights.layers[0]
-    reason = not_hopper()
+    reason, (_, width) = not_hopper(), weights.embedding.shape
     if reason:
         return reason
-    if layer.qkv.dtype != torch.bfloat16:
-        return f"only bfloat16 is, not {str(layer.qkv.dtype).removeprefix('torch.')}"
-    if layer.qkv.shape[1] < NARROW:
-        return f"steps of {layer.qkv.shape[1]} columns are not bound by reading them"
+    if weights.embedding.dtype != torch.bfloat16:
+        return f"only bfloat16 is, not {str(weights.embedding.dtype).removeprefix('torch.')}"
+    if width < NARROW:
+        return f"steps of {width} columns are not bound by reading them"
     return ""
 
 
 def _no_room(weights: DenseWeights, utilization: float) -> str:
-    device = weights.embedding.device
-    tensors = [weights.lm_head]
-    for one in weights.layers:
-        tensors += [one.qkv, one.output, one.gate_up, one.down]
-    wanted = COMPRESSED_SHARE * sum(tensor.nbytes for tensor in tensors)
-    free, total = torch.cuda.mem_get_info(device)
+    wanted = COMPRESSED_SHARE * _num_bytes(weights)
+    free, total = torch.cuda.mem_get_info(weights.embedding.device)
     usable = utilization * total
     room = max(0.0, min(MOST_MEMORY * usable, MOST_LEFT * (usable - (total - free))))
     if wanted > room:
@@ -120,49 +95,54 @@ def _no_room(weights: DenseWeights, utilization: float) -> str:
     return ""
 
 
-def compress_all(weights: DenseWeights) -> CompressedLayers:
-    return CompressedLayers(
-        qkv=_compress_each(weights, "qkv"),
-        output=_compress_each(weights, "output"),
-        gate_up=_compress_each(weights, "gate_up"),
-        down=_compress_each(weights, "down"),
-        head=_compress_head(weights.lm_head),
-    )
+def compress_all(weights: DenseWeights) -> Compression:
+    """Compress the weights of all layers, and the LM head where that is possible.
 
+    Raises ``CannotCompress`` and what Triton raises; no weight is compressed then.
+    """
+    from penstock.kernels.gpu.compressed_weights import CannotCompress
 
-def _compress_each(weights: DenseWeights, name: str) -> list[CompressedWeight]:
-    """Compress one weight of all layers. Raises ``CannotCompress``."""
-    from penstock.kernels.gpu.compressed_linear_hopper import why_not
-    from penstock.kernels.gpu.compressed_weights import CannotCompress, compress
-
-    compressed = []
-    for index, layer in enumerate(weights.layers):
-        matrix, gated = getattr(layer, name), name == "gate_up"
-        rows, width = matrix.shape
-        splits = splits_of(name, rows, width)
-        try:
-            reason = why_not(rows, width, splits, gated=gated)
-            if reason:
-                raise CannotCompress(reason)
-            compressed.append(compress(matrix, gated=gated, splits=splits))
-        except CannotCompress as failure:
-            raise CannotCompress(f"{name} of layer {index}: {failure}") from None
-    return compressed
-
-
-def _compress_head(head: Tensor) -> CompressedWeight | str:
-    """Or why not; the layers can be without."""
-    from penstock.kernels.gpu.compressed_linear_hopper import why_not
-    from penstock.kernels.gpu.compressed_weights import CannotCompress, compress
-
-    rows, width = head.shape
+    plain, head, compression = _num_bytes(weights), weights.lm_head, Compression("")
     try:
-        return why_not(rows, width, 1) or compress(head)
-    except (CannotCompress, torch.OutOfMemoryError) as failure:
-        return short(failure)
+        for index, layer in enumerate(weights.layers):
+            for linear in layer.linears:
+                linear.compressed = _compressed(linear, f" of layer {index}")
+                compression.linears.append(linear)
+    except Exception:
+        compression.drop("it failed")
+        raise
+    beside = ""
+    try:
+        head.compressed = _compressed(head)
+        compression.linears.append(head)
+    except CannotCompress as failure:
+        beside = f", but for {failure}"
+    except torch.OutOfMemoryError as failure:
+        beside = f", but for the LM head: {short(failure)}"
+    size = (_num_bytes(weights) - plain) / _GIB
+    compression.summary = f"weights are compressed, too, for few rows ({size:.1f} GiB){beside}"
+    return compression
 
 
-def _num_bytes(layers: CompressedLayers) -> int:
-    every = layers.qkv + layers.output + layers.gate_up + layers.down
-    head = 0 if isinstance(layers.head, str) else layers.head.num_bytes
-    return head + sum(weight.num_bytes for weight in every)
+def _num_bytes(weights: DenseWeights) -> int:
+    """Of all linear layers in all their forms."""
+    linears = (linear for layer in weights.layers for linear in layer.linears)
+    return weights.lm_head.num_bytes + sum(linear.num_bytes for linear in linears)
+
+
+def _compressed(linear: Linear, where: str = "") -> CompressedWeight:
+    """where: for the failure. Raises ``CannotCompress``."""
+    from penstock.kernels.gpu.compressed_linear_hopper import why_not
+    from penstock.kernels.gpu.compressed_weights import CannotCompress, compress
+    from penstock.kernels.gpu.rows_linear_hopper import splits_for
+
+    each = linear.specification
+    splits = splits_for(each.inputs, each.outputs) if each.shard == "inputs" else 1
+    try:
+        reason = why_not(each.outputs, each.inputs, splits, gated=each.gated)
+        if reason:
+            raise CannotCompress(reason)
+        return compress(linear.weight, gated=each.gated, splits=splits)
+    except CannotCompress as failure:
+        names = " and ".join(each.names)
+        raise CannotCompress(f"{names}{where}: {failure}") from None

@@ -18,11 +18,7 @@ from penstock.kernels.gpu.softcap import softcap
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.compressed_layers import (
-    CompressedLayers,
-    Compression,
-    no_compression,
-)
+from penstock.services.worker.gpu.compressed_layers import Compression, no_compression
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, graph_sizes
 from penstock.services.worker.gpu.layer_attention import LayerAttention
@@ -33,6 +29,7 @@ from penstock.services.worker.gpu.layer_products import (
     choose_gated,
     choose_products,
 )
+from penstock.services.worker.gpu.static_memory import layer_operations
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 from penstock.services.worker.gpu.workspace import Workspace, make_workspace
 from penstock.services.worker.memory import EXTRA_BLOCKS
@@ -60,8 +57,9 @@ class GpuDecoder(StepDecoder):
         block_size: int,
         max_positions: int,
         max_rows: int,
-        compressed: CompressedLayers | None = None,
+        compressed: bool = False,
     ) -> None:
+        """compressed: whether steps of few rows read the layers' compressed weights."""
         device, dtype = weights.embedding.device, weights.embedding.dtype
         self.config, self.weights, self.state = config, weights, state
         self.vocab_size, self.num_kv_heads = config.vocab_size, config.num_kv_heads
@@ -109,10 +107,7 @@ class GpuDecoder(StepDecoder):
         return self.attention.shares_prefixes
 
     def graph_sizes(self, most: int, max_rows: int) -> GraphSizes:
-        layer = self.weights.layers[0]
-        products = (layer.qkv, layer.output, layer.gate_up, layer.down)
-        operations = 2 * sum(weight.numel() for weight in products)
-        return graph_sizes(most, max_rows, operations, self.shares_prefixes)
+        return graph_sizes(most, max_rows, layer_operations(self.config), self.shares_prefixes)
 
     def body(
         self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
@@ -157,7 +152,7 @@ class GpuDecoder(StepDecoder):
         if hopper and hopper.head and count <= hopper.bounds[1]:
             hopper.head(0, count, space.logits[:count])
         else:
-            torch.mm(space.normed[:count], self.weights.lm_head.t(), out=space.logits[:count])
+            self.weights.lm_head.apply(space.normed[:count], space.logits[:count])
         self._cap(space.logits[:count])
 
     def _cap(self, logits: Tensor) -> None:
@@ -169,7 +164,7 @@ class GpuDecoder(StepDecoder):
         self._finish(rows, mixed=True)
         sampled = space.projected[:count]  # nothing of the layers is in it any more
         torch.index_select(space.normed, 0, self.state.sample_index[:count], out=sampled)
-        torch.mm(sampled, self.weights.lm_head.t(), out=space.logits[:count])
+        self.weights.lm_head.apply(sampled, space.logits[:count])
         self._cap(space.logits[:count])
 
     def _finish(self, rows: int, mixed: bool) -> None:
@@ -181,7 +176,7 @@ class GpuDecoder(StepDecoder):
     def row_logits(self, first: int, count: int) -> Tensor:
         logits = self.space.logits[:count]
         rows = self.space.normed[first : first + count]
-        torch.mm(rows, self.weights.lm_head.t(), out=logits)
+        self.weights.lm_head.apply(rows, logits)
         self._cap(logits)
         return logits
 
@@ -212,7 +207,7 @@ def dense_executor(
     def make(state: BatchState, max_rows: int) -> GpuDecoder:
         made = GpuDecoder(
             config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
-            capacity.max_model_len, max_rows, compressed.layers,
+            capacity.max_model_len, max_rows, bool(compressed.linears),
         )  # fmt: skip
         kernels = made.products.kernels
         if kernels is None or not kernels.compressed:

@@ -177,8 +177,13 @@ def _compression(model: DenseModel, form: str) -> Compression:
     unfit = why_never(model.weights)
     if form != COMPRESSED or unfit:
         return no_compression(unfit or "where they have no room")
-    with torch.inference_mode():
-        return Compression(compress_all(model.weights), "weights are compressed, too")
+    from penstock.kernels.gpu.compressed_weights import CannotCompress
+
+    try:
+        with torch.inference_mode():
+            return Compression("weights are compressed, too", compress_all(model.weights).linears)
+    except CannotCompress as failure:
+        return no_compression(str(failure))
 
 
 def recorder_for(needs: KernelNeeds) -> tuple[Recorder, str]:

@@ -21,7 +21,8 @@ from penstock.services.worker.gpu.graph_sizes import (
     graph_sizes,
 )
 from penstock.services.worker.memory_account import MemoryPart
-from penstock.services.worker.models.dense import DenseConfig, tables_of
+from penstock.services.worker.models.dense import DenseConfig, specification_of, tables_of
+from penstock.services.worker.models.linear_specification import layer_linears
 
 _WORD = 4
 """Bytes of an int32 or fp32."""
@@ -110,9 +111,8 @@ def of_profile(sizes: ExecutorSizes, activations: int) -> list[MemoryPart]:
 
 def layer_operations(config: DenseConfig) -> int:
     """Floating point operations of a layer's products, for one row."""
-    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-    attention = (2 * heads + 2 * kv_heads) * dim
-    return 2 * config.hidden_size * (attention + 3 * config.intermediate_size)
+    layer = specification_of(config).layers[0]
+    return 2 * sum(each.outputs * each.inputs for each in layer_linears(layer, config.hidden_size))
 
 
 def _workspace(sizes: ExecutorSizes) -> int:

@@ -12,10 +12,10 @@ from torch.nn.functional import embedding
 
 from penstock.kernels import activation
 from penstock.kernels.layer_norm import layer_norm_fp32
-from penstock.kernels.linear import Linear
 from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import apply_rotary, cos_sin_table
 from penstock.services.worker.models.causal_model import StepAttention, StepInputs
+from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.sizes import num_parameters
 from penstock.services.worker.models.specification import (
     Attention,
@@ -29,7 +29,6 @@ from penstock.services.worker.models.specification import (
 from penstock.services.worker.models.weights import (
     DecoderWeights,
     LayerWeights,
-    LinearWeights,
     NormWeights,
 )
 
@@ -81,10 +80,6 @@ class _QueryKeyNorm:
         return torch.cat(normed, 1)
 
 
-def _linear(weights: LinearWeights) -> Linear:
-    return Linear(weights.weight, weights.bias)
-
-
 def _norm(norm: Norm | None, weights: NormWeights | None) -> _Norm | None:
     if norm is None or weights is None:
         return None
@@ -92,15 +87,14 @@ def _norm(norm: Norm | None, weights: NormWeights | None) -> _Norm | None:
 
 
 class _Layer:
-    """One layer as it is computed: packed linears, norm weights in fp32."""
+    """One layer as it is computed: its linear layers packed, norm weights in fp32."""
 
     def __init__(self, layer: Layer, weights: LayerWeights) -> None:
         attention, mlp = layer.attention, layer.mlp
         self.attention = attention
-        self.qkv = _linear(weights.qkv)
-        self.output = _linear(weights.output)
-        self.up = _linear(weights.up)
-        self.down = _linear(weights.down)
+        self.linears = weights.linears
+        for linear in self.linears:
+            linear.pack()
         self.activate = (activation.gated if mlp.gated else activation.plain)(mlp.activation)
         self.input_norm = _norm(layer.input_norm, weights.input_norm)
         self.mlp_norm = _norm(layer.mlp_norm, weights.mlp_norm)
@@ -114,14 +108,12 @@ class _Layer:
         if attention.qk_norm is not None and query is not None and key is not None:
             self.head_norm = _QueryKeyNorm(attention, attention.qk_norm, query, key)
 
-    def linears(self) -> tuple[Linear, ...]:
-        return self.qkv, self.output, self.up, self.down
-
     def add_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
-        return self._add(residual, self.output, attended, self._output_norm)
+        return self._add(residual, self.linears.output, attended, self._output_norm)
 
     def add_mlp(self, residual: Tensor, x: Tensor) -> Tensor:
-        return self._add(residual, self.down, self.activate(self.up(x)), self._down_norm)
+        up = self.activate(self.linears.up(x))
+        return self._add(residual, self.linears.down, up, self._down_norm)
 
     def _add(self, residual: Tensor, linear: Linear, x: Tensor, norm: _Norm | None) -> Tensor:
         if norm is None and self._multiplier == 1.0:
@@ -138,7 +130,7 @@ class Decoder:
     def __init__(self, specification: ModelSpecification, weights: DecoderWeights) -> None:
         self.specification = specification
         self.weights = weights
-        """As loaded; ``prepare`` takes the layers and the LM head out of it."""
+        """As loaded; ``prepare`` packs the linear layers and takes the layers out of it."""
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self.vocab_size = specification.vocab_size
@@ -158,8 +150,7 @@ class Decoder:
     def prepare(self, max_positions: int) -> None:
         """Make what ``hidden`` needs for positions below ``max_positions``. May be called again.
 
-        A layer's plain weights are dropped as soon as they are packed, so that both forms are in
-        memory for one layer at a time.
+        Both forms of a weight, plain and packed, are in memory for one linear layer at a time.
         """
         layers = self.specification.layers
         if max_positions > self._max_positions:
@@ -172,17 +163,16 @@ class Decoder:
         if self._lm_head is not None:
             return
         weights = self.weights
-        weights.layers.reverse()
-        for layer in layers:
-            self._layers.append(_Layer(layer, weights.layers.pop()))
+        self._layers = [_Layer(*each) for each in zip(layers, weights.layers, strict=True)]
+        weights.layers.clear()  # nobody needs their norms any more
         self._norm = _norm(self.specification.norm, weights.norm)
-        self._lm_head = Linear(weights.lm_head)
-        weights.lm_head = torch.empty(0)
+        weights.lm_head.pack()
+        self._lm_head = weights.lm_head
 
     @property
     def packed(self) -> bool:
         """Whether every linear layer is packed (see ``penstock.kernels.linear``)."""
-        linears = [linear for layer in self._layers for linear in layer.linears()]
+        linears = [linear for layer in self._layers for linear in layer.linears]
         return all(linear.packed for linear in (*linears, self._lm_head) if linear is not None)
 
     def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
@@ -245,7 +235,7 @@ class Decoder:
         layer = self._layers[number]
         part = layer.attention
         heads, kv_heads, dim = part.num_heads, part.num_kv_heads, part.head_dim
-        fused = layer.qkv(x).view(len(x), heads + 2 * kv_heads, dim)
+        fused = layer.linears.qkv(x).view(len(x), heads + 2 * kv_heads, dim)
         query_key, value = fused[:, : heads + kv_heads], fused[:, heads + kv_heads :]
         if layer.head_norm is not None:
             query_key = layer.head_norm(query_key)

@@ -32,6 +32,9 @@ from penstock.services.worker.models.specification import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.services.worker.models.linear import Linear
+    from penstock.services.worker.models.linear_specification import LayerLinears
+
 MOST_HEAD = 256
 """Heads of the kernels: even numbers up to it."""
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -76,22 +79,13 @@ class DenseConfig(msgspec.Struct, frozen=True):
 
 
 class DenseLayer(msgspec.Struct):
-    """One layer. Linear weights are [out, in]; an option that is off is ``None``."""
+    """One layer. A norm that is off is ``None``."""
 
+    linears: LayerLinears[Linear]
     input_norm: Tensor
-    qkv: Tensor
-    """[(Hq + 2 Hkv) * D, hidden]: queries, keys, values."""
-    qkv_bias: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
     post_norm: Tensor
-    gate_up: Tensor
-    """[2 * I, hidden]: gate, up."""
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
     output_norm: Tensor | None = None
     """Of what attention adds."""
     down_norm: Tensor | None = None
@@ -103,8 +97,8 @@ class DenseWeights(msgspec.Struct):
     embedding: Tensor
     layers: list[DenseLayer]
     norm: Tensor
-    lm_head: Tensor
-    """[vocab, hidden]; the embedding itself when tied."""
+    lm_head: Linear
+    """Its weight is the embedding itself when tied."""
 
 
 def specification_of(config: DenseConfig) -> ModelSpecification:

@@ -26,6 +26,7 @@ from penstock.services.worker.models.weights import (
     LayerWeights,
     NormWeights,
     allocate_weights,
+    reorder_heads,
 )
 
 
@@ -72,24 +73,14 @@ def _dense_layer(layer: Layer, weights: LayerWeights) -> DenseLayer:
         None if norm is None else _factor(layer.attention.qk_norm, norm)
         for norm in (weights.query_norm, weights.key_norm)
     )
-    for linear in (weights.output, weights.down):
-        if layer.residual_multiplier != 1.0:
-            linear.weight.mul_(layer.residual_multiplier)
-            if linear.bias is not None:
-                linear.bias.mul_(layer.residual_multiplier)
+    for linear in (weights.linears.output, weights.linears.down):
+        linear.multiply_by(layer.residual_multiplier)
     return DenseLayer(
+        linears=weights.linears,
         input_norm=ahead[0],
-        qkv=weights.qkv.weight,
-        qkv_bias=weights.qkv.bias,
         query_norm=query,
         key_norm=key,
-        output=weights.output.weight,
-        output_bias=weights.output.bias,
         post_norm=ahead[1],
-        gate_up=weights.up.weight,
-        gate_up_bias=weights.up.bias,
-        down=weights.down.weight,
-        down_bias=weights.down.bias,
         output_norm=_optional(layer.attention_output_norm, weights.attention_output_norm),
         down_norm=_optional(layer.mlp_output_norm, weights.mlp_output_norm),
         sinks=weights.sinks,
@@ -115,23 +106,9 @@ def _factor(norm: Norm | None, weight: Tensor) -> Tensor:
 def _pair_up(attention: Attention, weights: LayerWeights) -> None:
     """Reorder the elements of each query and key head so that rotated pairs lie half a head
     apart."""
-    dim = attention.head_dim
-    if attention.rotary is None or attention.rotary.dim == dim:
-        return
-    order = _order(dim, attention.rotary.dim)
-    rotated = (attention.num_heads + attention.num_kv_heads) * dim
-
-    def reordered(tensor: Tensor) -> Tensor:
-        """[H * D, …], the same shape."""
-        heads = tensor.view(-1, dim, *tensor.shape[1:])
-        return heads[:, order.to(tensor.device)].view_as(tensor)
-
-    for fused in (weights.qkv.weight, weights.qkv.bias):
-        if fused is not None:
-            fused[:rotated] = reordered(fused[:rotated])
-    if weights.query_norm is not None and weights.key_norm is not None:
-        weights.query_norm = reordered(weights.query_norm)
-        weights.key_norm = reordered(weights.key_norm)
+    dim, rotary = attention.head_dim, attention.rotary
+    if rotary is not None and rotary.dim != dim:
+        reorder_heads(attention, _order(dim, rotary.dim), weights)
 
 
 def _order(dim: int, rotary_dim: int) -> Tensor:

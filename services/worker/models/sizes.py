@@ -5,22 +5,21 @@ Models in the form of the kernels of GPUs are counted by ``dense.specification_o
 
 from __future__ import annotations
 
+from penstock.services.worker.models.linear_specification import head_linear, layer_linears
 from penstock.services.worker.models.specification import (
     Attention,
     Layer,
     ModelSpecification,
     Norm,
-    attention_widths,
-    up_width,
 )
 
 
 def num_parameters(model: ModelSpecification) -> int:
     """What ``allocate_weights`` allocates."""
-    tables = 1 if model.tie_word_embeddings else 2
+    head = 0 if model.tie_word_embeddings else head_linear(model).num_parameters
     layers = sum(_layer(layer, model.hidden_size) for layer in model.layers)
     table = model.vocab_size * model.hidden_size
-    return tables * table + layers + _norm(model.norm, model.hidden_size)
+    return table + head + layers + _norm(model.norm, model.hidden_size)
 
 
 def fp32_norms(model: ModelSpecification) -> int:
@@ -43,24 +42,15 @@ def fp32_norms(model: ModelSpecification) -> int:
 
 
 def _layer(layer: Layer, hidden: int) -> int:
-    attention, mlp = layer.attention, layer.mlp
-    queries, keys = attention_widths(attention)
-    up = up_width(mlp)
-    linears = (
-        (queries + 2 * keys, hidden, attention.qkv_bias),
-        (hidden, queries, attention.output_bias),
-        (up, hidden, mlp.up_bias),
-        (hidden, mlp.width, mlp.down_bias),
-    )
     norms = (
         layer.input_norm,
         layer.mlp_norm,
         layer.attention_output_norm,
         layer.mlp_output_norm,
     )
-    products = sum(outs * (width + bias) for outs, width, bias in linears)
-    rest = _query_key_norms(attention) + attention.num_heads * attention.sinks
-    return products + sum(_norm(norm, hidden) for norm in norms) + rest
+    linears = sum(each.num_parameters for each in layer_linears(layer, hidden))
+    rest = _query_key_norms(layer.attention) + layer.attention.num_heads * layer.attention.sinks
+    return linears + sum(_norm(norm, hidden) for norm in norms) + rest
 
 
 def _norm(norm: Norm | None, hidden: int) -> int:

@@ -184,14 +184,3 @@ def head_shape(caches: Sequence[CacheSpecification]) -> tuple[int, int, int]:
     if len(shapes) != 1:
         raise ValueError(f"layers with heads of {len(shapes)} shapes")
     return shapes.pop()
-
-
-def attention_widths(attention: Attention) -> tuple[int, int]:
-    """Elements of a row's queries, and of its keys."""
-    dim = attention.head_dim
-    return attention.num_heads * dim, attention.num_kv_heads * dim
-
-
-def up_width(mlp: Mlp) -> int:
-    """Rows of the product ahead of the activation."""
-    return 2 * mlp.width if mlp.gated else mlp.width

@@ -7,21 +7,20 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from penstock.services.worker.models.adapter import LLAMA_NAMES, TensorNames
+from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.linear_specification import (
+    LayerLinears,
+    LinearSpecification,
+    head_linear,
+    layer_linears,
+)
 from penstock.services.worker.models.specification import (
     Attention,
     Layer,
     ModelSpecification,
     Norm,
-    attention_widths,
-    up_width,
 )
-
-
-class LinearWeights(msgspec.Struct):
-    weight: Tensor
-    """[out, in]."""
-    bias: Tensor | None = None
-    """[out]."""
 
 
 class NormWeights(msgspec.Struct):
@@ -32,14 +31,7 @@ class NormWeights(msgspec.Struct):
 class LayerWeights(msgspec.Struct):
     """One layer; what its specification leaves out is ``None``."""
 
-    qkv: LinearWeights
-    """[(Hq + 2 Hkv) * D, hidden]: queries, keys, values."""
-    output: LinearWeights
-    """[hidden, Hq * D]."""
-    up: LinearWeights
-    """[2 * width, hidden]: gate, then up; [width, hidden] if not gated."""
-    down: LinearWeights
-    """[hidden, width]."""
+    linears: LayerLinears[Linear]
     input_norm: NormWeights | None
     mlp_norm: NormWeights | None
     attention_output_norm: NormWeights | None
@@ -57,39 +49,83 @@ class DecoderWeights(msgspec.Struct):
     """[vocab, hidden]."""
     layers: list[LayerWeights]
     norm: NormWeights
-    lm_head: Tensor
-    """[vocab, hidden]; the embedding itself when tied."""
+    lm_head: Linear
+    """Its weight is the embedding itself when tied."""
+    names: TensorNames
+    """Of the checkpoint that they are read from."""
 
 
 def allocate_weights(
-    model: ModelSpecification, dtype: torch.dtype, device: torch.device
+    model: ModelSpecification,
+    dtype: torch.dtype,
+    device: torch.device,
+    names: TensorNames = LLAMA_NAMES,
 ) -> DecoderWeights:
-    """Uninitialized weights. On the meta device they cost nothing and tell the shapes."""
-    memory = _Memory(model.hidden_size, dtype, device)
+    """Uninitialized weights. On the meta device they cost nothing and tell the shapes. names: of
+    the checkpoint."""
+    memory = _Memory(model.hidden_size, dtype, device, names)
     table = memory.empty(model.vocab_size, model.hidden_size)
     layers = [memory.layer(layer) for layer in model.layers]
-    tied = model.tie_word_embeddings
-    head = table if tied else memory.empty(model.vocab_size, model.hidden_size)
-    return DecoderWeights(table, layers, memory.norm(model.norm), head)
+    head = head_linear(model, names)
+    lm_head = Linear(head, table) if model.tie_word_embeddings else memory.linear(head)
+    return DecoderWeights(table, layers, memory.norm(model.norm), lm_head, names)
+
+
+def named_tensors(weights: DecoderWeights) -> dict[str, Tensor]:
+    """Every tensor of the checkpoint by its name, as a view of the (fused) weights."""
+    names = weights.names
+    named = {f"{names.embedding}.weight": weights.embedding} | _named_norm(names.norm, weights.norm)
+    if weights.lm_head.weight is not weights.embedding:
+        named |= weights.lm_head.named()
+    for index, layer in enumerate(weights.layers):
+        prefix = names.layer.format(index)
+        named |= {prefix + name: each for name, each in _named_layer(names, layer).items()}
+    return named
+
+
+def _named_layer(names: TensorNames, layer: LayerWeights) -> dict[str, Tensor]:
+    named: dict[str, Tensor] = {}
+    for linear in layer.linears:
+        named |= linear.named()
+    for name, norm in (
+        (names.input_norm, layer.input_norm),
+        (names.mlp_norm, layer.mlp_norm),
+        (names.attention_output_norm, layer.attention_output_norm),
+        (names.mlp_output_norm, layer.mlp_output_norm),
+    ):
+        named |= _named_norm(name, norm)
+    for name, tensor in ((names.query_norm, layer.query_norm), (names.key_norm, layer.key_norm)):
+        if tensor is not None:
+            named[f"{name}.weight"] = tensor
+    if layer.sinks is not None:
+        named[names.sinks] = layer.sinks
+    return named
+
+
+def _named_norm(name: str, norm: NormWeights | None) -> dict[str, Tensor]:
+    if norm is None:
+        return {}
+    named = {f"{name}.weight": norm.weight}
+    return named if norm.bias is None else named | {f"{name}.bias": norm.bias}
 
 
 class _Memory:
-    def __init__(self, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._hidden, self._dtype, self._device = hidden, dtype, device
+    def __init__(
+        self, hidden: int, dtype: torch.dtype, device: torch.device, names: TensorNames
+    ) -> None:
+        self._hidden, self._dtype, self._device, self._names = hidden, dtype, device, names
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=self._dtype, device=self._device)
 
+    def linear(self, specification: LinearSpecification) -> Linear:
+        return Linear.allocate(specification, self._dtype, self._device)
+
     def layer(self, layer: Layer) -> LayerWeights:
-        attention, mlp, hidden = layer.attention, layer.mlp, self._hidden
-        queries, keys = attention_widths(attention)
-        up = up_width(mlp)
+        attention, linears = layer.attention, layer_linears(layer, self._hidden, self._names)
         norms = self._query_key_norms(attention)
         return LayerWeights(
-            qkv=self._linear(queries + 2 * keys, hidden, attention.qkv_bias),
-            output=self._linear(hidden, queries, attention.output_bias),
-            up=self._linear(up, hidden, mlp.up_bias),
-            down=self._linear(hidden, mlp.width, mlp.down_bias),
+            linears=LayerLinears(*map(self.linear, linears)),
             input_norm=self._optional_norm(layer.input_norm),
             mlp_norm=self._optional_norm(layer.mlp_norm),
             attention_output_norm=self._optional_norm(layer.attention_output_norm),
@@ -105,9 +141,6 @@ class _Memory:
 
     def _optional_norm(self, norm: Norm | None) -> NormWeights | None:
         return None if norm is None else self.norm(norm)
-
-    def _linear(self, out: int, width: int, bias: bool) -> LinearWeights:
-        return LinearWeights(self.empty(out, width), self.empty(out) if bias else None)
 
     def _query_key_norms(self, attention: Attention) -> tuple[Tensor | None, Tensor | None]:
         if attention.qk_norm is None:
@@ -132,22 +165,21 @@ def in_halves(model: ModelSpecification, weights: DecoderWeights) -> ModelSpecif
     for layer, part in zip(model.layers, weights.layers, strict=True):
         attention, rotary = layer.attention, layer.attention.rotary
         if rotary is not None and rotary.interleaved:
-            _reorder(attention, rotary.dim, part)
+            order, dim = torch.arange(attention.head_dim), rotary.dim
+            order[:dim] = order[:dim].view(-1, 2).t().reshape(-1)
+            reorder_heads(attention, order, part)
             halves = replace(rotary, interleaved=False)
             layer = replace(layer, attention=replace(attention, rotary=halves))
         layers.append(layer)
     return replace(model, layers=tuple(layers))
 
 
-def _reorder(attention: Attention, rotated: int, weights: LayerWeights) -> None:
+def reorder_heads(attention: Attention, order: Tensor, weights: LayerWeights) -> None:
+    """Let the elements of each query and key head be those of these numbers, [D], in this order."""
     dim, heads = attention.head_dim, attention.num_heads + attention.num_kv_heads
-    device = weights.qkv.weight.device
-    within = torch.arange(dim, device=device)
-    within[:rotated] = within[:rotated].view(-1, 2).t().reshape(-1)
-    rows = (torch.arange(heads, device=device)[:, None] * dim + within).view(-1)
-    for tensor in (weights.qkv.weight, weights.qkv.bias):
-        if tensor is not None:
-            tensor[: heads * dim] = tensor[: heads * dim].index_select(0, rows)
+    order = order.to(weights.linears.qkv.weight.device)
+    first = torch.arange(0, heads * dim, dim, device=order.device)
+    weights.linears.qkv.reorder((first[:, None] + order).view(-1))
     for norm in (weights.query_norm, weights.key_norm):
         if norm is not None:
-            norm.copy_(norm.view(-1, dim)[:, within].view(norm.shape))
+            norm.copy_(norm.view(-1, dim)[:, order].view(norm.shape))

@@ -34,14 +34,14 @@ def sharp_weights() -> DenseWeights:
             tensor.normal_(0.0, tensor.shape[1] ** -0.5, generator=generator)
 
     for layer in weights.layers:
-        for tensor in (layer.qkv, layer.output, layer.gate_up, layer.down):
-            fill(tensor, 1.0)
-        for tensor in (layer.input_norm, layer.post_norm):
-            fill(tensor, 1.0)
-        for tensor in (layer.query_norm, layer.key_norm):
-            fill(tensor, 1.7)
+        for linear in layer.linears:
+            fill(linear.weight, 1.0)
+        for norm in (layer.input_norm, layer.post_norm):
+            fill(norm, 1.0)
+        for head_norm in (layer.query_norm, layer.key_norm):
+            fill(head_norm, 1.7)
     weights.embedding.normal_(0.0, 1.0, generator=generator)
-    fill(weights.lm_head, 1.0)
+    fill(weights.lm_head.weight, 1.0)
     fill(weights.norm, 1.0)
     return weights
 

@@ -20,9 +20,8 @@ from tiny_models import VARIANTS, write_model
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.model_weights import load_model
-from penstock.services.worker.models.adapter import named_tensors
 from penstock.services.worker.models.decoder import Decoder
-from penstock.services.worker.models.registry import adapter_for
+from penstock.services.worker.models.weights import named_tensors
 
 Folder = Callable[[str], Path]
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -71,8 +70,7 @@ def change_entry(name: str, **fields: Any) -> Callable[[str], str]:
 def test_every_tensor_lands_in_its_place(variant: str, tiny_folder: Folder) -> None:
     folder = tiny_folder(variant)
     model = load(folder)
-    adapter = adapter_for(read_model_info(folder))
-    named = named_tensors(adapter.names, model.specification, model.weights)
+    named = named_tensors(model.weights)
     saved = load_file(folder / SINGLE)
     assert set(named) == set(saved)
     assert all(torch.equal(named[name], tensor) for name, tensor in saved.items())
@@ -80,8 +78,9 @@ def test_every_tensor_lands_in_its_place(variant: str, tiny_folder: Folder) -> N
 
 def test_shards_load_like_a_single_file(sharded: Path, tiny_folder: Folder) -> None:
     first, second = load(sharded).weights, load(tiny_folder("qwen2")).weights
-    assert torch.equal(first.layers[1].qkv.weight, second.layers[1].qkv.weight)
-    assert torch.equal(first.lm_head, second.lm_head)
+    one, other = (each.layers[1].linears.qkv for each in (first, second))
+    assert torch.equal(one.weight, other.weight)
+    assert torch.equal(first.lm_head.weight, second.lm_head.weight)
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
@@ -386,8 +385,7 @@ def test_the_command_that_the_message_names_converts_a_folder_of_bin_files(
     assert done.returncode == 0, done.stderr
     assert read_model_info(folder).dtype == "bfloat16"
     model = load(folder, torch.bfloat16)
-    adapter = adapter_for(read_model_info(folder))
-    named = named_tensors(adapter.names, model.specification, model.weights)
+    named = named_tensors(model.weights)
     assert named.keys() == expected.keys()
     assert all(torch.equal(named[name], each.bfloat16()) for name, each in expected.items())
 

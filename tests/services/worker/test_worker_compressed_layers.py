@@ -16,18 +16,19 @@ from sharp_model import CONFIG as SMALL
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import read_model_info
 from penstock.services.worker import model_loading, model_weights
+from penstock.services.worker.gpu import needed_kernels
 from penstock.services.worker.gpu.compressed_layers import (
-    CompressedLayers,
     Compression,
     compress_layers,
     no_compression,
 )
+from penstock.services.worker.kernel_needs import COMPRESSED
 from penstock.services.worker.loaded_model import LoadedModel
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense import DenseWeights
-from penstock.services.worker.models.dense_form import allocate_dense
+from penstock.services.worker.models.dense_form import DenseModel, allocate_dense
 
 CPU = torch.device("cpu")
 WIDE = msgspec.structs.replace(
@@ -35,15 +36,16 @@ WIDE = msgspec.structs.replace(
     vocab_size=100, num_layers=1,
 )  # fmt: skip
 GIB = 1 << 30
+COMPRESS = "penstock.kernels.gpu.compressed_weights.compress"
 
 
 def weights_of(dtype: torch.dtype = torch.bfloat16, **sizes: int) -> DenseWeights:
     weights = allocate_dense(msgspec.structs.replace(WIDE, **sizes), dtype, CPU)
     torch.manual_seed(0)
     for layer in weights.layers:
-        for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
-            weight.normal_(0.0, 0.02)
-    weights.lm_head.normal_(0.0, 0.02)
+        for linear in layer.linears:
+            linear.weight.normal_(0.0, 0.02)
+    weights.lm_head.weight.normal_(0.0, 0.02)
     return weights
 
 
@@ -62,17 +64,22 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_weights_of_a_model_that_fits_are_compressed_and_the_log_says_how_large_they_are() -> (
     None
 ):
-    compression = compress_layers(weights_of(vocab_size=64), 0.9)
-    layers = compression.layers
-    assert layers is not None
-    assert [len(each) for each in layers[:4]] == [1, 1, 1, 1]
-    assert not isinstance(layers.head, str)
+    weights = weights_of(vocab_size=64)
+    linears = [*weights.layers[0].linears, weights.lm_head]
+    plain = [linear.num_bytes for linear in linears]
+    compression = compress_layers(weights, 0.9)
+    assert compression.linears == linears
+    assert all(
+        0.7 * before < linear.num_bytes - before < 0.9 * before
+        for linear, before in zip(linears, plain, strict=True)
+    )
     assert compression.summary == "weights are compressed, too, for few rows (0.0 GiB)"
     odd = compress_layers(weights_of(vocab_size=100), 0.9)
-    assert odd.layers is not None
-    assert "but for the LM head: 100 x 2048 numbers; multiples of 64 x 128 are" in odd.summary
+    assert len(odd.linears) == 4
+    assert "but for lm_head: 100 x 2048 numbers; multiples of 64 x 128 are" in odd.summary
     assert compression.drop("of the test")
-    assert compression.layers is None
+    assert not compression.linears
+    assert [linear.num_bytes for linear in linears] == plain
     assert compression.summary == "weights are not compressed: of the test"
     assert not compression.drop("of the test")
 
@@ -86,7 +93,7 @@ def test_all_weights_of_a_model_that_fits_are_compressed_and_the_log_says_how_la
         (
             torch.bfloat16,
             {"intermediate_size": 96},
-            "compressed: gate_up of layer 0: 192 x 2048 numbers;",
+            "compressed: mlp.gate_proj and mlp.up_proj of layer 0: 192 x 2048 numbers;",
         ),
     ],
     ids=str,
@@ -94,13 +101,25 @@ def test_all_weights_of_a_model_that_fits_are_compressed_and_the_log_says_how_la
 def test_weights_that_cannot_be_compressed_stay_plain_and_the_log_says_why(
     dtype: torch.dtype, sizes: dict[str, int], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "penstock.kernels.gpu.compressed_weights.compress", lambda weight, **how: weight
-    )
-    compression = compress_layers(weights_of(dtype, **sizes), 0.9)
-    assert compression.layers is None
+    monkeypatch.setattr(COMPRESS, lambda weight, **how: weight)
+    weights = weights_of(dtype, **sizes)
+    compression = compress_layers(weights, 0.9)
+    assert not compression.linears
+    assert all(linear.compressed is None for linear in weights.layers[0].linears)
     assert compression.summary.startswith("weights are not compressed: ")
     assert reason in compression.summary
+
+
+@pytest.mark.usefixtures("hopper")
+def test_kernels_are_found_ahead_for_a_model_whose_weights_cannot_be_compressed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(COMPRESS, lambda weight, **how: weight)
+    config = msgspec.structs.replace(WIDE, intermediate_size=96)
+    weights = allocate_dense(config, torch.bfloat16, torch.device("meta"))
+    compression = needed_kernels._compression(DenseModel(config, weights), COMPRESSED)
+    assert not compression.linears
+    assert "192 x 2048 numbers; multiples of" in compression.summary
 
 
 @pytest.mark.usefixtures("hopper")
@@ -138,7 +157,7 @@ def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     def beside(subject: LoadedModel, *others: object) -> MemoryAccount:
         compression = subject.compression
         assert isinstance(compression, Compression)
-        blocks = EXTRA_BLOCKS + (10 if compression.layers else 40)
+        blocks = EXTRA_BLOCKS + (10 if compression.linears else 40)
         return MemoryAccount("a GPU", blocks * size, blocks * size, "all of it", [], size)
 
     monkeypatch.setattr(model_loading, "beside_kv", beside)
@@ -158,15 +177,15 @@ def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def compressed() -> Compression:
-    return Compression(CompressedLayers([], [], [], [], "none"), "compressed")
+    return Compression("compressed", [weights_of().lm_head])
 
 
 def test_compressed_weights_leave_the_kv_cache_what_was_asked_for(planning: Any) -> None:
     kept, dropped = compressed(), compressed()
     assert planning(kept, 8) == 10
-    assert kept.layers is not None
+    assert kept.linears
     assert planning(dropped, 15) == 40
-    assert dropped.layers is None
+    assert not dropped.linears
     assert "not compressed: --max-model-len 240: KV memory holds 160 tokens" in dropped.summary
 
 
@@ -179,7 +198,7 @@ def test_compressed_weights_leave_room_for_a_sequence_of_the_models_length(plann
 def test_compressed_weights_stay_beside_a_small_kv_cache_that_was_asked_for(planning: Any) -> None:
     compression = compressed()
     assert planning(compression, None, num_kv_blocks=5) == 5
-    assert compression.layers is not None
+    assert compression.linears
 
 
 def test_a_kv_cache_that_has_no_room_without_them_either_is_an_error(planning: Any) -> None:

@@ -10,7 +10,7 @@ import triton
 from sharp_model import CONFIG, executor_of, sharp_weights
 
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
-from penstock.services.worker.gpu.compressed_layers import Compression, compress_all
+from penstock.services.worker.gpu.compressed_layers import compress_all
 from penstock.services.worker.gpu.executor import GpuExecutor
 
 pytestmark = [
@@ -104,7 +104,7 @@ def test_steps_compile_nothing_and_equal_those_of_the_triton_kernel(
         found = logits_of(executor, plans())
     assert not compiled
     eager = logits_of(executor_of(weights, len(LENGTHS), warm=False), plans())
-    compression = Compression(compress_all(weights), "compressed")
+    compression = compress_all(weights)
     compressed = executor_of(weights, len(LENGTHS), compression=compression)
     smaller = logits_of(compressed, plans())
     assert compressed.decoder.products.kernels is not None

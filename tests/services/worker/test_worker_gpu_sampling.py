@@ -60,11 +60,11 @@ def test_steps_with_rows_of_every_kind_compile_nothing_and_wait_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weights = allocate_dense(CONFIG, torch.bfloat16, torch.device("cuda"))
-    for tensor in (weights.embedding, weights.lm_head):
+    for tensor in (weights.embedding, weights.lm_head.weight):
         tensor.normal_(0.0, 0.1)
     for layer in weights.layers:
-        for tensor in (layer.qkv, layer.output, layer.gate_up, layer.down):
-            tensor.normal_(0.0, 0.05)
+        for linear in layer.linears:
+            linear.weight.normal_(0.0, 0.05)
         for norm in (layer.input_norm, layer.post_norm, layer.query_norm, layer.key_norm):
             if norm is not None:
                 norm.fill_(1.0)

@@ -12,11 +12,12 @@ pytest.importorskip("triton")
 
 from sharp_model import CONFIG as SMALL
 
-from penstock.services.worker.gpu import layer_products
-from penstock.services.worker.gpu.compressed_layers import CompressedLayers
+from penstock.services.worker.gpu import layer_products, row_linears
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
 from penstock.services.worker.gpu.layer_products import (
+    FusedProducts,
     HopperProducts,
+    LayerProducts,
     LibraryProducts,
     choose_gated,
     choose_products,
@@ -99,8 +100,9 @@ def test_compressed_weights_have_their_kernel_and_plain_ones_theirs_where_it_fai
 
     monkeypatch.setattr(module, "CompressedLinear", Compressed)
     space = make_workspace(SMALL, 16, 4, torch.bfloat16, CPU)
-    layers = CompressedLayers([], [], [], [], cast(Any, "weight"))._replace(head=cast(Any, []))
-    choice = choose_products(weights_of(torch.bfloat16), space, 1e-6, layers)
+    weights = weights_of(torch.bfloat16)
+    weights.lm_head.compressed = cast(Any, "weight")
+    choice = choose_products(weights, space, 1e-6, compressed=True)
     assert choice.summary == "Gluon kernel for Hopper"
     assert choice.kernels is not None
     assert choice.kernels.compressed != fails
@@ -210,6 +212,108 @@ def test_the_library_leaves_gated_products_to_their_kernel_where_it_pays(pays: b
 def test_without_a_gpu_layers_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert chosen(torch.bfloat16).summary == "library: there is no GPU"
+
+
+Launch = tuple[str, str]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """Kernels that are launched, each with the weights that it reads; nothing is computed."""
+    found: list[Launch] = []
+    modules = (layer_products, row_linears, torch)
+    kernels = (
+        ("rms_norm", "add_rms_norm", "add_normed", "gated_product"),
+        ("few_rows_linear", "skinny_linear"),
+        ("mm", "addmm"),
+    )
+
+    def recorder(name: str) -> Any:
+        def record(*arguments: Any, out: torch.Tensor | None = None, **options: Any) -> Any:
+            given = [each for each in (*arguments, *options.values()) if each is not None]
+            labels = [LABELS[p] for p in map(pointer, given) if p in LABELS]
+            found.append((name, " ".join(labels)))
+            return out
+
+        return record
+
+    for module, names in zip(modules, kernels, strict=True):
+        for name in names:
+            monkeypatch.setattr(module, name, recorder(name))
+    return found
+
+
+LABELS: dict[int, str] = {}
+"""Names of weights, by their addresses."""
+
+
+def pointer(value: object) -> int:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else 0
+
+
+def labelled(weights: DenseWeights) -> DenseWeights:
+    LABELS.clear()
+    for number, layer in enumerate(weights.layers):
+        for name, linear in layer.linears._asdict().items():
+            LABELS[pointer(linear.weight)] = f"{name}{number}"
+            LABELS[pointer(linear.bias)] = f"{name}{number}.bias"
+        for name in ("input_norm", "post_norm", "output_norm", "down_norm"):
+            LABELS[pointer(getattr(layer, name))] = f"{name}{number}"
+    LABELS[pointer(weights.norm)] = "norm"
+    LABELS.pop(0, None)
+    return weights
+
+
+def run(products: LayerProducts, rows: int) -> None:
+    products.begin(rows)
+    for layer in range(2):
+        products.qkv(layer, rows)
+        products.output(layer, rows)
+        products.gate_up(layer, rows)
+        products.down(layer, rows)
+    products.end(rows)
+
+
+def test_products_of_the_library_have_kernels_between_them(launches: list[Launch]) -> None:
+    weights = labelled(weights_of(torch.bfloat16, qkv_bias=True))
+    run(LibraryProducts(weights, make_workspace(SMALL, 16, 4, torch.bfloat16, CPU), 1e-6), 16)
+    assert launches == [
+        ("rms_norm", "input_norm0"),
+        ("addmm", "qkv0.bias qkv0"), ("mm", "output0"), ("add_rms_norm", "post_norm0"),
+        ("mm", "up0"), ("gated_product", ""), ("mm", "down0"), ("add_rms_norm", "input_norm1"),
+        ("addmm", "qkv1.bias qkv1"), ("mm", "output1"), ("add_rms_norm", "post_norm1"),
+        ("mm", "up1"), ("gated_product", ""), ("mm", "down1"), ("add_rms_norm", "norm"),
+    ]  # fmt: skip
+
+
+def test_norms_of_what_is_added_are_in_the_kernel_that_adds_it(launches: list[Launch]) -> None:
+    config = msgspec.structs.replace(SMALL, output_norms=True)
+    weights = labelled(allocate_dense(config, torch.bfloat16, CPU))
+    run(LibraryProducts(weights, make_workspace(config, 16, 4, torch.bfloat16, CPU), 1e-6), 16)
+    assert [launch for launch in launches if launch[0].startswith("add_")] == [
+        ("add_normed", "output_norm0 post_norm0"), ("add_normed", "down_norm0 input_norm1"),
+        ("add_normed", "output_norm1 post_norm1"), ("add_normed", "down_norm1 norm"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hidden", "rows", "kernel"),
+    [(512, 1, "few_rows_linear"), (512, 16, "few_rows_linear"), (2048, 1, "skinny_linear")],
+)
+def test_products_of_few_rows_have_norms_gates_and_sums_inside(
+    hidden: int, rows: int, kernel: str, launches: list[Launch]
+) -> None:
+    config = msgspec.structs.replace(SMALL, hidden_size=hidden, mlp_bias=True)
+    weights = labelled(allocate_dense(config, torch.bfloat16, CPU))
+    products = FusedProducts(weights, make_workspace(config, 16, 4, torch.bfloat16, CPU), 1e-6)
+    run(products, rows)
+    assert launches == [
+        (kernel, "qkv0 input_norm0"), (kernel, "output0"),
+        (kernel, "up0 up0.bias post_norm0"), (kernel, "down0 down0.bias"),
+        (kernel, "qkv1 input_norm1"), (kernel, "output1"),
+        (kernel, "up1 up1.bias post_norm1"), (kernel, "down1 down1.bias"),
+        ("rms_norm", "norm"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,110 @@
+"""``Linear``: one linear layer of a model, which owns its tensors and knows their forms.
+
+A weight is read into one plain tensor, whatever pieces a checkpoint has it in. On a CPU that is
+replaced by a packed one; on a GPU a compressed one may stand beside it, for steps of few rows.
+What computes a layer takes tensors from here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from penstock.kernels.linear import add_packed_linear, packed_linear, packed_weight
+from penstock.services.worker.models.linear_specification import LinearSpecification
+
+if TYPE_CHECKING:
+    from penstock.kernels.gpu.compressed_weights import CompressedWeight
+
+
+class Linear:
+    def __init__(
+        self, specification: LinearSpecification, weight: Tensor, bias: Tensor | None = None
+    ) -> None:
+        self.specification = specification
+        self.weight = weight
+        """[outputs, inputs]; once it is ``packed``, in a layout for ``packed_linear`` alone."""
+        self.bias = bias
+        """[outputs]."""
+        self.packed = False
+        self.compressed: CompressedWeight | None = None
+        """The same weight, beside the plain one."""
+
+    @classmethod
+    def allocate(
+        cls, specification: LinearSpecification, dtype: torch.dtype, device: torch.device
+    ) -> Linear:
+        """Uninitialized; on the meta device without memory."""
+        outputs, inputs = specification.outputs, specification.inputs
+        weight = torch.empty(outputs, inputs, dtype=dtype, device=device)
+        bias = torch.empty(outputs, dtype=dtype, device=device) if specification.bias else None
+        return cls(specification, weight, bias)
+
+    @classmethod
+    def of(
+        cls, specification: LinearSpecification, tensors: Mapping[str, Tensor], prefix: str
+    ) -> Linear:
+        """Of tensors by their names in a checkpoint, which begin with ``prefix``."""
+
+        def joined(kind: str) -> Tensor:
+            parts = [tensors[f"{prefix}{name}.{kind}"] for name in specification.names]
+            return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+        return cls(specification, joined("weight"), joined("bias") if specification.bias else None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all forms of the weight and the bias."""
+        compressed = 0 if self.compressed is None else self.compressed.num_bytes
+        return self.weight.nbytes + compressed + (0 if self.bias is None else self.bias.nbytes)
+
+    def named(self) -> dict[str, Tensor]:
+        """Views of all that a checkpoint holds of it, by their names there."""
+        stored = self.specification.stored
+        found: dict[str, Tensor] = {}
+        for kind, tensor in (("weight", self.weight), ("bias", self.bias)):
+            if tensor is not None:
+                parts = torch.split(tensor, list(stored.values()))
+                found |= {f"{name}.{kind}": part for name, part in zip(stored, parts, strict=True)}
+        return found
+
+    def multiply_by(self, factor: float) -> None:
+        """Multiply its results from now on."""
+        for tensor in (self.weight, self.bias):
+            if tensor is not None and factor != 1.0:
+                tensor.mul_(factor)
+
+    def reorder(self, outputs: Tensor) -> None:
+        """Let its first outputs be those of these numbers, in this order; all of them are among the
+        first."""
+        for tensor in (self.weight, self.bias):
+            if tensor is not None:
+                tensor[: len(outputs)] = tensor.index_select(0, outputs)
+
+    def pack(self) -> None:
+        """Bring the weight into the layout in which this CPU is fastest, where it has one."""
+        packed = packed_weight(self.weight)
+        if packed is not None:
+            self.weight, self.packed = packed, True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [N, inputs] of the weight's type. Returns [N, outputs]."""
+        if self.packed:
+            return packed_linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """``residual + self(x)`` in a new tensor. residual: [N, outputs]; x: [N, inputs]."""
+        if self.packed:
+            return add_packed_linear(residual, x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias).add_(residual)
+
+    def apply(self, x: Tensor, out: Tensor) -> Tensor:
+        """Write ``self(x)`` to ``out`` [N, outputs], and return it; not for packed weights."""
+        if self.bias is None:
+            return torch.mm(x, self.weight.t(), out=out)
+        return torch.addmm(self.bias, x, self.weight.t(), out=out)

@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = make_model(tmp_path_factory.mktemp("models") / "tiny")
     runtime = tmp_path_factory.mktemp("runtime")
     runtime.chmod(0o700)
-    flags = [str(folder), "--device", "cpu", "--runtime-dir", str(runtime)]
+    flags = [str(folder), "--device", "cpu", "--threads", "1", "--runtime-dir", str(runtime)]
     with own_server([*flags, "--log-level", "warning"]) as url:
         yield Served(url, f"ipc://{runtime}/router.sock")
 

@@ -168,7 +168,7 @@ def test_every_generator_ends_once_though_some_are_aborted_and_workers_die(
     program.run(all_of_them())
     assert finished == Counter(range(count))
     assert not open_requests(llm) and not llm._waiting
-    for number in rng.sample(range(count), 20):
+    for number in rng.sample(range(count), 6 if count == 40 else 20):
         (undisturbed,) = program.run(outputs(llm, number, "final"))
         found, expected = last[number].outputs[0], undisturbed.outputs[0]
         if found.finish_reason == "abort":

@@ -121,7 +121,7 @@ def test_make_serve_and_the_clients_of_the_readme() -> None:
         assert done.returncode == 0, done.stderr
         assert done.stdout
         load = command(".venv/bin/penstock bench serve").replace(":8000", f":{port}")
-        fewer = [*load.split(), "--num-prompts", "40"]
+        fewer = [*load.split(), "--num-prompts", "20"]
         done = subprocess.run(fewer, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Failed requests:                                       0" in done.stdout

@@ -66,7 +66,7 @@ def test_a_server_from_the_wheel_answers_with_the_built_in_model(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(installed)},
+        env={**os.environ, "PYTHONPATH": str(installed), "PENSTOCK_THREADS": "1"},
     )
     try:
         assert server.stdout is not None

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
-import psutil
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -56,13 +55,13 @@ def read_machine(
         _physical_cores(root, cores or 1),
         count,
         _multiplies_bf16(root),
-        free_host_bytes(),
+        free_host_bytes(root),
     )
 
 
-def free_host_bytes() -> int:
+def free_host_bytes(root: Path = Path("/")) -> int:
     """Memory that this process may still take: the machine's, or its control group's if less."""
-    free = int(psutil.virtual_memory().available)
+    free = _available(root)
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
@@ -71,6 +70,18 @@ def free_host_bytes() -> int:
     except (OSError, ValueError):
         pass  # no control group with a limit
     return free
+
+
+def _available(root: Path) -> int:
+    """What Linux estimates that new processes may take, else what nobody uses."""
+    try:
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            name, _, number = line.partition(":")
+            if name == "MemAvailable":
+                return int(number.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass  # the system tells it otherwise
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _multiplies_bf16(root: Path) -> bool:

@@ -60,16 +60,20 @@ class Asked(msgspec.Struct, frozen=True):
 
 _TYPES = {"user": User, "cache_salt": Salt, "deadline_s": Seconds}
 _NAMES = (*_TYPES, "trace_headers")
+_OTHERS = ("priority", "progress")
+"""Parameters of the methods that answer many prompts at once."""
 
 
-def asked_of(method: str, given: Terms, priority: Any = 0) -> Asked:
+def asked_of(
+    method: str, given: Terms, priority: Any = 0, others: tuple[str, ...] = ("priority",)
+) -> Asked:
     """Raises ``ValueError`` for a wrong value, and ``TypeError`` for an unknown name.
 
-    method: its name, for errors.
+    method: its name, and others: its further parameters, for errors.
     """
     for name in given:
         if name not in _NAMES:
-            advice = _FOREIGN.advice(name, ("priority", *_NAMES))
+            advice = _FOREIGN.advice(name, (*others, *_NAMES))
             raise TypeError(f"{method}() has no parameter {name!r}{advice}")
     values: dict[str, Any] = {"priority": read(priority, Priority, "priority")}
     for name, declared in _TYPES.items():
@@ -85,10 +89,10 @@ def all_asked(method: str, given: Terms, priority: int | Sequence[int], count: i
     """The terms of each prompt. Raises what ``asked_of`` raises."""
     each: Any = priority
     if isinstance(each, str) or not isinstance(each, Sequence):
-        return [asked_of(method, given, each)] * count
+        return [asked_of(method, given, each, _OTHERS)] * count
     if len(each) != count:
         raise ValueError(f"{len(each)} priorities for {count} prompts; give one, or one each")
-    return [asked_of(method, given, one) for one in each]
+    return [asked_of(method, given, one, _OTHERS) for one in each]
 
 
 def spread(

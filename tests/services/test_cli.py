@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.protocol.config.machine import read_machine
 from penstock.services import cli
 from penstock.services.command_table import HEADINGS
 
@@ -234,7 +235,8 @@ def test_cli_show_config_without_a_model_shows_the_built_in_one() -> None:
     done = penstock_command("serve", "--show-config")
     assert done.returncode == 0, done.stderr
     assert 'served_model_name = ["penstock-demo"]  # derived the built-in model' in done.stdout
-    assert 'dtype = "bfloat16"' in done.stdout
+    dtype = "bfloat16" if read_machine().multiplies_bf16 else "float32"
+    assert f'dtype = "{dtype}"' in done.stdout
 
 
 def test_cli_a_reader_that_closes_its_pipe_gets_no_traceback() -> None:

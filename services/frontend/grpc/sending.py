@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.grpc.receiving import Rpc
@@ -12,7 +11,8 @@ from penstock.services.frontend.grpc.status import Metadata, code_of, message_of
 MAX_SENT_BYTES = 64 * 1024 * 1024
 """Of one message of ours; a client that wants messages of more than 4 MiB must allow them too."""
 SLOW_READER = "slow_reader"
-_log = logging.getLogger("penstock.frontend")
+_untaken: dict[Rpc, asyncio.Future[None]] = {}
+"""The message of each call that is to end, and whose client has not taken it yet."""
 
 
 def slow_reader(reason: str) -> ApiError:
@@ -29,7 +29,20 @@ async def write(rpc: Rpc, raw: bytes) -> None:
             "less at once, or for a stream",
             code="answer_too_large",
         )
-    await rpc.write(raw)
+    writing = asyncio.ensure_future(rpc.write(raw))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:  # its client is given up, or has left
+        if not writing.done():
+            _untaken[rpc] = writing
+            writing.add_done_callback(lambda done: _forget(rpc, done))
+        raise
+
+
+def _forget(rpc: Rpc, writing: asyncio.Future[None]) -> None:
+    del _untaken[rpc]
+    if not writing.cancelled():
+        writing.exception()  # nobody waits for it: the client has left
 
 
 async def send(rpc: Rpc, raw: bytes, stall_s: float) -> None:
@@ -45,10 +58,10 @@ async def refuse(rpc: Rpc, error: ApiError, request_id: str, more: Metadata = ()
     """End a call with an error. Does not return.
 
     gRPC takes no status behind a message that nobody takes, and cannot reset a stream from here. So
-    one whose client does not read lasts until that leaves, which cancels this task; its error is in
-    the log and the metrics.
+    one whose client does not read lasts until that reads again, and gets its error then, or leaves,
+    which cancels this task.
     """
-    if error.code == SLOW_READER:
-        await asyncio.Event().wait()
+    if (writing := _untaken.get(rpc)) is not None:
+        await asyncio.wait({writing})
     metadata = (*trailing(error, request_id), *more)
     await rpc.abort(code_of(error.status), message_of(error), metadata)

@@ -187,7 +187,7 @@ def test_openais_key_goes_to_openais_address_alone(
     [
         (
             "unix:/nowhere/s",
-            3,
+            4,
             "unix:/nowhere/s cannot be reached: No such file",
         ),
         ("unix:///nowhere/s", 4, "unix:/nowhere/s cannot be reached"),

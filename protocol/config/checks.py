@@ -16,6 +16,7 @@ from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.fields import Config
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import contradictions_of_several
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.sources import ConfigError, Provenance
 from penstock.protocol.keys.key_file import KeyFileError, read_keys
 from penstock.protocol.model_info import ModelInfo
@@ -239,6 +240,31 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
             f"--max-body-bytes {server.max_body_bytes} is more than {MAX_PROMPT_BYTES}, the "
             "longest prompt that a message to the tokenizer can carry beside its parameters"
         )
+    yield from _around(server)
+    if (
+        _given(config, sources, "keep_alive_comment_s")
+        and server.keep_alive_comment_s > server.request_timeout_s
+    ):
+        yield (
+            f"--keep-alive-comment-s {server.keep_alive_comment_s:g} is longer than "
+            f"--request-timeout-s {server.request_timeout_s:g}: no comment would ever be sent"
+        )
+    if launch.data_parallel_size > 1 and _given(config, sources, "engine"):
+        yield (
+            f"--engine {cluster.engine} names one engine, but --data-parallel-size "
+            f"{launch.data_parallel_size} starts several, named 0, 1, …"
+        )
+    if launch.drain_timeout_s > server.request_timeout_s and _given(
+        config, sources, "drain_timeout_s"
+    ):
+        yield (
+            f"--drain-timeout-s {launch.drain_timeout_s:g} is longer than --request-timeout-s "
+            f"{server.request_timeout_s:g}: every request has ended by then"
+        )
+
+
+def _around(server: ServerConfig) -> Iterator[str]:
+    """TLS, and the proxies and pages around the server."""
     if bool(server.tls_cert) != bool(server.tls_key):
         yield "--tls-cert and --tls-key go together: give both"
     for name in ("tls_cert", "tls_key"):
@@ -262,26 +288,6 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
     for origin in server.allowed_origins:
         if not _ORIGIN.fullmatch(origin):
             yield f"--allowed-origins {origin}: expected http(s)://HOST[:PORT], and no wildcard"
-    if (
-        _given(config, sources, "keep_alive_comment_s")
-        and server.keep_alive_comment_s > server.request_timeout_s
-    ):
-        yield (
-            f"--keep-alive-comment-s {server.keep_alive_comment_s:g} is longer than "
-            f"--request-timeout-s {server.request_timeout_s:g}: no comment would ever be sent"
-        )
-    if launch.data_parallel_size > 1 and _given(config, sources, "engine"):
-        yield (
-            f"--engine {cluster.engine} names one engine, but --data-parallel-size "
-            f"{launch.data_parallel_size} starts several, named 0, 1, …"
-        )
-    if launch.drain_timeout_s > server.request_timeout_s and _given(
-        config, sources, "drain_timeout_s"
-    ):
-        yield (
-            f"--drain-timeout-s {launch.drain_timeout_s:g} is longer than --request-timeout-s "
-            f"{server.request_timeout_s:g}: every request has ended by then"
-        )
 
 
 def _uds(config: Config, sources: Provenance) -> Iterator[str]:

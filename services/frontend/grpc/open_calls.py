@@ -40,7 +40,7 @@ class OpenCalls:
 
     async def run(self, handler: OpenHandler, rpc: Rpc) -> None:
         """Answer a call, whatever happens. One whose client is given up is the address's until that
-        leaves (``refuse``), and nobody else's."""
+        reads again or leaves (``refuse``), and nobody else's."""
         address = address_of(rpc.peer())
         if (own := self._of[address]) >= self._most - self.count:
             await refuse(rpc, self._too_many(own), access.harmless_id(""))

@@ -19,7 +19,7 @@ MAX_UNTAKEN = 64
 
 class UntakenCalls:
     """Calls that were given up because their clients take nothing. Each lasts until its client
-    leaves, and gRPC keeps what was written last so long."""
+    reads again or leaves, and gRPC keeps what was written last so long."""
 
     def __init__(self) -> None:
         self._of: Counter[str] = Counter()

@@ -6,6 +6,7 @@ products with kernels of ours between them, or products of ours with some or all
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,7 @@ from penstock.services.worker.gpu.row_linears import (
 )
 from penstock.services.worker.gpu.workspace import Workspace
 from penstock.services.worker.models.dense import DenseLayer, DenseWeights
+from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.linear_specification import LayerLinears
 
 if TYPE_CHECKING:
@@ -146,7 +148,7 @@ class FusedProducts(LayerProducts):
     def __init__(
         self, weights: DenseWeights, space: Workspace, eps: float, activation: str = "silu"
     ) -> None:
-        self.most_rows = most_fused_rows(weights.layers[0], activation)
+        self.most_rows = most_fused_rows(weights.layers, activation)
         linears = fused_linears(weights.layers, space, eps, narrow=self.most_rows > 1)
         super().__init__(weights, space, eps, linears, activation)
 
@@ -169,7 +171,7 @@ class HopperProducts(LayerProducts):
         """compressed: whether all layers' weights are. Raises what Triton raises where it cannot
         compile the kernels."""
         first, last = HOPPER_ROWS if space.normed.shape[1] < NARROW else WIDE_HOPPER_ROWS
-        self.bounds = (first if most_fused_rows(weights.layers[0], activation) else 1, last)
+        self.bounds = (first if most_fused_rows(weights.layers, activation) else 1, last)
         self.compressed = compressed
         linears = hopper_linears(
             weights.layers, space, self.bounds, activation, compressed=compressed
@@ -183,8 +185,12 @@ class HopperProducts(LayerProducts):
             )
 
 
-def most_fused_rows(layer: DenseLayer, activation: str = "silu") -> int:
-    """Up to how many rows of a step ``FusedProducts`` are for."""
+def most_fused_rows(layers: Sequence[DenseLayer], activation: str = "silu") -> int:
+    """Up to how many rows of a step ``FusedProducts`` are for: as many as suit every layer."""
+    return min(_most_fused_rows(layer, activation) for layer in layers)
+
+
+def _most_fused_rows(layer: DenseLayer, activation: str) -> int:
     dtype = layer.linears.qkv.weight.dtype
     if dtype == torch.float16 or activation != "silu" or layer.output_norm is not None:
         return 0
@@ -212,10 +218,8 @@ def choose_products(
     def fastest() -> HopperProducts | str:
         from penstock.kernels.gpu import rows_linear_hopper as hopper
 
-        for linear in weights.layers[0].linears:
-            each = linear.specification
-            why_not = hopper.why_not(linear.weight.dtype, each.inputs, each.columns)
-            if why_not:
+        for linears in zip(*(layer.linears for layer in weights.layers), strict=True):
+            if why_not := _why_not(linears, hopper.why_not):
                 return why_not
         return HopperProducts(weights, space, eps, compressed, activation)
 
@@ -238,12 +242,20 @@ def choose_gated(
         from penstock.kernels.gpu import gated_linear_hopper as hopper
 
         ups = [layer.linears.up for layer in weights.layers]
-        first = ups[0].specification
-        if first.bias:
+        if any(up.specification.bias for up in ups):
             return "takes no bias"
-        why_not = hopper.why_not(ups[0].weight.dtype, first.inputs, first.columns)
-        return why_not or hopper.HopperGatedLinear(
+        return _why_not(ups, hopper.why_not) or hopper.HopperGatedLinear(
             space.normed, [up.weight for up in ups], space.activated, activation
         )
 
     return choose(fastest, None, "library")
+
+
+def _why_not(linears: Sequence[Linear], why_not: Callable[[torch.dtype, int, int], str]) -> str:
+    """Why a kernel that is compiled once cannot compute this linear layer of every layer; empty if
+    it can. why_not: for a type, inputs and columns."""
+    kinds = {(each.specification, each.weight.dtype) for each in linears}
+    if len(kinds) > 1:
+        return "takes layers of one size"
+    ((each, dtype),) = kinds
+    return why_not(dtype, each.inputs, each.columns)

@@ -110,9 +110,11 @@ def of_profile(sizes: ExecutorSizes, activations: int) -> list[MemoryPart]:
 
 
 def layer_operations(config: DenseConfig) -> int:
-    """Floating point operations of a layer's products, for one row."""
-    layer = specification_of(config).layers[0]
-    return 2 * sum(each.outputs * each.inputs for each in layer_linears(layer, config.hidden_size))
+    """Floating point operations of the products of a layer, the one with the most, for one row."""
+    return max(
+        2 * sum(each.outputs * each.inputs for each in layer_linears(layer, config.hidden_size))
+        for layer in set(specification_of(config).layers)
+    )
 
 
 def _workspace(sizes: ExecutorSizes) -> int:

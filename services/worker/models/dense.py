@@ -219,10 +219,24 @@ def _kinds(model: ModelSpecification) -> list[Layer]:
 def _lacking(model: ModelSpecification) -> list[str]:
     """What the kernels lack for a model, in words."""
     kinds = _kinds(model)
-    found = [f"{len(kinds)} kinds of layers"] if len(kinds) > 1 else []
+    found = _differences(kinds) if len(kinds) > 1 else []
     for layer in kinds:
         found += _lacking_of(layer, model.norm)
     return list(dict.fromkeys(found))
+
+
+def _differences(kinds: Sequence[Layer]) -> list[str]:
+    """What the kernels have for layers that are alike alone."""
+    heads = {
+        (each.attention.num_heads, each.attention.num_kv_heads, each.attention.head_dim)
+        for each in kinds
+    }
+    found = {
+        "layers with different heads": len(heads) > 1,
+        "MLPs of different widths": len({each.mlp.width for each in kinds}) > 1,
+    }
+    words = [words for words, there in found.items() if there]
+    return words or [f"{len(kinds)} kinds of layers"]
 
 
 def _lacking_of(layer: Layer, norm: Norm) -> list[str]:

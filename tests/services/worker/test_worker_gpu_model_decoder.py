@@ -14,7 +14,7 @@ import torch
 from plain_logprobs import check_prompts
 from plan_driver import GREEDY, PlanDriver
 from repeated_work import Repeated
-from tiny_models import generated, seen_through_blocks, some_prompts
+from tiny_models import enlarged, generated, seen_through_blocks, some_prompts
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
@@ -96,6 +96,15 @@ def test_where_all_blocks_are_seen_besides_a_window_hides_nothing(tiny_folder: F
     assert isinstance(model, Decoder)
     changed = Decoder(seen_through_blocks(model.specification, window=9), model.weights)
     assert_exact("llama", executor_of(changed))
+
+
+def test_layers_with_mlps_of_different_widths_have_our_attention_and_give_right_tokens(
+    tiny_folder: Folder,
+) -> None:
+    info = read_model_info(tiny_folder("llama"))
+    model = load_model(info, torch.float32, DEVICE, silent, longest=256)
+    assert isinstance(model, Decoder)
+    assert_exact("llama", executor_of(enlarged(model, width=48)))
 
 
 def test_steps_padded_to_the_size_of_a_graph_and_sampled_rows_are_those_of_the_plain_executor(

@@ -330,4 +330,24 @@ def test_products_of_few_rows_have_norms_gates_and_sums_inside(
 def test_norms_are_inside_the_products_for_few_rows_of_models_that_it_pays_for(
     dtype: torch.dtype, sizes: dict[str, int], most: int
 ) -> None:
-    assert most_fused_rows(weights_of(dtype, **sizes).layers[0]) == most
+    assert most_fused_rows(weights_of(dtype, **sizes).layers) == most
+
+
+def with_another_last_layer(**sizes: int) -> DenseWeights:
+    weights, other = weights_of(torch.bfloat16), weights_of(torch.bfloat16, **sizes)
+    return msgspec.structs.replace(weights, layers=[weights.layers[0], other.layers[1]])
+
+
+def test_norms_are_inside_the_products_for_no_more_rows_than_suit_every_layer() -> None:
+    assert most_fused_rows(weights_of(torch.bfloat16).layers) == 16
+    assert most_fused_rows(with_another_last_layer(intermediate_size=200).layers) == 0
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_kernel_that_is_compiled_once_is_not_taken_for_layers_that_differ() -> None:
+    pytest.importorskip(HOPPER_GATED)
+    weights = with_another_last_layer(intermediate_size=1024)
+    space = make_workspace(SMALL, 16, 4, torch.bfloat16, CPU)
+    for choice in (choose_products(weights, space, 1e-6), choose_gated(weights, space)):
+        assert choice.kernels is None
+        assert choice.reason == "the kernel for Hopper takes layers of one size"

@@ -15,6 +15,7 @@ from plan_driver import GREEDY, PlanDriver
 from tiny_models import (
     FAMILIES,
     VARIANTS,
+    enlarged,
     generated,
     make_model,
     seen_through_blocks,
@@ -39,9 +40,12 @@ from penstock.protocol.wire.messages.steps import (
 from penstock.protocol.wire.messages.tokens import Vector
 from penstock.services.worker.cpu_threads import StepThreads
 from penstock.services.worker.layer_groups import group_layers
+from penstock.services.worker.memory import EXTRA_BLOCKS
+from penstock.services.worker.memory_plan import block_bytes
 from penstock.services.worker.model_executor import Hidden, ModelExecutor
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.weights import named_tensors
 from penstock.services.worker.slots import PlanError, PlannedStep
 
 CPU = torch.device("cpu")
@@ -103,6 +107,24 @@ def test_where_all_blocks_are_seen_besides_a_window_hides_nothing(tiny_folder: F
     assert isinstance(model, Decoder)
     changed = Decoder(seen_through_blocks(model.specification, window=20), model.weights)
     executor = ModelExecutor(changed, EngineSizes(600, 8, 16, 256, 512, info.vocab_size))
+    got = PlanDriver(executor, 1).run(prompts, 8, chunk=24, preemptions=2)
+    assert got == generated("llama", prompts, 8)
+
+
+@pytest.mark.parametrize("more", [{"width": 48}, {"kv_heads": 2}, {"width": 48, "kv_heads": 1}])
+def test_layers_of_different_sizes_have_right_tokens_and_as_much_memory_as_was_counted(
+    more: dict[str, int], tiny_folder: Folder
+) -> None:
+    info, prompts = read_model_info(tiny_folder("llama")), some_prompts([1, 33, 129])
+    model = load_model(info, torch.float32, CPU, silent)
+    assert isinstance(model, Decoder)
+    larger = enlarged(model, **more)
+    assert larger.num_parameters == sum(map(torch.numel, named_tensors(larger.weights).values()))
+    executor = ModelExecutor(larger, EngineSizes(600, 8, 16, 256, 512, info.vocab_size))
+    keys_of_position = 16 * (2 + 2 + more.get("kv_heads", 0))
+    assert block_bytes(larger.caches, 8, 4) == 4 * 8 * 2 * keys_of_position
+    held = sum(each.nbytes for layer in executor._memory.layers for each in layer)
+    assert held == (600 + EXTRA_BLOCKS) * block_bytes(larger.caches, 8, 4)
     got = PlanDriver(executor, 1).run(prompts, 8, chunk=24, preemptions=2)
     assert got == generated("llama", prompts, 8)
 

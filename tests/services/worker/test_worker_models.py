@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import LLAMA3
+from msgspec.structs import replace
+from tiny_models import LLAMA3, with_a_larger_layer
 
 from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.model_info import BadModelFolder, read_model_info
+from penstock.services.worker.model_shape import shape_of
 from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.specification import ModelSpecification
@@ -186,6 +188,27 @@ def test_a_rope_type_of_null_is_read_from_the_older_key(configured: Configure) -
 def test_why_a_model_is_not_computed_by_the_kernels_is_said_in_words(configured: Configure) -> None:
     assert dense_config(configured("llama", hidden_act="gelu")) == "the activation gelu"
     assert dense_config(configured("llama", head_dim=320)) == "heads of 320"
+
+
+def test_layers_that_differ_in_size_are_not_computed_by_the_kernels_and_words_say_in_what(
+    configured: Configure,
+) -> None:
+    model = configured("llama")
+    wider, more = "MLPs of different widths", "layers with different heads"
+    for changes, words in (
+        ({"width": 8}, wider),
+        ({"kv_heads": 1}, more),
+        ({"width": 8, "kv_heads": 1}, f"{more}, {wider}"),
+    ):
+        changed = with_a_larger_layer(model, **changes)
+        assert dense_config(changed) == words
+        shape = shape_of(changed)
+        assert shape.mlp_width == 2 * (112 + changes.get("width", 0))
+        assert shape.kv_width == 16 * (2 + changes.get("kv_heads", 0))
+        assert shape.heads_width == 16 * (8 + 4 * changes.get("kv_heads", 0))
+    first, second = model.layers
+    behind = replace(model, layers=(first, replace(second, residual_multiplier=0.5)))
+    assert dense_config(behind) == "2 kinds of layers"
 
 
 def test_why_a_family_is_not_computed_by_the_kernels_is_said_in_words(tiny_folder: Folder) -> None:

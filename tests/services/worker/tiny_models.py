@@ -14,7 +14,9 @@ import transformers
 from msgspec.structs import replace
 
 from penstock.kernels.block_pattern import BlockPattern
+from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.specification import Layer, ModelSpecification
+from penstock.services.worker.models.weights import allocate_weights, named_tensors
 
 SHARED: dict[str, Any] = {
     "vocab_size": 307,
@@ -260,3 +262,34 @@ def seen_through_blocks(model: ModelSpecification, window: int) -> ModelSpecific
         return replace(layer, attention=replace(layer.attention, window=window, besides=every))
 
     return replace(model, layers=tuple(changed(layer) for layer in model.layers))
+
+
+def with_a_larger_layer(
+    model: ModelSpecification, *, width: int = 0, kv_heads: int = 0
+) -> ModelSpecification:
+    """The model whose second layer has an MLP by so much wider, and so many KV heads more, with as
+    many query heads to each as before."""
+    first, second, *others = model.layers
+    attention, mlp = second.attention, second.mlp
+    shared = attention.num_heads // attention.num_kv_heads
+    attention = replace(
+        attention,
+        num_heads=attention.num_heads + shared * kv_heads,
+        num_kv_heads=attention.num_kv_heads + kv_heads,
+    )
+    second = replace(second, attention=attention, mlp=replace(mlp, width=mlp.width + width))
+    return replace(model, layers=(first, second, *others))
+
+
+def enlarged(model: Decoder, **more: int) -> Decoder:
+    """A model with a larger layer (``with_a_larger_layer``) that gives the same logits: what is
+    more of it is random and adds nothing."""
+    larger = with_a_larger_layer(model.specification, **more)
+    weights = allocate_weights(larger, model.dtype, model.device, model.weights.names)
+    before = named_tensors(model.weights)
+    for name, tensor in named_tensors(weights).items():
+        tensor.normal_()
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()
+        tensor[tuple(map(slice, before[name].shape))] = before[name]
+    return Decoder(larger, weights)

@@ -1,9 +1,10 @@
 """Texts a second of /v1/embeddings beside sentence-transformers, in turns on the same machine.
 
-    python -m penstock.loadtest.embedding_rates FOLDER [--device cuda] [--threads N] [--rounds N]
+    python -m penstock.loadtest.embedding_rates FOLDER [--device cuda] [--clients N]
 
 It needs the package sentence-transformers. Each round encodes the same texts of 4 to 60 words, in
-batches of 1, 8 and 64, first by the one, then by the other; the best round of each counts.
+batches of 1, 8 and 64, first by the one, then by the other; the best round of each counts. The
+server is asked by ``--clients`` at once, each with a batch of its own; the library has one caller.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -43,14 +45,24 @@ class Rate(NamedTuple):
     too."""
 
 
-def rate(encode: Encode, batch: int, seconds: float, cpu: Callable[[], float]) -> Rate:
-    """Of about so many seconds. cpu: seconds of processor time so far."""
-    given, done, began, before = texts(256), 0, time.perf_counter(), cpu()
-    while (passed := time.perf_counter() - began) < seconds:
-        first = done % (len(given) - batch + 1)
-        encode(given[first : first + batch])
-        done += batch
-    return Rate(done / passed, 1000 * (cpu() - before) / done)
+def rate(encodes: Sequence[Encode], batch: int, seconds: float, cpu: Callable[[], float]) -> Rate:
+    """Of about so many seconds, all ``encodes`` at once. cpu: seconds of processor time so far."""
+    given, done = texts(256), [0] * len(encodes)
+    began, before = time.perf_counter(), cpu()
+
+    def ask(number: int) -> None:
+        while time.perf_counter() - began < seconds:
+            first = (number * batch + done[number]) % (len(given) - batch + 1)
+            encodes[number](given[first : first + batch])
+            done[number] += batch
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(encodes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    passed, count = time.perf_counter() - began, sum(done)
+    return Rate(count / passed, 1000 * (cpu() - before) / count)
 
 
 def cpu_of(processes: Sequence[psutil.Process]) -> float:
@@ -75,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder")
     parser.add_argument("--threads", type=int, default=2, help="of torch, for either")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="for either")
+    parser.add_argument("--clients", type=int, default=1, help="of the server, at once")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     options = parser.parse_args(arguments)
@@ -91,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if server.stdout is None:
             raise RuntimeError("no standard output")
         found = next(filter(None, (re.search(r"http://[\d.]+:\d+", x) for x in server.stdout)))
-        ours = over_http(found[0])
+        clients = [over_http(found[0]) for _ in range(options.clients)]
         while True:
             try:
                 urllib.request.urlopen(found[0] + "/ready")
@@ -109,14 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         def of_server() -> float:
             return cpu_of(processes)
 
-        apart = np.abs(ours(texts(256)) - library(texts(256))).max()
+        apart = np.abs(clients[0](texts(256)) - library(texts(256))).max()
         print(f"largest difference over 256 texts: {apart:.2g}")
         for batch in BATCHES:
             rates: dict[str, list[Rate]] = {"penstock": [], "sentence-transformers": []}
             for _ in range(options.rounds):
-                rates["penstock"].append(rate(ours, batch, options.seconds, of_server))
+                rates["penstock"].append(rate(clients, batch, options.seconds, of_server))
                 rates["sentence-transformers"].append(
-                    rate(library, batch, options.seconds, time.process_time)
+                    rate([library], batch, options.seconds, time.process_time)
                 )
             for name, of in rates.items():
                 best = max(one.texts_a_second for one in of)

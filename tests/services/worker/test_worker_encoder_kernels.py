@@ -23,7 +23,7 @@ from penstock.services.worker.encoders import gpu_steps
 from penstock.services.worker.encoders.executor import EncoderExecutor
 from penstock.services.worker.encoders.loading import load_encoder_executor, use_kernels
 from penstock.services.worker.encoders.packed_rows import Prompt
-from penstock.services.worker.encoders.throttle import Throttle
+from penstock.services.worker.encoders.throttle import REST, Throttle
 
 ON_GPU = torch.cuda.is_available()
 LENGTHS = [1, 7, 70, 7, 64, 65, 2]
@@ -140,7 +140,7 @@ def test_kernels_that_compute_other_numbers_or_fail_are_not_used(
         np.testing.assert_allclose(executor.compute(given), wanted, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_steps_rest_as_long_as_they_took_while_others_compute_on_the_device() -> None:
+def test_steps_rest_for_longer_than_they_took_while_others_compute_on_the_device() -> None:
     clock, rests = [0.0], []
     throttle = Throttle(lambda: clock[0], rests.append)
 
@@ -155,6 +155,6 @@ def test_steps_rest_as_long_as_they_took_while_others_compute_on_the_device() ->
     assert rests == [], "the device is its own"
     step(100, 0.020)
     step(900, 0.100)
-    assert rests == [pytest.approx(0.020), pytest.approx(0.100)]
+    assert rests == [pytest.approx(REST * 0.020), pytest.approx(REST * 0.100)] and REST > 1
     step(100, 0.010)
     assert len(rests) == 2, "the others have ended"

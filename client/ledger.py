@@ -255,13 +255,12 @@ class ClientLedger:
         self._end(request, message)
 
     def _on_rows(self, sender: int, batch: TextBatch, now: float) -> None:
-        tokens = memoryview(batch.tokens)
-        extras = row_extras(batch)
-        channels = {one.row: one.released for one in batch.events} if batch.events else None
+        tokens, extras = batch.tokens, row_extras(batch)
         offset = 0
         stale_ids: list[int] = []
         stale_attempts: list[int] = []
         rows = zip(
+            range(len(batch.ids)),
             batch.ids,
             batch.choices,
             batch.attempts,
@@ -271,7 +270,7 @@ class ClientLedger:
             batch.released,
             strict=True,
         )
-        for row, (request_id, number, attempt, index, count, text, released) in enumerate(rows):
+        for row, request_id, number, attempt, index, count, text, released in rows:
             first = offset
             offset += 4 * count
             request = self.open.get(request_id)
@@ -291,20 +290,21 @@ class ClientLedger:
             choice.output += tokens[first:offset]
             choice.count = index + count
             choice.released_text = released
-            if channels is not None and row in channels:
-                choice.released = channels[row]
             if count:
                 request.stalls = 0
             more = extras.get(row) if extras is not None else None
-            if more is not None and more.end is not None:
-                choice.ended = True
-                request.open_choices -= 1
-                if request.open_choices == 0:
-                    self._forget(request)
+            if more is not None:
+                if more.released is not None:
+                    choice.released = more.released
+                if more.end is not None:
+                    choice.ended = True
+                    request.open_choices -= 1
+                    if request.open_choices == 0:
+                        self._forget(request)
             if request.wants_ids and (count or choice.ended):
                 more = msgspec.structs.replace(
                     more or NO_EXTRAS,
-                    ids=bytes(tokens[first:offset]),
+                    ids=tokens[first:offset],
                     prompt=request.prompt if index == 0 else None,
                 )
             try:

@@ -7,7 +7,14 @@ from typing import Protocol
 import msgspec
 
 from penstock.protocol.wire.messages.requests import Rejected
-from penstock.protocol.wire.messages.tokens import End, Event, RowDetails, RowStart, TextBatch
+from penstock.protocol.wire.messages.tokens import (
+    End,
+    Event,
+    Released,
+    RowDetails,
+    RowStart,
+    TextBatch,
+)
 
 
 class RowExtras(msgspec.Struct, frozen=True, gc=False):
@@ -20,6 +27,8 @@ class RowExtras(msgspec.Struct, frozen=True, gc=False):
     """Comes where the request asks for logprobs or its prompt."""
     events: list[Event] | None = None
     """The events of a row that is more than one plain text; its text is empty then."""
+    released: Released | None = None
+    """With events: what has gone out on each channel, this row included."""
     ids: bytes = b""
     """The row's token ids as int32, for a sink that wants them."""
     prompt: bytes | None = None
@@ -59,8 +68,10 @@ def row_extras(batch: TextBatch) -> dict[int, RowExtras] | None:
     starts = {one.row: one for one in batch.starts}
     ends = {one.row: one for one in batch.ends}
     details = {one.row: one for one in batch.details}
-    events = {one.row: one.events for one in batch.events}
+    events = {one.row: (one.events, one.released) for one in batch.events}
     return {
-        row: RowExtras(starts.get(row), ends.get(row), details.get(row), events.get(row))
+        row: RowExtras(
+            starts.get(row), ends.get(row), details.get(row), *events.get(row, (None, None))
+        )
         for row in starts.keys() | ends.keys() | details.keys() | events.keys()
     }

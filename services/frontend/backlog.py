@@ -21,18 +21,19 @@ class Share:
     """What one of several writers has waiting on a connection: never less than it really is, and
     no more than that and what waited beside it when it last wrote."""
 
-    __slots__ = ("_most",)
+    __slots__ = ("most",)
 
     def __init__(self) -> None:
-        self._most = 0
+        self.most = 0
+        """Who writes while nothing waits sets it to what it has written."""
 
     def add(self, size: int, waits: int) -> None:
         """It writes so many bytes, while ``waits`` of all writers wait."""
-        self._most = min(self._most, waits) + size
+        self.most = min(self.most, waits) + size
 
     def of(self, waits: int) -> int:
         """Its bytes among those of all writers that wait, at most."""
-        return min(self._most, waits)
+        return min(self.most, waits)
 
 
 def backlog_limit(choices: int, logprobs: int | None) -> int:

@@ -26,7 +26,7 @@ from penstock.protocol.trace_context import line_fields
 from penstock.services.frontend.backlog import Share, backlog_limit, prompt_bytes, rendered_bytes
 from penstock.services.frontend.dialects.interface import ChoiceFrames, Renderer
 from penstock.services.frontend.generation import Generation
-from penstock.services.frontend.json_lines import encode
+from penstock.services.frontend.json_lines import one_line, to_json
 
 HOLD_BYTES = 64 * 1024
 RELEASE_BYTES = 16 * 1024
@@ -54,12 +54,14 @@ class StreamedAnswer(Answer):
             super().add_text(text)
             stream.added(self, len(text.encode()))
             return
-        frames = self._frames
-        stream.pending.append(frames.prefix + encode(text) + frames.suffix)
-        frames.prefix = frames.later
-        if not stream.is_dirty:
-            stream.is_dirty = True
+        rendered = to_json(text)
+        if not rendered.isascii():
+            rendered = one_line(rendered)
+        frames, pending = self._frames, stream.pending
+        if not pending:
             stream.clock.mark(stream)
+        pending.append(b"".join((frames.prefix, rendered, frames.suffix)))
+        frames.prefix = frames.later
 
     def add(self, text: str, extras: RowExtras) -> None:
         super().add(text, extras)
@@ -99,9 +101,7 @@ class EventStream:
         self._transport: asyncio.Transport | None = None
         self._chunked = True
         self.pending: list[bytes] = []
-        """Frames of this turn of the event loop."""
-        self.is_dirty = False
-        """The clock knows of them."""
+        """Frames of this turn of the event loop. The clock is told of the first."""
         self._holding: dict[StreamedAnswer, None] = {}
         self._held_bytes = 0
         self._share = Share()
@@ -119,14 +119,9 @@ class EventStream:
 
     def write(self, frame: bytes) -> None:
         """Send a rendered frame at the end of this turn of the event loop."""
+        if not self.pending:
+            self.clock.mark(self)
         self.pending.append(frame)
-        if not self.is_dirty:
-            self.mark()
-
-    def mark(self) -> None:
-        """There are frames to send."""
-        self.is_dirty = True
-        self.clock.mark(self)
 
     def expect(self, size: int) -> None:
         """A row of so many bytes comes once: they are no sign of a slow reader."""
@@ -166,23 +161,25 @@ class EventStream:
 
     def flush(self, now: float) -> None:
         """Write all pending frames as one HTTP chunk. Called by the clock."""
-        self.is_dirty = False
-        transport = self._transport
-        if transport is None or not self.pending:
+        transport, pending = self._transport, self.pending
+        if transport is None or not pending:
             return
         if transport.is_closing():
             self._lost()
             return
-        frames = b"".join(self.pending)
-        self.pending.clear()
+        frames = b"".join(pending)
+        pending.clear()
         if self._chunked:
             frames = b"%x\r\n%b\r\n" % (len(frames), frames)
         else:
             frames = self._framed(frames)
         transport.write(frames)
         self._written_at = now
-        backlog = transport.get_write_buffer_size()
-        self._share.add(len(frames), max(0, backlog - len(frames)))
+        size, backlog = len(frames), transport.get_write_buffer_size()
+        if backlog > size:
+            self._share.add(size, backlog - size)
+        else:
+            self._share.most = size
         if backlog > HOLD_BYTES and not self.held:
             self._hold(True)
             self._backlog = backlog

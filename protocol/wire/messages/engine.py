@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -75,7 +76,7 @@ class EngineSizes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def sequence_blocks(self, tokens: int) -> int:
         """Blocks that a sequence of so many positions holds at once, at most, over all groups."""
         length = -(-tokens // self.block_size)
-        groups = self.groups or [LayerGroup()]
+        groups = self.groups or _ONE_FULL
         most_step = self.max_num_batched_tokens
         return sum(group.needed(length, self.block_size, most_step) for group in groups)
 
@@ -92,12 +93,24 @@ class EngineSizes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def kv_tokens(self) -> int:
         """Positions of the longest sequence, up to ``max_model_len``, that KV memory holds, in
         whole blocks."""
-        longest = -(-self.max_model_len // self.block_size)
-        return self.block_size * bisect_right(
-            range(1, longest + 1),
-            self.num_blocks,
-            key=lambda length: self.sequence_blocks(length * self.block_size),
-        )
+        groups = tuple(self.groups) or _ONE_FULL
+        sizes = self.num_blocks, self.block_size, self.max_num_batched_tokens, self.max_model_len
+        return _longest_held(groups, *sizes)
+
+
+_ONE_FULL = (LayerGroup(),)
+
+
+@lru_cache(maxsize=64)
+def _longest_held(
+    groups: tuple[LayerGroup, ...], num_blocks: int, block_size: int, most_step: int, limit: int
+) -> int:
+    """``EngineSizes.kv_tokens``, which is asked for with each request and is always the same."""
+
+    def needed(length: int) -> int:
+        return sum(group.needed(length, block_size, most_step) for group in groups)
+
+    return block_size * bisect_right(range(1, -(-limit // block_size) + 1), num_blocks, key=needed)
 
 
 class StepShape(msgspec.Struct, frozen=True, array_like=True, gc=False):

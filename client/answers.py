@@ -125,8 +125,7 @@ class Answer:
         """The content, parts of one channel that follow each other joined."""
         if len(self.content) == 1:  # as nearly every row of a stream
             (part,) = self.content
-            if isinstance(part, Reasoning):
-                return [part]
+            return [Text(part) if isinstance(part, str) else part]
         return _joined(self.content)
 
     def rows(self) -> Iterator[tuple[RowDetails | None, list[Event]]]:

@@ -185,9 +185,9 @@ class PipelineGateway:
     def models(self) -> list[ServedModel]:
         """What the engines serve. An engine that still loads does not know its limits, and no
         request may be judged by them: while all of a model do, what was last known of it."""
-        return self._look_engines(time.monotonic())
+        return list(self._models.values())
 
-    def _look_engines(self, now: float) -> list[ServedModel]:
+    def _look_engines(self, now: float) -> None:
         peers = self._participant.of("scheduler")
         self._engines.look(peers, now)
         there = {*self._participant.served, *(peer.identity.model for peer in peers)}
@@ -195,7 +195,6 @@ class PipelineGateway:
         order = {name: place for place, name in enumerate(self._expected)}
         names = sorted(there & known.keys(), key=lambda name: (order.get(name, len(order)), name))
         self._models = {name: known[name] for name in names}
-        return list(self._models.values())
 
     def ready(self, name: str = "") -> Readiness:
         now = time.monotonic()
@@ -298,6 +297,8 @@ class PipelineGateway:
                 self.ledger.end_waiting(name, is_over, parts.too_late())
 
     def peers_gone(self, gone: dict[int, Peer], now: float) -> None:
+        """The membership has changed; these have left it, if any have."""
+        self._look_engines(now)
         for parts in (self._any, *(state.parts for state in self._states.values())):
             parts.lost(gone.values())
         self.ledger.peers_gone(gone, now)

@@ -134,15 +134,15 @@ def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel
     """
     if not models:
         raise NoModel(name)
-    names = [one for model in models for one in (model.name, *model.aliases)[:8]]
-    served = ", ".join(map(show, names))
-    if name is None:
-        if len(models) > 1:
-            raise bad_request(f"model is missing; served here: {served}", param="model")
+    if name is None and len(models) == 1:
         return models[0], models[0].name
     for model in models:
         if name == model.name or name in model.aliases:
             return model, name
+    names = [one for model in models for one in (model.name, *model.aliases)[:8]]
+    served = ", ".join(map(show, names))
+    if name is None:
+        raise bad_request(f"model is missing; served here: {served}", param="model")
     if (found := short_names(models).get(name)) is not None:
         return found, name
     likely = closest(name, names)

@@ -7,8 +7,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.client.meters import Usage
 from penstock.services.frontend.bodies.administration import RequestLife, RequestState
 
 if TYPE_CHECKING:
@@ -20,6 +21,30 @@ REFUSED = "rejected"
 """What a generation calls the end of a request that never ran."""
 ABORTED = "aborted"
 """Code of the error that ends a request because somebody asked for its end."""
+
+
+class Record(NamedTuple):
+    """What is known of a request. To write it takes little: most are never asked for."""
+
+    id: str
+    owner: str
+    key: str
+    model: str
+    choices: int
+    received: float
+    """Seconds since the epoch; the other times are of the frontend's clock, 0: not yet."""
+    arrival: float
+    accepted: float
+    first_token: float
+    ended: float
+    queued_s: float
+    usage: Usage
+    reasons: Iterable[str]
+    engines: Iterable[str]
+    preemptions: int | None
+    continuations: int
+    error: str | None
+    error_code: str | None
 
 
 class History:
@@ -36,8 +61,8 @@ class History:
         self._wall = wall
         self._running: dict[Generation, float] = {}
         """With the time of their arrival."""
-        self._ended: OrderedDict[int, tuple[str, str, RequestLife, float]] = OrderedDict()
-        """Id, owner, life and time of the end; the oldest first."""
+        self._ended: OrderedDict[int, tuple[Record, float]] = OrderedDict()
+        """With the time of their end; the oldest first."""
         self._numbers = itertools.count()
 
     def began(self, generation: Generation) -> None:
@@ -49,15 +74,10 @@ class History:
         received = self._running.pop(generation, None)
         if received is None:
             return
-        caller, now = generation.caller, self._wall()
-        self._ended[next(self._numbers)] = (
-            caller.request_id,
-            caller.tenant(),
-            life_of(generation, received, None),
-            now,
-        )
+        now = self._wall()
+        self._ended[next(self._numbers)] = record_of(generation, received), now
         while self._ended:
-            first, (_, _, _, at) = next(iter(self._ended.items()))
+            first, (_, at) = next(iter(self._ended.items()))
             if len(self._ended) <= self._max_ended and now - at <= self._max_age_s:
                 break
             del self._ended[first]
@@ -83,11 +103,13 @@ class History:
         """The newest request of this id."""
         for generation in reversed(self.running(name, owner)):
             received = self._running[generation]
-            return life_of(generation, received, self._ahead(generation))
+            record = record_of(generation, received)
+            return life_of(record, generation.now(), self._ahead(generation))
         now = self._wall()
-        for known, whose, life, at in reversed(self._ended.values()):
-            if known == name and owner in (None, whose) and now - at <= self._max_age_s:
-                return life
+        for record, at in reversed(self._ended.values()):
+            is_it = record.id == name and owner in (None, record.owner)
+            if is_it and now - at <= self._max_age_s:
+                return life_of(record, record.ended, None)
         return None
 
     def _ahead(self, generation: Generation) -> int | None:
@@ -100,57 +122,81 @@ class History:
         return sum(one.request.served == served and not one.first_at for one in before)
 
 
-def life_of(generation: Generation, received: float, ahead: int | None) -> RequestLife:
-    """What is known of a request. received: its arrival, in seconds since the epoch."""
-    usage, arrival, error = generation.usage, generation.arrival, generation.error
-    first, ended = generation.first_at, generation.ended_at
-    states = list(_states(generation, received))
-    return RequestLife(
-        id=generation.caller.request_id,
+def record_of(generation: Generation, received: float) -> Record:
+    """received: when it arrived, in seconds since the epoch."""
+    request, caller, error = generation.request, generation.caller, generation.error
+    return Record(
+        id=caller.request_id,
+        owner=caller.tenant(),
         key=generation.key.name,
-        model=generation.request.model,
-        state=states[-1].state,
-        states=states,
-        ahead=ahead,
-        choices=len(generation.request.prompts) * generation.request.params.n,
-        prompt_tokens=usage.prompt,
-        cached_tokens=usage.cached,
-        output_tokens=usage.completion,
-        queue_ms=_ms(generation.queued_s),
-        prefill_ms=_ms(first - arrival - generation.queued_s) if first else None,
-        decode_ms=_ms(ended - first) if first and ended else None,
-        total_ms=_ms((ended or generation.now()) - arrival),
-        finish=",".join(generation.reasons) or None,
-        error=None if error is None else error.message,
-        engine=",".join(generation.engines) or None,
+        model=request.model,
+        choices=len(request.prompts) * request.params.n,
+        received=received,
+        arrival=generation.arrival,
+        accepted=generation.accepted_at,
+        first_token=generation.first_at,
+        ended=generation.ended_at,
+        queued_s=generation.queued_s,
+        usage=generation.usage,
+        reasons=generation.reasons,
+        engines=generation.engines,
         preemptions=generation.preemptions,
         continuations=generation.continuations,
+        error=None if error is None else error.message,
+        error_code=None if error is None else error.code,
     )
 
 
-def _states(generation: Generation, received: float) -> Iterator[RequestState]:
-    def state(name: str, after: float) -> RequestState:
-        return RequestState(state=name, at=_time(received + after))
+def life_of(record: Record, now: float, ahead: int | None) -> RequestLife:
+    """now: by the frontend's clock, or when it ended."""
+    arrival, first, usage = record.arrival, record.first_token, record.usage
+    states = list(_states(record))
+    return RequestLife(
+        id=record.id,
+        key=record.key,
+        model=record.model,
+        state=states[-1].state,
+        states=states,
+        ahead=ahead,
+        choices=record.choices,
+        prompt_tokens=usage.prompt,
+        cached_tokens=usage.cached,
+        output_tokens=usage.completion,
+        queue_ms=_ms(record.queued_s),
+        prefill_ms=_ms(first - arrival - record.queued_s) if first else None,
+        decode_ms=_ms(record.ended - first) if first and record.ended else None,
+        total_ms=_ms((record.ended or now) - arrival),
+        finish=",".join(record.reasons) or None,
+        error=record.error,
+        engine=",".join(record.engines) or None,
+        preemptions=record.preemptions,
+        continuations=record.continuations,
+    )
 
-    arrival, queued = generation.arrival, generation.queued_s
-    yield state("received", 0.0)
-    if generation.accepted_at:
-        yield state("queued", generation.accepted_at - arrival)
-    if generation.first_at:
-        yield state("running", max(queued, generation.accepted_at - arrival))
-        yield state("first_token", generation.first_at - arrival)
-    if generation.ended_at:
-        yield state(_end_of(generation), generation.ended_at - arrival)
+
+def _states(record: Record) -> Iterator[RequestState]:
+    arrival = record.arrival
+
+    def state(name: str, at: float) -> RequestState:
+        return RequestState(state=name, at=_time(record.received + at - arrival))
+
+    yield state("received", arrival)
+    if record.accepted:
+        yield state("queued", record.accepted)
+    if record.first_token:
+        yield state("running", max(arrival + record.queued_s, record.accepted))
+        yield state("first_token", record.first_token)
+    if record.ended:
+        yield state(_end_of(record), record.ended)
 
 
-def _end_of(generation: Generation) -> str:
+def _end_of(record: Record) -> str:
     """The last state of a request that has ended."""
-    error = generation.error
-    if error is None:
-        return "aborted" if "abort" in generation.reasons else "finished"
-    if error.code == ABORTED:
+    if record.error is None:
+        return "aborted" if "abort" in record.reasons else "finished"
+    if record.error_code == ABORTED:
         return "aborted"
-    return "refused" if REFUSED in generation.reasons else "failed"
+    return "refused" if REFUSED in record.reasons else "failed"
 
 
 def _time(seconds: float) -> str:

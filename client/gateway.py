@@ -44,7 +44,7 @@ MAX_OPEN_REQUESTS = 16_384
 METRICS_SECONDS = 1.0
 SLOW_ROUTER_BYTES = 32 * 1024 * 1024
 SILENT = frozenset({"launcher", "observer"})
-"""Members that answer no questions."""
+"""Members that answer no questions which are put to all."""
 UNINFORMED_SECONDS = 0.1
 """A request that waits to hear what is served looks again so often."""
 GOING_DOWN = "the server is shutting down; try again"
@@ -98,7 +98,9 @@ class PipelineGateway:
         if self.is_closed:
             raise Overloaded(_unavailable(GOING_DOWN))
         known = self._models.get(head.model)
-        if head.task != GENERATE or (known is not None and not known.generates):
+        # Of a model that is being unloaded only what belongs to a running request still comes.
+        leaves = head.model in self._participant.withdrawn
+        if not leaves and (head.task != GENERATE or (known is not None and not known.generates)):
             refused = task_refusal(head, self.models())
             if refused is not None:
                 raise Overloaded(refused)
@@ -191,6 +193,7 @@ class PipelineGateway:
         peers = self._participant.of("scheduler")
         self._engines.look(peers, now)
         there = {*self._participant.served, *(peer.identity.model for peer in peers)}
+        there.difference_update(self._participant.withdrawn)
         known = self._models | self._engines.models()
         order = {name: place for place, name in enumerate(self._expected)}
         names = sorted(there & known.keys(), key=lambda name: (order.get(name, len(order)), name))
@@ -198,7 +201,9 @@ class PipelineGateway:
 
     def ready(self, name: str = "") -> Readiness:
         now = time.monotonic()
-        names = [name] if name else dict.fromkeys([*self._expected, *self._participant.served])
+        withdrawn = self._participant.withdrawn
+        expected = [one for one in self._expected if one not in withdrawn]
+        names = [name] if name else dict.fromkeys([*expected, *self._participant.served])
         models = {one: self._state(one, now) for one in names}
         lacking = {one: state.what_lacks() for one, state in models.items()}
         if len(models) == 1:
@@ -233,8 +238,7 @@ class PipelineGateway:
         addresses = [
             peer.address
             for peer in participant.peers.values()
-            if (peer.service == service or not service)
-            and peer.service not in SILENT
+            if (peer.service == service or (not service and peer.service not in SILENT))
             and peer.address != self._mailbox.address
         ]
         if not service:

@@ -78,6 +78,8 @@ class Parts:
         """Why a request cannot wait for the server to be ready; empty if it can."""
         participant = self._participant
         if not participant.has_served(self._model):
+            if self._model in participant.withdrawn:
+                return f"the model {self._model!r} was unloaded"
             young = not participant.joined and now - self._began < min(JOIN_SECONDS, self._wait)
             return "" if young else self.explain("it has not been ready yet")
         if not self._wait:

@@ -17,14 +17,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import msgspec
 
 import penstock
 from penstock.protocol.config import Config, ConfigError, resolve
-from penstock.protocol.config.checks import contradictions
-from penstock.protocol.config.derive import derive
-from penstock.protocol.config.machine import Machine, read_machine
+from penstock.protocol.config.complete import complete, with_another_model
+from penstock.protocol.config.machine import read_machine
 from penstock.protocol.config.models import check_names, of_each, together
 from penstock.protocol.config.shown import show
 from penstock.protocol.config.sources import Provenance, Source
@@ -100,7 +100,7 @@ def _main(arguments: Sequence[str], began: float) -> int:
     internal, rest = _internal(arguments[1:])
     several = name == "serve"
     parsed = service_parser(name).parse_args(rest)
-    config, sources = resolve(command.groups, parsed, os.environ, several=several)
+    config, sources = resolved = resolve(command.groups, parsed, os.environ, several=several)
     builtin = command.takes_model and not (config.model.model or config.model.models)
     found = of_each(config, sources, devices=read_machine(environment=os.environ).gpus)
     if builtin or several:
@@ -123,7 +123,7 @@ def _main(arguments: Sequence[str], began: float) -> int:
 
         end_with_parent(internal.parent_pid)
     with naming_what_is_missing(name):
-        return _run(name, configs, sources, internal, began, builtin)
+        return _run(name, configs, sources, internal, began, builtin, resolved)
 
 
 @contextlib.contextmanager
@@ -212,26 +212,6 @@ def _internal(arguments: Sequence[str]) -> tuple[Internal, list[str]]:
     return Internal(**vars(found)), rest
 
 
-def complete(
-    config: Config, sources: Provenance, machine: Machine | None = None, *, may_lack_model: bool
-) -> tuple[Config, Provenance]:
-    """Derive what was left out from the model and the machine (this one, unless another is given);
-    check the whole once more.
-
-    Raises ``ConfigError`` and ``BadModelFolder``.
-    """
-    from penstock.protocol.model_info import read_model_info
-
-    machine = machine or read_machine(environment=os.environ)
-    folder = config.model.model
-    known = folder and not (may_lack_model and not os.path.isdir(folder))
-    info = read_model_info(folder) if known else None
-    config, sources = derive(config, sources, machine, info)
-    if faults := contradictions(config, sources, machine, info):
-        raise ConfigError("\n".join(faults))
-    return config, sources
-
-
 def with_named_model(
     config: Config, sources: Provenance, *, only_look: bool
 ) -> tuple[Config, Provenance]:
@@ -263,8 +243,10 @@ def _run(
     internal: Internal,
     began: float,
     builtin: bool,
+    resolved: tuple[Config, Provenance],
 ) -> int:
-    """Become the process ``name``. configs: one for each model. builtin: it is the built-in one."""
+    """Become the process ``name``. configs: one for each model. builtin: it is the built-in one.
+    resolved: what was given, which is made whole for each model."""
     with contextlib.suppress(ImportError):
         from setproctitle import setproctitle
 
@@ -275,7 +257,8 @@ def _run(
 
         if internal.headless:
             return serve.run_headless(configs[0])
-        return serve.run(configs, builtin=builtin, began=began)
+        configure = partial(with_another_model, *resolved)
+        return serve.run(configs, builtin=builtin, began=began, configure=configure)
     (config,) = configs
     if sources["router"].origin == "derived" and not config.cluster.runtime_dir:
         from penstock.services.launcher.runtime_folder import make_default_folder

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.protocol.config import ConfigError, build_parser, resolve
+from penstock.protocol.config.complete import complete
 from penstock.protocol.config.flags import FlagParser
 from penstock.protocol.config.machine import read_machine
 from penstock.protocol.config.shown import show
-from penstock.services.cli import complete, naming_what_is_missing, with_named_model
+from penstock.services.cli import naming_what_is_missing, with_named_model
 from penstock.services.command_table import COMMANDS
 
 _NOT_HERE = {"null": "loads no model", "cpu": "has no kernels that are compiled ahead"}

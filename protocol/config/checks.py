@@ -225,6 +225,9 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
             "--limits-url counts the limits of keys, which a --keys-file gives them; there is "
             "none, so nobody has a limit"
         )
+    for folder in launch.model_dirs:
+        if not Path(folder).expanduser().is_dir():
+            yield f"--model-dirs {folder}: there is no such folder"
     reached = server.published_host or server.host
     yield from _uds(config, sources)
     is_within = bool(server.uds and not server.published_host) or is_loopback(reached)

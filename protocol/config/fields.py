@@ -297,6 +297,13 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
             description="Give up the start when the server is not ready by then.",
         ),
     ] = 1800.0
+    model_dirs: Annotated[
+        list[str],
+        Meta(
+            description="Folder below which administrators may load models while serve runs; "
+            "without one none can be loaded or unloaded."
+        ),
+    ] = []
 
 
 class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,8 @@ CARRY_SECONDS = 3.0
 PAUSE_SECONDS = 1.0
 """A process that did not tick for so long was busy itself: it blames no silence on others."""
 DEFAULT_ITEM_LIMIT = 10.0
+MAX_WITHDRAWN = 512
+"""Models that were served and are no more, of which a process knows."""
 
 Send = Callable[[str, Message], bool]
 
@@ -66,6 +68,8 @@ class Status:
         self.capacity = Capacity()
         self.demands: list[Demand] = []
         self.prefixes: PrefixReport | None = None
+        self.unloading: list[str] = []
+        """Of a launcher: models that it ends."""
         self.metrics = msgspec.msgpack.encode(MetricsReport([]))
 
     def begin(self, limit: float = DEFAULT_ITEM_LIMIT) -> None:
@@ -101,14 +105,16 @@ class Participant:
         """Living peers by incarnation, this process not among them."""
         self.lost: set[int] = set()
         self.others: dict[str, Demand] = {}
-        """For a frontend: what the others have in the pipeline for each model and what its engines
-        can run, as the router last said."""
+        """For a frontend or a launcher: what the others have in the pipeline for each model and
+        what its engines can run, as the router last said."""
         self.known_prefixes = 0
         """Version of this engine's prefixes that the router has; see ``PrefixReport``."""
         self.membership_version = 0
         self.served: dict[str, None] = {}
         """Models of which a tokenizer and an engine have ever been ready together, in the order in
         which they were."""
+        self.withdrawn: dict[str, None] = {}
+        """Models that were served and are no more, as this or a former router has said."""
         self.on_change: Callable[[dict[int, Peer]], None] | None = None
         """Called after each change with the peers that are gone (lost or left)."""
         self._address = mailbox.address
@@ -243,6 +249,8 @@ class Participant:
         self.membership_version = message.version
         served = self.served | dict.fromkeys(message.served)
         self.served = {name: None for name in served if name not in message.withdrawn}
+        left = [one for one in (*self.withdrawn, *message.withdrawn) if one not in self.served]
+        self.withdrawn = dict.fromkeys(left[-MAX_WITHDRAWN:])
         gone = self._carried.union(message.gone)
         kept = {i: peer for i, peer in known.items() if i not in gone} if message.since else {}
         named = {p.incarnation: p for p in message.peers if p.incarnation != self.incarnation}
@@ -312,6 +320,7 @@ class BeatThread(threading.Thread):
             status.demands,
             list(self._participant.served),
             status.prefixes,
+            status.unloading,
         )
 
     def now(self) -> None:

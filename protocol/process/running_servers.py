@@ -92,6 +92,15 @@ class Registration:
         )
         self._write()
 
+    def serve(self, models: Sequence[tuple[str, str]]) -> None:
+        """These are the models now: name and folder of each."""
+        self._record = msgspec.structs.replace(
+            self._record,
+            models=[name for name, _ in models],
+            folders=[os.path.realpath(place) for _, place in models],
+        )
+        self._write()
+
     def ready(self, url: str) -> None:
         self._record = msgspec.structs.replace(self._record, url=url)
         self._write()

@@ -32,6 +32,7 @@ from penstock.services.frontend.request_log import (
     GENERATION,
     log_request,
 )
+from penstock.services.frontend.requests import model_routes
 from penstock.services.frontend.requests import routes as request_routes
 from penstock.services.frontend.stream import STALL_S
 from penstock.services.frontend.tls import Certificates
@@ -50,6 +51,7 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/version", system.version),
     *api_page.ROUTES,
     *request_routes.ROUTES,
+    *model_routes.ROUTES,
     *playground.ROUTES,
 )
 OPEN_ROUTES = (
@@ -61,8 +63,11 @@ RIGHTS: Mapping[str, Right] = {
     "/version": "any",
     "other": "any",
     **request_routes.RIGHTS,
+    **model_routes.RIGHTS,
 }
 """What a route asks of a key; all others are for the role user."""
+_OF_ANY_NAME = frozenset({"/v1/models/{model}", "/v1/admin/models/{model}"})
+"""As aiohttp writes paths whose declaration allows a slash within a name."""
 _PATHS = web.AppKey("paths", frozenset[str])
 
 _log = logging.getLogger("penstock.frontend")
@@ -83,7 +88,7 @@ def route_of(request: web.Request) -> str:
     """The declared path that a request was routed to, or ``other``. Never the client's text."""
     resource = request.match_info.route.resource
     path = "" if resource is None else resource.canonical
-    found = "/v1/models/{model:.+}" if path.startswith("/v1/models/") else path
+    found = path.replace("{model}", "{model:.+}") if path in _OF_ANY_NAME else path
     return found if found in request.app[_PATHS] else "other"
 
 

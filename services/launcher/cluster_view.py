@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Sequence
 
 from penstock.protocol.config import ClusterConfig
 from penstock.protocol.process.participant import (
@@ -14,7 +15,8 @@ from penstock.protocol.process.participant import (
 )
 from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.process.service import open_mailbox
-from penstock.protocol.wire.messages.membership import Died, Identity, Peer, Phase
+from penstock.protocol.wire.messages.administration import Ask, Told
+from penstock.protocol.wire.messages.membership import Demand, Died, Identity, Peer, Phase
 
 HOST = socket.gethostname()
 REJOIN_SECONDS = 3.0
@@ -29,6 +31,9 @@ class ClusterView:
         """Counts the times that this process joined anew; each brings another ``fd``."""
         self.router_hangs = False
         """The router does not answer, not even a new member; until one does."""
+        self.on_ask: Callable[[Ask], Told] | None = None
+        """Answers the questions of frontends."""
+        self._unloading: list[str] = []
         self._cluster = cluster
         self._log = log
         self._lost: list[Peer] = []
@@ -47,6 +52,7 @@ class ClusterView:
             patience_s=UNREACHABLE_SECONDS if self.generation == 1 else REJOIN_SECONDS,
         )
         self._participant.status.phase = Phase.READY
+        self._participant.status.unloading = self._unloading
         self._participant.on_change = self._on_change
         self._beats = BeatThread(self._participant, self._mailbox)
         self._beats.start()
@@ -65,6 +71,19 @@ class ClusterView:
         peers = self._participant.peers.values()
         return {peer.identity.pid: peer for peer in peers if peer.identity.host == HOST}
 
+    def everybody(self) -> list[Peer]:
+        """Living members on all hosts."""
+        return list(self._participant.peers.values())
+
+    def open_requests(self, model: str) -> int:
+        """What clients wait for, as the router said in its answer to the last beat."""
+        return self._participant.others.get(model, Demand()).open
+
+    def unload(self, models: Sequence[str]) -> None:
+        """Tell the router which models are to get no more requests."""
+        self._unloading = self._participant.status.unloading = list(models)
+        self._beats.now()
+
     def pump(self, now: float) -> list[Peer]:
         """Handle all that is in the inbox. Returns the peers of this host that the router has
         declared lost since the last call: they may still live, stopped or stuck, and hold memory.
@@ -74,7 +93,10 @@ class ClusterView:
         try:
             while True:
                 for sender, message in self._mailbox.drain():
-                    self._participant.handle(sender, message, now)
+                    if self._participant.handle(sender, message, now):
+                        continue
+                    if isinstance(message, Ask) and self.on_ask is not None:
+                        self._mailbox.send(message.reply_to, self.on_ask(message))
                 if not self._mailbox.has_messages():
                     break
         except Ended as cause:

@@ -94,6 +94,10 @@ class Child:
         self._stderr = StderrRelay(self.label, read, self._render)
         self._stderr.start()
 
+    def change_environment(self, name: str, value: str) -> None:
+        """From its next start on."""
+        self._environment[name] = value
+
     def signal(self, number: int) -> None:
         """Send a signal to the process, if it lives."""
         if self._process is not None:

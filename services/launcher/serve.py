@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,12 +18,12 @@ from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.terminal import is_terminal, style_of
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.process import logs
-from penstock.protocol.process.console import rendered
 from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.process.running_servers import Registration
 from penstock.protocol.wire.messages.membership import Peer
+from penstock.services.launcher.children import make_children
 from penstock.services.launcher.cluster_view import ClusterView
-from penstock.services.launcher.environment import child_environment
+from penstock.services.launcher.later_models import Configure, LaterModels
 from penstock.services.launcher.listening import (
     answers_ready,
     at,
@@ -35,7 +33,7 @@ from penstock.services.launcher.listening import (
     unix_url,
     url,
 )
-from penstock.services.launcher.processes import Child
+from penstock.services.launcher.model_set import ModelSet
 from penstock.services.launcher.progress import (
     AnnouncedModel,
     Announcement,
@@ -47,12 +45,19 @@ from penstock.services.launcher.runtime_folder import RESPONSES, server_folder
 from penstock.services.launcher.supervisor import StartFailed, Supervisor
 
 
-def run(configs: Sequence[Config], *, builtin: bool = False, began: float | None = None) -> int:
+def run(
+    configs: Sequence[Config],
+    *,
+    builtin: bool = False,
+    began: float | None = None,
+    configure: Configure | None = None,
+) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code.
 
     One of ``configs`` for each model, which names its folder; they differ in nothing that concerns
     the whole server. ``builtin``: the model is the built-in one. ``began`` is the monotonic time at
-    which the command was started. Raises ``BadModelFolder``, ``AddressError``, ``SecurityError``
+    which the command was started. ``configure`` makes the configuration of a model that is loaded
+    later; without it none can be. Raises ``BadModelFolder``, ``AddressError``, ``SecurityError``
     and ``ConfigError`` before any process is started.
     """
     began = time.monotonic() if began is None else began
@@ -78,18 +83,23 @@ def run(configs: Sequence[Config], *, builtin: bool = False, began: float | None
         )
         stack.callback(registration.remove)
         children = make_children(configs, listener, os.environ)
+        models = None
+        if configure is not None:
+            making = LaterModels(configs, children, configure, registration)
+            models = ModelSet(configs, children, making, members, log, time.monotonic())
+            members.on_ask = lambda asked: models.answer(asked, time.monotonic())
         style, tls = style_of(2), bool(config.server.tls_cert)
         lines = StartupLines(
             log, style if style.cursor and logs.for_people(_form(config)) else None
         )
         lines.say(
-            f"penstock {penstock.__version__} starts {len(children)} processes for "
+            f"penstock {penstock.__version__} starts {len(children.all)} processes for "
             f"{' and '.join(one.model.model for one in configs)}"
         )
         if builtin:
             lines.say("this built-in model is small: `penstock eval` says what it can do")
         supervisor = Supervisor(
-            children,
+            children.all,
             members,
             log,
             drain_timeout_s=config.launch.drain_timeout_s,
@@ -102,7 +112,10 @@ def run(configs: Sequence[Config], *, builtin: bool = False, began: float | None
                 people,
             ),
             on_stop=lambda: _close(listener, leave),
+            models=models,
         )
+        if models is not None:
+            models.processes = supervisor
         return _supervise(supervisor, before_error=lines.clear)
 
 
@@ -190,7 +203,7 @@ def run_headless(config: Config) -> int:
     with _cluster(msgspec.structs.replace(config, cluster=alone)) as (cluster, log, members, _):
         router = cluster.router
         supervisor = Supervisor(
-            make_children([msgspec.structs.replace(config, cluster=cluster)], None, os.environ),
+            make_children([msgspec.structs.replace(config, cluster=cluster)], None, os.environ).all,
             members,
             log,
             drain_timeout_s=0.0,
@@ -255,64 +268,3 @@ def sharing_responses(config: Config, cluster: ClusterConfig) -> ServerConfig:
         return config.server
     place = Path(cluster.router.removeprefix("ipc://")).parent / RESPONSES
     return msgspec.structs.replace(config.server, response_store=str(place))
-
-
-def make_children(
-    configs: Sequence[Config], listener: socket.socket | None, inherited: Mapping[str, str]
-) -> list[Child]:
-    """One child for each process of the server, none started yet, in the order to start them:
-    behind the router each engine's worker, which takes longest.
-
-    One of ``configs`` for each model. Engines and tokenizers are numbered through all of them.
-    Without a ``listener`` there are no frontends.
-    """
-    config = configs[0]
-    shared = _child_environment(config, inherited)
-    people = logs.for_people(_form(config))
-    render = functools.partial(rendered, style=style_of(2)) if people else None
-    router = _router_environment(shared, config)
-    children = [Child("router", 0, router, only_one=True, render=render)]
-    tokenizers, several = [], len(configs) > 1
-    for place, one in enumerate(configs):
-        own = _child_environment(one, inherited)
-        of = one.model.names()[0] if several else ""
-        for number in range(one.launch.data_parallel_size):
-            engine = place * one.launch.data_parallel_size + number
-            scheduler = {**own, "PENSTOCK_ENGINE": str(engine)}
-            worker = scheduler
-            if one.device.device == "cuda":
-                device = one.device.device_index + number
-                worker = {**scheduler, "PENSTOCK_DEVICE_INDEX": str(device)}
-            world = one.cluster.world_size
-            for rank in range(world):
-                ranked = worker if world == 1 else {**worker, "PENSTOCK_RANK": str(rank)}
-                rank_number = engine * world + rank
-                children.append(Child("worker", rank_number, ranked, model=of, render=render))
-            children.append(Child("scheduler", engine, scheduler, model=of, render=render))
-        for number in range(one.launch.tokenizers):
-            name = place * one.launch.tokenizers + number
-            tokenizers.append(Child("tokenizer", name, own, model=of, render=render))
-    children += tokenizers
-    if several:
-        shared["PENSTOCK_EXPECTED_MODELS"] = json.dumps([one.model.names()[0] for one in configs])
-    if listener is not None:
-        for number in range(config.launch.frontends):
-            children.append(Child("frontend", number, shared, listener.fileno(), render=render))
-    return children
-
-
-def _child_environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
-    # For people the launcher renders all lines alike.
-    return {**child_environment(config, inherited), "PENSTOCK_LOG_FORMAT": "json"}
-
-
-def _router_environment(shared: Mapping[str, str], config: Config) -> dict[str, str]:
-    """``--bind`` is where every process listens; the router does so at its known port."""
-    environment = dict(shared)
-    bind, router = config.cluster.bind, config.cluster.router
-    if bind and router.startswith("tcp://"):
-        host, port = bind.removeprefix("tcp://").partition(":")[0], router.rpartition(":")[2]
-        environment["PENSTOCK_BIND"] = f"tcp://{host}:{port}"
-    else:
-        environment.pop("PENSTOCK_BIND", None)
-    return environment

@@ -19,7 +19,12 @@ from typing import Protocol
 from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.wire.messages.membership import Peer, Phase
 from penstock.services.launcher.draining import Draining
-from penstock.services.launcher.processes import Child, describe, exit_code
+from penstock.services.launcher.processes import (
+    LONGEST_DELAY_SECONDS,
+    Child,
+    describe,
+    exit_code,
+)
 
 STARTUP_TIMED_OUT = 6
 """Exit code: not ready within ``--startup-timeout-s``."""
@@ -68,6 +73,16 @@ class WatchedMembers(Protocol):
     def died(self, pid: int) -> None: ...
 
 
+class Models(Protocol):
+    """Whose processes come and go while the server runs."""
+
+    def ended(self, child: Child, cause: str, *, excused: bool, now: float) -> bool:
+        """Returns whether the ended process is not to be started again."""
+        ...
+
+    def tick(self, now: float) -> None: ...
+
+
 class StartFailed(RuntimeError):
     """A process ended, or time ran out, before the server was ever ready."""
 
@@ -92,6 +107,7 @@ class Supervisor:
         on_ready: Callable[[], None],
         on_stop: Callable[[], None],
         lifeline: int | None = None,
+        models: Models | None = None,
     ) -> None:
         """``lifeline``: a descriptor whose end of file counts as SIGTERM."""
         self.children = list(children)
@@ -104,6 +120,7 @@ class Supervisor:
         self._on_ready = on_ready
         self._on_stop = on_stop
         self._lifeline = lifeline
+        self._models = models
         self._ready = False
         self._signals: deque[int] = deque()
         self._first_signal_at: float | None = None
@@ -130,6 +147,8 @@ class Supervisor:
                     self._turn()
                     if not self._ready:
                         self._starting(began)
+                    elif self._models is not None:
+                        self._models.tick(time.monotonic())
                 return self._stop()
             finally:
                 self._kill_all()
@@ -159,7 +178,7 @@ class Supervisor:
             self._end_absent(now)
         for child in self.children:
             if child.restart_at is not None and now >= child.restart_at:
-                self._start(child)
+                self._start_again(child, now)
 
     def _patience(self, longest: float) -> float:
         if not self._members.joined:
@@ -183,6 +202,24 @@ class Supervisor:
         child.start(time.monotonic())
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
+    def _start_again(self, child: Child, now: float) -> None:
+        """A machine that has no room for one more process may have it later."""
+        try:
+            self._start(child)
+        except OSError as error:
+            self._log.error(f"{child.label} cannot be started: {error}; trying again")
+            child.restart_at = now + LONGEST_DELAY_SECONDS
+
+    def add(self, children: Sequence[Child]) -> None:
+        """Start more processes, and keep them alive from now on."""
+        self.children += children
+        for child in children:
+            child.restart_at = time.monotonic()
+
+    def remove(self, children: Sequence[Child]) -> None:
+        """Forget processes that have ended."""
+        self.children = [child for child in self.children if child not in children]
+
     # --- ends
 
     def _ended(self, child: Child) -> None:
@@ -198,18 +235,18 @@ class Supervisor:
             return
         words = child.farewell()
         # One that a busy machine kept from its beats is not at fault. (The start has its limit.)
-        if not self._ready and not child.lost and _FENCED not in words:
+        excused = child.lost or _FENCED in words
+        ended = f"{child.label} {describe(status)}"
+        last = f": {said}" if (said := child.last_words()) else ""
+        if not self._ready and not excused:
             child.restart_at = None
-            words = child.last_words()
-            raise StartFailed(
-                f"{child.label} {describe(status)} before the server was ready"
-                + (f": {words}" if words else ""),
-                exit_code(status),
-            )
+            raise StartFailed(f"{ended} before the server was ready{last}", exit_code(status))
+        now, models = time.monotonic(), self._models
+        if models is not None and models.ended(child, ended + last, excused=excused, now=now):
+            child.restart_at = None
+            return
         cause = f": {words}" if words else ""
-        self._log.error(
-            f"{child.label} {describe(status)}; starting it again{cause}", ended_pid=pid
-        )
+        self._log.error(f"{ended}; starting it again{cause}", ended_pid=pid)
 
     def _lost(self, peer: Peer) -> None:
         """The router declared a process lost that may still live: end it, so that its memory is

@@ -42,7 +42,7 @@ class Member:
         "address", "beaten_at", "beats", "broken_at", "capacity", "connected", "demands", "due",
         "ending", "heard_at", "identity", "incarnation", "item_age", "item_limit", "load",
         "metrics", "note", "phase", "recent", "repaired_at", "routed", "said", "service", "told",
-        "was_ready",
+        "unloading", "was_ready",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
@@ -61,6 +61,8 @@ class Member:
         self.note = ""
         self.capacity = Capacity()
         self.demands: list[Demand] = []
+        self.unloading: list[str] = []
+        """Models that this launcher ends."""
         self.load = 0
         """Choices of requests that are open there, as its last beat says."""
         self.routed = 0

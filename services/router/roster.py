@@ -161,6 +161,7 @@ class Roster:
         member.connected = True
         member.beaten(beat.load, now)
         member.demands = beat.demands
+        member.unloading = beat.unloading
         member.item_age = beat.item_age
         member.item_limit = beat.item_limit
         member.metrics = beat.metrics
@@ -184,28 +185,32 @@ class Roster:
     def _look_served(self, member: Member, told: list[str]) -> None:
         """``told``: models that the member knows to be served, maybe longer than this router."""
         model, is_news = member.model, self.models.told(told)
+        is_news |= self.models.unloads(member.unloading)
         if member.service == "scheduler" and member.phase == Phase.READY:
             self.models.does(model, member.capacity.done)
         if member.service in _MODEL_SERVICES and member.phase == Phase.READY:
-            is_new = model not in self.models
+            is_new = model not in self.models and not self._is_unloading(model)
             if is_new and all(self.ready(service, model) for service in _MODEL_SERVICES):
                 is_news |= self.models.is_ready(model)
         if is_news:
             self._changed.add(self.incarnation)
             self._forget_models()
 
+    def _is_unloading(self, model: str) -> bool:
+        return any(model in member.unloading for member in self.members.values())
+
     def _forget_models(self) -> None:
         if self.models.forget({member.model for member in self.members.values()}):
             self._changed.add(self.incarnation)
 
-    def _others(self, frontend: Member) -> list[Demand]:
-        """What all processes but this frontend have said, by model."""
-        if frontend.service != "frontend":
+    def _others(self, asking: Member) -> list[Demand]:
+        """What all processes but this frontend or launcher have said, by model."""
+        if asking.service not in ("frontend", "launcher"):
             return []
         found: list[Demand] = []
         for member in self.members.values():
             if member.phase == Phase.READY or member.service == "frontend":
-                found += member.demands if member is not frontend else ()
+                found += member.demands if member is not asking else ()
         return total(found)
 
     def goodbye(self, incarnation: int) -> None:

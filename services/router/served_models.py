@@ -71,6 +71,14 @@ class ServedModels:
             return identity
         return msgspec.structs.replace(identity, model=next(iter(names)))
 
+    def unloads(self, models: Iterable[str]) -> bool:
+        """A launcher ends them: they are served no more, while their processes finish what they
+        have. Returns whether one is withdrawn."""
+        news = [name for name in models if name in self._served or name not in self._withdrawn]
+        for name in news:
+            self._withdraw(name)
+        return bool(news)
+
     def is_ready(self, model: str) -> bool:
         """A tokenizer and an engine of it are ready. Returns whether that is news."""
         is_news = model not in self._served
@@ -113,7 +121,7 @@ class ServedModels:
         return bool(too_many)
 
     def _withdraw(self, model: str) -> None:
-        del self._served[model]
+        self._served.pop(model, None)
         self._withdrawn.pop(model, None)
         self._withdrawn[model] = None  # the latest
         if len(self._withdrawn) > MAX_ABSENT:

@@ -192,6 +192,34 @@ def test_a_model_is_listed_while_its_engine_restarts_and_until_it_is_withdrawn()
     assert frontend.gateway.ready().models == {"a": "ready"}
 
 
+def test_of_a_model_that_is_unloaded_only_what_runs_goes_on() -> None:
+    frontend = Frontend(expected=("a", "b"))
+    frontend.all_but()
+    running = frontend.open("b")
+    frontend.all_but(served="a", withdrawn="b")
+    assert [model.name for model in frontend.gateway.models()] == ["a"]
+    assert frontend.gateway.ready().models == {"a": "ready"}
+    assert running.rejected is None
+    frontend.open("b", "embed")  # a further input of a request that runs
+    told = {one.model: one.open for one in frontend.participant.status.demands}
+    assert told == {"a": 0, "b": 1}
+    frontend.all_but("b scheduler", "b tokenizer", served="a", withdrawn="b")
+    assert running.rejected is not None
+    assert running.rejected.message == "the model 'b' was unloaded"
+
+
+def test_an_unloaded_model_stays_so_under_a_new_router_until_it_is_loaded_again() -> None:
+    frontend = Frontend(expected=("a", "b"))
+    frontend.all_but()
+    frontend.members("router", "a tokenizer", "a scheduler", served="a", withdrawn="b")
+    frontend.members("router", "a tokenizer", "a scheduler", served="a")
+    assert frontend.gateway.ready().models == {"a": "ready"}
+    assert [model.name for model in frontend.gateway.models()] == ["a"]
+    frontend.all_but()
+    assert frontend.gateway.ready().models == {"a": "ready", "b": "ready"}
+    assert [model.name for model in frontend.gateway.models()] == ["a", "b"]
+
+
 def test_a_new_frontend_waits_to_hear_of_a_model_whose_engine_restarts() -> None:
     frontend = Frontend()
     frontend.all_but("b scheduler", loading="b scheduler")

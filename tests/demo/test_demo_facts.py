@@ -33,7 +33,7 @@ SINCE = {
     *("--tool-parser", "--reasoning-parser", "--response-store", "--response-store-bytes"),
     *("--grpc-host", "--grpc-port", "--grpc-tokenizer", "--task", "--pooling"),
     *("--allow-dimensions", "--keys-file", "--limits-url", "--root-path", "--tls-cert"),
-    *("--tls-key", "--trusted-proxies", "--uds", "--uds-mode", "--grpc-uds"),
+    *("--tls-key", "--trusted-proxies", "--uds", "--uds-mode", "--grpc-uds", "--model-dirs"),
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {

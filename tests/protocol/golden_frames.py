@@ -153,10 +153,12 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
             *("tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5),
             *(_CAPACITY, b"m", 2, [_DEMAND], ["me"]),
             m.PrefixReport(3, 300, b"heldheld", b"gonegone"),
+            ["you"],
         ),
         [
             *(3, "tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5),
-            *(_CAPACITY_ROW, b"m", 2, [_DEMAND_ROW], ["me"], [3, 300, b"heldheld", b"gonegone"]),
+            *(_CAPACITY_ROW, b"m", 2, [_DEMAND_ROW], ["me"]),
+            *([3, 300, b"heldheld", b"gonegone"], ["you"]),
         ],
     ),
     "BeatAnswer": (m.BeatAnswer(BIG, [_DEMAND], 300), [4, BIG, [_DEMAND_ROW], 300]),
@@ -310,7 +312,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "df62a8e4565361fc"
+SCHEMA_HASH = "7cbf2eebbdb02aa3"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -320,10 +322,10 @@ GOLDEN: dict[str, str] = {
     ),
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
-        "9f03a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb402400"
-        "0000000000059ccd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a57768"
-        "6f6c6591a5656d626564c291a26e6fc4016d0291964606ce00011170cd038440a26d6591a26d659403cd012c"
-        "c40868656c6468656c64c408676f6e65676f6e65"
+        "dc001003a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb40"
+        "24000000000000059ccd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a5"
+        "77686f6c6591a5656d626564c291a26e6fc4016d0291964606ce00011170cd038440a26d6591a26d659403cd"
+        "012cc40868656c6468656c64c408676f6e65676f6e6591a3796f75"
     ),
     "BeatAnswer": "9404cf7fffffffffffffff91964606ce00011170cd038440a26d65cd012c",
     "WhoAreYou": "920505",

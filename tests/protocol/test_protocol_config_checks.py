@@ -26,6 +26,7 @@ GROUPS = list(Config.__struct_fields__)
 CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"max_num_seqs": 100, "max_num_batched_tokens": 64},
      ("--max-num-seqs 100", "--max-num-batched-tokens 64")),
+    ({"model_dirs": ["/no/such"]}, ("--model-dirs /no/such",)),
     ({"max_model_len": 1000, "num_kv_blocks": 10}, ("--max-model-len 1000", "--num-kv-blocks 10")),
     ({"num_kv_blocks": 10, "kv_cache_memory_bytes": 10**9},
      ("--num-kv-blocks 10", "--kv-cache-memory-bytes")),

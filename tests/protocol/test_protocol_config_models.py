@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from penstock.loadtest.make_model import make_model
 from penstock.protocol.config import Config, ConfigError, build_parser, resolve
+from penstock.protocol.config.complete import AnotherModel, complete, with_another_model
+from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import check_names, of_each, together, written
 from penstock.protocol.config.shown import show
 
@@ -127,3 +130,79 @@ def test_what_is_shown_is_read_back_to_the_same(tmp_path: Path) -> None:
     again, its_sources = resolve(GROUPS, {"config": str(path)}, {}, several=True)
     assert [one.cache for one, _ in of_each(again, its_sources)] == [one.cache for one, _ in found]
     assert again.model.models == ["/m/a", "/m/b"]
+
+
+ONE_GPU = Machine(cores=8, physical_cores=4, gpus=1)
+THREE_GPUS = Machine(cores=8, physical_cores=4, gpus=3)
+
+
+def another(
+    folder: Path,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    count: int = 1,
+    share: float = 0.0,
+) -> Config:
+    """The last of ``count`` models that join one which a server was started with."""
+    monkeypatch.setattr("penstock.protocol.config.complete.read_machine", lambda **_: machine)
+    resolved = resolve(GROUPS, {"model": str(folder), **settings}, {})
+    running = [complete(*resolved, machine, may_lack_model=False)[0]]
+    for number in range(count):
+        more = AnotherModel(str(folder), f"more-{number}", share)
+        running.append(with_another_model(*resolved, more, running))
+    return running[-1]
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "share", "expected"),
+    [
+        (THREE_GPUS, {}, 0.0, (1, [])),
+        (THREE_GPUS, {"data_parallel_size": "2"}, 0.5, None),
+        (THREE_GPUS, {"memory_share": ["0.5"]}, 0.5, (0, [0.5])),
+        (ONE_GPU, {}, 0.0, None),
+        (ONE_GPU, {"memory_share": ["0.75"]}, 0.0, (0, [0.25])),
+        (ONE_GPU, {"memory_share": ["0.75"]}, 0.2, (0, [0.2])),
+        (ONE_GPU, {"memory_share": ["0.75"]}, 0.3, None),
+        (ONE_GPU, {"num_kv_blocks": "100"}, 0.0, (0, [])),
+    ],
+)  # fmt: skip
+def test_a_model_that_joins_gets_free_devices_or_what_is_left_of_the_memory(
+    machine: Machine,
+    settings: dict[str, Any],
+    share: float,
+    expected: tuple[int, list[float]] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = make_model(tmp_path / "m")
+    if expected is None:
+        with pytest.raises(ConfigError, match="of the memory of a device"):
+            another(folder, machine, monkeypatch, settings, share=share)
+        return
+    found = another(folder, machine, monkeypatch, settings, share=share)
+    assert (found.device.device_index, found.cache.memory_share) == expected
+
+
+def test_models_that_join_take_one_device_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_model(tmp_path / "m")
+    assert another(folder, THREE_GPUS, monkeypatch, {}, count=2).device.device_index == 2
+    with pytest.raises(ConfigError, match="unload one"):
+        another(folder, THREE_GPUS, monkeypatch, {}, count=3)
+
+
+def test_a_model_that_joins_has_the_settings_of_the_server_and_a_name_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_model(tmp_path / "m")
+    laptop = Machine(cores=8, physical_cores=4, gpus=0)
+    settings = {"served_model_name": ["x", "y"], "max_model_len": "64", "memory_share": ["0.5"]}
+    found = another(folder, laptop, monkeypatch, settings)
+    assert found.model.names() == ["more-0"]
+    assert found.model.max_model_len == 64
+    assert found.cache.memory_share == [], "on a CPU it takes its part of what is free"
+    resolved = resolve(GROUPS, {"model": str(folder), **settings}, {})
+    unnamed = with_another_model(*resolved, AnotherModel(str(folder)), [])
+    assert unnamed.model.names() == ["m"]

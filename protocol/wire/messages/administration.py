@@ -1,4 +1,5 @@
-"""What a frontend asks other processes: about a request, and to change the log's level."""
+"""What a frontend asks other processes: about a request, to change the log's level, and to load or
+unload a model."""
 
 from __future__ import annotations
 
@@ -11,6 +12,12 @@ FIND_REQUEST = "find_request"
 ABORT_REQUESTS = "abort_requests"
 """A frontend: end them. About: encoded ``RequestNames``. Answer: an encoded list of numbers, of
 each name how many ran."""
+MODEL_STATES = "model_states"
+"""The launcher: which models it runs. Answer: an encoded ``ModelAnswer``, as for the next two."""
+LOAD_MODEL = "load_model"
+"""The launcher: run one more. About: an encoded ``LoadModel``."""
+UNLOAD_MODEL = "unload_model"
+"""The launcher: end one. About: its name."""
 
 
 class RequestName(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -28,6 +35,45 @@ class RequestNames(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Each once."""
     owner: str | None = None
     """As of a ``RequestName``."""
+
+
+class LoadModel(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A model that a launcher is to run beside those that it runs."""
+
+    folder: str
+    """Below one of the launcher's ``--model-dirs``; absolute, or relative to one of them."""
+    name: str = ""
+    """Under which it is served; empty: its folder's."""
+    memory_share: float = 0.0
+    """As of ``--memory-share``; 0: what is left."""
+
+
+class ModelState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A model that a launcher runs, or has failed to load."""
+
+    name: str
+    aliases: list[str]
+    folder: str
+    state: str
+    """``loading``, ``ready``, ``draining`` or ``failed``."""
+    seconds: float
+    """Since it came into this state."""
+    reason: str = ""
+    """Why it has failed."""
+    note: str = ""
+    """What its processes are doing, while it is loading or draining."""
+
+
+class ModelAnswer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a launcher says of its models."""
+
+    models: list[ModelState] = []
+    """All of them; the one that was asked for alone where it is loaded or unloaded."""
+    status: int = 200
+    """The HTTP status of a refusal; 200: it is none."""
+    code: str = ""
+    message: str = ""
+    """Why it is refused, and what to do."""
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=14, gc=False):

@@ -150,6 +150,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     """See ``Members``: a new router learns it from whoever is still there."""
     prefixes: PrefixReport | None = None
     """What an engine's prefix cache holds; sent until the router has it."""
+    unloading: list[str] = []
+    """Of a launcher: models that it ends. They are withdrawn, though their processes are there."""
 
 
 class BeatAnswer(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
@@ -157,7 +159,8 @@ class BeatAnswer(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
 
     router: int
     others: list[Demand] = []
-    """For a frontend: what all other processes said in their last beats, added up by model."""
+    """For a frontend or a launcher: what all other processes said in their last beats, added up by
+    model."""
     prefixes: int = 0
     """For an engine: the version of its prefixes that the router knows; 0: none."""
 
@@ -224,7 +227,8 @@ class Members(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     """Models of which a tokenizer and an engine have been ready at the same time, under this router
     or before it: what is not ready now has been, and may be again."""
     withdrawn: list[str] = []
-    """Models that were served and are no more: their last process has left with ``Goodbye``."""
+    """Models that were served and are no more: their last process has left with ``Goodbye``, or
+    their launcher ends them."""
 
 
 class MetricSample(msgspec.Struct, frozen=True, array_like=True, gc=False):

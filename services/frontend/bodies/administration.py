@@ -94,3 +94,67 @@ class LogLevelBody(Declared, kw_only=True):
 class LogLevel(Given, kw_only=True):
     level: str
     processes: Annotated[Count, Meta(description="How many took it.")]
+
+
+MAX_WAIT_S = 3600.0
+Wait = Annotated[
+    float,
+    Meta(
+        ge=0,
+        le=MAX_WAIT_S,
+        description="Answer when it is done, or after so many seconds; 0: at once.",
+    ),
+]
+
+
+class LoadModelBody(Declared, kw_only=True):
+    model: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=4096,
+            description="Its folder below one of --model-dirs: absolute, or relative to that.",
+        ),
+    ]
+    name: Annotated[
+        str,
+        Meta(max_length=256, description="Under which it is served; by default the folder's name."),
+    ] = ""
+    memory_share: Annotated[
+        float,
+        Meta(ge=0, le=1, description="As of --memory-share; 0: what is left."),
+    ] = 0.0
+    wait_s: Wait = 0.0
+
+
+class UnloadModelBody(Declared, kw_only=True):
+    model: Annotated[
+        str, Meta(min_length=1, max_length=256, description="One of the model's names.")
+    ]
+    wait_s: Wait = 0.0
+
+
+class ModelStateBody(Given, kw_only=True):
+    """A model that the server's launcher runs, or has failed to load."""
+
+    id: str
+    object: Literal["model_state"] = "model_state"
+    aliases: list[str]
+    folder: str
+    state: Annotated[
+        str,
+        Meta(
+            description="loading, ready, draining (it takes no more requests, and ends), unloaded, "
+            "or failed."
+        ),
+    ]
+    seconds: Annotated[float, Meta(ge=0, description="Since it came into this state.")]
+    reason: Annotated[str | None, Meta(description="Why it has failed.")]
+    note: Annotated[
+        str | None, Meta(description="What its processes are doing that are not ready.")
+    ]
+
+
+class ModelStates(Given, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelStateBody]

@@ -30,6 +30,7 @@ from penstock.protocol.wire.messages.membership import Phase
 from penstock.protocol.wire.security import SecurityError
 from penstock.services.cli import COMMANDS
 from penstock.services.launcher.builtin_model import builtin_model
+from penstock.services.launcher.children import make_children
 from penstock.services.launcher.environment import child_environment
 from penstock.services.launcher.listening import check_router_is_free, listen, url
 from penstock.services.launcher.processes import describe, exit_code
@@ -47,7 +48,6 @@ from penstock.services.launcher.runtime_folder import (
     make_default_folder,
     server_folder,
 )
-from penstock.services.launcher.serve import make_children
 from penstock.services.launcher.stderr_relay import StderrRelay
 
 
@@ -137,7 +137,8 @@ def test_launcher_gives_each_engine_a_cuda_device_of_its_own(
         device=DeviceConfig(device=device, device_index=first),
         launch=LaunchConfig(data_parallel_size=3),
     )
-    workers = [child for child in make_children([config], None, {}) if child.service == "worker"]
+    children = make_children([config], None, {}).all
+    workers = [child for child in children if child.service == "worker"]
     found = [worker._environment.get("PENSTOCK_DEVICE_INDEX") for worker in workers]
     assert found == indices
 
@@ -147,7 +148,7 @@ def children_of(devices: int, **settings: Any) -> list[Any]:
     config, sources = resolve(COMMANDS["serve"].groups, given, {}, several=True)
     configs = [one for one, _ in of_each(config, sources, devices=devices)]
     with listen("127.0.0.1", 0) as listener:
-        return make_children(configs, listener, {})
+        return make_children(configs, listener, {}).all
 
 
 def test_launcher_starts_a_tokenizer_and_engines_of_each_model_numbered_through() -> None:

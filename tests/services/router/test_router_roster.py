@@ -275,6 +275,42 @@ def test_engines_that_never_get_ready_under_ever_new_names_are_not_remembered(
     assert roster.models.names_known == 0
 
 
+def test_a_model_that_its_launcher_ends_is_withdrawn_while_its_processes_are_ready(
+    wire: Wire, roster: Roster
+) -> None:
+    def everybody_beats(now: float, unloading: list[str]) -> list[str]:
+        for number, model in ((1, "a"), (2, "a"), (3, "b"), (4, "b")):
+            service = "tokenizer" if number % 2 else "scheduler"
+            roster.hello(hello(number, service, identity=of(number, model)), now)
+            roster.beat(beat(number, served=["a"]), now)
+        roster.hello(hello(5, "launcher"), now)
+        roster.beat(beat(5, served=["a"], unloading=unloading), now)
+        for number in range(1, 5):
+            roster.beat(beat(number, served=["a", "b"] if number == 3 else ["a"]), now)
+        return roster.models.served
+
+    assert everybody_beats(100.0, []) == ["a", "b"]
+    assert everybody_beats(101.0, ["b"]) == ["a"]
+    roster.publish(101.0)
+    (*_, (_, told)) = wire.take(Members)
+    assert (told.served, told.withdrawn) == (["a"], ["b"])
+    for number in (3, 4):
+        roster.goodbye(number)
+    assert roster.models.served == ["a"]
+    assert everybody_beats(102.0, []) == ["a", "b"], "it was loaded again"
+    assert roster.models.withdrawn == []
+
+
+def test_a_launcher_hears_what_frontends_have_open(roster: Roster, wire: Wire) -> None:
+    join(roster, 1, 2, service="frontend")
+    join(roster, 3, service="launcher")
+    for number in (1, 2):
+        roster.beat(beat(number, demands=[Demand(open=number, model="a")]), 101.0)
+    roster.beat(beat(3), 101.0)
+    (*_, (_, answer)) = wire.take(BeatAnswer)
+    assert [(one.model, one.open) for one in answer.others] == [("a", 3)]
+
+
 def test_a_model_is_withdrawn_when_its_last_process_has_left_but_not_when_it_is_lost(
     roster: Roster, wire: Wire
 ) -> None:

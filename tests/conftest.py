@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
@@ -25,11 +26,77 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 gc.disable()
 
 
+SHARING = {
+    "security": ["security/test_security_*.py"],
+    "commands": ["services/commands/test_*.py"],
+    "the built-in model": [
+        "pipeline/test_pipeline_tools.py",
+        "pipeline/test_pipeline_grpc.py",
+        "pipeline/test_pipeline_grpc_engine.py",
+        "pipeline/test_pipeline_playground_tools.py",
+        "conformance/test_json_schema_served.py",
+    ],
+    "a small model": [
+        "pipeline/test_pipeline_logprobs.py",
+        "pipeline/test_pipeline_parameters.py",
+    ],
+    "the null device": [
+        "pipeline/test_pipeline_scaling.py",
+        "pipeline/test_pipeline_playground_chats.py",
+        "pipeline/test_pipeline_playground_markdown.py",
+        "loadtest/test_loadtest_own_server.py",
+    ],
+}
+"""Files whose tests ask one server: they run in one process, one after the other."""
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Any]:
+    """Called with flags of ``serve``: a running server, which other files may have asked before."""
+    from served import SharedServers
+
+    servers = SharedServers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of random weights."""
+    from penstock.loadtest.make_model import make_model
+
+    folder: Path = make_model(tmp_path_factory.mktemp("models") / "small", hidden_size=32)
+    return folder
+
+
+def group_of(nodeid: str) -> str:
+    """What one process runs: a file, or files that share a server."""
+    file = nodeid.partition("::")[0]
+    for name, patterns in SHARING.items():
+        if any(PurePosixPath(file).match(pattern) for pattern in patterns):
+            return name
+    return file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For ``--dist loadfile``."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Groups(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of this folder and the simulation first: a long one that comes last keeps one process
     busy alone."""
     here = Path(__file__).parent
     items.sort(key=lambda item: item.path.parent not in (here, here / "simulation"))
+    groups = {name: number for number, name in enumerate(SHARING)}
+    items.sort(key=lambda item: groups.get(group_of(item.nodeid), len(groups)))
 
 
 def pytest_collection_finish() -> None:

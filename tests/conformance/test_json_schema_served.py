@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,15 @@ from schema_faults import faults
 
 sys.path.append(str(Path(__file__).parent.parent / "pipeline"))
 
-from served import Served, served
+from served import BUILT_IN, Served, SharedServers
 
 AT_ONCE = 16
 MAX_TOKENS = 320
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served("--max-num-seqs", str(AT_ONCE)) as running:
-        yield running
+def server(shared_server: SharedServers) -> Served:
+    return shared_server(*BUILT_IN)
 
 
 async def answer(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from in_process import called
 
 from penstock.kernels.rms_norm import rms_norm, scaled_norm_weight
 from penstock.kernels.rotary import RopeParameters, apply_rotary
@@ -154,7 +155,7 @@ def test_a_known_gpu_has_the_rates_of_its_data_sheet(name: str, bandwidth: float
     ],
 )
 def test_wrong_flags_and_folders_are_named(arguments: list[str], code: int, words: str) -> None:
-    done = bench(*arguments)
+    done = called("bench", "kernels", *arguments)
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr

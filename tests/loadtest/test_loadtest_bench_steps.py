@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import called
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -52,12 +53,12 @@ def test_the_built_in_model_is_timed_at_every_context(tmp_path: Path) -> None:
 def test_prompts_beside_the_rows_make_a_step_longer(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     done = bench(
-        "--device", "cpu", "--rows", "2", "--context", "30", "--prefill-len", "0", "400",
-        "--steps", "5", "--max-num-batched-tokens", "402", "--output-json", str(path),
+        "--device", "cpu", "--rows", "2", "--context", "30", "--prefill-len", "0", "200",
+        "--steps", "3", "--max-num-batched-tokens", "202", "--output-json", str(path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     alone, beside = json.loads(path.read_text())["decode"]
-    assert (alone["prefill"], beside["prefill"]) == (0, 400)
+    assert (alone["prefill"], beside["prefill"]) == (0, 200)
     assert beside["step_us"] > 3 * alone["step_us"]
 
 
@@ -76,6 +77,6 @@ def test_what_does_not_fit_has_a_reason_instead_of_figures() -> None:
     ],
 )
 def test_wrong_flags_are_named(arguments: tuple[str, ...], code: int, words: str) -> None:
-    done = bench("--device", "null", *arguments)
+    done = called("bench", "steps", "--device", "null", *arguments)
     assert done.returncode == code
     assert words in done.stderr

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import called
 
 from penstock.loadtest.offline_requests import draw_requests, moved
 
 
-def bench(*arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock.services", "bench", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-
-
 def saved(command: str, path: Path, *flags: str) -> dict[str, Any]:
-    done = bench(command, "--device", "null", "--output-json", str(path), *flags)
+    done = called("bench", command, "--device", "null", "--output-json", str(path), *flags)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(path.read_text())
     return found
@@ -103,7 +93,7 @@ def test_latency_is_the_time_of_the_steps(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_flags_are_named_before_anything_starts(arguments: list[str], words: str) -> None:
-    done = bench(*arguments, timeout=20)
+    done = called("bench", *arguments)
     assert done.returncode in (2, 3)
     assert words in done.stderr
     assert "Traceback" not in done.stderr

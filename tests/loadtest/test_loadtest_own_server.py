@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from served import served
+from served import NULL, SharedServers
 
 from penstock.loadtest import bench_serve
 
-STEP_MS = 10.0
+STEP_MS = float(NULL[-1])
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with served("--device", "null", "--null-step-ms", str(STEP_MS)) as server:
-        yield server.url
+def url(shared_server: SharedServers) -> str:
+    return shared_server(*NULL).url
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])

@@ -20,7 +20,7 @@ FLAGS = [
 ]
 DESKTOP = {"width": 1360, "height": 850}
 PHONE = {"width": 390, "height": 780}
-WAIT_MS = 8000
+WAIT_MS = 20_000
 COMPLETIONS = "**/v1/chat/completions"
 
 
@@ -54,8 +54,8 @@ class PlaygroundPage:
     """The playground in a tab of its own; what goes wrong in its scripts fails the test."""
 
     def __init__(self, browser: Any, url: str, *, key: str = "", phone: bool = False) -> None:
-        viewport = PHONE if phone else DESKTOP
-        self.context = browser.new_context(viewport=viewport, is_mobile=phone, has_touch=phone)
+        self._size = PHONE if phone else DESKTOP
+        self.context = browser.new_context(viewport=self._size, is_mobile=phone, has_touch=phone)
         self.context.set_default_timeout(WAIT_MS)
         if key:
             self.context.add_init_script(f"sessionStorage.setItem('penstock-api-key', '{key}')")
@@ -168,7 +168,25 @@ class PlaygroundPage:
         sent = f"data: {event if delta else '[DONE]'}\n\n"
         self.page.evaluate("(sent) => window.into.enqueue(sent)", sent)
 
-    def close(self) -> None:
-        self.context.close()
+    def renew(self) -> None:
+        """Load the page as a new visitor does: nothing is stored, and nothing is played. It costs
+        a fraction of a new tab."""
+        for other in self.context.pages:
+            if other is not self.page:
+                other.close()
+        self.page.unroute_all()
+        self.page.set_viewport_size(self._size)
+        self.page.goto(self.url + "/live")  # the page stores nothing more when it is left
+        self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        self.asked.clear()
+        self.page.goto(self.url + "/")
+        self.wait_for_controls()
+
+    def check_faults(self) -> None:
+        """Nothing went wrong in its scripts, and nobody else was asked."""
         assert not self.errors, self.errors
         assert self.outside == []
+
+    def close(self) -> None:
+        self.context.close()
+        self.check_faults()

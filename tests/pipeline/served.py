@@ -20,9 +20,23 @@ from typing import Any
 import psutil
 
 START_SECONDS = 60.0
+BUILT_IN = ("--device", "cpu", "--dtype", "float32", "--grpc-port", "0")
+"""The built-in model, of which two requests get the same text bit for bit."""
+SMALL = ("--device", "cpu", "--dtype", "float32", "--max-num-seqs", "16")
+"""With ``small_model``."""
+NULL = ("--device", "null", "--null-step-ms", "10")
+"""Flags of servers that several files share."""
 ONE_THREAD = {"PENSTOCK_THREADS": "1"}
 """For a worker on the CPU, which else times steps with every number of threads. Several tests run
 at once: threads that wait for each other would take many times as long."""
+
+BUSY = (
+    "penstock:num_requests_running",
+    "penstock:num_requests_waiting",
+    "penstock:queue_depth",
+    "penstock:kv_blocks_used",
+)
+"""Metrics that are 0 where nothing runs or waits."""
 
 
 class Served:
@@ -73,6 +87,15 @@ class Served:
         root = psutil.Process(self.process.pid)
         return {p.pid: p for p in (root, *root.children(recursive=True))}
 
+    def lasting(self) -> set[int]:
+        """The processes without the helper that vets grammars, which comes with the first one."""
+        found = set[int]()
+        for pid, process in self.processes().items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "grammar" not in " ".join(process.cmdline()):
+                    found.add(pid)
+        return found
+
     def role_of(self, process: psutil.Process) -> str:
         command = process.cmdline()
         text = " ".join(command)
@@ -103,16 +126,8 @@ class Served:
         deadline = time.monotonic() + seconds
         while True:
             metrics = self.metrics()
-            busy = [
-                metrics.get(name, 0.0)
-                for name in (
-                    "penstock:num_requests_running",
-                    "penstock:num_requests_waiting",
-                    "penstock:queue_depth",
-                    "penstock:kv_blocks_used",
-                )
-            ]
-            if not any(busy) or time.monotonic() > deadline:
+            busy = any(metrics.get(name, 0.0) for name in BUSY)
+            if not busy or time.monotonic() > deadline:
                 return metrics
             time.sleep(0.2)
 
@@ -160,6 +175,46 @@ def served(*arguments: str, environment: dict[str, str] | None = None) -> Iterat
         raise
     code = server.stop()
     assert code == 0, server.output[-4000:]
+
+
+class SharedServers:
+    """Servers that the files of a test process share, each by its flags and environment.
+
+    For tests that only send requests: who kills, drains, fills or reconfigures a server, or reads
+    counters that begin at zero, runs one of its own by ``served``.
+    """
+
+    def __init__(self, most: int = 2) -> None:
+        """most: so many run at a time; the one that was asked for longest ago ends first."""
+        self._most = most
+        self._servers: dict[tuple[Any, ...], tuple[Served, set[int]]] = {}
+
+    def __call__(self, *arguments: str, environment: dict[str, str] | None = None) -> Served:
+        """The running server with these flags, idle and with the processes that it began with."""
+        key = (arguments, tuple(sorted((environment or {}).items())))
+        found = self._servers.pop(key, None)
+        if found is None:
+            while len(self._servers) >= self._most:
+                self._stop(next(iter(self._servers)))
+            server = Served(*arguments, environment=environment)
+            found = server, server.lasting()
+        else:
+            server, born = found
+            assert server.process.poll() is None, server.output[-4000:]
+            assert server.lasting() == born, server.output[-4000:]
+            metrics = server.settled()
+            assert not any(metrics.get(name) for name in BUSY), metrics
+        self._servers[key] = found
+        return server
+
+    def _stop(self, key: tuple[Any, ...]) -> None:
+        server, _ = self._servers.pop(key)
+        code = server.stop()
+        assert code == 0, server.output[-4000:]
+
+    def close(self) -> None:
+        while self._servers:
+            self._stop(next(iter(self._servers)))
 
 
 def start_service(server: Served, service: str, *arguments: str) -> subprocess.Popen[str]:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import aiohttp
 import grpc
+import pytest
 from grpc_client import address_of, gathered, stub_of
 from served import Served, served
 
@@ -143,11 +144,10 @@ def test_every_api_that_generates_waits_for_the_engine() -> None:
         assert ends == ["end", "response.incomplete", "LENGTH"]
 
 
-def test_requests_for_vectors_wait_for_the_engine() -> None:
-    with serving("--task", "embed") as server:
-        all_wait(server, VECTORS)
-
-
-def test_requests_for_scores_wait_for_the_engine(tmp_path: Path) -> None:
-    with serving(classifier(tmp_path / "ranker")) as server:
-        all_wait(server, SCORES)
+@pytest.mark.parametrize("kind", [pytest.param("vectors", marks=pytest.mark.slow), "scores"])
+def test_requests_for_what_a_model_makes_of_a_prompt_wait_for_the_engine(
+    kind: str, tmp_path: Path
+) -> None:
+    flags = ("--task", "embed") if kind == "vectors" else (classifier(tmp_path / "ranker"),)
+    with serving(*flags) as server:
+        all_wait(server, VECTORS if kind == "vectors" else SCORES)

@@ -27,7 +27,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = make_model(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=512)
-    with served(str(folder), "--device", "cpu", "--max-body-bytes", "1000000") as server:
+    with served(str(folder), "--device", "null", "--max-body-bytes", "1000000") as server:
         yield server
 
 
@@ -242,6 +242,7 @@ def test_a_port_in_use_is_refused_at_once() -> None:
     assert seconds < 2.0
 
 
+@pytest.mark.slow  # as with the folders of bad_folders.py, of which some are quick
 def test_a_refused_start_leaves_no_files(folder: Path, tmp_path: Path) -> None:
     damage_truncated_shard(folder)
     runtime = tmp_path / "run"

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
-from served import Served, served
+from served import BUILT_IN, Served, SharedServers
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 
@@ -32,11 +32,8 @@ WEATHER = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    # Texts of two requests are the same bit for bit only in float32.
-    flags = ("--device", "cpu", "--dtype", "float32", "--max-body-bytes", "100000")
-    with served(*flags, "--grpc-port", "0") as server:
-        yield server
+def server(shared_server: SharedServers) -> Served:
+    return shared_server(*BUILT_IN)
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +229,7 @@ def test_a_message_that_is_none_or_too_large_is_refused(channel: grpc.Channel) -
         list(call(b"\xff\xff\xff"))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "The message is no penstock.v1.GenerateRequest" in caught.value.details()
-    large = pb.GenerateRequest(text="a" * 110_000).SerializeToString()
+    large = pb.GenerateRequest(text="a" * 9_000_000).SerializeToString()
     with pytest.raises(grpc.RpcError) as caught:
         list(call(large))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_client import address_of, details_of
-from served import Served, served
+from served import BUILT_IN, Served, SharedServers
 
 from penstock.protocol.grpc.engine import common_pb2, vllm_engine_pb2_grpc
 from penstock.protocol.grpc.engine import vllm_engine_pb2 as pb
@@ -20,9 +20,8 @@ from penstock.services.frontend.grpc.engine.tokenizer_files import PIECE_BYTES, 
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served("--device", "cpu", "--dtype", "float32", "--grpc-port", "0") as server:
-        yield server
+def server(shared_server: SharedServers) -> Served:
+    return shared_server(*BUILT_IN)
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,10 @@ import numpy.typing as npt
 import pytest
 import torch
 from clients import Answer, ask
-from served import Served, served
+from served import SMALL, Served, SharedServers
 from transformers import AutoModelForCausalLM
 
 import penstock
-from penstock.loadtest.make_model import make_model
 
 TOLERANCE = 1e-4
 PROMPT = "Über den Fluß: 水車 🛞 turns"
@@ -26,14 +25,19 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("logprobs") / "m", hidden_size=32)
+def folder(small_model: Path) -> Path:
+    return small_model
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Served]:
-    with served(str(folder), "--dtype", "float32", "--max-num-seqs", "8") as running:
-        yield running
+def server(folder: Path, shared_server: SharedServers) -> Served:
+    return shared_server(str(folder), *SMALL)
+
+
+@pytest.fixture(scope="module")
+def library(folder: Path) -> Iterator[penstock.LLM]:
+    with penstock.LLM(str(folder), dtype="float32", threads=1) as llm:
+        yield llm
 
 
 def asked(server: Served, *bodies: dict[str, Any], path: str = COMPLETIONS) -> list[Answer]:
@@ -55,13 +59,12 @@ def by_transformers(folder: Path, ids: list[int]) -> npt.NDArray[np.float64]:
     return found
 
 
-def generated(folder: Path) -> penstock.RequestOutput:
+def generated(llm: penstock.LLM) -> penstock.RequestOutput:
     """Prompt and answer, with 2 and 3 likeliest tokens at each place."""
     settings = penstock.SamplingParams(
         temperature=0.8, seed=4, max_tokens=12, logprobs=3, prompt_logprobs=2, ignore_eos=True
     )
-    with penstock.LLM(str(folder), dtype="float32", threads=1) as llm:
-        (result,) = llm.generate([PROMPT], settings)
+    (result,) = llm.generate([PROMPT], settings)
     return result
 
 
@@ -82,17 +85,21 @@ def check_places(result: penstock.RequestOutput, plain: npt.NDArray[np.float64])
         assert ranks[:listed] == list(range(1, listed + 1))
 
 
+@pytest.mark.slow  # the next test does the same with a smaller model
 def test_the_built_in_model_has_the_logprobs_of_transformers() -> None:
     folder = Path(__file__).parent.parent.parent / "demo" / "model"
-    result = generated(folder)
+    with penstock.LLM(str(folder), dtype="float32", threads=1) as llm:
+        result = generated(llm)
     check_places(
         result,
         by_transformers(folder, [*result.prompt_token_ids, *result.outputs[0].token_ids]),
     )
 
 
-def test_prompt_and_answer_have_the_logprobs_of_transformers(server: Served, folder: Path) -> None:
-    result = generated(folder)
+def test_prompt_and_answer_have_the_logprobs_of_transformers(
+    server: Served, folder: Path, library: penstock.LLM
+) -> None:
+    result = generated(library)
     ids = [*result.prompt_token_ids, *result.outputs[0].token_ids]
     plain = by_transformers(folder, ids)
     check_places(result, plain)
@@ -174,7 +181,9 @@ def test_tokens_of_a_stop_string_have_logprobs_and_later_ones_do_not(server: Ser
         assert columns["tokens"] == plain.logprobs[choice]["tokens"][: lengths[choice]]
 
 
-def test_a_prompt_is_scored_without_an_answer(server: Served, folder: Path) -> None:
+def test_a_prompt_is_scored_without_an_answer(
+    server: Served, folder: Path, library: penstock.LLM
+) -> None:
     scored = {"prompt": [PROMPT, "two"], "max_tokens": 0, "echo": True, "logprobs": 2}
     body = scored | {"max_tokens": 1, "n": 2, "temperature": 0}
     whole, streamed, longer = asked(server, scored | {"n": 2}, scored | {"stream": True}, body)
@@ -194,11 +203,10 @@ def test_a_prompt_is_scored_without_an_answer(server: Served, folder: Path) -> N
         path=CHAT,
     )
     assert (chat.text, chat.finish) == ({0: ""}, {0: "length"})
-    with penstock.LLM(str(folder), dtype="float32", threads=1) as llm:
-        settings = penstock.SamplingParams(max_tokens=0, prompt_logprobs=2)
-        (result,) = llm.generate([PROMPT], settings)
-        with pytest.raises(ValueError, match=r"max_tokens is 0.* echo or prompt_logprobs"):
-            llm.generate([PROMPT], penstock.SamplingParams(max_tokens=0))
+    settings = penstock.SamplingParams(max_tokens=0, prompt_logprobs=2)
+    (result,) = library.generate([PROMPT], settings)
+    with pytest.raises(ValueError, match=r"max_tokens is 0.* echo or prompt_logprobs"):
+        library.generate([PROMPT], penstock.SamplingParams(max_tokens=0))
     assert result.outputs[0].token_ids == [] and result.outputs[0].text == ""
     check_places(result, by_transformers(folder, result.prompt_token_ids))
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from clients import Answer, ask
-from served import Served, served
-
-from penstock.loadtest.make_model import make_model
+from served import SMALL, Served, SharedServers
 
 VALUES: dict[str, list[Any]] = {
     "temperature": [0, 0.7, 1.6],
@@ -71,10 +68,8 @@ def pairwise(seed: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder: Path = make_model(tmp_path_factory.mktemp("parameters") / "m", hidden_size=32)
-    with served(str(folder), "--dtype", "float32", "--max-num-seqs", "16") as running:
-        yield running
+def server(small_model: Path, shared_server: SharedServers) -> Served:
+    return shared_server(str(small_model), *SMALL)
 
 
 def asked(server: Served, *bodies: dict[str, Any]) -> list[Answer]:

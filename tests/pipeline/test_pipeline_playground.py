@@ -45,12 +45,22 @@ def server() -> Iterator[Served]:
         yield one
 
 
+@pytest.fixture(scope="module")
+def tab(browser: Any, server: Served) -> Iterator[PlaygroundPage]:
+    one = PlaygroundPage(browser, server.url, key=KEY)
+    yield one
+    one.close()
+
+
 @pytest.fixture
-def show(browser: Any, server: Served) -> Iterator[Open]:
-    """Opens the page, with the key already known unless told otherwise."""
+def show(browser: Any, server: Served, tab: PlaygroundPage) -> Iterator[Open]:
+    """Opens the page with the key already known; in a tab of its own where it is told otherwise."""
     opened: list[PlaygroundPage] = []
 
-    def show(key: str = KEY, phone: bool = False) -> PlaygroundPage:
+    def show(key: str = KEY, phone: bool = False, own: bool = False) -> PlaygroundPage:
+        if key == KEY and not phone and not own:
+            tab.renew()
+            return tab
         one = PlaygroundPage(browser, server.url, key=key, phone=phone)
         opened.append(one)
         if key == KEY:
@@ -58,6 +68,7 @@ def show(browser: Any, server: Served) -> Iterator[Open]:
         return one
 
     yield show
+    tab.check_faults()
     for one in opened:
         one.close()
 
@@ -336,7 +347,7 @@ def test_it_fits_a_phone_with_text_of_at_least_16_px(show: Open) -> None:
 
 
 def test_a_slow_network_is_waited_for_and_silence_is_said(show: Open) -> None:
-    shown = show()
+    shown = show(own=True)
     page = shown.page
     network = shown.context.new_cdp_session(page)
     network.send(

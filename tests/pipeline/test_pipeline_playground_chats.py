@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, PlaygroundPage, chromium, sync_api
-from served import Served, served
+from served import NULL, Served, SharedServers
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
 expect = sync_api.expect
-SERVER = ("--device", "null", "--null-step-ms", "10")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served(*SERVER) as one:
-        yield one
+def server(shared_server: SharedServers) -> Served:
+    return shared_server(*NULL)
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +26,18 @@ def browser() -> Iterator[Any]:
         yield one
 
 
-@pytest.fixture
-def shown(browser: Any, server: Served) -> Iterator[PlaygroundPage]:
+@pytest.fixture(scope="module")
+def tab(browser: Any, server: Served) -> Iterator[PlaygroundPage]:
     one = PlaygroundPage(browser, server.url)
-    one.wait_for_controls()
     yield one
     one.close()
+
+
+@pytest.fixture
+def shown(tab: PlaygroundPage) -> Iterator[PlaygroundPage]:
+    tab.renew()
+    yield tab
+    tab.check_faults()
 
 
 def ask(shown: PlaygroundPage, question: str, answer: str) -> None:

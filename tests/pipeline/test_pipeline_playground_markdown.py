@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, PlaygroundPage, chromium, sync_api
-from served import served
+from served import NULL, SharedServers
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
@@ -86,9 +86,8 @@ ELEMENTS = {
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with served("--device", "null") as server:
-        yield server.url
+def url(shared_server: SharedServers) -> str:
+    return shared_server(*NULL).url
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +96,18 @@ def browser() -> Iterator[Any]:
         yield one
 
 
-@pytest.fixture
-def shown(browser: Any, url: str) -> Iterator[PlaygroundPage]:
+@pytest.fixture(scope="module")
+def tab(browser: Any, url: str) -> Iterator[PlaygroundPage]:
     one = PlaygroundPage(browser, url)
-    one.wait_for_controls()
     yield one
     one.close()
+
+
+@pytest.fixture
+def shown(tab: PlaygroundPage) -> Iterator[PlaygroundPage]:
+    tab.renew()
+    yield tab
+    tab.check_faults()
 
 
 def answer_to(shown: PlaygroundPage, *pieces: str) -> Any:

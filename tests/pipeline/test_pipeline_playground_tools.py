@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, PlaygroundPage, call_delta, chromium, sync_api
-from served import served
+from served import BUILT_IN, SharedServers
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
@@ -19,9 +19,8 @@ MORE_ARGUMENTS = {"tool_calls": [{"index": 0, "function": {"arguments": '"12*7"}
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with served("--device", "cpu") as server:
-        yield server.url
+def url(shared_server: SharedServers) -> str:
+    return shared_server(*BUILT_IN).url
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +29,18 @@ def browser() -> Iterator[Any]:
         yield one
 
 
-@pytest.fixture
-def shown(browser: Any, url: str) -> Iterator[PlaygroundPage]:
+@pytest.fixture(scope="module")
+def tab(browser: Any, url: str) -> Iterator[PlaygroundPage]:
     one = PlaygroundPage(browser, url)
-    one.wait_for_controls()
     yield one
     one.close()
+
+
+@pytest.fixture
+def shown(tab: PlaygroundPage) -> Iterator[PlaygroundPage]:
+    tab.renew()
+    yield tab
+    tab.check_faults()
 
 
 def offer(shown: PlaygroundPage, *names: str) -> None:

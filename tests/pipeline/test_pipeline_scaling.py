@@ -20,7 +20,7 @@ import psutil
 import pytest
 from clients import Answer, ask
 from reference_models import write_model
-from served import Served, served, start_service
+from served import NULL, Served, SharedServers, served, start_service
 
 from penstock.services.frontend.service import LINGER_SECONDS
 
@@ -193,14 +193,14 @@ def test_what_outlasts_the_drain_ends_with_an_error_event_and_the_server_with_su
 
 
 def test_a_tokenizer_of_other_files_under_the_same_name_is_refused_with_the_remedy(
-    tmp_path: Path,
+    tmp_path: Path, shared_server: SharedServers
 ) -> None:
-    other = write_model("qwen3", tmp_path / "other")
-    with served("--device", "null", "--served-model-name", "ours") as server:
-        process = start_service(server, "tokenizer", "--served-model-name", "ours", str(other))
-        output, _ = process.communicate(timeout=60)
+    other, name = write_model("qwen3", tmp_path / "other"), "penstock-demo"
+    server = shared_server(*NULL)
+    process = start_service(server, "tokenizer", "--served-model-name", name, str(other))
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 5, output
-    assert "tokenizer has the model 'ours'" in output
+    assert f"tokenizer has the model '{name}'" in output
     assert "start all processes of a model with the same MODEL" in output
 
 

@@ -14,7 +14,6 @@ import pytest
 from clients import Answer, ask, take_event
 from served import Served, served
 
-import penstock
 from penstock.loadtest.make_model import make_model
 
 CHAT = "/v1/chat/completions"
@@ -59,7 +58,10 @@ def check_person(text: str) -> None:
     assert len(found["tags"]) <= 3 and set(found["tags"]) <= {"a", "b"}
 
 
-@pytest.mark.parametrize("temperature", [0, 0.9, 1.5])
+@pytest.mark.parametrize(
+    "temperature",
+    [pytest.param(0, marks=pytest.mark.slow), 0.9, pytest.param(1.5, marks=pytest.mark.slow)],
+)
 def test_an_answer_that_ends_is_valid_json_of_its_schema(
     server: Served, temperature: float
 ) -> None:
@@ -144,17 +146,6 @@ def test_what_could_leave_no_token_is_refused(server: Served, field: dict[str, A
     (answer,) = asked(server, body | field)
     assert answer.status == 400
     assert answer.error is not None and answer.error["param"] == "structured_outputs"
-
-
-def test_the_library_follows_schemas(folder: Path) -> None:
-    settings = penstock.SamplingParams(
-        max_tokens=400, temperature=1.0, seed=5, n=3, structured_outputs={"json": SCHEMA}
-    )
-    with penstock.LLM(str(folder), dtype="float32", threads=1) as llm:
-        (result,) = llm.generate(["A person:"], settings)
-    for output in result.outputs:
-        if output.finish_reason == "stop":
-            check_person(output.text)
 
 
 def test_a_grammar_goes_on_where_it_was_when_the_worker_dies(server: Served) -> None:

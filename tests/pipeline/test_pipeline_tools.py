@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-from served import Served, served
+from served import BUILT_IN, Served, SharedServers
 from stream_page import blocks, node_command, program, run_node, run_python
 
 WEATHER: dict[str, Any] = {
@@ -42,10 +41,8 @@ SUM = [{"role": "user", "content": "What is 17 + 25?"}]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    # Texts of two requests are the same bit for bit only in float32.
-    with served("--device", "cpu", "--dtype", "float32") as server:
-        yield server
+def server(shared_server: SharedServers) -> Served:
+    return shared_server(*BUILT_IN)
 
 
 @pytest.fixture

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from in_process import called
 from served import Served, served
 
 STREAMS = 6
@@ -96,10 +95,7 @@ def test_streams_end_with_the_same_text_when_a_rank_is_killed(
 
 
 def test_several_ranks_on_another_device_are_refused_by_name() -> None:
-    command = [sys.executable, "-m", "penstock.services", "serve", "--device", "cpu"]
-    done = subprocess.run(
-        [*command, "--world-size", "2"], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = called("serve", "--device", "cpu", "--world-size", "2")
     assert done.returncode
     assert "--world-size 2 with --device cpu: tensor parallelism is not supported yet" in (
         done.stderr

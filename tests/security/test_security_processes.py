@@ -8,8 +8,6 @@ import pickle  # noqa: TID251
 import random
 import socket
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
+from in_process import called
 from served import Served, served
 from siege import COMPLETIONS, FLAGS, WAYS, Attacker, besieged, settle, whole_text
 
@@ -161,15 +160,12 @@ def test_without_free_descriptors_a_frontend_serves_on_and_recovers(
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "gpu.example.org"])
 def test_an_address_beyond_loopback_needs_a_key_or_the_word_for_none(host: str) -> None:
-    command = [sys.executable, "-m", "penstock.services", "serve", "--host", host]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = called("serve", "--host", host)
     assert done.returncode == 2
     assert "--api-key" in done.stderr
     assert "--insecure" in done.stderr
     for allowed in (["--insecure"], ["--api-key", "k"]):
-        shown = subprocess.run(
-            [*command, *allowed, "--show-config"], capture_output=True, text=True, timeout=60
-        )
+        shown = called("serve", "--host", host, *allowed, "--show-config")
         assert shown.returncode == 0, shown.stderr
 
 

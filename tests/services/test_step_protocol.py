@@ -32,7 +32,6 @@ from penstock.protocol.wire.messages.steps import (
 from penstock.protocol.wire.messages.tokens import TokenBatch
 
 PROMPT = array("i", [5, 6, 7]).tobytes()
-EPOCH = 77
 
 
 @pytest.fixture
@@ -51,15 +50,17 @@ class Engine:
         start("worker", "--device", "null", *flags)
         self.scheduler = join("scheduler")
         self.address = self.scheduler.peer("worker").address
-        self.attach(EPOCH)
+        self.attach(77)
 
     def attach(self, epoch: int) -> None:
+        self.epoch = epoch
         self.scheduler.send(self.address, Attach(epoch, self.scheduler.mailbox.address))
-        assert self.scheduler.next(Attached).epoch == epoch
+        while self.scheduler.next(Attached).epoch != epoch:
+            pass  # it is still that of an earlier test
 
-    def plan(self, step: int, *, epoch: int = EPOCH, full: bool = False) -> StepPlan:
-        """A full plan begins one sequence; any other one lets it decode."""
-        plan = StepPlan(epoch, step, full, [], [], [], [])
+    def plan(self, step: int, *, later: int = 0, full: bool = False) -> StepPlan:
+        """A full plan begins one sequence; any other one lets it decode. later: epochs."""
+        plan = StepPlan(self.epoch + later, step, full, [], [], [], [])
         if full:
             sampling = SlotSampling(0.0, 0, 1.0, 1)
             slot = NewSlot(0, PROMPT, 3, 0, [], sampling.packed())
@@ -76,15 +77,24 @@ class Engine:
         return result
 
 
+@pytest.fixture(scope="module")
+def running() -> Iterator[Engine]:
+    with small_system() as parts:
+        yield Engine(*parts)
+
+
 @pytest.fixture
-def engine(system: tuple[Start, Join]) -> Engine:
-    return Engine(*system)
+def engine(running: Engine) -> Engine:
+    """In an epoch of its own."""
+    running.attach(running.epoch + 10)
+    running.scheduler.received.clear()
+    return running
 
 
 def test_a_worker_drops_plans_of_another_epoch(engine: Engine) -> None:
     engine.result(engine.plan(1, full=True))
-    engine.send(engine.plan(2, epoch=EPOCH - 1))
-    engine.send(engine.plan(1, epoch=EPOCH + 1, full=True))
+    engine.send(engine.plan(2, later=-1))
+    engine.send(engine.plan(1, later=1, full=True))
     assert engine.scheduler.silence(StepResult)
     assert engine.scheduler.silence(StepFailed, 0.0)
     engine.result(engine.plan(2))
@@ -94,7 +104,7 @@ def test_a_worker_fails_a_plan_after_a_gap_and_goes_on_with_a_full_one(engine: E
     engine.result(engine.plan(1, full=True))
     engine.send(engine.plan(3))
     failed = engine.scheduler.next(StepFailed)
-    assert (failed.epoch, failed.step) == (EPOCH, 3)
+    assert (failed.epoch, failed.step) == (engine.epoch, 3)
     assert failed.reason == "plan 3 came, plan 2 was due"
     engine.send(engine.plan(4))  # not full: of slots that are gone
     assert engine.scheduler.silence(StepResult)
@@ -124,9 +134,9 @@ def test_a_step_whose_result_no_message_can_carry_has_failed(system: tuple[Start
         added.append(NewSlot(slot, prompt, length, 0, [], sampling.packed(), prompt_logprobs=20))
         own = [*range(slot * blocks, (slot + 1) * blocks)]
         chunks.append(Chunk(slot, 0, length, True, own))
-    engine.send(StepPlan(EPOCH, 1, True, [], added, [], chunks))
+    engine.send(StepPlan(engine.epoch, 1, True, [], added, [], chunks))
     failed = engine.scheduler.next(StepFailed)
-    assert (failed.epoch, failed.step) == (EPOCH, 1)
+    assert (failed.epoch, failed.step) == (engine.epoch, 1)
     assert "larger than a message may be" in failed.reason
     engine.send(engine.plan(1))  # sent again: it was not answered, but it has failed
     engine.send(engine.plan(2))
@@ -144,10 +154,10 @@ def test_a_worker_answers_a_plan_that_comes_again_with_the_same_tokens(engine: E
 
 def test_a_worker_begins_a_new_epoch_without_slots_and_old_answers(engine: Engine) -> None:
     engine.result(engine.plan(1, full=True))
-    engine.attach(EPOCH + 1)
-    engine.send(engine.plan(2, epoch=EPOCH + 1))
+    engine.attach(engine.epoch + 1)
+    engine.send(engine.plan(2))
     assert engine.scheduler.silence(StepResult)
-    engine.result(engine.plan(1, epoch=EPOCH + 1, full=True))
+    engine.result(engine.plan(1, full=True))
 
 
 # --- the scheduler

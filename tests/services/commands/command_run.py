@@ -1,10 +1,12 @@
-"""A command as a process of its own, without a terminal."""
+"""A command without a terminal: in this process, or as a process of its own."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+
+from in_process import called
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -13,10 +15,15 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(apart)} | more
 
 
+def call(*arguments: str, given: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    """Call ``penstock`` in this process with ``given`` on its standard input."""
+    return called(*arguments, given=given, environment=environment(**more))
+
+
 def run(
     *arguments: str, given: str = "", timeout: float = 60.0, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``penstock`` with ``given`` on its standard input."""
+    """Run ``penstock`` as a process with ``given`` on its standard input."""
     return subprocess.run(
         [sys.executable, "-m", "penstock.services", *arguments],
         input=given,

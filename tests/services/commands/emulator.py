@@ -139,6 +139,9 @@ class Terminal:
 def _take_terminal() -> None:
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # As a shell does for a command in the foreground. Tests that were started in the background
+    # ignore SIGINT, and a process hands that on to its children.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

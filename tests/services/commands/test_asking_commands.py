@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_run import environment, run
+from command_run import call, environment
 from scripted_api import scripted_api
 from served import Served
 
@@ -23,13 +23,13 @@ HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\x9b1md\rx\u202ey"
 
 
 def test_models_lists_what_the_server_serves_with_its_context(server: Served) -> None:
-    done = run("models", server.url)
+    done = call("models", server.url)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "model          context\npenstock-demo  2,048 tokens\n"
 
 
 def test_models_prints_the_servers_own_list_as_json(server: Served) -> None:
-    done = run("models", server.url + "/v1/", "--json")
+    done = call("models", server.url + "/v1/", "--json")
     assert [card["id"] for card in json.loads(done.stdout)["data"]] == ["penstock-demo"]
 
 
@@ -37,10 +37,10 @@ def test_a_completion_is_the_text_that_the_server_gives(server: Served) -> None:
     body = {"model": "penstock-demo", "prompt": "Once", "max_tokens": 12, "seed": 7}
     _, answer = server.post("/v1/completions", body)
     more = ("--url", server.url, "--max-tokens", "12", "--seed", "7")
-    done = run("complete", "Once", *more)
+    done = call("complete", "Once", *more)
     assert (done.stdout, done.stderr) == (answer["choices"][0]["text"], "")
-    assert run("complete", *more, given="Once").stdout == done.stdout
-    assert run("complete", "-", "--echo", *more, given="Once").stdout == "Once" + done.stdout
+    assert call("complete", *more, given="Once").stdout == done.stdout
+    assert call("complete", "-", "--echo", *more, given="Once").stdout == "Once" + done.stdout
 
 
 def test_a_completion_is_written_as_it_comes(server: Served) -> None:
@@ -72,26 +72,26 @@ def test_a_completion_is_written_as_it_comes(server: Served) -> None:
 def test_what_is_wrong_with_a_flag_is_one_line_and_code_2(
     flags: tuple[str, ...], said: str
 ) -> None:
-    done = run("complete", "x", *flags)
+    done = call("complete", "x", *flags)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_no_prompt_at_all_is_refused() -> None:
-    done = run("complete", "--url", NOBODY, given="")
+    done = call("complete", "--url", NOBODY, given="")
     assert (done.returncode, done.stderr.count("standard input is empty")) == (2, 1)
 
 
 def test_a_server_that_is_not_there_is_one_line_and_code_4() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # and listens to nobody
-        done = run("models", f"127.0.0.1:{held.getsockname()[1]}")
+        done = call("models", f"127.0.0.1:{held.getsockname()[1]}")
     assert (done.returncode, done.stderr.count("cannot be reached")) == (4, 1)
 
 
 def test_what_the_server_refuses_is_said_in_its_words_with_code_1(server: Served) -> None:
-    done = run("complete", "x", "--url", server.url, "--model", "gpt-5")
+    done = call("complete", "x", "--url", server.url, "--model", "gpt-5")
     assert done.returncode == 1
     assert done.stderr.startswith("penstock: ")
     assert "gpt-5" in done.stderr
@@ -107,7 +107,7 @@ def test_embeddings_are_those_of_the_server_in_batches_of_any_size(server: Serve
         for text, row in zip(texts, answer["data"], strict=True)
     ]
     for flags, given in ((texts, ""), (["--batch-size", "2"], "\n".join(texts))):
-        done = run("embed", "--url", server.url, *flags, given=given)
+        done = call("embed", "--url", server.url, *flags, given=given)
         assert (done.returncode, done.stderr) == (0, "")
         assert [json.loads(line) for line in done.stdout.splitlines()] == expected
 
@@ -118,12 +118,12 @@ def test_the_model_is_the_first_that_does_what_is_asked_for() -> None:
         api.whole["/v1/models"] = {"data": cards}
         api.whole["/v1/embeddings"] = {"data": [{"index": 0, "embedding": [0.5]}]}
         api.deltas = [{"text": "x"}]
-        assert run("embed", "one", "--url", api.url).returncode == 0
+        assert call("embed", "one", "--url", api.url).returncode == 0
         api.whole["/v1/models"] = {"data": cards[::-1]}
-        assert run("complete", "one", "--url", api.url).stdout == "x"
+        assert call("complete", "one", "--url", api.url).stdout == "x"
         assert [body["model"] for _, _, body in api.asked] == ["maker", "talker"]
         api.whole["/v1/models"] = {"data": cards[:1]}
-        done = run("embed", "one", "--url", api.url)
+        done = call("embed", "one", "--url", api.url)
         assert "serves no model that does 'embed'; its models do: generate" in done.stderr
 
 
@@ -131,7 +131,7 @@ def test_embeddings_are_json_lines_in_the_order_of_the_texts() -> None:
     with scripted_api() as api:
         rows = [{"index": 1, "embedding": [0.5]}, {"index": 0, "embedding": [0.25]}]
         api.whole["/v1/embeddings"] = {"data": rows}
-        done = run("embed", "--dimensions", "1", "--url", api.url, given="one\n\ntwo\n")
+        done = call("embed", "--dimensions", "1", "--url", api.url, given="one\n\ntwo\n")
         ((_, _, body),) = api.asked
     assert body == {
         "model": "scripted", "encoding_format": "float", "dimensions": 1, "input": ["one", "two"],
@@ -158,7 +158,7 @@ def test_openais_address_gets_the_key_of_the_flag_else_openais_else_penstocks(
 ) -> None:
     with scripted_api() as api:
         api.deltas = [{"text": "hello"}]
-        done = run("complete", "x", *flags, OPENAI_BASE_URL=f"{api.url}/v1", **variables)
+        done = call("complete", "x", *flags, OPENAI_BASE_URL=f"{api.url}/v1", **variables)
         ((path, headers, _),) = api.asked
     assert (done.stdout, path) == ("hello", "/v1/completions")
     assert headers.get("Authorization") == sent
@@ -177,7 +177,7 @@ def test_openais_key_goes_to_openais_address_alone(
 ) -> None:
     with scripted_api() as api:
         api.deltas = [{"text": "hello"}]
-        run("complete", "x", "--url", api.url, **variables)
+        call("complete", "x", "--url", api.url, **variables)
         ((_, headers, _),) = api.asked
     assert headers.get("Authorization") == sent
 
@@ -196,12 +196,12 @@ def test_openais_key_goes_to_openais_address_alone(
     ],
 )
 def test_a_unix_socket_is_named_by_its_path(url: str, code: int, said: str) -> None:
-    done = run("models", url)
+    done = call("models", url)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
-    done = run("models", "http://ann:hidden@127.0.0.1:9")
+    done = call("models", "http://ann:hidden@127.0.0.1:9")
     assert (done.returncode, "--api-key" in done.stderr, "hidden" in done.stderr) == (
         2, True, False,
     )  # fmt: skip
@@ -213,11 +213,11 @@ def test_a_key_can_stand_in_a_file_of_its_user(tmp_path: Path) -> None:
     file.chmod(0o600)
     with scripted_api() as api:
         api.deltas = [{"text": "hello"}]
-        run("complete", "x", "--url", api.url, "--api-key", f"file:{file}")
+        call("complete", "x", "--url", api.url, "--api-key", f"file:{file}")
         ((_, headers, _),) = api.asked
         assert headers["Authorization"] == "Bearer secret-of-a-file"
         file.chmod(0o644)
-        refused = run("complete", "x", "--url", api.url, "--api-key", f"file:{file}")
+        refused = call("complete", "x", "--url", api.url, "--api-key", f"file:{file}")
     assert (refused.returncode, refused.stderr.count("penstock: --api-key")) == (2, 1)
 
 
@@ -227,7 +227,7 @@ def test_a_key_can_stand_in_a_file_of_its_user(tmp_path: Path) -> None:
 def test_a_list_of_models_that_is_none_is_one_line_and_code_1(told: object) -> None:
     with scripted_api() as api:
         api.whole["/v1/models"] = told
-        for done in (run("models", api.url), run("complete", "x", "--url", api.url)):
+        for done in (call("models", api.url), call("complete", "x", "--url", api.url)):
             assert (done.returncode, done.stdout) == (1, "")
             assert "sent a list of models that cannot be read" in done.stderr
             assert len(done.stderr.splitlines()) == 1
@@ -248,7 +248,7 @@ def test_a_part_of_an_answer_that_is_none_ends_the_command_with_one_line(
     with scripted_api() as api:
         api.deltas = [delta]
         command = ("complete", "x", "--url") if "text" in delta else ("chat", "-m", "x")
-        done = run(*command, api.url)
+        done = call(*command, api.url)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "sent a part of an answer that cannot be read" in done.stderr
 

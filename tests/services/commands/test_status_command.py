@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from command_run import environment, run
+from command_run import call, environment
 from emulator import eventually, terminal
 from scripted_api import scripted_api
 from served import Served, leftovers
@@ -56,7 +56,7 @@ def test_status_tells_the_processes_and_what_they_do_now(server: Served, asked: 
     busy = completion(server.url, 1500)
     assert busy.stdout is not None
     assert busy.stdout.read(1)
-    done = run("status", "--json", "--interval", "1.5", *where, **more)
+    done = call("status", "--json", "--interval", "1.5", *where, **more)
     busy.kill()
     busy.communicate()
     found = json.loads(done.stdout)
@@ -81,9 +81,9 @@ def test_what_status_does_not_understand_of_an_answer_is_left_out_and_named() ->
     with scripted_api() as api:
         api.whole["/playground/status"] = state
         asked = ("status", api.url, "--interval", "0.1")
-        done, as_json = run(*asked), json.loads(run(*asked, "--json").stdout)
+        done, as_json = call(*asked), json.loads(call(*asked, "--json").stdout)
         api.whole["/playground/status"] = ["no", "state"]
-        none = run(*asked)
+        none = call(*asked)
     assert (done.returncode, done.stderr) == (0, "")
     assert "models     m\n" in done.stdout
     assert "ITL        100 ms, p99 200 ms" in done.stdout
@@ -140,7 +140,7 @@ def test_status_is_drawn_in_its_place_and_ctrl_c_ends_it(server: Served) -> None
 
 
 def test_a_command_without_a_url_asks_the_only_server_of_its_user(server: Served) -> None:
-    assert "penstock-demo" in run("models", XDG_RUNTIME_DIR=place(server)).stdout
+    assert "penstock-demo" in call("models", XDG_RUNTIME_DIR=place(server)).stdout
 
 
 def test_stop_waits_for_running_requests_and_says_how_many_there_are(short_folder: Path) -> None:
@@ -150,7 +150,7 @@ def test_stop_waits_for_running_requests_and_says_how_many_there_are(short_folde
         busy = completion(server.url, 500)
         assert busy.stdout is not None
         assert busy.stdout.read(1)
-        done = run("stop", server.url, **chosen)
+        done = call("stop", server.url, **chosen)
         assert (done.returncode, done.stderr) == (0, "")
         first, *_, last = done.stdout.splitlines()
         assert first == (
@@ -161,7 +161,7 @@ def test_stop_waits_for_running_requests_and_says_how_many_there_are(short_folde
         assert busy.wait(20) == 0  # the request was served to its end
         assert server.process.wait(5) == 0
         assert leftovers(short_folder) == []
-        again = run("stop", server.url, **chosen)
+        again = call("stop", server.url, **chosen)
         assert (again.returncode, again.stderr.count("no server of yours")) == (4, 1)
     finally:
         server.kill()
@@ -175,7 +175,7 @@ def test_stop_now_does_not_wait(short_folder: Path) -> None:
         assert busy.stdout is not None
         assert busy.stdout.read(1)
         folder = str(Path(server.router.removeprefix("ipc://")).parent)
-        done = run("stop", folder, "--now", **chosen)
+        done = call("stop", folder, "--now", **chosen)
         assert done.returncode == 0
         assert busy.wait(20) != 0
         assert eventually(lambda: server.process.poll() is not None)
@@ -222,7 +222,7 @@ def test_several_servers_are_named_for_a_choice(tmp_path: Path) -> None:
         folder = tmp_path / f"penstock-serve-{name}"
         folder.mkdir()
         Registration(folder, "ipc:///x", 3.0, []).ready(f"http://127.0.0.1:{ord(name)}")
-    done = run("stop", XDG_RUNTIME_DIR=str(tmp_path))
+    done = call("stop", XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 2
     assert "http://127.0.0.1:97, http://127.0.0.1:98" in done.stderr
 

@@ -195,7 +195,7 @@ def shared(cache: str) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def repaired(cache: str) -> Iterator[Server]:
     """A server whose processes tests end; it is whole again after each, and leaves nothing."""
-    server = Server(*NULL, XDG_CACHE_HOME=cache)
+    server = Server(*NULL, "--log-level", "debug", XDG_CACHE_HOME=cache)
     try:
         yield server.ready()
         server.remember()
@@ -313,8 +313,8 @@ def test_launcher_two_servers_of_one_user_do_not_disturb_each_other(start: Start
     two.nothing_is_left()
 
 
-def test_launcher_a_process_started_by_hand_joins_and_leaves(start: Start, cache: str) -> None:
-    server = start(*NULL, "--log-level", "debug").ready()
+def test_launcher_a_process_started_by_hand_joins_and_leaves(repaired: Server, cache: str) -> None:
+    server = repaired
     router = server.announcement["router"]
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "PENSTOCK_ROUTER": router}
     command = [sys.executable, "-m", "penstock.services", "tokenizer"]
@@ -327,13 +327,12 @@ def test_launcher_a_process_started_by_hand_joins_and_leaves(start: Start, cache
     finally:
         tokenizer.terminate()
         assert tokenizer.wait(PATIENCE) == 0
-    assert server.stop() == 0
-    server.nothing_is_left()
 
 
 # --- stopping
 
 
+@pytest.mark.slow  # the tests below stop servers too, and look at what is left
 def test_launcher_stopped_leaves_no_process_port_or_file(start: Start) -> None:
     server = start(*NULL).ready()
     server.complete()
@@ -350,18 +349,34 @@ def test_launcher_takes_a_signal_that_comes_twice_at_once_for_one(start: Start) 
     server.nothing_is_left()
 
 
-def test_launcher_leaves_only_the_folder_that_the_user_named(start: Start) -> None:
-    named = Path(tempfile.mkdtemp(prefix="p"))
+@pytest.fixture(scope="module")
+def named(cache: str) -> Iterator[tuple[Server, Path]]:
+    """A server in a folder that its user names; the second of the next tests ends it."""
+    folder = Path(tempfile.mkdtemp(prefix="p"))
+    server = Server(*NULL, "--runtime-dir", str(folder), XDG_CACHE_HOME=cache)
     try:
-        server = start(*NULL, "--runtime-dir", str(named)).ready()
-        assert (named / "router.sock").exists()
-        server.child("tokenizer 0").kill()
-        wait_for(lambda: "starting it again" in server.text)
-        assert server.stop() == 0, server.text
-        assert os.listdir(named) == []
-        server.nothing_is_left()
+        yield server.ready(), folder
     finally:
-        shutil.rmtree(named)
+        server.clean()
+        shutil.rmtree(folder)
+
+
+def test_launcher_refuses_the_runtime_folder_of_a_running_server(
+    start: Start, named: tuple[Server, Path]
+) -> None:
+    first, folder = named
+    assert "in use" in failed(start(*NULL, "--runtime-dir", str(folder)), 4, 2.0)
+    assert first.complete()["usage"]["completion_tokens"] == 4
+
+
+def test_launcher_leaves_only_the_folder_that_the_user_named(named: tuple[Server, Path]) -> None:
+    server, folder = named
+    assert (folder / "router.sock").exists()
+    server.child("tokenizer 0").kill()
+    wait_for(lambda: "starting it again" in server.text)
+    assert server.stop() == 0, server.text
+    assert os.listdir(folder) == []
+    server.nothing_is_left()
 
 
 def test_launcher_lets_running_requests_finish(start: Start) -> None:
@@ -539,16 +554,6 @@ def test_launcher_says_at_once_that_the_port_is_in_use(start: Start) -> None:
     assert len(server.output) == 1
 
 
-def test_launcher_refuses_the_runtime_folder_of_a_running_server(start: Start) -> None:
-    named = Path(tempfile.mkdtemp(prefix="p"))
-    try:
-        first = start(*NULL, "--runtime-dir", str(named)).ready()
-        assert "in use" in failed(start(*NULL, "--runtime-dir", str(named)), 4, 2.0)
-        assert first.complete()["usage"]["completion_tokens"] == 4
-    finally:
-        shutil.rmtree(named)
-
-
 def test_launcher_a_truncated_shard_ends_the_start_with_the_workers_message(
     start: Start, tmp_path: Path
 ) -> None:
@@ -563,7 +568,7 @@ def test_launcher_a_truncated_shard_ends_the_start_with_the_workers_message(
 
 
 def test_launcher_says_once_why_a_process_cannot_start(start: Start) -> None:
-    server = start("--device", "cpu", "--port", "0", "--threads", "1", "--max-model-len", "100000")
+    server = start(*NULL, "--max-model-len", "100000")
     text = failed(server, 2, PATIENCE)
     assert "--max-model-len 100000" in text
     assert "2048" in text

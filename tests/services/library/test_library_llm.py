@@ -46,6 +46,26 @@ def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
         assert alone.outputs == output.outputs
 
 
+def test_an_answer_that_ends_follows_its_schema(llm: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "age": {"type": "integer", "minimum": 0, "maximum": 130},
+            "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+        },
+        "required": ["age", "tags"],
+        "additionalProperties": False,
+    }
+    params = SamplingParams(max_tokens=200, seed=5, n=3, structured_outputs={"json": schema})
+    (result,) = llm.generate(["A person:"], params)
+    ended = [json.loads(one.text) for one in result.outputs if one.finish_reason == "stop"]
+    assert ended
+    for found in ended:
+        assert set(found) == {"age", "tags"}
+        assert 0 <= found["age"] <= 130
+        assert len(found["tags"]) <= 3 and set(found["tags"]) <= {"a", "b"}
+
+
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     outputs = llm.generate(
         ["one", "two"],

@@ -25,10 +25,19 @@ class _ByModule(dict[Any, Any]):
         name, address = key
         super().__setitem__((name, str(value[1].get("__name__", address))), value)
 
+    @classmethod
+    def of(cls, found: dict[Any, Any]) -> _ByModule:
+        """Those of a function that was hashed before: names and addresses do not sort together with
+        names and modules."""
+        made = cls()
+        for key, value in found.items():
+            made[key] = value
+        return made
+
 
 def make_keys_stable() -> bool:
-    """Have Triton hash functions alike in all processes, from now on and in the whole process;
-    before any kernel is compiled. Returns whether this Triton can be told so."""
+    """Have Triton hash functions alike in all processes, from now on and in the whole process. What
+    was hashed before keeps its hash. Returns whether this Triton can be told so."""
     finder = getattr(jit, "DependenciesFinder", None)
     take_over = getattr(finder, "_update_hash", None)
     if finder is None or take_over is None:
@@ -43,6 +52,7 @@ def make_keys_stable() -> bool:
 
     def hash_and_take_over(self: Any, function: Any) -> None:
         function.cache_key  # noqa: B018 - hashes it
+        function.used_global_vals = _ByModule.of(function.used_global_vals)
         take_over(self, function)
 
     setattr(hash_and_take_over, _MARK, True)

@@ -19,17 +19,17 @@ MODULES = (
 )  # fmt: skip
 
 
-def keys_in_order(stable: bool, modules: list[str]) -> dict[str, str]:
-    """What Triton finds each kernel of the modules by, hashed in their order."""
+def keys_in_order(stable: str, modules: list[str]) -> dict[str, str]:
+    """What Triton finds each kernel of the modules by, hashed in their order. stable: "at once",
+    "late" (behind the first module), or "never"."""
     from triton.runtime.jit import JITFunction
 
     from penstock.kernels.gpu.cache_keys import make_keys_stable
 
-    if stable:
-        assert make_keys_stable()
-        assert make_keys_stable()
     keys = {}
-    for name in modules:
+    for number, name in enumerate(modules):
+        if stable != "never" and number >= (stable == "late"):
+            assert make_keys_stable()
         module = importlib.import_module(f"penstock.kernels.gpu.{name}")
         for attribute, kernel in vars(module).items():
             if isinstance(kernel, JITFunction) and attribute.endswith("kernel"):
@@ -37,10 +37,10 @@ def keys_in_order(stable: bool, modules: list[str]) -> dict[str, str]:
     return keys
 
 
-def keys_of_a_process(stable: bool, modules: tuple[str, ...]) -> dict[str, str]:
+def keys_of_a_process(stable: str, modules: tuple[str, ...]) -> dict[str, str]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, __file__, str(int(stable)), *modules],
+        [sys.executable, __file__, stable, *modules],
         capture_output=True, check=True, timeout=100, env=environment,
     )  # fmt: skip
     keys: dict[str, str] = json.loads(done.stdout)
@@ -49,9 +49,15 @@ def keys_of_a_process(stable: bool, modules: tuple[str, ...]) -> dict[str, str]:
 
 def test_neither_the_order_nor_the_process_changes_a_cache_key() -> None:
     pytest.importorskip("triton")
-    one, other = keys_of_a_process(True, MODULES), keys_of_a_process(True, MODULES[::-1])
+    one, other = (keys_of_a_process("at once", modules) for modules in (MODULES, MODULES[::-1]))
     assert one == other
     assert {key.partition(".")[0] for key in one} == {*MODULES}
+
+
+def test_kernels_that_share_functions_with_one_hashed_before_are_hashed() -> None:
+    pytest.importorskip("triton")
+    found = keys_of_a_process("late", ("shared_prefix_hopper", "prefill_attention_hopper"))
+    assert "prefill_attention_hopper._hopper_prefill_kernel" in found
 
 
 @pytest.mark.slow
@@ -59,8 +65,8 @@ def test_triton_alone_has_other_keys_in_another_order() -> None:
     """Else nothing of this would be needed, and the test above could not fail."""
     pytest.importorskip("triton")
     some = ("decode_splits_hopper", "shared_prefix_hopper", "prefill_attention_hopper")
-    assert keys_of_a_process(False, some) != keys_of_a_process(False, some[::-1])
+    assert keys_of_a_process("never", some) != keys_of_a_process("never", some[::-1])
 
 
 if __name__ == "__main__":
-    print(json.dumps(keys_in_order(sys.argv[1] == "1", sys.argv[2:])))
+    print(json.dumps(keys_in_order(sys.argv[1], sys.argv[2:])))

@@ -31,7 +31,8 @@ class DecodeBatch(NamedTuple):
     """[slots] int32: where each slot's new token goes, which is also how many of its positions are
     cached."""
     table: Tensor
-    """[slots, W] int32: the slots' block tables."""
+    """[slots, W] int32: the slots' block tables; an entry is an index into a layer's keys and
+    values."""
 
 
 class HeadInputs(NamedTuple):
@@ -46,12 +47,12 @@ class HeadInputs(NamedTuple):
 
 
 LayerTensors = Sequence[Tensor] | Tensor
-"""Keys or values of each layer, [num_blocks, Hkv, block_size, D] each, contiguous. Layers that
-never use the same block may share one."""
+"""Keys or values of each layer, [entries, Hkv, block_size, D] each, contiguous. Layers may share
+memory, as long as their entries do not."""
 
 
 class LayerCache(NamedTuple):
-    """[num_blocks, Hkv, block_size, D] each, contiguous."""
+    """[entries, Hkv, block_size, D] each, contiguous."""
 
     keys: Tensor
     values: Tensor

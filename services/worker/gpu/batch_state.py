@@ -60,7 +60,9 @@ class BatchState:
             return self._array[place : place + sizes[name]]
 
         self.tables = list(view("tables").view(self._groups, count, self._width))
-        """For each group of layers [slots, W]: KV blocks."""
+        """For each group of layers [slots, W]: KV blocks, as numbers of pages ahead of each."""
+        self.pages = 1
+        """Of a block: see ``kv_pool``."""
         self.last_token = view("last_token")
         self.position = view("position")
         """Where each slot's next token goes."""
@@ -157,7 +159,7 @@ class BatchState:
             begin = (group * len(self.rows) + slot) * self._width + first
             one = blocks[group :: self._groups]
             places.append(np.arange(begin, begin + len(one)))
-            values.append(np.maximum(one, 0))  # what is not there is not read
+            values.append(self.pages * np.maximum(one, 0))  # what is not there is not read
 
     def _add_slots(
         self,

@@ -17,7 +17,6 @@ from penstock.kernels.gpu.attention_arguments import (
     NOTHING_LISTED,
     DecodeBatch,
     HeadInputs,
-    LayerCache,
     ListedBlocks,
     Scores,
     listed_blocks,
@@ -34,6 +33,7 @@ from penstock.services.worker.gpu.attention_choice import (
 )
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.side_stream import SideStream
 from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.models.specification import CacheSpecification
@@ -77,14 +77,15 @@ class LayerAttention:
         grouped = group_layers(caches)
         if len(state.tables) != max(1, len(grouped.groups)):
             raise ValueError("the capacity is not that of the model's groups of layers")
-        shape = (grouped.layers, num_blocks, kv_heads, block_size, dim)
-        keys, values = (torch.zeros(shape, dtype=rows.qkv.dtype, device=device) for _ in range(2))
-        self.keys = [keys[place] for _, place in grouped.places]
-        self.values = [values[place] for _, place in grouped.places]
-        """For each layer [num_blocks, Hkv, block_size, D]; layers of several groups share one, each
-        in blocks of its own."""
+        self.pool = KVPool(
+            num_blocks, grouped.layers, kv_heads, block_size, dim, rows.qkv.dtype, device
+        )
+        """Layers of several groups share a place in it, each in blocks of its own."""
+        state.pages = self.pool.pages
+        self._caches = [self.pool.layer(place) for _, place in grouped.places]
         self._tables = [state.tables[group] for group, _ in grouped.places]
-        of_layers, scores = (self.keys, self.values), [scores_of(each) for each in caches]
+        of_layers = [cache.keys for cache in self._caches], [cache.values for cache in self._caches]
+        scores = [scores_of(each) for each in caches]
         width = state.tables[0].shape[1]
         self._listed = [_listed(each, width, device) for each in caches]
         self._plain = [each.plain for each in scores]
@@ -175,8 +176,7 @@ class LayerAttention:
         last = layer == len(self._heads) - 1
         rope_and_cache(
             self._rows.qkv[:rows], chunks.slots[:rows], chunks.positions[:rows], table,
-            self._heads[layer], self._rows.query[:rows],
-            LayerCache(self.keys[layer], self.values[layer]), self._eps,
+            self._heads[layer], self._rows.query[:rows], self._caches[layer], self._eps,
         )  # fmt: skip
         tiles = chunks.last_tiles if last else chunks.tiles
         step = self._rows.query[:rows], tiles, chunks.num_tiles, table, self._rows.output[:rows]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from asked_slots import EVERY_KIND, asking, biased, ids
@@ -221,7 +222,31 @@ def test_the_warm_up_reads_nothing_that_a_host_buffer_held_before(tiny_folder: F
         executor.chunks._device.fill_(0x3C003C00)
         executor.graphs.run_padding(8)
     assert executor.chunks.slots.eq(-1).all()
-    assert not any(keys.any() for keys in executor.decoder.attention.keys)
+    assert not executor.decoder.attention.pool.blocks.any()
+
+
+def test_a_block_that_is_copied_elsewhere_gives_the_same_tokens(tiny_folder: Folder) -> None:
+    """In one piece, all layers and groups of it; where it was before there is nothing."""
+    for variant in ("qwen3", "gemma3"):
+        folder, (prompt,) = tiny_folder(variant), some_prompts([22])
+        executor = gpu_executor(folder)
+        groups = max(1, len(executor.capacity.groups))
+        before, after = list(range(2 * groups)), list(range(30, 30 + 2 * groups))
+        new = NewSlot(0, ids(*prompt), 22, 0, before, GREEDY.packed())
+        first = executor.execute(StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, 22, True, [])]))
+        blocks = executor.decoder.attention.pool.blocks
+        with torch.inference_mode():
+            for here, there in zip(before[:groups], after[:groups], strict=True):
+                kept = blocks[here].clone()
+                assert blocks[here].is_contiguous()
+                blocks[here].fill_(torch.nan)
+                blocks[there].copy_(kept)
+        again = NewSlot(1, ids(*prompt), 22, 16, after[:groups], GREEDY.packed())
+        chunk = Chunk(1, 16, 6, True, after[groups:])
+        second = executor.execute(StepPlan(1, 2, False, [0], [again], [], [chunk]))
+        assert second.tokens == first.tokens
+        (wanted,) = generated(variant, [prompt], 1)
+        assert np.frombuffer(second.tokens, "<i4").tolist() == wanted
 
 
 def decoding_after(

@@ -71,12 +71,17 @@ class StepTimer:
         executor."""
         capacity = executor.capacity
         positions = context + steps + _WARM_UP
-        shared = min(common, context) // capacity.block_size
-        each = blocks_for(positions, capacity.block_size) - shared
+        groups = max(1, len(capacity.groups))  # each has blocks of its own
+
+        def blocks_of(tokens: int) -> int:
+            return groups * blocks_for(tokens, capacity.block_size)
+
+        shared = groups * (min(common, context) // capacity.block_size)
+        each = blocks_of(positions) - shared
         prompts = prompts_of(prefill)
         positions = max(positions, *prompts, 0)
         needed = shared + rows * each
-        needed += sum(blocks_for(size, capacity.block_size) for size in prompts)
+        needed += sum(map(blocks_of, prompts))
         if positions > capacity.max_model_len:
             raise ConfigError(f"{positions} positions; max_model_len is {capacity.max_model_len}")
         if needed > capacity.num_blocks:
@@ -105,7 +110,7 @@ class StepTimer:
         for slot, size in enumerate(prompts, rows):
             ids = (np.arange(size) % capacity.vocab_size).astype("<i4").tobytes()
             sampling = SlotSampling(temperature, 0, 1.0, slot)
-            blocks = list(range(block, block + blocks_for(size, capacity.block_size)))
+            blocks = list(range(block, block + blocks_of(size)))
             self._prompts.append(NewSlot(slot, ids, size, 0, [], sampling.packed()))
             self._chunks.append(Chunk(slot, 0, size, True, blocks))
             block += len(blocks)

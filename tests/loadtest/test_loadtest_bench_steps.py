@@ -50,6 +50,22 @@ def test_the_built_in_model_is_timed_at_every_context(tmp_path: Path) -> None:
     assert all(float(line.split()[3].replace(",", "")) > 0 for line in lines[1:3])
 
 
+def test_layers_with_windows_have_blocks_of_their_own(tmp_path: Path) -> None:
+    sizes = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
+        "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 512,
+        "max_position_embeddings": 512, "sliding_window": 64, "query_pre_attn_scalar": 16,
+    }  # fmt: skip
+    named = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+    (tmp_path / "config.json").write_text(json.dumps({**named, **sizes}))
+    done = bench(
+        str(tmp_path), "--device", "cpu", "--load-format", "dummy", "--rows", "2", "--context",
+        "100", "--prefill-len", "70", "--steps", "3",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split()[:3] == ["2", "100", "70"]
+
+
 def test_prompts_beside_the_rows_make_a_step_longer(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     done = bench(

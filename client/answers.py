@@ -297,9 +297,9 @@ class AnswerSink:
     def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
         answer = self.answers[choice]
         if tokens:
-            now = self._now()
-            if answer.last:
-                self._between_tokens((now - answer.last) / tokens, tokens)
+            now, last = self._now(), answer.last
+            if last:
+                self._between_tokens((now - last) / tokens, tokens)
             elif not self._has_first:
                 self._has_first = True
                 self._progress.on_first_token(now)

@@ -11,6 +11,7 @@ https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Literal
@@ -166,16 +167,23 @@ class Gauge:
 class Histogram:
     """One series of observations, counted by bucket."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("_above", "_bucket", "_limits", "_most", "bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self._limits = (-math.inf, *bounds, math.inf)
+        # Values that come together, as those of all rows of a step, mostly share a bucket.
+        self._bucket = 0
+        self._above, self._most = self._limits[:2]
 
     def observe(self, value: float, count: int = 1) -> None:
         """Count ``value`` (an upper bound belongs to its bucket) ``count`` times."""
-        self.counts[bisect_left(self.bounds, value)] += count
+        if not self._above < value <= self._most:
+            self._bucket = bucket = bisect_left(self.bounds, value)
+            self._above, self._most = self._limits[bucket], self._limits[bucket + 1]
+        self.counts[self._bucket] += count
         self.total += value * count
 
 

@@ -52,7 +52,10 @@ class StreamedAnswer(Answer):
         stream = self._stream
         if not stream.direct:
             super().add_text(text)
-            stream.added(self, len(text.encode()))
+            if stream.held:
+                stream.hold(self, len(text.encode()))
+            elif rendered := self.take():
+                stream.write(rendered)
             return
         rendered = to_json(text)
         if not rendered.isascii():
@@ -65,9 +68,13 @@ class StreamedAnswer(Answer):
 
     def add(self, text: str, extras: RowExtras) -> None:
         super().add(text, extras)
+        stream = self._stream
         if extras.details is not None or extras.prompt is not None:
-            self._stream.expect(prompt_bytes(extras))
-        self._stream.added(self, rendered_bytes(text, extras))
+            stream.expect(prompt_bytes(extras))
+        if stream.held:
+            stream.hold(self, rendered_bytes(text, extras))
+        elif rendered := self.take():
+            stream.write(rendered)
 
     def take(self) -> bytes:
         """The frames of what has come since the last ones; empty if nothing is to be said."""
@@ -127,12 +134,8 @@ class EventStream:
         """A row of so many bytes comes once: they are no sign of a slow reader."""
         self._limit += size
 
-    def added(self, answer: StreamedAnswer, size: int) -> None:
-        """The answer has grown by about so many bytes: send or hold them."""
-        if not self.held:
-            if frames := answer.take():
-                self.write(frames)
-            return
+    def hold(self, answer: StreamedAnswer, size: int) -> None:
+        """The answer has grown by about so many bytes, which wait for the reader."""
         self._held_bytes += size
         self._holding[answer] = None
         transport = self._transport
@@ -181,7 +184,7 @@ class EventStream:
         else:
             self._share.most = size
         if backlog > HOLD_BYTES and not self.held:
-            self._hold(True)
+            self._set_held(True)
             self._backlog = backlog
             self._progress_at = now
             self.clock.watch(self)
@@ -190,12 +193,12 @@ class EventStream:
         """The bytes of some frames on a connection that is not chunked."""
         return frames
 
-    def _hold(self, held: bool) -> None:
+    def _set_held(self, held: bool) -> None:
         self.held = held
         self.direct = self._all_direct and not held
 
     def _release(self) -> None:
-        self._hold(False)
+        self._set_held(False)
         holding, self._holding = self._holding, {}
         self._held_bytes = 0
         for answer in holding:

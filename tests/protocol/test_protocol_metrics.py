@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 import re
 import threading
 
@@ -89,6 +92,20 @@ def test_a_histogram_is_cumulative_and_a_value_on_a_bound_belongs_to_that_bucket
     assert bucket("5.0") == 13
     assert bucket("+Inf") == 14 == samples[f"{name}_count", ()]
     assert samples[f"{name}_sum", ()] == pytest.approx(0.0005 + 0.0006 + 0.004 + 99 + 0.02)
+
+
+def test_each_value_is_counted_in_its_bucket_whatever_came_before_it() -> None:
+    registry = Registry()
+    histogram = registry.histogram("inter_token_latency_seconds")
+    bounds = (*histogram.bounds, math.inf)
+    around = [bound * part for bound in histogram.bounds for part in (0.9, 1.0, 1.1)]
+    values = random.Random(1).choices([0.0, -1.0, *around, math.inf], k=2000)
+    for value in values:
+        histogram.observe(value)
+    assert histogram.counts == [
+        sum(low < value <= high for value in values)
+        for low, high in itertools.pairwise((-math.inf, *bounds))
+    ]
 
 
 def test_histograms_of_two_processes_are_summed_bucket_by_bucket() -> None:

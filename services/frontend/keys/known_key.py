@@ -54,7 +54,8 @@ class KnownKey(msgspec.Struct, frozen=True):
             )
         has = " and ".join(sorted(self.rights - {"any"}))
         raise _forbidden(
-            f"The key {self.name} has the role {has}, and this route is for the role {right}"
+            f"The key {self.name} has the role {has}, and this route is for the role {right}: "
+            f"`penstock keys add NAME --role {right}` makes such a key"
         )
 
     def check_model(self, model: ServedModel, name: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Served, served
+from served import Served, SharedServers, served
 from siege import FLAGS, KEYS, WAYS, Attacker, besieged, peaceful_text
 
 from penstock.loadtest.make_model import make_model
@@ -18,10 +18,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=lambda way: "without_asserts" if way else "plain")
-def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
-    environment = {"PYTHONOPTIMIZE": request.param}
-    with served(str(folder), *FLAGS, environment=environment) as running:
-        yield running
+def server(request: pytest.FixtureRequest, folder: Path, shared_server: SharedServers) -> Served:
+    return shared_server(str(folder), *FLAGS, environment={"PYTHONOPTIMIZE": request.param})
 
 
 @pytest.fixture(scope="module")

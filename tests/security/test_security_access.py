@@ -108,7 +108,7 @@ def test_the_time_of_a_refusal_says_nothing_about_the_key() -> None:
 def test_a_shared_request_id_mixes_nothing_up(locked: Attacker) -> None:
     bodies = [
         {"prompt": [5 + number, 7, 11], "max_tokens": 6, "seed": number, "temperature": 100}
-        for number in range(100)
+        for number in range(40)
     ]
 
     async def all_at_once(request_id: str) -> list[tuple[dict[int, str], str]]:
@@ -126,12 +126,12 @@ def test_a_shared_request_id_mixes_nothing_up(locked: Attacker) -> None:
         locked.post(COMPLETIONS, body, **with_key(locked)).json["choices"][0]["text"]
         for body in bodies
     ]
-    assert len(set(alone)) > 95
+    assert len(set(alone)) > 0.95 * len(bodies)
     for request_id, echoed in (("one-id_for-all", True), ("10.0.0.1:5570", False)):
         answers = asyncio.run(all_at_once(request_id))
         assert [text[0] for text, _ in answers] == alone
         ids = {shown for _, shown in answers}
-        assert ids == {request_id} if echoed else len(ids) == 100
+        assert ids == {request_id} if echoed else len(ids) == len(bodies)
 
 
 def test_the_cached_prefix_of_one_key_is_unknown_to_another(locked: Attacker) -> None:
@@ -173,7 +173,7 @@ def test_greedy_and_seeded_answers_are_those_of_a_run_alone_whatever_runs_beside
     drawn = {"temperature": 100, "seed": 5}
     fixed = [
         {"prompt": random_prompt(), "max_tokens": 24, "ignore_eos": True, **fields}
-        for fields in ({"temperature": 0}, drawn) * 10
+        for fields in ({"temperature": 0}, drawn) * 5
     ]
     alone = [
         locked.post(COMPLETIONS, body, **with_key(locked)).json["choices"][0]["text"]
@@ -194,7 +194,7 @@ def test_greedy_and_seeded_answers_are_those_of_a_run_alone_whatever_runs_beside
                 except TimeoutError:
                     pass
 
-            noises = [asyncio.create_task(noise()) for _ in range(40)]
+            noises = [asyncio.create_task(noise()) for _ in range(20)]
             answers = await asyncio.gather(*(ask(session, locked.server.url, b) for b in fixed))
             await asyncio.gather(*noises)
             return [answer.text[0] for answer in answers]
@@ -241,7 +241,7 @@ def test_keys_and_prompts_are_in_no_metric_and_no_command_line(locked: Attacker)
         assert key not in shown
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(50_000, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("count", [200, pytest.param(50_000, marks=pytest.mark.chaos)])
 def test_made_up_methods_paths_and_models_make_no_new_series(locked: Attacker, count: int) -> None:
     def lines() -> set[str]:
         text = locked.request("GET", "/metrics", **with_key(locked)).body.decode()

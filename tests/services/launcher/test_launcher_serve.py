@@ -184,7 +184,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def shared(cache: str) -> Iterator[Server]:
-    """A server for tests that leave it as they find it."""
+    """A server for tests that leave it as they find it; the one of two signals ends it."""
     server = Server(*NULL, "--tokenizers", "2", "--api-key", "s3cret-key", XDG_CACHE_HOME=cache)
     try:
         yield server.ready()
@@ -245,15 +245,30 @@ def test_launcher_announces_what_a_program_needs_to_know_of_it(shared: Server) -
     assert "s3cret" not in shared.text
 
 
-def test_launcher_serves_a_model_of_the_hubs_cache_under_its_name(
-    start: Start, tmp_path: Path
-) -> None:
-    root = tmp_path / "hub" / "models--org--little"
+@pytest.fixture(scope="module")
+def named(cache: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A server of a model that the hub's cache holds, in a folder that its user names; the test of
+    what it leaves there ends it."""
+    folder, home = Path(tempfile.mkdtemp(prefix="p")), tmp_path_factory.mktemp("home")
+    root = home / "hub" / "models--org--little"
     make_model(root / "snapshots" / "0123abcd")
     (root / "refs").mkdir()
     (root / "refs" / "main").write_text("0123abcd")
-    server = start("org/little", *NULL, "--no-download", HF_HOME=str(tmp_path)).ready()
+    flags = ("org/little", *NULL, "--no-download", "--runtime-dir", str(folder))
+    server = Server(*flags, XDG_CACHE_HOME=cache, HF_HOME=str(home))
+    try:
+        yield server.ready(), folder
+    finally:
+        server.clean()
+        shutil.rmtree(folder)
+
+
+def test_launcher_serves_a_model_of_the_hubs_cache_under_its_name(
+    named: tuple[Server, Path],
+) -> None:
+    server, _ = named
     assert server.announcement["model"] == "org/little"
+    assert server.complete(model="org/little")["usage"]["completion_tokens"] == 4
 
 
 def test_launcher_starts_separate_processes_that_ps_can_tell_apart(shared: Server) -> None:
@@ -340,25 +355,13 @@ def test_launcher_stopped_leaves_no_process_port_or_file(start: Start) -> None:
     server.nothing_is_left()
 
 
-def test_launcher_takes_a_signal_that_comes_twice_at_once_for_one(start: Start) -> None:
+def test_launcher_takes_a_signal_that_comes_twice_at_once_for_one(shared: Server) -> None:
     """As from ``make`` or ``timeout``, which pass on what the whole process group got."""
-    server = start(*NULL).ready()
+    server = shared
     server.process.send_signal(signal.SIGTERM)
     wait_for(lambda: "draining" in server.text)
     assert server.stop(signal.SIGTERM) == 0, server.text
     server.nothing_is_left()
-
-
-@pytest.fixture(scope="module")
-def named(cache: str) -> Iterator[tuple[Server, Path]]:
-    """A server in a folder that its user names; the second of the next tests ends it."""
-    folder = Path(tempfile.mkdtemp(prefix="p"))
-    server = Server(*NULL, "--runtime-dir", str(folder), XDG_CACHE_HOME=cache)
-    try:
-        yield server.ready(), folder
-    finally:
-        server.clean()
-        shutil.rmtree(folder)
 
 
 def test_launcher_refuses_the_runtime_folder_of_a_running_server(
@@ -366,7 +369,7 @@ def test_launcher_refuses_the_runtime_folder_of_a_running_server(
 ) -> None:
     first, folder = named
     assert "in use" in failed(start(*NULL, "--runtime-dir", str(folder)), 4, 2.0)
-    assert first.complete()["usage"]["completion_tokens"] == 4
+    assert first.complete(model="org/little")["usage"]["completion_tokens"] == 4
 
 
 def test_launcher_leaves_only_the_folder_that_the_user_named(named: tuple[Server, Path]) -> None:

@@ -87,7 +87,7 @@ def undisturbed(server: Served) -> list[str]:
     return texts(server)
 
 
-@pytest.mark.parametrize("rank", [1, 0])
+@pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow), 0])
 def test_streams_end_with_the_same_text_when_a_rank_is_killed(
     server: Served, undisturbed: list[str], rank: int
 ) -> None:

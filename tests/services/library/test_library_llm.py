@@ -403,7 +403,7 @@ print(output.prompt, llm._server.process.pid, flush=True)
 @pytest.mark.parametrize(
     "end",
     [
-        "pass",
+        pytest.param("pass", marks=pytest.mark.slow),
         pytest.param("raise SystemExit(0)", marks=pytest.mark.slow),
         pytest.param("1 / 0", marks=pytest.mark.slow),
         pytest.param("os._exit(0)", marks=pytest.mark.slow),

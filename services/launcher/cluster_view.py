@@ -34,6 +34,8 @@ class ClusterView:
         self.on_ask: Callable[[Ask], Told] | None = None
         """Answers the questions of frontends."""
         self._unloading: list[str] = []
+        self._ended: set[int] = set()
+        """Incarnations of this host's members whose end was seen."""
         self._cluster = cluster
         self._log = log
         self._lost: list[Peer] = []
@@ -72,8 +74,11 @@ class ClusterView:
         return {peer.identity.pid: peer for peer in peers if peer.identity.host == HOST}
 
     def everybody(self) -> list[Peer]:
-        """Living members on all hosts."""
-        return list(self._participant.peers.values())
+        """Members on all hosts, but for those whose end was seen here: the ones that ended while
+        the router was away are kept for a while under the next one."""
+        peers = self._participant.peers
+        self._ended &= peers.keys()
+        return [peer for number, peer in peers.items() if number not in self._ended]
 
     def open_requests(self, model: str) -> int:
         """What clients wait for, as the router said in its answer to the last beat."""
@@ -138,6 +143,8 @@ class ClusterView:
     def died(self, pid: int) -> None:
         """Tell the router of a process's end, and remove the ipc files that it left."""
         self._mailbox.send(self._participant.router_address, Died(pid, HOST))
+        if (peer := self.own().get(pid)) is not None:
+            self._ended.add(peer.incarnation)
         address = self._seen.pop(pid, "")
         if address.startswith("ipc://"):
             path = address.removeprefix("ipc://")

@@ -214,6 +214,8 @@ class ModelSet:
         if model.state == FAILED and model.end is None:
             self._models.remove(model)
             return []
+        if model.state == FAILED:  # its processes are being killed; then it is forgotten
+            model.enter(DRAINING, now)
         if model.state in (LOADING, READY):
             others = [one for one in self._models if one.state == READY and one is not model]
             if not others:
@@ -229,6 +231,10 @@ class ModelSet:
         return [model.told(self._cluster.own(), now)]
 
     # --- what the supervisor says
+
+    def begin(self) -> None:
+        """The server is ready: from now on models are loaded and unloaded."""
+        self._is_ready = True
 
     def close(self) -> None:
         """The server goes down: nothing is loaded any more, and it ends what there is."""
@@ -247,7 +253,6 @@ class ModelSet:
     def tick(self, now: float) -> None:
         """Go on with what is being loaded and unloaded. Call it a few times a second while the
         server runs, from its being ready on."""
-        self._is_ready = True
         for model in list(self._models):
             if model.state == LOADING:
                 self._look(model, now)

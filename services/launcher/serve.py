@@ -108,10 +108,11 @@ def run(
             is_ready=lambda: answers_ready(listener, tls=tls),
             on_ready=lambda: _ready(
                 registration,
+                models,
                 _announcement(configs, url(listener, tls=tls), grpc, members.own().values(), began),
                 people,
             ),
-            on_stop=lambda: _close(listener, leave),
+            on_stop=lambda: _close(listener, leave, models),
             models=models,
         )
         if models is not None:
@@ -119,7 +120,11 @@ def run(
         return _supervise(supervisor, before_error=lines.clear)
 
 
-def _ready(registration: Registration, server: Announcement, people: bool) -> None:
+def _ready(
+    registration: Registration, models: ModelSet | None, server: Announcement, people: bool
+) -> None:
+    if models is not None:
+        models.begin()
     registration.ready(server.url)
     announce(server, people=people, style=style_of(1))
 
@@ -141,8 +146,10 @@ def _reserved(server: ServerConfig, stack: contextlib.ExitStack) -> socket.socke
     return stack.enter_context(reserve(host, server.grpc_port, "--grpc-port"))
 
 
-def _close(listener: socket.socket, leave: Callable[[], None]) -> None:
+def _close(listener: socket.socket, leave: Callable[[], None], models: ModelSet | None) -> None:
     """Leave the port to the frontends, which drain: they serve who is connected by now."""
+    if models is not None:
+        models.close()
     leave()
     listener.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import signal
@@ -298,7 +299,8 @@ def test_a_load_during_which_a_process_dies_ends_ready_or_failed(setup: Setup, r
 
 def test_the_end_of_the_server_ends_a_load_as_well(tmp_path: Path) -> None:
     model = make_model(tmp_path / "models" / "one")
-    make_model(tmp_path / "models" / "two", seed=1)
+    for seed, name in enumerate(("two", "three"), 1):
+        make_model(tmp_path / "models" / name, seed=seed)
     keys = tmp_path / "keys"
     root = added(keys, "root", "admin")
     with served(
@@ -310,8 +312,17 @@ def test_the_end_of_the_server_ends_a_load_as_well(tmp_path: Path) -> None:
         waiting = threading.Thread(target=lambda: answers.append(setup.load("two")))
         waiting.start()
         setup.until(lambda: len(children(server)) > 5, "nothing starts")
+        connected = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+        connected.request("GET", "/live")
+        connected.getresponse().read()
         everybody = list(server.processes().values())
         server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        headers = {"Authorization": f"Bearer {root}", "Content-Type": "application/json"}
+        with contextlib.suppress(OSError, http.client.HTTPException):  # it may be closed by now
+            connected.request("POST", LOAD, '{"model": "three"}', headers)
+            late = connected.getresponse()
+            assert (late.status, json.load(late)["error"]["code"]) == (503, "not_ready")
         assert server.process.wait(20) == 0, "it does not wait for who waits"
         _gone, alive = psutil.wait_procs(everybody, timeout=5)
         assert alive == []

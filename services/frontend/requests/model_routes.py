@@ -87,8 +87,8 @@ async def unload_model(request: web.Request) -> web.Response:
     state = states[0] if states else None
     last = state
     if state is not None:
-        state = await _wait(context, state, body.wait_s, lambda now: now.state == "failed")
-    if state is None:  # it is gone
+        state = await _wait(context, state, body.wait_s, lambda now: now.state != "draining")
+    if state is None or state.state != "draining":  # it is gone, or there is another of its name
         gone = last or ModelState(body.model, [], "", UNLOADED, 0.0)
         gone = msgspec.structs.replace(gone, state=UNLOADED, seconds=0.0, note="")
         return json_response(_told(gone))
@@ -148,7 +148,8 @@ async def _ask(context: Context, what: str, about: bytes = b"") -> list[ModelSta
     if answer.status != 200:
         kind = _KINDS.get(answer.status, INVALID_REQUEST)
         message = answer.message[:1].upper() + answer.message[1:]
-        raise ApiError(answer.status, message, kind=kind, code=answer.code)
+        later = retry_after(1.0 if answer.status == 503 else None)
+        raise ApiError(answer.status, message, kind=kind, code=answer.code, headers=later)
     return answer.models
 
 

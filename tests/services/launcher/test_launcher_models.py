@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.config import ClusterConfig, Config, ConfigError
 from penstock.protocol.config.complete import AnotherModel
 from penstock.protocol.config.fields import LaunchConfig, ModelConfig
 from penstock.protocol.process import logs
@@ -22,8 +23,9 @@ from penstock.protocol.wire.messages.administration import (
     LoadModel,
     ModelAnswer,
 )
-from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
+from penstock.protocol.wire.messages.membership import Capacity, Identity, Members, Peer, Phase
 from penstock.services.launcher.children import ModelChildren, ServerChildren
+from penstock.services.launcher.cluster_view import HOST, ClusterView
 from penstock.services.launcher.model_set import MAX_FAILED, MAX_MODELS, ModelSet
 from penstock.services.launcher.processes import Child
 from penstock.services.launcher.running_model import STOP_SECONDS, WITHDRAWAL_SECONDS
@@ -165,7 +167,7 @@ def world(tmp_path: Path) -> World:
     for name in ("second", "third"):
         (tmp_path / name).mkdir()
     world = World(tmp_path)
-    world.tick()
+    world.models.begin()
     return world
 
 
@@ -209,6 +211,19 @@ def test_a_load_of_which_a_process_ends_fails_as_a_whole_and_for_good(world: Wor
     assert (state.state, state.reason) == ("failed", "worker 1 ended")
     assert world.load("second").models[0].state == "loading", "it may be tried again"
     assert list(world.states()) == ["first", "second"]
+
+
+def test_a_failed_load_is_forgotten_when_its_processes_have_ended(world: World) -> None:
+    world.load("second")
+    worker, *others = list(world.processes)
+    world.died(worker)
+    assert world.ask(UNLOAD_MODEL, b"second").models[0].state == "draining"
+    world.tick()
+    assert [child.sent for child in others] == [[signal.SIGKILL]] * 2
+    for child in others:
+        world.died(child)
+    world.tick()
+    assert (world.states(), world.processes, world.unloading) == ({"first": "ready"}, [], [])
 
 
 def test_a_process_that_a_busy_machine_kept_from_its_beats_fails_no_load(world: World) -> None:
@@ -339,7 +354,7 @@ def test_a_server_that_starts_or_ends_loads_nothing(tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     world = World(tmp_path)
     assert refused(world.load("second")) == (503, "not_ready")
-    world.tick()
+    world.models.begin()
     world.models.close()
     world.tick()
     assert refused(world.load("second")) == (503, "not_ready")
@@ -359,3 +374,23 @@ def test_a_question_that_cannot_be_read_is_refused_and_another_is_left_alone(wor
     assert refused(world.ask(LOAD_MODEL, b"\xc1")) == (400, "bad_question")
     assert refused(world.ask(UNLOAD_MODEL, b"\xff")) == (400, "bad_question")
     assert world.models.answer(Ask("", 1, "log_level"), world.now).answer == b""
+
+
+def test_who_ended_while_the_router_was_away_holds_no_name(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    cluster = ClusterConfig(router=f"ipc://{tmp_path}/router.sock")
+    view = ClusterView(cluster, logs.set_up("launcher", "error", "json"))
+    try:
+        peers = [
+            Peer("worker", f"ipc://{tmp_path}/{pid}.sock", pid, Identity(pid, HOST), "ready", "",
+                 Capacity(), 0)
+            for pid in (50, 51)
+        ]  # fmt: skip
+        now = time.monotonic()
+        view._participant.handle(1, Members(1, 1, peers, []), now)
+        view.died(50)
+        view._participant.handle(2, Members(2, 1, [], []), now)  # the next router knows nobody yet
+        assert len(view.own()) == 2, "they are kept for a while"
+        assert [peer.identity.pid for peer in view.everybody()] == [51]
+    finally:
+        view.close()

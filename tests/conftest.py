@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -88,6 +89,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group_of(nodeid)
 
     return Groups(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of which every test has a mark that this run leaves out is not imported: those of
+    SDKs, GPUs and long runs take seconds in each test process."""
+    left_out = set(re.findall(r"not (\w+)", config.option.markexpr))
+    if not left_out or " or " in config.option.markexpr or not _is_tests(collection_path):
+        return None
+    return True if left_out & marks_of_all(collection_path.read_text("utf-8")) else None
+
+
+def _is_tests(path: Path) -> bool:
+    return path.name.startswith("test_") and path.suffix == ".py"
+
+
+def marks_of_all(source: str) -> set[str]:
+    """The plain marks that a module's ``pytestmark`` gives each of its tests."""
+    found = re.search(r"^pytestmark = (\[[^\]]*\]|.*)", source, re.MULTILINE)
+    return set(re.findall(r"pytest\.mark\.(\w+)(?=[,\]\s]|$)", found[1])) if found else set()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,6 +9,7 @@ import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -143,10 +144,17 @@ def _help(hint: Any) -> str:
 
 def fields(groups: Sequence[str] | None = None) -> dict[str, Field]:
     """Fields of the named groups (all by default), by name; names are unique over groups."""
+    declared = _declared()
+    if groups is None:
+        return dict(declared)
+    return {name: field for name, field in declared.items() if field.group in groups}
+
+
+@cache
+def _declared() -> dict[str, Field]:
+    """Read once in a process: each annotation is a text that Python compiles when it is asked."""
     found: dict[str, Field] = {}
     for group, kind in get_type_hints(Config).items():
-        if groups is not None and group not in groups:
-            continue
         hints = get_type_hints(kind, include_extras=True)
         for info in msgspec.structs.fields(kind):
             if info.name == "models":
@@ -249,7 +257,9 @@ class _Gathering:
         """The whole of it, with defaults for what nobody gave."""
         tree: dict[str, dict[str, Any]] = {}
         for name, field in self.everything.items():
-            tree.setdefault(field.group, {})[name] = self.values.get(name, field.default)
+            default = field.default
+            default = [*default] if isinstance(default, list) else default
+            tree.setdefault(field.group, {})[name] = self.values.get(name, default)
             self.sources.setdefault(name, Source("default"))
         tree["model"]["models"] = self.models
         hints = get_type_hints(Config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 TOMBSTONE_SECONDS = 60.0
 RESEND_SECONDS = 1.0
 RECONCILE_SECONDS = 2.0
@@ -16,13 +18,15 @@ class Tombstones:
     """Ids and the highest attempt of each that was cancelled, for ``TOMBSTONE_SECONDS``."""
 
     def __init__(self) -> None:
-        self._graves: dict[int, tuple[int, float]] = {}
+        # A plain dict looks for its first key behind all that were taken out before it, so that
+        # forgetting n of them would cost n².
+        self._graves: OrderedDict[int, tuple[int, float]] = OrderedDict()
 
     def bury(self, request_id: int, attempt: int, now: float) -> None:
         known = self._graves.pop(request_id, (attempt, now))
         self._graves[request_id] = (max(attempt, known[0]), now)
         if len(self._graves) > MAX_TOMBSTONES:
-            del self._graves[next(iter(self._graves))]
+            self._graves.popitem(last=False)
 
     def covers(self, request_id: int, attempt: int) -> bool:
         grave = self._graves.get(request_id)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import psutil
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.kernels.activation import ACTIVATIONS, gated, plain, silu_and_mul
 from penstock.kernels.kv_cache import allocate_kv_cache, clear_blocks, write_kv
@@ -32,6 +31,16 @@ def private_bytes() -> int:
 
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+def of_transformers(kind: str, table: Any, **more: int) -> tuple[torch.Tensor, float]:
+    """Inverse frequencies and the factor of attention, for heads of 64."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = LlamaConfig(hidden_size=256, num_attention_heads=4, head_dim=64, rope_parameters=table)
+    found: tuple[torch.Tensor, float] = ROPE_INIT_FUNCTIONS[kind](config, CPU, **more)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -171,8 +180,7 @@ def test_yarn_frequencies_equal_those_of_transformers(truncate: bool) -> None:
         "beta_fast": 16.0,
         "truncate": truncate,
     }
-    config = LlamaConfig(hidden_size=256, num_attention_heads=4, head_dim=64, rope_parameters=table)
-    expected, _ = ROPE_INIT_FUNCTIONS["yarn"](config, CPU)
+    expected, _ = of_transformers("yarn", table)
     assert torch.allclose(inverse_frequencies(64, rope), expected.float(), rtol=1e-6, atol=0)
 
 
@@ -191,8 +199,7 @@ def test_longrope_takes_the_factors_of_the_longest_sequence(positions: int) -> N
         1e4, "longrope", original_max_position_embeddings=4096, short_factors=tuple(short),
         long_factors=tuple(long),
     )  # fmt: skip
-    config = LlamaConfig(hidden_size=256, num_attention_heads=4, head_dim=64, rope_parameters=table)
-    expected, _ = ROPE_INIT_FUNCTIONS["longrope"](config, CPU, seq_len=positions)
+    expected, _ = of_transformers("longrope", table, seq_len=positions)
     got = inverse_frequencies(64, rope.for_length(positions))
     assert torch.allclose(got, expected, rtol=1e-6, atol=0)
 
@@ -215,8 +222,7 @@ def test_scaled_frequencies_equal_those_of_transformers(rope: RopeParameters) ->
         "high_freq_factor": rope.high_freq_factor,
         "original_max_position_embeddings": rope.original_max_position_embeddings,
     }
-    config = LlamaConfig(hidden_size=256, num_attention_heads=4, head_dim=64, rope_parameters=table)
-    expected, scale = ROPE_INIT_FUNCTIONS[rope.rope_type](config, CPU, seq_len=100)
+    expected, scale = of_transformers(rope.rope_type, table, seq_len=100)
     assert scale == 1.0
     assert torch.equal(inverse_frequencies(64, rope), expected.float())
 

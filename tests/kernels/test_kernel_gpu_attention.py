@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -35,8 +37,18 @@ REAL = [
 ]
 
 
-def cases() -> list[Case]:
-    return REAL + SMALL if ON_GPU else SMALL
+def in_short(every: list[Any], quick: list[int]) -> list[Any]:
+    """All of them; those that are not named are for the long run where the interpreter computes."""
+    return [
+        each
+        if ON_GPU or place in quick
+        else pytest.param(*each if type(each) is tuple else (each,), marks=pytest.mark.slow)
+        for place, each in enumerate(every)
+    ]
+
+
+def cases() -> list[Any]:
+    return in_short(REAL + SMALL if ON_GPU else SMALL, [0, 2, 3])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -88,7 +100,9 @@ MADE_ON_GPU = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("case", "made"), MADE + MADE_ON_GPU if ON_GPU else MADE, ids=str)
+@pytest.mark.parametrize(
+    ("case", "made"), in_short(MADE + MADE_ON_GPU if ON_GPU else MADE, [1, 4, 5, 8]), ids=str
+)
 def test_windows_soft_caps_scales_and_sinks_of_decode_rows_equal_the_plain_computation(
     case: Case, made: Scores, dtype: torch.dtype
 ) -> None:
@@ -111,7 +125,9 @@ def test_windows_soft_caps_scales_and_sinks_of_decode_rows_equal_the_plain_compu
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("case", "made"), MADE + MADE_ON_GPU if ON_GPU else MADE, ids=str)
+@pytest.mark.parametrize(
+    ("case", "made"), in_short(MADE + MADE_ON_GPU if ON_GPU else MADE, [1, 4, 5, 8]), ids=str
+)
 def test_windows_soft_caps_scales_and_sinks_of_chunks_equal_the_plain_computation(
     case: Case, made: Scores, dtype: torch.dtype
 ) -> None:
@@ -151,7 +167,9 @@ LISTED_ON_GPU = [
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("case", "made", "pattern"), LISTED + LISTED_ON_GPU if ON_GPU else LISTED, ids=str
+    ("case", "made", "pattern"),
+    in_short(LISTED + LISTED_ON_GPU if ON_GPU else LISTED, [1, 2]),
+    ids=str,
 )
 def test_blocks_that_are_seen_besides_are_read_and_no_others(
     case: Case, made: Scores, pattern: BlockPattern | None, dtype: torch.dtype
@@ -215,7 +233,9 @@ SHARING_ON_GPU = [
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("case", "common"), SHARING + SHARING_ON_GPU if ON_GPU else SHARING, ids=str
+    ("case", "common"),
+    in_short(SHARING + SHARING_ON_GPU if ON_GPU else SHARING, [1, 3]),
+    ids=str,
 )
 def test_a_shared_prefix_is_attended_as_if_each_row_had_it_alone(
     case: Case, common: int, dtype: torch.dtype

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,31 +48,29 @@ def differences(
     return max(float((a.float() - b.float()).abs().max()) for a, b in zip(*results, strict=True))
 
 
+SHAPES = [
+    ((4, 4), 64, 16),
+    ((4, 2), 80, 16),
+    ((3, 1), 96, 32),
+    ((8, 2), 80, 64),
+    ((10, 2), 128, 24),
+    ((6, 1), 80, 24),
+    ((7, 1), 64, 64),
+    ((8, 1), 96, 16),
+]
+
+
+def shapes_and_steps() -> Iterator[Any]:
+    """Each shape with one kind of steps in either type; with all of them in the long run."""
+    for number, shape in enumerate(SHAPES):
+        for place, step in enumerate(STEPS):
+            for dtype in TOLERANCES:
+                usual = place == (number + (dtype == torch.bfloat16)) % len(STEPS)
+                yield pytest.param(*shape, step, dtype, marks=() if usual else pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("step", "dtype"),
-    [
-        *((step, torch.float32) for step in STEPS),
-        *((step, torch.bfloat16) for step in ("decode", "mixed")),
-        *(
-            pytest.param(step, torch.bfloat16, marks=pytest.mark.slow)
-            for step in ("prefill", "cached prefix")
-        ),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    ("heads", "dim", "block_size"),
-    [
-        ((4, 4), 64, 16),
-        ((4, 2), 80, 16),
-        ((3, 1), 96, 32),
-        ((8, 2), 80, 64),
-        ((10, 2), 128, 24),
-        ((6, 1), 80, 24),
-        ((7, 1), 64, 64),
-        ((8, 1), 96, 16),
-    ],
-    ids=str,
+    ("heads", "dim", "block_size", "step", "dtype"), [*shapes_and_steps()], ids=str
 )
 def test_a_step_gives_what_the_reference_gives(
     heads: tuple[int, int], dim: int, block_size: int, dtype: torch.dtype, step: str
@@ -78,8 +78,14 @@ def test_a_step_gives_what_the_reference_gives(
     assert differences(LENGTHS, STEPS[step], heads, dim, block_size, dtype) < TOLERANCES[dtype]
 
 
-@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 100])
-@pytest.mark.parametrize("start", [0, 1, 15, 16, 300])
+@pytest.mark.parametrize(
+    ("start", "count"),
+    [
+        pytest.param(start, count, marks=() if place % 5 == number % 5 else pytest.mark.slow)
+        for number, start in enumerate([0, 1, 15, 16, 300])
+        for place, count in enumerate([1, 2, 63, 64, 65, 100])
+    ],
+)
 def test_a_chunk_that_is_alone_gives_what_the_reference_gives(start: int, count: int) -> None:
     assert differences([400], [(0, start, count)], (4, 2), 80, 16) < 3e-6
 

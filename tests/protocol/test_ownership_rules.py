@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from array import array
 from typing import Any
 
 import msgspec
 import pytest
+from growth import LINEAR, fourfold
 
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.sink import RowExtras
@@ -433,6 +435,19 @@ def test_looking_for_old_tombstones_costs_nothing_while_all_are_young() -> None:
     graves.expire(1.0 + TOMBSTONE_SECONDS)
     assert len(graves) == 1
     assert graves.covers(0, ONE)
+
+
+def test_forgetting_a_tombstone_costs_as_much_however_many_there_are() -> None:
+    def cost(count: int) -> float:
+        graves = Tombstones()
+        for number in range(count):
+            graves.bury(number, ONE, 1.0)
+        begun = time.process_time()
+        graves.expire(1.0 + TOMBSTONE_SECONDS)
+        assert not len(graves)
+        return time.process_time() - begun
+
+    assert fourfold(cost, 5000) < LINEAR
 
 
 # --- the tokenizer

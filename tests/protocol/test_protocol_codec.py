@@ -210,14 +210,14 @@ def survives(frame: bytes) -> None:
     assert type(message) in MESSAGES.values()
 
 
-@settings(max_examples=500, deadline=None, database=None, derandomize=True)
+@settings(max_examples=250, deadline=None, database=None, derandomize=True)
 @given(st.binary(max_size=200))
 def test_random_bytes_never_raise_anything_but_malformed_frame(data: bytes) -> None:
     survives(data)
     survives(PREFIX + data)
 
 
-@settings(max_examples=800, deadline=None, database=None, derandomize=True)
+@settings(max_examples=400, deadline=None, database=None, derandomize=True)
 @given(
     st.sampled_from(sorted(GOLDEN)),
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4),

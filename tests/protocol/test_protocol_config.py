@@ -212,16 +212,21 @@ def test_a_file_sets_the_field(name: str, style: str, tmp_path: Path) -> None:
     assert (sources[name].origin, sources[name].detail) == ("file", str(path))
 
 
+@functools.cache
+def help_of(group: str) -> str:
+    """All that the help says of a group's flags, with single blanks."""
+    parser = build_parser("penstock", "test", [group])
+    parser.show_all()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "1000")
+        return re.sub(r"\s+", " ", parser.format_help())
+
+
 @pytest.mark.parametrize("name", FIELDS)
-def test_help_names_flag_default_variable_and_purpose(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
+def test_help_names_flag_default_variable_and_purpose(name: str) -> None:
     field = FIELDS[name]
     assert len(field.help) > 10, f"{name} needs a description"
-    parser = build_parser("penstock", "test", [field.group])
-    parser.show_all()
-    text = re.sub(r"\s+", " ", parser.format_help())
+    text = help_of(field.group)
     if name in TEST_ONLY:
         assert field.flag not in text
         return
@@ -242,9 +247,7 @@ def test_what_is_no_choice_is_told_the_choices(name: str) -> None:
     field = FIELDS[name]
     fault = fault_of(field.flag, "gpus")
     assert fault.startswith(f"{field.flag} 'gpus': ")
-    parser = build_parser("penstock", "test", [field.group])
-    parser.show_all()
-    text = parser.format_help()
+    text = help_of(field.group)
     for choice in CHOICES[name]:
         assert re.search(rf"\b{choice}\b", fault)
         assert re.search(rf"\b{choice}\b", text)

@@ -60,7 +60,7 @@ OUTER = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(OUTER)
 def test_what_msgspec_accepts_is_read_alike_and_anything_else_is_read_or_explained(
     value: dict[str, Any],

@@ -87,7 +87,7 @@ def test_on_a_perfect_network_every_request_ends_once_with_its_own_text(
     assert (sum(core.counters.preemptions for core in cores) > 0) == (traits is not ROOMY)
 
 
-@seeds(2, 8)
+@seeds(1, 8)
 def test_lost_and_doubled_messages_cost_time_but_no_text(seed: int) -> None:
     cluster = Cluster(World(seed, loss=0.02, delay=0.02, doubles=0.02))
     records = load(cluster, 80, 10.0, cancel=0.2)
@@ -122,7 +122,7 @@ def test_an_engine_of_three_ranks_survives_the_loss_of_one(seed: int) -> None:
     assert len(cluster.world.of(WorkerNode)) == 3 * len(groups)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(1, 4)
 def test_no_rank_reads_a_cached_block_that_it_has_not_written(seed: int) -> None:
     """Ranks that do not wait for each other: one may lack a plan that the first has answered."""
     traits = replace(MANY, world_size=3, collective=False)
@@ -154,7 +154,7 @@ def test_what_was_on_its_way_to_the_only_one_that_stops_waits_for_the_next(
     check(cluster, records)
 
 
-@seeds(2, 4)
+@seeds(1, 4)
 def test_a_dead_frontend_leaves_nothing_open(seed: int) -> None:
     cluster = Cluster(World(seed))
     records = load(cluster, 60, 5.0)
@@ -164,7 +164,7 @@ def test_a_dead_frontend_leaves_nothing_open(seed: int) -> None:
     check(cluster, records)
 
 
-@seeds(2, 4)
+@seeds(1, 4)
 def test_steps_that_fail_and_requests_that_fail_them_cost_nobody_else_anything(seed: int) -> None:
     rng = random.Random(seed)
     traits = replace(
@@ -222,7 +222,7 @@ def play_everything(seed: int) -> None:
     check_forgotten(cluster)
 
 
-@seeds(3, 10)
+@seeds(2, 10)
 def test_everything_at_once(seed: int) -> None:
     play_everything(seed)
 
@@ -238,7 +238,7 @@ def test_everything_at_once_with_two_thousand_seeds(hundred: int) -> None:
             raise
 
 
-@seeds(2, 3)
+@seeds(1, 3)
 def test_a_full_engine_turns_requests_away_soon_and_without_a_storm(seed: int) -> None:
     traits = replace(ROOMY.with_limits(max_num_seqs=2), max_waiting=5)
     cluster = Cluster(World(seed), traits, engines=1)

@@ -60,7 +60,7 @@ BODIES = st.builds(
 ).map(str.encode)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(BODIES)
 def test_a_large_body_is_read_and_refused_exactly_as_a_small_one(body: bytes) -> None:
     def outcome(**how: Any) -> Any:

@@ -22,7 +22,7 @@ def names(tokens: list[int], salt: str, hasher: BlockHasher | None = None) -> li
     return (hasher or BlockHasher(BLOCK)).extend(holder, len(tokens) // BLOCK)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(PROMPTS, SALTS, PROMPTS, SALTS)
 def test_two_blocks_have_one_name_exactly_when_all_before_them_and_their_salts_are_equal(
     tokens: list[int], salt: str, others: list[int], other_salt: str
@@ -42,7 +42,7 @@ def test_a_block_that_comes_later_has_another_name_than_the_same_tokens_at_the_b
     assert first != second
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(PROMPTS, SALTS), max_size=3 * KEPT_CHAINS))
 def test_prompts_that_begin_alike_get_the_names_that_each_would_get_alone(
     prompts: list[tuple[list[int], str]],

@@ -437,7 +437,7 @@ class World:
         self.known.clear()
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), actions=st.integers(20, 250))
 def test_the_cache_is_what_a_plain_model_of_it_says(seed: int, actions: int) -> None:
     World(seed).play(actions)

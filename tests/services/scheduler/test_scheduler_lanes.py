@@ -31,7 +31,7 @@ def test_lanes_whose_keys_grow_keep_the_right_order_under_random_use() -> None:
     keys = dict.fromkeys("abcdefgh", 0.0)
     lanes: Lanes[str] = Lanes(keys.__getitem__)
     waiting: dict[tuple[str, QueueKey], None] = {}
-    for number in range(4000):
+    for number in range(1500):
         action = rng.random()
         if action < 0.4:
             lane = rng.choice("abcdefgh")

@@ -104,12 +104,12 @@ def test_chats_that_share_a_long_cached_prefix_start_in_one_small_plan() -> None
     engine.core.add(0, 0, "t", asking(prefix), 0.0)
     engine.run()
     done = len(engine.plans)
-    for request_id in range(1, 251):
+    for request_id in range(1, 101):
         assert engine.core.add(request_id, 0, "t", asking([*prefix, request_id]), 0.0) is None
     engine.run()
-    assert len(engine.plans[done].added) == 250
-    assert engine.sizes[done] < 250 * (3 * 100_000 // 16 + 500)
-    assert len(engine.ends) == 251
+    assert len(engine.plans[done].added) == 100
+    assert engine.sizes[done] < 100 * (3 * 100_000 // 16 + 500)
+    assert len(engine.ends) == 101
 
 
 def test_choices_whose_penalties_read_the_prompt_share_one_copy_of_it() -> None:

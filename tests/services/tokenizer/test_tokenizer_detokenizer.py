@@ -29,7 +29,7 @@ def pieces_of(kind: str, ids: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 def test_random_ids_give_the_text_of_one_whole_decode(kind: str, data: st.DataObject) -> None:
     tokenizer = zoo()[kind]
     size = tokenizer.get_vocab_size()
@@ -42,7 +42,7 @@ def test_random_ids_give_the_text_of_one_whole_decode(kind: str, data: st.DataOb
 
 @pytest.mark.parametrize("kind", ["byte_level", "llama_2", "llama_2 without strip"])
 @given(text=st.text(max_size=60))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_encoded_text_comes_back_whole(kind: str, text: str) -> None:
     tokenizer = zoo()[kind]
     ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -105,7 +105,7 @@ def seconds(kind: str, ids: list[int]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("byte_level", 50_000), ("llama_2", 50_000), ("word_piece", 2_000)]
+    ("kind", "count"), [("byte_level", 20_000), ("llama_2", 20_000), ("word_piece", 1_000)]
 )
 def test_time_is_linear_in_the_number_of_tokens(kind: str, count: int) -> None:
     size = zoo()[kind].get_vocab_size()
@@ -117,8 +117,8 @@ def test_time_is_linear_in_the_number_of_tokens(kind: str, count: int) -> None:
 def test_an_endless_row_of_unfinished_characters_stays_linear() -> None:
     byte = zoo()["llama_2"].token_to_id("<0xF0>")
     lead = zoo()["byte_level"].token_to_id("ð")
-    assert fourfold(lambda number: seconds("llama_2", [byte] * number), 50_000) < LINEAR
-    assert fourfold(lambda number: seconds("byte_level", [lead] * number), 50_000) < LINEAR
+    assert fourfold(lambda number: seconds("llama_2", [byte] * number), 20_000) < LINEAR
+    assert fourfold(lambda number: seconds("byte_level", [lead] * number), 20_000) < LINEAR
 
 
 def test_a_common_token_costs_under_two_microseconds() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asked_transformers import asked_here
 from tokenizer_zoo import WORDS, byte_level, llama_2, metaspace, unigram, word_piece
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
@@ -19,7 +20,6 @@ from penstock.protocol.model_info import BadModelFolder
 from penstock.protocol.wire.messages.requests import Chat, PromptText
 from penstock.services.tokenizer import library_rules, tokenizer_files
 from penstock.services.tokenizer.detokenizer import new_detokenizer
-from penstock.services.tokenizer.library_tokenizer import make
 from penstock.services.tokenizer.text_model import TextModel
 
 TEMPLATE = (
@@ -254,17 +254,16 @@ def test_a_file_that_transformers_takes_as_it_stands_is_read_without_it(
     check_like_transformers(AS_IT_STANDS[name]().write(tmp_path / "m"))
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders that transformers was asked for: in this process, as a new one takes seconds."""
+    return asked_here(monkeypatch)
+
+
 @pytest.mark.parametrize("name", BUILT_ANEW)
 def test_a_file_that_transformers_does_not_take_as_it_stands_is_left_to_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, asked: list[Path]
 ) -> None:
-    asked = []
-
-    def in_this_process(folder: Path) -> Any:
-        asked.append(folder)
-        return make(folder)
-
-    monkeypatch.setattr(tokenizer_files, "library_tokenizer", in_this_process)
     check_like_transformers(BUILT_ANEW[name]().write(tmp_path / "m"))
     assert asked
 
@@ -280,7 +279,7 @@ def test_what_transformers_cannot_read_is_refused_with_its_reason(tmp_path: Path
 
 
 def test_a_sentencepiece_model_alone_is_refused_with_the_command_that_converts_it(
-    tmp_path: Path,
+    tmp_path: Path, asked: list[Path]
 ) -> None:
     folder = tmp_path / "old folder"
     folder.mkdir()
@@ -289,7 +288,7 @@ def test_a_sentencepiece_model_alone_is_refused_with_the_command_that_converts_i
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     with pytest.raises(BadModelFolder, match="sentencepiece and protobuf are") as refused:
         TextModel.load(folder)
-    assert str(refused.value).endswith(f"'{folder}'")
+    assert str(refused.value).endswith(f"'{folder}'") and asked
 
 
 def test_the_command_that_writes_a_tokenizer_file_does(tmp_path: Path) -> None:
@@ -339,7 +338,7 @@ def test_blanks_before_punctuation_go_however_the_text_comes(words: list[str]) -
 
     clean = PreTrainedTokenizerFast(tokenizer_object=word_piece()).clean_up_tokenization
     draw = random.Random(11)
-    for _ in range(20_000):
+    for _ in range(4000):
         text = "".join(draw.choice("  '.,ntsmverx") for _ in range(draw.randrange(14)))
         cleaned = CleanedDetokenizer(Pieces())  # type: ignore[arg-type]
         out, at = "", 0

@@ -34,7 +34,7 @@ def streamed(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
 
 
 @given(text=SMALL, stops=STOPS, data=st.data())
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_every_cut_of_the_text_gives_what_the_whole_text_gives(
     text: str, stops: list[str], data: st.DataObject
 ) -> None:
@@ -46,7 +46,7 @@ def test_every_cut_of_the_text_gives_what_the_whole_text_gives(
 
 
 @given(text=SMALL, stops=STOPS)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 def test_exactly_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     watched = StopStrings(stops)
     seen = released = ""

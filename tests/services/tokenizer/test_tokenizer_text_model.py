@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from asked_transformers import asked_here
 from chat_templates import ALTERNATING, CHATML, CONVERSATIONS, SYSTEM, TEMPLATES, THINKING
 from tokenizer_zoo import byte_level, llama_2, zoo
 from tokenizers import Tokenizer
@@ -397,7 +398,10 @@ def test_a_corrupt_tokenizer_configuration_is_named(tmp_path: Path) -> None:
         TextModel.load(tmp_path / "m")
 
 
-def test_a_folder_with_older_files_is_converted(tmp_path: Path) -> None:
+def test_a_folder_with_older_files_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asked_here(monkeypatch)
     tokenizer = byte_level()
     written = json.loads(tokenizer.to_str())["model"]
     folder = tmp_path / "old"
@@ -408,11 +412,13 @@ def test_a_folder_with_older_files_is_converted(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     model = TextModel.load(folder)
+    assert asked == [folder]
     text = "water flows 😀"
     assert model.tokenizer.decode(ids_of(model.encode(text, False))) == text
 
 
-def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:
+def test_code_in_the_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asked_here(monkeypatch)
     folder = write_folder(
         tmp_path / "m", byte_level(), None, auto_map={"AutoTokenizer": ["tokenizer.T", None]}
     )
@@ -421,7 +427,7 @@ def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:
     (folder / "tokenizer.json").rename(folder / "vocab.json")
     with pytest.raises(BadModelFolder):
         TextModel.load(folder)
-    assert not (tmp_path / "ran").exists()
+    assert asked == [folder] and not (tmp_path / "ran").exists()
 
 
 def test_loading_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
@@ -441,7 +447,7 @@ def test_loading_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["a", "e\u0301", "hello <|im_end|> "])
 def test_other_threads_run_on_while_a_long_text_is_encoded(text: str, tmp_path: Path) -> None:
     model = load(tmp_path, "byte_level", CHATML)
-    prompt = PromptText(text * (2_000_000 // len(text)))
+    prompt = PromptText(text * (800_000 // len(text)))
     turns = 0
     with ThreadPoolExecutor(1) as threads:
         encoding = threads.submit(model.encode_prompt, prompt)

@@ -78,9 +78,16 @@ def test_the_arguments_keep_to_the_schema_where_a_call_is_a_must(
     assert not follower.takes(written(family, [(name, {"city": "Oslo", "unit": "K"})]))
 
 
-@AS_TOKENS
 @EVERY
-@pytest.mark.parametrize("keys", ["ab", "abc"], ids=["two", "three"])
+@pytest.mark.parametrize(
+    ("keys", "as_tokens"),
+    [
+        pytest.param("ab", True, id="two-tokens"),
+        pytest.param("abc", False, id="three-text"),
+        pytest.param("abc", True, id="three-tokens", marks=pytest.mark.slow),
+        pytest.param("ab", False, id="two-text", marks=pytest.mark.slow),
+    ],
+)
 def test_several_arguments_may_be_texts(family: Family, as_tokens: bool, keys: str) -> None:
     schema = {"type": "object", "properties": {key: {"type": "string"} for key in keys}}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}

@@ -127,7 +127,7 @@ class Loaded:
         """Steps of random load; what they ask of the sampler differs."""
         count = len(EVERY_KIND)
         with self.memory:
-            prompts = some_prompts([3, 30, *([2] * (count - 2))])
+            prompts = some_prompts([3, 9, *([2] * (count - 2))])
             PlanDriver(self.executor, 1).run(prompts, 2, samplings=EVERY_KIND)
 
     def step(self) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from plan_driver import PlanDriver
 from tiny_models import some_prompts
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
@@ -33,14 +34,14 @@ def silent(note: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six layers with the shape of SmolLM2-135M: grouped heads of 64, three to a KV head."""
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=8192, hidden_size=576, intermediate_size=1536, num_hidden_layers=6,
         num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
         max_position_embeddings=2048,
     )  # fmt: skip
     torch.manual_seed(5)
     found = tmp_path_factory.mktemp("models") / "shape"
-    LlamaForCausalLM(config).save_pretrained(found)
+    transformers.LlamaForCausalLM(config).save_pretrained(found)
     return found
 
 
@@ -55,7 +56,8 @@ def test_a_long_prompt_takes_about_as_long_as_with_transformers(
         160, 16, 4, 2048, 2048, info.vocab_size, groups=group_layers(model.caches).groups
     )
     executor = ModelExecutor(model, sizes, plain_attention(model, sizes.block_size))
-    other = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    read: Any = transformers.AutoModelForCausalLM.from_pretrained
+    other = read(folder, dtype=dtype).eval()
     (prompt,) = some_prompts([LENGTH])
     ids = torch.tensor([prompt])
 

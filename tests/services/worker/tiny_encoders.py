@@ -11,7 +11,7 @@ import transformers
 SHARED: dict[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 32,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 64,
     "max_position_embeddings": 80,
@@ -24,7 +24,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "XLMRoberta": {"type_vocab_size": 1},
     "Camembert": {"type_vocab_size": 1},
     "MPNet": {},
-    "DistilBert": {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64, "pad_token_id": 0},
+    "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "pad_token_id": 0},
     "ModernBert": {
         "local_attention": 8, "global_attn_every_n_layers": 2, "classifier_pooling": "mean",
         "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3,

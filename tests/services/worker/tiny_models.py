@@ -234,13 +234,23 @@ def some_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
     return [[rng.randrange(300) for _ in range(length)] for length in lengths]
 
 
-def generated(variant: str, prompts: list[list[int]], count: int) -> list[list[int]]:
-    """Greedy continuations by transformers, one prompt at a time."""
+def generated(
+    variant: str,
+    prompts: list[list[int]],
+    count: int,
+    guesses: list[list[int]] | None = None,
+) -> list[list[int]]:
+    """Greedy continuations by transformers, one prompt at a time. guesses: what they may be. One
+    pass over a prompt and its guess shows whether transformers chooses each token of it, in a
+    tenth of the time; where it does not, it generates."""
     model = make_model(variant)
     model.set_attn_implementation("eager")
     model.generation_config.eos_token_id = None
     outputs = []
-    for prompt in prompts:
+    for place, prompt in enumerate(prompts):
+        if guesses is not None and _are_chosen(model, prompt, guesses[place], count):
+            outputs.append(guesses[place])
+            continue
         ids = torch.tensor([prompt])
         with torch.inference_mode():
             full = model.generate(
@@ -252,6 +262,15 @@ def generated(variant: str, prompts: list[list[int]], count: int) -> list[list[i
             )
         outputs.append(full[0, len(prompt) :].tolist())
     return outputs
+
+
+def _are_chosen(model: Any, prompt: list[int], guess: list[int], count: int) -> bool:
+    """Whether so many tokens are the likeliest ones, each behind the prompt and those before it."""
+    if len(guess) != count:
+        return False
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + guess[:-1]])).logits[0, len(prompt) - 1 :]
+    return bool(logits.argmax(-1).tolist() == guess)
 
 
 def seen_through_blocks(model: ModelSpecification, window: int) -> ModelSpecification:

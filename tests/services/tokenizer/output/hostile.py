@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from replay import TOOLS, Piece, atoms, joined, vocabularies
+from replay import TOOLS, Piece, atoms, joined, machine_of, vocabularies
 from wire_forms import FORMS
 from written import written
 
 from penstock.services.tokenizer.output.families import FAMILIES
-from penstock.services.tokenizer.output.machine import Machine, Vocabulary, build_machine
+from penstock.services.tokenizer.output.machine import Machine, Vocabulary
 from penstock.services.tokenizer.output.parser import OutputParser
 from penstock.services.tokenizer.output.tool_schemas import ToolSchemas
 
@@ -82,7 +82,7 @@ def _part(draw: random.Random, name: str, output: str) -> str:
 @functools.cache
 def _machine(family: str, vocabulary: str) -> tuple[Machine, Vocabulary]:
     found = vocabularies(FAMILIES[family])[vocabulary]
-    return build_machine(FAMILIES[family], found), found
+    return machine_of(FAMILIES[family], found), found
 
 
 def _pushed(case: Hostile, size: int, piece: int | None) -> tuple[OutputParser, list[Piece]]:

@@ -11,7 +11,7 @@ import functools
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.protocol.wire.messages.tokens import (
@@ -49,6 +49,8 @@ TOOLS: dict[str, Any] = {
     },
     "now": {"type": "object", "properties": {}},
 }
+KINDS = ("text", "tokens")
+"""Vocabularies without any added token of a family's marks, and with all of them."""
 FAR = 12
 """Characters between two cuts of which neither is likely to hide what the other does."""
 EXTRA_SPECIAL = "<|im_end|>"
@@ -101,7 +103,7 @@ Piece = tuple[int, str]
 
 @functools.cache
 def vocabularies(family: Family) -> dict[str, Vocabulary]:
-    """One without any added token of the family's marks, and one with all of them."""
+    """Those of ``KINDS``."""
     marks = list(family.marks.values())
     if family.reasoning is not None:
         marks += [family.reasoning.open, family.reasoning.close]
@@ -111,6 +113,11 @@ def vocabularies(family: Family) -> dict[str, Vocabulary]:
         "text": Vocabulary(extra, frozenset(extra.values())),
         "tokens": Vocabulary(extra | ids, frozenset({999})),
     }
+
+
+machine_of = functools.cache(build_machine)
+"""All machines of a run: their regular expressions take longer to compile than an output to
+read, and ``build_machine`` keeps fewer than these tests use."""
 
 
 def atoms(output: str, vocabulary: Vocabulary) -> list[Piece]:
@@ -185,7 +192,7 @@ def run(
 ) -> list[tuple[Any, ...]]:
     """The events of the pieces, neighbours of one kind joined. complete: the model has ended.
     limits: which calls the parser takes."""
-    machine = build_machine(family, vocabulary, tools=parses_tools, reasoning=parses_reasoning)
+    machine = machine_of(family, vocabulary, tools=parses_tools, reasoning=parses_reasoning)
     parser = OutputParser(
         machine,
         ToolSchemas(tools),
@@ -225,27 +232,30 @@ def merged(contents: Sequence[Content]) -> list[tuple[Any, ...]]:
 
 
 def every_cut(
-    family: Family, output: str, *, thorough: bool = True, **how: Any
+    family: Family, output: str, *, thorough: Collection[str] = KINDS, **how: Any
 ) -> dict[str, list[tuple[Any, ...]]]:
-    """The events of an output for each vocabulary. They are the same for every cut."""
+    """The events of an output for each vocabulary. They are the same for every cut. thorough: kinds
+    of vocabularies with which it is cut at each place."""
     result = {}
     for kind, vocabulary in vocabularies(family).items():
         pieces = atoms(output, vocabulary)
         whole = run(family, vocabulary, joined(pieces), **how)
-        for cut in cuttings(pieces, thorough):
+        for cut in cuttings(pieces, kind in thorough):
             found = run(family, vocabulary, cut, **how)
             assert found == whole, f"{kind}: {cut}"
         result[kind] = whole
     return result
 
 
-def check(family: Family, case: Case) -> None:
+def check(family: Family, case: Case, thorough: Collection[str] = KINDS) -> None:
     """The events of a case are the expected ones, however it is cut, and however tools are
-    declared; nothing of a text is lost where nothing is parsed."""
-    found = every_cut(family, case.output, tools=case.tools, in_reasoning=case.in_reasoning)
+    declared; nothing of a text is lost where nothing is parsed. thorough: see ``every_cut``."""
+    found = every_cut(
+        family, case.output, thorough=thorough, tools=case.tools, in_reasoning=case.in_reasoning
+    )
     for kind, events in found.items():
         assert_events(events, case.expected, f"{kind}: {case.output!r}")
-    off = {"parses_tools": False, "thorough": False}
+    off: dict[str, Any] = {"parses_tools": False, "thorough": ()}
     every_cut(family, case.output, in_reasoning=case.in_reasoning, **off)
     plain = every_cut(family, case.output, parses_reasoning=False, in_reasoning=True, **off)
     shown = case.output.replace(EXTRA_SPECIAL, "")

@@ -142,7 +142,13 @@ def test_the_cost_of_an_output_grows_with_its_length_alone(case: Hostile) -> Non
     assert fourfold(lambda size: seconds(case, size, piece=24), SIZE) < LINEAR
 
 
-@pytest.mark.parametrize("case", [*CASES, *drawn(40, seed=5)], ids=str)
+DRAWN = [
+    pytest.param(case, marks=() if number < 10 else pytest.mark.slow)
+    for number, case in enumerate(drawn(40, seed=5))
+]
+
+
+@pytest.mark.parametrize("case", [*CASES, *DRAWN], ids=str)
 def test_a_megabyte_of_hostile_text_costs_little_more_than_one_of_words(case: Hostile) -> None:
     assert times_plain(case) < MOST_PLAIN
 

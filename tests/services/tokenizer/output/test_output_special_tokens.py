@@ -134,6 +134,6 @@ def test_ids_differ_even_where_a_model_has_written_those_that_replace_them() -> 
     taken = ["now:1024", "functions.now:1024", "functions.now:1", "functions.now:1"]
     calls = [f"{K_ONE}{one}{K_ARGUMENTS}{{}}{K_ONE_END}" for one in (*taken, *["x:9"] * 9)]
     family, make_id = FAMILIES["special_tokens_kimi"], CallIds(IdStyle.KIMI, "", 0)
-    for events in every_cut(family, "".join(calls), make_id=make_id, thorough=False).values():
+    for events in every_cut(family, "".join(calls), make_id=make_id, thorough=()).values():
         ids = [event[2] for event in events if event[0] == "call"]
         assert len(set(ids)) == len(ids) == len(calls)

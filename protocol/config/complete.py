@@ -9,7 +9,7 @@ import msgspec
 from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.derive import derive
 from penstock.protocol.config.fields import Config
-from penstock.protocol.config.machine import Machine, read_machine
+from penstock.protocol.config.machine import Machine, this_machine
 from penstock.protocol.config.sources import ConfigError, Provenance, Source
 
 
@@ -23,7 +23,7 @@ def complete(
     """
     from penstock.protocol.model_info import read_model_info
 
-    machine = machine or read_machine(environment=os.environ)
+    machine = machine or this_machine()
     folder = config.model.model
     known = folder and not (may_lack_model and not os.path.isdir(folder))
     info = read_model_info(folder) if known else None
@@ -64,7 +64,7 @@ def with_another_model(
     }
     cache = msgspec.structs.replace(config.cache, memory_share=shares)
     config = msgspec.structs.replace(config, model=model, cache=cache)
-    machine = read_machine(environment=os.environ)
+    machine = this_machine()
     config, _ = complete(config, sources, machine, may_lack_model=False)
     return _beside(config, running, machine.gpus) if config.device.device == "cuda" else config
 

@@ -110,6 +110,11 @@ def _physical_cores(root: Path, cores: int) -> int:
     return min(cores, len(lists)) if lists else cores
 
 
+def this_machine() -> Machine:
+    """As this process may use it."""
+    return read_machine(environment=os.environ)
+
+
 def triton_cache_folder(environment: Mapping[str, str] | None = None) -> Path:
     """Where Triton keeps compiled kernels, as it reads ``environment``; by default that of this
     process."""

@@ -145,7 +145,7 @@ def another(
     share: float = 0.0,
 ) -> Config:
     """The last of ``count`` models that join one which a server was started with."""
-    monkeypatch.setattr("penstock.protocol.config.complete.read_machine", lambda **_: machine)
+    monkeypatch.setattr("penstock.protocol.config.complete.this_machine", lambda: machine)
     resolved = resolve(GROUPS, {"model": str(folder), **settings}, {})
     running = [complete(*resolved, machine, may_lack_model=False)[0]]
     for number in range(count):

@@ -53,7 +53,8 @@ def run(config):
     return 0
 service.run = run
 config = Config(device=DeviceConfig(device="cuda", device_index=3))
-cli._run("worker", [config], {"router": Source("flag", "")}, cli.Internal(), 0.0, False)
+sources = {"router": Source("flag", "")}
+cli._run("worker", [config], sources, cli.Internal(), 0.0, False, (config, sources))
 """
     environment = {name: v for name, v in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     out = subprocess.run(

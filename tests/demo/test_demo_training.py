@@ -62,6 +62,7 @@ def test_demo_muon_makes_its_updates_orthogonal() -> None:
         assert values.max() < 1.5
 
 
+@pytest.mark.slow
 @needs_model
 def test_demo_an_interrupted_training_ends_like_one_that_was_not(tmp_path: Path) -> None:
     threads = torch.get_num_threads()

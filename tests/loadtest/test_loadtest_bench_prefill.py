@@ -56,6 +56,7 @@ def test_computed_tokens_are_those_that_no_cache_holds(tmp_path: Path) -> None:
         assert row["tokens_per_second"] == pytest.approx(rate)
 
 
+@pytest.mark.slow
 def test_rates_stand_beside_the_floor_of_the_model(tmp_path: Path) -> None:
     model = make_model(tmp_path / "m", **SHAPE)
     result = bench(

@@ -54,6 +54,7 @@ def built_in(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[s
     return done.stdout, json.loads(path.read_text())["decode"]
 
 
+@pytest.mark.slow
 def test_the_built_in_model_is_timed_at_every_context(
     built_in: tuple[str, list[dict[str, Any]]],
 ) -> None:

@@ -178,6 +178,7 @@ def test_a_recording_whose_observer_was_killed_ends_by_itself(
     ask(server.url)
 
 
+@pytest.mark.slow
 def test_a_worker_whose_inbox_is_never_empty_begins_and_ends_in_time(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -557,6 +557,7 @@ def test_launcher_says_at_once_that_the_port_is_in_use(start: Start) -> None:
     assert len(server.output) == 1
 
 
+@pytest.mark.slow
 def test_launcher_a_truncated_shard_ends_the_start_with_the_workers_message(
     start: Start, tmp_path: Path
 ) -> None:

@@ -272,6 +272,7 @@ def test_transformers_is_asked_in_a_process_of_its_own(tmp_path: Path) -> None:
     check_like_transformers(llama(legacy=True).write(tmp_path / "m"))
 
 
+@pytest.mark.slow
 def test_what_transformers_cannot_read_is_refused_with_its_reason(tmp_path: Path) -> None:
     folder = generic(llama_2(), added_tokens_decoder={"0": 5}).write(tmp_path / "m")
     with pytest.raises(BadModelFolder, match=r"tokenizer\.json: transformers makes no tokenizer"):

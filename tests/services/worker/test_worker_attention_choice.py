@@ -327,6 +327,7 @@ def test_the_kernels_for_hopper_are_made_where_a_layer_has_plain_scores(
     assert compiled == [4]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where no GPU is")
 def test_a_shared_prefix_is_scaled_as_its_layer() -> None:
     """The same rows with the prefix read once, and with each row reading its own context."""

@@ -259,6 +259,7 @@ def test_steps_of_decode_and_of_prefill_have_their_own_number(
     assert {threads for rows, threads in found if rows < MANY_ROWS} == {1}
 
 
+@pytest.mark.slow
 def test_looking_again_changes_no_token_and_touches_no_cached_block(tiny_folder: Folder) -> None:
     executor: ModelExecutor = loaded(tiny_folder("qwen3"), None)
     before = PlanDriver(executor).run([[1, 2, 3] * 20], 5)

@@ -103,6 +103,7 @@ def test_a_classifier_s_logits_and_second_segments_are_those_by_torch(tmp_path: 
     assert_same(write_encoder(model, tmp_path), [3, 9, 66], second=2)
 
 
+@pytest.mark.slow
 def test_gemma_s_layers_attend_in_both_directions_by_the_kernel(tmp_path: Path) -> None:
     model = make_model("gemma3")
     model.config.use_bidirectional_attention = True

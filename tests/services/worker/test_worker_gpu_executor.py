@@ -225,6 +225,7 @@ def test_the_warm_up_reads_nothing_that_a_host_buffer_held_before(tiny_folder: F
     assert not executor.decoder.attention.pool.blocks.any()
 
 
+@pytest.mark.slow
 def test_a_block_that_is_copied_elsewhere_gives_the_same_tokens(tiny_folder: Folder) -> None:
     """In one piece, all layers and groups of it; where it was before there is nothing."""
     for variant in ("qwen3", "gemma3"):
@@ -282,6 +283,7 @@ def tokens_of(packed: bytes) -> list[int]:
     return torch.frombuffer(bytearray(packed), dtype=torch.int32).tolist()
 
 
+@pytest.mark.slow
 def test_rows_of_more_heads_than_the_kernel_of_shared_prefixes_takes_do_without_it(
     tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +313,7 @@ def test_rows_that_share_a_prefix_give_the_tokens_of_rows_that_do_not(
     assert executor.shares_a_prefix
 
 
+@pytest.mark.slow
 def test_logprobs_are_those_of_transformers(tiny_folder: Folder) -> None:
     folder = tiny_folder("qwen3")
     check_outputs(PlanDriver(gpu_executor(folder), 2), folder, some_prompts([3, 5, 9, 2]), 2)

@@ -110,6 +110,7 @@ def test_layers_with_mlps_of_different_widths_have_our_attention_and_give_right_
     assert_exact("llama", executor_of(enlarged(model, width=48)))
 
 
+@pytest.mark.slow
 def test_steps_padded_to_the_size_of_a_graph_and_sampled_rows_are_those_of_the_plain_executor(
     tiny_folder: Folder,
 ) -> None:

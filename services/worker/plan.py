@@ -16,7 +16,7 @@ from penstock.kernels.gpu.device_facts import USUAL_MULTIPROCESSORS
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import free_host_bytes, read_machine
 from penstock.protocol.config.model_dtype import ITEM_BYTES, computed_type
-from penstock.protocol.model_info import ModelInfo, read_model_info
+from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.gpu.static_memory import (
@@ -240,7 +240,12 @@ def report(config: Config, gpu: Gpu | None) -> tuple[str, int]:
     """
     info = read_model_info(config.model.model)
     if config.loading.load_format != "dummy":
-        Checkpoint(info.folder)
+        try:
+            Checkpoint(info.folder)
+        except BadModelFolder as error:
+            raise BadModelFolder(
+                f"{error} (--load-format dummy plans by its config.json alone)"
+            ) from None
     planner = Planner(info, planned_device(config, gpu))
     beside = planner.beside_kv(config)
     estimate = _ESTIMATE if read_shape(info, config).estimated else []

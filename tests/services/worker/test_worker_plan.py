@@ -186,6 +186,18 @@ def test_a_length_that_does_not_fit_names_the_one_that_does(tmp_path: Path) -> N
     assert f"longest context {int(fits):,} tokens; 1.0" in text
 
 
+def test_without_weights_a_plan_says_how_config_json_alone_suffices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    command = ["plan", str(tmp_path), "--gpu", "h100"]
+    assert cli.main(command) != 0
+    said = capsys.readouterr().err
+    assert "neither model.safetensors nor" in said
+    assert "(--load-format dummy plans by its config.json alone)" in said
+    assert cli.main([*command, "--load-format", "dummy"]) == 0
+
+
 def test_gpus_are_found_however_they_are_spelled() -> None:
     assert gpu_named("NVIDIA H100") == gpu_named("h100") == GPUS["h100"]
     assert gpu_named("RTX 4090") == gpu_named("GeForce RTX 4090") == GPUS["4090"]

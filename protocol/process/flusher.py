@@ -11,7 +11,10 @@ class Flusher:
     def __init__(self, loop: asyncio.AbstractEventLoop, mailbox: Mailbox) -> None:
         self._loop = loop
         self._mailbox = mailbox
-        self._planned: asyncio.TimerHandle | None = None
+        self._planned: asyncio.Handle | None = None
+        self._due = 0.0
+        """When that is. A uvloop gives no ``TimerHandle`` for what is due within half a
+        millisecond."""
 
     def flush(self) -> None:
         """Send what waits, now or in a moment."""
@@ -19,9 +22,10 @@ class Flusher:
             return
         due = self._loop.time() + self._mailbox.retry_s()
         if self._planned is not None:
-            if self._planned.when() <= due:
+            if self._due <= due:
                 return
             self._planned.cancel()  # one that waits since long must not delay a new one
+        self._due = due
         self._planned = self._loop.call_at(due, self._flush_later)
 
     def _flush_later(self) -> None:

@@ -21,7 +21,7 @@ from penstock.protocol.process import logs
 from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.process.running_servers import Registration
 from penstock.protocol.wire.messages.membership import Peer
-from penstock.services.launcher.children import make_children
+from penstock.services.launcher.children import ServerChildren, make_children
 from penstock.services.launcher.cluster_view import ClusterView
 from penstock.services.launcher.later_models import Configure, LaterModels
 from penstock.services.launcher.listening import (
@@ -86,8 +86,7 @@ def run(
         models = None
         if configure is not None:
             making = LaterModels(configs, children, configure, registration)
-            models = ModelSet(configs, children, making, members, log, time.monotonic())
-            members.on_ask = lambda asked: models.answer(asked, time.monotonic())
+            models = _model_set(configs, children, making, members, log)
         style, tls = style_of(2), bool(config.server.tls_cert)
         lines = StartupLines(
             log, style if style.cursor and logs.for_people(_form(config)) else None
@@ -118,6 +117,19 @@ def run(
         if models is not None:
             models.processes = supervisor
         return _supervise(supervisor, before_error=lines.clear)
+
+
+def _model_set(
+    configs: Sequence[Config],
+    children: ServerChildren,
+    making: LaterModels,
+    members: ClusterView,
+    log: Logger,
+) -> ModelSet:
+    """The server's models, which answers what frontends ask about them."""
+    models = ModelSet(configs, children, making, members, log, time.monotonic())
+    members.on_ask = lambda asked: models.answer(asked, time.monotonic())
+    return models
 
 
 def _ready(

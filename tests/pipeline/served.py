@@ -19,6 +19,9 @@ from typing import Any
 
 import psutil
 
+from penstock.protocol.keys.key_file import change_keys, line_of
+from penstock.protocol.keys.record import Role, new_key
+
 START_SECONDS = 60.0
 BUILT_IN = ("--device", "cpu", "--dtype", "float32", "--grpc-port", "0")
 """The built-in model, of which two requests get the same text bit for bit."""
@@ -175,6 +178,13 @@ def served(*arguments: str, environment: dict[str, str] | None = None) -> Iterat
         raise
     code = server.stop()
     assert code == 0, server.output[-4000:]
+
+
+def added_key(path: Path, name: str, role: Role = "user") -> str:
+    """A key that the file at ``path`` holds from now on."""
+    key, record = new_key(name, role)
+    change_keys(path, lambda lines: [*lines, line_of(record)])
+    return key
 
 
 class SharedServers:

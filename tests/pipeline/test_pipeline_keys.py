@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from served import Served, served
+from served import Served, added_key, served
 
 from penstock.loadtest.make_model import make_model
-from penstock.protocol.keys.key_file import change_keys, line_of
-from penstock.protocol.keys.record import Role, new_key
 
 TEXT = "/v1/completions"
 LONG = {"prompt": [1, 2, 3], "max_tokens": 200, "ignore_eos": True}
@@ -29,17 +27,11 @@ class Setup(NamedTuple):
     root: str
 
 
-def added(path: Path, name: str, role: Role = "user") -> str:
-    key, record = new_key(name, role)
-    change_keys(path, lambda lines: [*lines, line_of(record)])
-    return key
-
-
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     folder = tmp_path_factory.mktemp("keys")
     model, keys = make_model(folder / "tiny", max_position_embeddings=512), folder / "keys"
-    ann, root = added(keys, "ann"), added(keys, "root", "admin")
+    ann, root = added_key(keys, "ann"), added_key(keys, "root", "admin")
     with served(
         *(str(model), "--device", "null", "--null-step-ms", "10", "--frontends", "2"),
         *("--keys-file", str(keys)),
@@ -109,7 +101,7 @@ def test_any_frontend_tells_of_a_request_and_an_admin_ends_it(setup: Setup) -> N
 
 
 def test_a_key_that_is_added_is_let_in_without_a_restart(setup: Setup) -> None:
-    bob = added(setup.keys, "bob")
+    bob = added_key(setup.keys, "bob")
     deadline = time.monotonic() + 20
     let_in = 0
     while let_in < 6:

@@ -16,12 +16,10 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 import pytest
-from served import Served, served
+from served import Served, added_key, served
 from victims import children, find
 
 from penstock.loadtest.make_model import make_model
-from penstock.protocol.keys.key_file import change_keys, line_of
-from penstock.protocol.keys.record import Role, new_key
 from penstock.protocol.process.running_servers import RECORD, ServerRecord
 
 TEXT = "/v1/completions"
@@ -128,12 +126,6 @@ class Stream:
         assert (self.error, self.finish) == (None, "length")
 
 
-def added(path: Path, name: str, role: Role = "user") -> str:
-    key, record = new_key(name, role)
-    change_keys(path, lambda lines: [*lines, line_of(record)])
-    return key
-
-
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     place = tmp_path_factory.mktemp("load")
@@ -151,7 +143,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     for name in ("config.json", "tokenizer.json"):
         (dirs / "linked" / name).symlink_to(first / name)
     keys = place / "keys"
-    ann, root = added(keys, "ann"), added(keys, "root", "admin")
+    ann, root = added_key(keys, "ann"), added_key(keys, "root", "admin")
     dirs_flags = ("--model-dirs", str(dirs), "--keys-file", str(keys))
     with served(str(first), *FLAGS, *dirs_flags) as server:
         yield Setup(server, dirs, ann, root)
@@ -302,7 +294,7 @@ def test_the_end_of_the_server_ends_a_load_as_well(tmp_path: Path) -> None:
     for seed, name in enumerate(("two", "three"), 1):
         make_model(tmp_path / "models" / name, seed=seed)
     keys = tmp_path / "keys"
-    root = added(keys, "root", "admin")
+    root = added_key(keys, "root", "admin")
     with served(
         *(str(model), "--device", "null", "--frontends", "1", "--keys-file", str(keys)),
         *("--model-dirs", str(model.parent)),

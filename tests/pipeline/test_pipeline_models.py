@@ -139,7 +139,6 @@ def test_a_killed_engine_is_not_noticed_by_the_streams_of_the_other_model(
     assert [one.verdict() for one in hit + spared] == [one.verdict() for one in expected]
 
 
-@pytest.mark.slow
 def test_a_third_model_joins_while_they_serve_and_leaves_again(
     server: Served, folders: dict[str, Path]
 ) -> None:

@@ -16,7 +16,7 @@ ARGS ?=
 JOBS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow test-gpu conformance agents bfcl protos chaos lint format format-check types imports \
+.PHONY: help setup serve test test-slow test-gpu conformance agents bfcl protos chaos lint format format-check types imports collect \
 	check clean
 
 help: ## list the targets
@@ -109,7 +109,10 @@ types: setup ## check the types strictly
 imports: setup ## does every service import only what it may?
 	@$(BIN)/python -m pytest tests/test_import_rules.py
 
-check: lint format-check types imports test ## all that CI checks
+collect: setup ## can the tests of the long runs be imported?
+	@$(BIN)/python -m pytest -m 'slow or gpu or chaos' --collect-only -qq
+
+check: lint format-check types imports collect test ## all that CI checks
 
 clean: ## remove the environment and everything that was made
 	@rm -rf $(VENV) build dist $(NODE_CASES)/node_modules $(AGENT_CASES)/node_modules *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from served import served
-from test_pipeline_load_models import FLAGS, LOAD, UNLOAD, Setup, added
+from served import added_key, served
+from test_pipeline_load_models import FLAGS, LOAD, UNLOAD, Setup
 from victims import children, is_ready
 
 from penstock.loadtest.make_model import make_model
@@ -48,7 +48,7 @@ def test_whatever_is_killed_a_load_and_an_unloading_come_to_an_end(tmp_path: Pat
     rng = random.Random(5)
     first = make_model(tmp_path / "models" / "first")
     make_model(tmp_path / "models" / "second", seed=1)
-    root = added(tmp_path / "keys", "root", "admin")
+    root = added_key(tmp_path / "keys", "root", "admin")
     flags = ("--model-dirs", str(first.parent), "--keys-file", str(tmp_path / "keys"))
     seen: list[tuple[str, str, str]] = []
     with served(str(first), *FLAGS, *flags) as server:

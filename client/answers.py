@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -155,14 +155,22 @@ class Answer:
 def _joined(content: Sequence[str | Event]) -> list[Event]:
     """Parts of one channel that follow each other become one."""
     found: list[Event] = []
-    parts = (Text(part) if isinstance(part, str) else part for part in content)
-    for _, group in itertools.groupby(parts, _channel):
+    for _, group in itertools.groupby(_parts(content), _channel):
         event = next(group)
         if isinstance(event, Text | Reasoning | ToolArguments):
             text = "".join((event.text, *(one.text for one in group)))  # type: ignore[union-attr]
             event = msgspec.structs.replace(event, text=text)
         found.append(event)
     return found
+
+
+def _parts(content: Sequence[str | Event]) -> Iterator[Event]:
+    """Strings that follow each other become one text: a long answer is thousands of them."""
+    for kind, run in itertools.groupby(content, type):
+        if kind is str:
+            yield Text("".join(cast(Iterator[str], run)))
+        else:
+            yield from cast(Iterator[Event], run)
 
 
 def _text_of(event: Event) -> str:

@@ -15,6 +15,8 @@ from penstock.services.worker.memory_account import MemoryAccount, MemoryPart, m
 from penstock.services.worker.models.specification import CacheSpecification
 
 CPU_KV_SHARE = 0.25
+OUTSIDE = "outside"
+"""The part of an account that its worker does not take."""
 
 
 def block_bytes(caches: Sequence[CacheSpecification], block_size: int, item_bytes: int) -> int:
@@ -53,7 +55,7 @@ def cuda_account(
     own = min(usable - outside, int(share * usable))
     limit = f"--gpu-memory-utilization {cache.gpu_memory_utilization:g}"
     limit += "" if share == 1.0 else f", --memory-share {share:g}"
-    others = MemoryPart("outside", outside, "driver, kernels, other processes")
+    others = MemoryPart(OUTSIDE, outside, "driver, kernels, other processes")
     return MemoryAccount(device, total, own + outside, limit, merged([*parts, others]), block)
 
 
@@ -62,10 +64,13 @@ def with_kv(
 ) -> MemoryAccount:
     """The account with KV memory in what is left. Raises ``ConfigError`` where it does not fit."""
     if account.left <= 0:
+        outside = sum(part.num_bytes for part in account.parts if part.name == OUTSIDE)
+        taken = f"; {shown_bytes(outside)} are the driver's, kernels' and other processes'"
         raise ConfigError(
-            f"without KV memory the model takes {shown_bytes(account.beside)}, and "
-            f"{shown_bytes(account.usable)} of {shown_bytes(account.total)} may be used "
-            f"({account.limit}); `penstock plan` says of what, and what would fit"
+            f"without KV memory the model takes {shown_bytes(account.beside - outside)}, and "
+            f"{shown_bytes(account.usable - outside)} of {shown_bytes(account.total)} may be used "
+            f"by it ({account.limit}{taken if outside else ''}); `penstock plan` says of what, "
+            "and what would fit"
         )
     budget = max(0, account.left - EXTRA_BLOCKS * account.block_bytes)
     capacity = plan_capacity(config, info, account.block_bytes, budget, groups)

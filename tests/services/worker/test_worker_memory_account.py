@@ -32,7 +32,7 @@ from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.gpu.logprob_rows import GpuLogprobs
 from penstock.services.worker.loaded_model import AttentionAlone, LoadedModel
-from penstock.services.worker.memory_account import TOLERANCE, MemoryAccount, MemoryPart, table
+from penstock.services.worker.memory_account import GIB, TOLERANCE, MemoryAccount, MemoryPart, table
 from penstock.services.worker.memory_plan import cuda_account, with_kv
 from penstock.services.worker.model_memory import ModelMemory, in_use
 from penstock.services.worker.model_shape import shape_of
@@ -289,9 +289,18 @@ def test_a_share_of_the_memory_counts_what_others_hold_against_the_whole() -> No
 
 def test_a_model_that_leaves_nothing_for_kv_memory_is_refused_with_the_numbers() -> None:
     account, config = account_of(40_000)
-    with pytest.raises(ConfigError, match=r"takes 34.2 KiB, and 34.2 KiB of 39.1 KiB may be used"):
+    with pytest.raises(ConfigError, match=r"takes 24.4 KiB, and 24.4 KiB of 39.1 KiB may be used"):
         with_kv(MemoryAccount("x", 40_000, 35_000, "l", account.parts, 1000), config, INFO, [])
     with pytest.raises(ConfigError, match="holds no block of 16 tokens"):
+        with_kv(account, config, INFO, [])
+
+
+def test_what_others_hold_is_not_said_to_be_the_model_s() -> None:
+    config = Config(cache=CacheConfig(memory_share=[0.25]))
+    weights = [MemoryPart("weights", 30 * GIB, "")]
+    account = cuda_account(config, "x", 80 * GIB, weights, 40 * GIB, 1000)
+    told = "takes 30.0 GiB, and 18.0 GiB of 80.0 GiB may be used by it .*; 40.0 GiB are the driver"
+    with pytest.raises(ConfigError, match=told):
         with_kv(account, config, INFO, [])
 
 

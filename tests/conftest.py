@@ -30,6 +30,11 @@ gc.disable()
 SHARING = {
     "security": ["security/test_security_*.py"],
     "commands": ["services/commands/test_*.py"],
+    "the library": ["services/library/test_*.py"],
+    "a tiny server whose processes die": [
+        "chaos/test_chaos_connecting.py",
+        "chaos/test_chaos_matrix.py",
+    ],
     "the built-in model": [
         "pipeline/test_pipeline_tools.py",
         "pipeline/test_pipeline_grpc.py",
@@ -45,7 +50,10 @@ SHARING = {
         "pipeline/test_pipeline_scaling.py",
         "pipeline/test_pipeline_playground_chats.py",
         "pipeline/test_pipeline_playground_markdown.py",
+        "loadtest/test_loadtest_foreign.py",
         "loadtest/test_loadtest_own_server.py",
+        "loadtest/test_loadtest_random_load.py",
+        "loadtest/test_loadtest_trace.py",
     ],
 }
 """Files whose tests ask one server: they run in one process, one after the other."""

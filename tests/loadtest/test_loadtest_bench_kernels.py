@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -41,21 +39,12 @@ SMALL = DenseConfig(
 GRID = Grid(batches=[1, 3], contexts=[20], rows=[5, 40], prefixes=[0, 33], block_size=16)
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock.services", "bench", "kernels", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-
-
 def test_each_kernel_of_the_cpu_is_timed_beside_its_floor(tmp_path: Path) -> None:
     path = tmp_path / "k.json"
-    done = bench(
-        "tiny", "--device", "cpu", "--output-json", str(path), "--batch-size", "1", "2",
-        "--context", "40", "--rows", "33", "--cached-prefix", "0", "16", "--repetitions", "2",
-        "--bandwidth-gb", "10", "--peak-tflops", "0.5",
+    done = called(
+        "bench", "kernels", "tiny", "--device", "cpu", "--output-json", str(path),
+        "--batch-size", "1", "2", "--context", "40", "--rows", "33", "--cached-prefix", "0", "16",
+        "--repetitions", "2", "--bandwidth-gb", "10", "--peak-tflops", "0.5",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(path.read_text())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import snapshot_download
-from served import served
+from served import NULL, SharedServers, served
 from tokenizers import Tokenizer
 
 from penstock.loadtest.foreign.compare import (
@@ -41,8 +41,9 @@ from penstock.loadtest.foreign.tools import (
 )
 from penstock.loadtest.make_model import make_model
 from penstock.loadtest.prompts import WORDS
+from penstock.services.launcher.builtin_model import builtin_model
 
-STEP_MS = 20.0
+STEP_MS = float(NULL[-1])
 TOOLS = os.environ.get("FOREIGN_LOAD_TOOLS", "")
 
 
@@ -52,8 +53,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(tokenizer: Path) -> Iterator[str]:
-    pace = ("--device", "null", "--null-step-ms", str(STEP_MS))
+def url(shared_server: SharedServers) -> str:
+    """Of a server with the built-in model."""
+    return shared_server(*NULL).url
+
+
+@pytest.fixture(scope="module")
+def paced_url(tokenizer: Path) -> Iterator[str]:
+    """Of a server whose steps are long beside what a tool does between two requests."""
+    pace = ("--device", "null", "--null-step-ms", "20")
     with served(str(tokenizer), *pace, "--max-num-seqs", "64") as server:
         yield server.url
 
@@ -111,10 +119,8 @@ def test_our_random_words_make_as_many_tokens_as_asked(tokenizer: Path) -> None:
     assert sum(lengths) / len(lengths) == pytest.approx(128, rel=0.05)
 
 
-def test_a_run_of_ours_is_read_back_with_its_lengths(
-    url: str, tokenizer: Path, tmp_path: Path
-) -> None:
-    words = words_for(tokenizer, 64)
+def test_a_run_of_ours_is_read_back_with_its_lengths(url: str, tmp_path: Path) -> None:
+    words = words_for(builtin_model(), 64)
     load = Load(base_url=url, model=first_model(url), words=words, requests=8, output_len=16)
     run = run_tool(OURS, load, Path(), tmp_path)
     assert (run.figures.completed, run.figures.failed) == (8, 0)
@@ -156,14 +162,14 @@ def test_an_environment_without_the_tool_is_named(
     ],
 )
 def test_a_foreign_tool_completes_and_agrees_within_ten_percent(
-    name: str, request_rate: float | None, agreeing: list[str], url: str, tokenizer: Path
+    name: str, request_rate: float | None, agreeing: list[str], paced_url: str, tokenizer: Path
 ) -> None:
     """Rates in a closed loop and TTFT at random arrivals: in a closed loop against equal steps,
     TTFT depends on how long a tool pauses between an answer and its next request, and at random
     arrivals the rates are the tool's own draws."""
     load = Load(
-        base_url=url,
-        model=first_model(url),
+        base_url=paced_url,
+        model=first_model(paced_url),
         words=words_for(tokenizer, 128),
         requests=48,
         request_rate=request_rate,

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import pytest
+from served import NULL, SharedServers
+
+from penstock.loadtest import random_load
 from penstock.loadtest.make_model import make_model
+from penstock.services.launcher.builtin_model import builtin_model
 
 
 def test_random_load_ends_after_so_many_steps_and_every_request_is_answered(tmp_path: Path) -> None:
@@ -26,12 +32,23 @@ def test_random_load_ends_after_so_many_steps_and_every_request_is_answered(tmp_
     assert told["failures"] == []
 
 
-def test_random_load_that_takes_too_long_says_so(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "tiny")
-    command = [sys.executable, "-m", "penstock.loadtest.random_load", str(folder)]
+def test_random_load_that_takes_too_long_says_so(
+    shared_server: SharedServers,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url, flags = shared_server(*NULL).url, []
+
+    def own_server(arguments: list[str], on_line: object) -> AbstractContextManager[str]:
+        flags.extend(arguments)
+        return nullcontext(url)
+
+    monkeypatch.setattr(random_load, "own_server", own_server)
     sizes = ["--steps", "1000000", "--clients", "1", "--longest", "8", "--limit", "1"]
-    found = subprocess.run(
-        [*command, *sizes, "--", "--device", "null"], capture_output=True, text=True, timeout=110
-    )
-    assert found.returncode == 1
-    assert "after 1 s" in json.loads(found.stdout)["failures"][-1]
+    model = str(builtin_model())
+    monkeypatch.setattr(sys, "argv", ["random_load", model, *sizes, "--", "--device", "null"])
+    with pytest.raises(SystemExit) as ended:
+        random_load.main()
+    assert ended.value.code == 1
+    assert "after 1 s" in json.loads(capsys.readouterr().out)["failures"][-1]
+    assert flags == [model, "--device", "null"]

@@ -130,9 +130,9 @@ def test_nothing_starves_under_sjf(trace: list[TraceRequest], reports: dict[str,
 
 
 def test_a_long_request_gets_in_while_short_ones_go_on_coming_faster_than_they_are_served() -> None:
-    last = 90.0
+    last = 45.0
     tenants = (Tenant("short", 70.0, (100.0, 0.1), (20.0, 0.1), 0, 0.0, last),)
-    trace = [*generate(seed=1, tenants=tenants), one(400, 100, 10.0, "long")]
+    trace = [*generate(seed=1, tenants=tenants), one(200, 100, 10.0, "long")]
     trace.sort(key=lambda request: request.arrival)
     (number,) = [n for n, request in enumerate(trace) if request.tenant == "long"]
     policies: dict[str, SchedulingPolicy] = {

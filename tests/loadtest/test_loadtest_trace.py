@@ -12,13 +12,13 @@ import threading
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from in_process import called
+from served import NULL, Served, SharedServers
 
 from penstock.loadtest.own_server import own_server
 from penstock.loadtest.timeline import Recording, Span, chrome_trace, decoded, step_shares
@@ -29,18 +29,9 @@ ROLES = ("frontend", "tokenizer", "router", "scheduler", "worker")
 ROUNDING_US = 0.01
 
 
-class Served(NamedTuple):
-    url: str
-    router: str
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    runtime = tmp_path_factory.mktemp("runtime")
-    runtime.chmod(0o700)
-    flags = ["--device", "null", "--null-step-ms", "5", "--runtime-dir", str(runtime)]
-    with own_server([*flags, "--log-level", "warning"]) as url:
-        yield Served(url, f"ipc://{runtime}/router.sock")
+def server(shared_server: SharedServers) -> Served:
+    return shared_server(*NULL)
 
 
 def command(*arguments: str) -> list[str]:

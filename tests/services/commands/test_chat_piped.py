@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_run import run
+from command_run import call, run
 from scripted_api import scripted_api
 from served import Served
 
@@ -24,7 +24,7 @@ def test_standard_input_is_one_message_and_the_answer_is_plain(server: Served) -
 def test_a_text_is_written_as_it_is_and_thinking_is_left_out() -> None:
     with scripted_api() as api:
         api.deltas = [{"reasoning": "hm"}, {"content": "**bold** \x1b[1m"}, {"content": "end"}]
-        done = run("chat", api.url, "-m", "Review this:", given="the text")
+        done = call("chat", api.url, "-m", "Review this:", given="the text")
         ((path, _, body),) = api.asked
     assert (done.stdout, done.stderr) == ("**bold** \x1b[1mend\n", "")
     assert path == "/v1/chat/completions"
@@ -36,7 +36,7 @@ def test_lines_are_taken_as_if_they_were_typed_and_a_wrong_one_is_told(tmp_path:
     lines = f"/system Be brief.\nhello\n/sett x\n/save {file}\n"
     with scripted_api() as api:
         api.deltas = [{"content": "hi"}]
-        done = run("chat", api.url, "--lines", given=lines)
+        done = call("chat", api.url, "--lines", given=lines)
     assert done.returncode == 1
     assert "did you mean /set?" in done.stderr
     assert "hi\n" in done.stdout
@@ -59,20 +59,20 @@ def test_a_file_that_is_no_conversation_is_refused_in_one_line(
     file = tmp_path / "saved.json"
     file.write_text(json.dumps([{"role": "user", "content": "x"}, message]))
     with scripted_api() as api:
-        done = run("chat", api.url, "--load", str(file), given="go on")
+        done = call("chat", api.url, "--load", str(file), given="go on")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "holds no conversation" in done.stderr
 
 
 def test_nothing_to_ask_is_refused_and_so_are_flags_for_no_server() -> None:
     with scripted_api() as api:
-        assert "there is nothing to ask" in run("chat", api.url).stderr
-        done = run("chat", api.url, "--", "--device", "null", given="x")
+        assert "there is nothing to ask" in call("chat", api.url).stderr
+        done = call("chat", api.url, "--", "--device", "null", given="x")
         assert (done.returncode, done.stderr.count("--device is for a server")) == (2, 1)
 
 
 def test_a_folder_that_cannot_be_served_is_told_in_the_servers_words(tmp_path: Path) -> None:
-    done = run("chat", str(tmp_path), given="x", XDG_RUNTIME_DIR=str(tmp_path))
+    done = call("chat", str(tmp_path), given="x", XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 3
     assert "config.json" in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_run import environment, run
+from command_run import call, environment, run
 from emulator import terminal
 from hub_server import COMMIT, Hub, running_hub
+from huggingface_hub import constants
 
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.process.running_servers import Registration
@@ -37,6 +39,14 @@ def home(folder: Path, **more: str) -> dict[str, str]:
     return {**nobody, "HF_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder), **more}
 
 
+def ask(
+    monkeypatch: pytest.MonkeyPatch, *arguments: str, **chosen: str
+) -> subprocess.CompletedProcess[str]:
+    """Call ``penstock`` in this process. The hub's client has read HF_HOME before it was chosen."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", f"{chosen['HF_HOME']}/hub")
+    return call(*arguments, **chosen)
+
+
 def cached(folder: Path, name: str, files: dict[str, bytes]) -> Path:
     """A snapshot as the hub's client lays it out."""
     root = folder / "hub" / ("models--" + name.replace("/", "--"))
@@ -52,7 +62,7 @@ def cached(folder: Path, name: str, files: dict[str, bytes]) -> Path:
 
 
 def test_a_model_is_pulled_listed_and_removed(
-    hub: Hub, files: dict[str, bytes], tmp_path: Path
+    hub: Hub, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = home(tmp_path, HF_ENDPOINT=hub.url)
     pulled = run("pull", NAME, **chosen)
@@ -67,7 +77,7 @@ def test_a_model_is_pulled_listed_and_removed(
     removed = run("rm", NAME, "--yes", **chosen)
     assert removed.stdout.startswith(f"removed {NAME}: ")
     assert not any(path.is_file() for path in (tmp_path / "hub").rglob("*little*/**/*"))
-    assert "no model is in the hub's cache" in run("list", **chosen).stdout
+    assert "no model is in the hub's cache" in ask(monkeypatch, "list", **chosen).stdout
 
 
 def test_without_a_network_pull_says_what_failed_in_one_line(tmp_path: Path) -> None:
@@ -76,10 +86,12 @@ def test_without_a_network_pull_says_what_failed_in_one_line(tmp_path: Path) -> 
     assert "http://127.0.0.1:9 failed" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert "HF_HUB_OFFLINE" in run("pull", NAME, **home(tmp_path, HF_HUB_OFFLINE="1")).stderr
-    assert "expected a name on the hub" in run("pull", "little", **home(tmp_path)).stderr
+    assert "expected a name on the hub" in call("pull", "little", **home(tmp_path)).stderr
 
 
-def test_list_says_why_a_model_cannot_be_served(files: dict[str, bytes], tmp_path: Path) -> None:
+def test_list_says_why_a_model_cannot_be_served(
+    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cached(tmp_path, NAME, files)
     config = json.loads(files["config.json"])
     for name, changed in (
@@ -95,7 +107,7 @@ def test_list_says_why_a_model_cannot_be_served(files: dict[str, bytes], tmp_pat
     cached(tmp_path, "org/half", half)
     (tmp_path / "hub" / "models--org--begun" / "blobs").mkdir(parents=True)
     (tmp_path / "hub" / "datasets--org--data").mkdir()
-    done = run("list", **home(tmp_path))
+    done = ask(monkeypatch, "list", **home(tmp_path))
     rows = {line.split()[0]: line.split("  ")[-1].strip() for line in done.stdout.splitlines()[1:]}
     assert rows == {
         NAME: "yes",
@@ -128,16 +140,18 @@ def test_a_removal_is_asked_for_and_no_leaves_everything(
 
 
 def test_nothing_is_removed_unasked_or_while_it_is_served(
-    files: dict[str, bytes], tmp_path: Path
+    files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = cached(tmp_path, NAME, files)
     chosen = home(tmp_path)
-    assert "say --yes" in run("rm", NAME, **chosen).stderr
-    assert "did you mean org/little?" in run("rm", "org/litle", "--yes", **chosen).stderr
+    assert "say --yes" in ask(monkeypatch, "rm", NAME, **chosen).stderr
+    assert (
+        "did you mean org/little?" in ask(monkeypatch, "rm", "org/litle", "--yes", **chosen).stderr
+    )
     folder = tmp_path / "penstock-serve-x"
     folder.mkdir()
     Registration(folder, "ipc:///x", 3.0, [(NAME, str(snapshot))]).ready("http://h:1")
-    done = run("rm", NAME, "--yes", **chosen)
+    done = ask(monkeypatch, "rm", NAME, "--yes", **chosen)
     assert (done.returncode, done.stderr) == (
         1,
         f"penstock: {NAME} is served at http://h:1; stop that first\n",
@@ -145,9 +159,11 @@ def test_nothing_is_removed_unasked_or_while_it_is_served(
     linked = tmp_path / "elsewhere"
     linked.symlink_to(tmp_path)
     through_a_link = {**chosen, "HF_HOME": str(linked)}
-    assert "is served at http://h:1" in run("rm", NAME, "--yes", **through_a_link).stderr
+    assert (
+        "is served at http://h:1" in ask(monkeypatch, "rm", NAME, "--yes", **through_a_link).stderr
+    )
     (linked / "model").symlink_to(snapshot)
     Registration(folder, "ipc:///x", 3.0, [(NAME, str(tmp_path / "model"))]).ready("http://h:1")
-    assert "is served at http://h:1" in run("rm", NAME, "--yes", **chosen).stderr
+    assert "is served at http://h:1" in ask(monkeypatch, "rm", NAME, "--yes", **chosen).stderr
     assert snapshot.exists()
     assert os.listdir(tmp_path / "hub") == ["models--org--little"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import re
@@ -80,7 +81,11 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def group_of(nodeid: str) -> str:
     """What one process runs: a file, or files that share a server."""
-    file = nodeid.partition("::")[0]
+    return group_of_file(nodeid.partition("::")[0])
+
+
+@functools.cache
+def group_of_file(file: str) -> str:
     for name, patterns in SHARING.items():
         if any(PurePosixPath(file).match(pattern) for pattern in patterns):
             return name

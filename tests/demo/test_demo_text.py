@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import jinja2
@@ -23,6 +24,7 @@ TOKENIZER = MODEL / "tokenizer.json"
 needs_model = pytest.mark.skipif(not TOKENIZER.exists(), reason="demo/model is not there")
 
 
+@functools.cache
 def template() -> jinja2.Template:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}

@@ -8,30 +8,35 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forks
 
+Run = Callable[..., list[dict[str, Any]]]
 ROOT = Path(__file__).parents[2]
 START = "from penstock.protocol.process import logs; log = logs.set_up('worker', 'info', 'json')\n"
 
 
-def run(body: str, start: str = START) -> list[dict[str, Any]]:
-    """Runs a program that logs. Returns its lines."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{start}{body}\nlogs.flush()"],
-        capture_output=True,
-        cwd=ROOT,
-        timeout=20,
-    )
-    text = done.stderr.decode()
-    assert done.returncode == 0, text
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs a program that logs, after its first lines. Returns what it has logged."""
+    forks = Forks("programs", "penstock.protocol.process.logs")
+    yield lambda body, start=START: logged(forks, f"{start}{body}\nlogs.flush()")
+    forks.close()
+
+
+def logged(forks: Forks, program: str) -> list[dict[str, Any]]:
+    process = forks.start("programs", "execute", program)
+    _, text = process.communicate()
+    assert process.wait() == 0, text
     assert "Traceback" not in text.splitlines(), text
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
-def test_a_line_says_who_when_how_grave_and_what() -> None:
+def test_a_line_says_who_when_how_grave_and_what(run: Run) -> None:
     (line,) = run("log.warning('it happened', step=7)")
     assert (line["event"], line["level"], line["step"]) == ("it happened", "warning", 7)
     assert line["service"] == "worker"
@@ -39,7 +44,7 @@ def test_a_line_says_who_when_how_grave_and_what() -> None:
     assert line["timestamp"].endswith("Z")
 
 
-def test_lines_about_a_request_name_it_and_its_trace_whoever_writes_them() -> None:
+def test_lines_about_a_request_name_it_and_its_trace_whoever_writes_them(run: Run) -> None:
     body = (
         "import logging\n"
         "from penstock.protocol.trace_context import line_fields\n"
@@ -52,7 +57,7 @@ def test_lines_about_a_request_name_it_and_its_trace_whoever_writes_them() -> No
     assert named == [("req-1", "ab" * 16), (None, None), ("req-2", None)]
 
 
-def test_the_level_filters() -> None:
+def test_the_level_filters(run: Run) -> None:
     body = "log.debug('a'); log.info('b'); log.warning('c'); log.error('d')"
     assert [line["event"] for line in run(body)] == ["b", "c", "d"]
     start = START.replace("'info'", "'error'")
@@ -72,7 +77,7 @@ NASTY = [
 ]
 
 
-def test_whatever_is_in_a_value_it_stays_one_line() -> None:
+def test_whatever_is_in_a_value_it_stays_one_line(run: Run) -> None:
     body = f"for text in {NASTY!r}: log.info(text, value=text, key=[text, {{'a': text}}])"
     lines = run(body)
     assert [line["event"] for line in lines] == NASTY
@@ -80,24 +85,24 @@ def test_whatever_is_in_a_value_it_stays_one_line() -> None:
     assert [line["key"][0] for line in lines] == NASTY
 
 
-def test_values_that_json_does_not_know_are_described() -> None:
+def test_values_that_json_does_not_know_are_described(run: Run) -> None:
     (line,) = run("log.info('x', a=b'raw', b={1, 2}, c=object, d=ValueError('bad'), e=None)")
     assert "raw" in line["a"]
     assert line["d"] == "ValueError('bad')"
     assert line["e"] is None
 
 
-@pytest.mark.parametrize(
-    "value", ["'x' * 10**6", "['x' * 10] * 10**5", "b'x' * 10**6", "{n: n for n in range(10**5)}"]
-)
-def test_a_long_value_is_cut(value: str) -> None:
-    (line,) = run(f"log.info('long', value={value}, other='short')")
-    assert len(json.dumps(line)) < 5000
-    assert line["value"].endswith("…")
-    assert line["other"] == "short"
+def test_a_long_value_is_cut(run: Run) -> None:
+    values = ["'x' * 10**6", "['x' * 10] * 10**5", "b'x' * 10**6", "{n: n for n in range(10**5)}"]
+    lines = run("\n".join(f"log.info('long', value={value}, other='short')" for value in values))
+    assert len(lines) == len(values)
+    for line in lines:
+        assert len(json.dumps(line)) < 5000
+        assert line["value"].endswith("…")
+        assert line["other"] == "short"
 
 
-def test_of_a_long_traceback_the_end_is_kept() -> None:
+def test_of_a_long_traceback_the_end_is_kept(run: Run) -> None:
     (line,) = run(
         "def deep(n):\n    if n: deep(n - 1)\n    else: raise ValueError('the cause')\n"
         "def other(n):\n    deep(0) if not n else [other(n - 1)]\n"
@@ -109,7 +114,7 @@ def test_of_a_long_traceback_the_end_is_kept() -> None:
     assert len(line["exception"]) < 5000
 
 
-def test_libraries_are_logged_the_same_way() -> None:
+def test_libraries_are_logged_the_same_way(run: Run) -> None:
     lines = run(
         "import logging\n"
         "lib = logging.getLogger('some.library')\n"
@@ -231,10 +236,10 @@ def test_a_closed_log_costs_nothing_else() -> None:
         assert done.stdout == b"done\n"
 
 
-@pytest.mark.parametrize("service", ["router", "scheduler", "tokenizer", "frontend", "worker"])
-def test_no_process_imports_rich_because_it_is_installed(service: str) -> None:
+def test_a_worker_does_not_import_rich_because_it_is_installed_and_can_all_the_same() -> None:
+    """Of the other services the import rules show it."""
     pytest.importorskip("rich")
-    code = f"import penstock.services.{service}.service, sys; assert 'rich' not in sys.modules; "
+    code = "import penstock.services.worker.service, sys; assert 'rich' not in sys.modules; "
     done = subprocess.run(
         [sys.executable, "-c", code + "import rich; rich.print('there')"],
         capture_output=True,

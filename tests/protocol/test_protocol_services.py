@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
+from forks import Forks
 from mailbox_process import short_folder
 from tiny_services import Running, started
 
@@ -112,9 +113,16 @@ def stack() -> Iterator[contextlib.ExitStack]:
 Start = Callable[..., Running]
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    found = Forks("tiny_services", "penstock.services.router.service")
+    yield found
+    found.close()
+
+
 @pytest.fixture
-def start(stack: contextlib.ExitStack) -> Start:
-    return lambda *arguments, **options: stack.enter_context(started(*arguments, **options))
+def start(stack: contextlib.ExitStack, forks: Forks) -> Start:
+    return lambda *arguments, **options: stack.enter_context(started(forks, *arguments, **options))
 
 
 @pytest.fixture

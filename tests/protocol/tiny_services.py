@@ -1,23 +1,19 @@
 """The smallest services, and the router, as real processes for the tests of the runtime.
 
-``python tiny_services.py KIND OPTIONS``: ``KIND`` is ``router``, ``async`` or ``loop``, OPTIONS a
-JSON object. A tiny service answers each ``Holding`` with a ``Holding`` to its ``reply_to``, of
-which ``attempts`` says how often it has worked; it sleeps ``attempt`` milliseconds for a ``Taken``,
-and raises for an ``Accepted``.
+A kind is ``router``, ``async`` or ``loop``. A tiny service answers each ``Holding`` with a
+``Holding`` to its ``reply_to``, of which ``attempts`` says how often it has worked; it sleeps
+``attempt`` milliseconds for a ``Taken``, and raises for an ``Accepted``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from forks import Forks
 
 from penstock.protocol.config import ClusterConfig, Config, LaunchConfig, ObservabilityConfig
 from penstock.protocol.process import async_service, loop_service, participant
@@ -95,33 +91,21 @@ def main(kind: str, options: dict[str, Any]) -> int:
 class Running:
     """A tiny service in a process of its own."""
 
-    def __init__(self, kind: str, router: str, **options: Any) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, kind, json.dumps({"router": router, **options})],
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "PYTHONPATH": "."},
-        )
+    def __init__(self, forks: Forks, kind: str, router: str, **options: Any) -> None:
+        self.process = forks.start("tiny_services", "main", kind, {"router": router, **options})
         self.pid = self.process.pid
 
     def ended(self, seconds: float) -> tuple[int, str]:
         """Waits for the end. Returns (exit code, log)."""
         _, log = self.process.communicate(timeout=seconds)
-        return self.process.returncode, log
+        return self.process.wait(), log
 
 
 @contextlib.contextmanager
-def started(kind: str, router: str, **options: Any) -> Iterator[Running]:
-    running = Running(kind, router, **options)
+def started(forks: Forks, kind: str, router: str, **options: Any) -> Iterator[Running]:
+    running = Running(forks, kind, router, **options)
     try:
         yield running
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            running.process.kill()
-        with contextlib.suppress(ValueError):
-            running.process.communicate()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], json.loads(sys.argv[2])))
+        running.process.kill()
+        running.process.communicate()

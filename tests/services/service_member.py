@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -10,7 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from forks import Fork, Forks
 
 from penstock.protocol.process.participant import BeatThread, Participant
 from penstock.protocol.wire.codec import Message
@@ -89,8 +93,20 @@ class Member:
         self.mailbox.close(0)
 
 
-Start = Callable[..., subprocess.Popen[str]]
+Start = Callable[..., Any]
+"""Gives a ``Popen``, or what has its names."""
 Join = Callable[..., Member]
+
+
+@functools.cache
+def forks() -> Forks:
+    """Of all tests of this process: it ends with it."""
+    services = ("router", "scheduler", "worker")
+    found = Forks(
+        "penstock.services.cli", *(f"penstock.services.{one}.service" for one in services)
+    )
+    atexit.register(found.close)
+    return found
 
 
 @contextlib.contextmanager
@@ -100,16 +116,20 @@ def small_system() -> Iterator[tuple[Start, Join]]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pst", dir="/tmp"))
         router = f"ipc://{folder}/router.sock"
 
-        def start(service: str, *flags: str, script: Path | None = None) -> subprocess.Popen[str]:
-            command = ["-m", "penstock.services", service] if script is None else [str(script)]
+        def start(service: str, *flags: str, script: Path | None = None) -> Any:
             model = [] if service == "router" else ["--model", str(builtin_model())]
-            process = subprocess.Popen(
-                [sys.executable, *command, "--router", router, *model, *flags],
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=Path(__file__).parents[2],
-                env={**os.environ, "PYTHONPATH": "."},
-            )
+            given = ["--router", router, *model, *flags]
+            process: Fork | subprocess.Popen[str]
+            if script is None:
+                process = forks().start("penstock.services.cli", "main", [service, *given])
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, str(script), *given],
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    cwd=Path(__file__).parents[2],
+                    env={**os.environ, "PYTHONPATH": "."},
+                )
             stack.callback(process.communicate)
             stack.callback(process.kill)
             return process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +61,24 @@ def test_answers_do_not_name_the_software_below() -> None:
     run(use)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"Authorization": "Bearer wrong"},
-        {"Authorization": "Bearer "},
-        {"Authorization": "Basic key-one"},
-        {"Authorization": "Bearer key-one x"},
-        {"x-api-key": "key-on"},
-        {"x-api-key": "KEY-ONE"},
-        {"Authorization": "Bearer é"},
-    ],
-)
-def test_without_a_valid_key_every_route_but_the_probes_is_a_401(headers: dict[str, str]) -> None:
+NO_KEYS: list[dict[str, str]] = [
+    {},
+    {"Authorization": "Bearer wrong"},
+    {"Authorization": "Bearer "},
+    {"Authorization": "Basic key-one"},
+    {"Authorization": "Bearer key-one x"},
+    {"x-api-key": "key-on"},
+    {"x-api-key": "KEY-ONE"},
+    {"Authorization": "Bearer é"},
+]
+
+
+@pytest.mark.parametrize("each", [1, pytest.param(7, marks=pytest.mark.slow)])
+def test_without_a_valid_key_every_route_but_the_probes_is_a_401(each: int) -> None:
+    """Every method of every path without any key, and with so many of the wrong ones: with one, the
+    next path has another, and each has many paths."""
+    wrong = itertools.cycle(NO_KEYS[1:])
+
     async def use(client: Client) -> None:
         paths = {path.replace("{model:.+}", "x") for _, path, _ in routes(BUILT_IN)}
         odd = {
@@ -84,16 +89,21 @@ def test_without_a_valid_key_every_route_but_the_probes_is_a_401(headers: dict[s
             "/live/",
             "/v1%2fmodels",
         }
-        for path in sorted(paths | odd):
-            for method in ("GET", "POST", "HEAD", "OPTIONS"):
-                async with client.session.request(
-                    method, client.url + path, headers=headers
-                ) as response:
-                    if path in OPEN_ROUTES and method in ("GET", "HEAD"):
-                        assert response.status == 200, (method, path)
-                    else:
-                        assert response.status == 401, (method, path)
-                    assert "x-request-id" in response.headers
+        assert len(paths) > 3 * len(NO_KEYS)
+        tried = [
+            (path, headers)
+            for path in sorted(paths | odd)
+            for headers in (NO_KEYS[0], *itertools.islice(wrong, each))
+        ]
+        for (path, headers), method in itertools.product(tried, ("GET", "POST", "HEAD", "OPTIONS")):
+            async with client.session.request(
+                method, client.url + path, headers=headers
+            ) as response:
+                if path in OPEN_ROUTES and method in ("GET", "HEAD"):
+                    assert response.status == 200, (method, path, headers)
+                else:
+                    assert response.status == 401, (method, path, headers)
+                assert "x-request-id" in response.headers
 
     assert run(use, config=KEYS).works == []
 

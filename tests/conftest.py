@@ -40,15 +40,22 @@ SHARING = {
         "pipeline/test_pipeline_tools.py",
         "pipeline/test_pipeline_grpc.py",
         "pipeline/test_pipeline_grpc_engine.py",
+        "pipeline/test_pipeline_openai_sdk.py",
         "pipeline/test_pipeline_playground_tools.py",
         "conformance/test_json_schema_served.py",
     ],
     "a small model": [
         "pipeline/test_pipeline_logprobs.py",
         "pipeline/test_pipeline_parameters.py",
+        "pipeline/test_pipeline_structured.py",
+    ],
+    "vectors": [
+        "pipeline/test_pipeline_embeddings.py",
+        "pipeline/test_pipeline_grpc_embed.py",
     ],
     "the null device": [
         "pipeline/test_pipeline_scaling.py",
+        "pipeline/test_pipeline_playground.py",
         "pipeline/test_pipeline_playground_chats.py",
         "pipeline/test_pipeline_playground_markdown.py",
         "loadtest/test_loadtest_foreign.py",
@@ -77,6 +84,14 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder: Path = make_model(tmp_path_factory.mktemp("models") / "small", hidden_size=32)
     return folder
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """A browser ends before a test that has no use for it."""
+    opened = sys.modules.get("browser")
+    if opened is not None and "browser" not in getattr(nextitem, "fixturenames", ()):
+        opened.close_shared_chromium()
 
 
 def group_of(nodeid: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -50,12 +50,32 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+_shared = ExitStack()
+_browsers: list[Any] = []
+
+
+def shared_chromium() -> Any:
+    """A browser that stays for the tests that follow, as long as their fixture ``browser`` asks for
+    it. (While it runs, no other event loop can.)"""
+    if not _browsers:
+        _browsers.append(_shared.enter_context(chromium()))
+    return _browsers[0]
+
+
+def close_shared_chromium() -> None:
+    _browsers.clear()
+    _shared.close()
+
+
 class PlaygroundPage:
     """The playground in a tab of its own; what goes wrong in its scripts fails the test."""
 
     def __init__(self, browser: Any, url: str, *, key: str = "", phone: bool = False) -> None:
         self._size = PHONE if phone else DESKTOP
-        self.context = browser.new_context(viewport=self._size, is_mobile=phone, has_touch=phone)
+        # Without animations, which would have every frame painted while an answer comes.
+        self.context = browser.new_context(
+            viewport=self._size, is_mobile=phone, has_touch=phone, reduced_motion="reduce"
+        )
         self.context.set_default_timeout(WAIT_MS)
         if key:
             self.context.add_init_script(f"sessionStorage.setItem('penstock-api-key', '{key}')")

@@ -6,9 +6,11 @@ that hides every package outside the role's dependency group and what that group
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +72,19 @@ def distributions(group: str) -> set[str]:
     return found
 
 
+@functools.cache
+def module_owners() -> Mapping[str, list[str]]:
+    """The distributions of each top-level module: those of everything installed here are read."""
+    return importlib.metadata.packages_distributions()
+
+
+@functools.cache
 def hidden_modules(group: str) -> list[str]:
     """Top-level modules of everything installed here that the group does not bring."""
     installed = distributions(group) | {"penstock"}
     return sorted(
         module
-        for module, owners in importlib.metadata.packages_distributions().items()
+        for module, owners in module_owners().items()
         if not {canonicalize_name(owner) for owner in owners} & installed
     )
 

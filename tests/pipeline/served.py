@@ -27,6 +27,10 @@ BUILT_IN = ("--device", "cpu", "--dtype", "float32", "--grpc-port", "0")
 """The built-in model, of which two requests get the same text bit for bit."""
 SMALL = ("--device", "cpu", "--dtype", "float32", "--max-num-seqs", "16")
 """With ``small_model``."""
+VECTORS = (
+    *("--device", "null", "--null-step-ms", "80", "--max-num-seqs", "64", "--grpc-port", "0"),
+    *("--task", "embed", "--served-model-name", "vectors"),
+)
 NULL = ("--device", "null", "--null-step-ms", "10")
 """Flags of servers that several files share."""
 ONE_THREAD = {"PENSTOCK_THREADS": "1"}
@@ -190,8 +194,9 @@ def added_key(path: Path, name: str, role: Role = "user") -> str:
 class SharedServers:
     """Servers that the files of a test process share, each by its flags and environment.
 
-    For tests that only send requests: who kills, drains, fills or reconfigures a server, or reads
-    counters that begin at zero, runs one of its own by ``served``.
+    For tests that only send requests: who drains, fills or reconfigures a server, or reads counters
+    that begin at zero, runs one of its own by ``served``. Who kills a process waits until another
+    one has its place, and says so by ``renewed``.
     """
 
     def __init__(self, most: int = 2) -> None:
@@ -216,6 +221,13 @@ class SharedServers:
             assert not any(metrics.get(name) for name in BUSY), metrics
         self._servers[key] = found
         return server
+
+    def renewed(self, server: Served) -> None:
+        """Called by a test that has killed processes of the server: others have their places."""
+        for key, (running, born) in self._servers.items():
+            if running is server:
+                assert len(server.lasting()) == len(born), server.output[-4000:]
+                self._servers[key] = server, server.lasting()
 
     def _stop(self, key: tuple[Any, ...]) -> None:
         server, _ = self._servers.pop(key)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -22,14 +20,14 @@ from served import Served, served
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 
-DEMO = Path(__file__).resolve().parents[2] / "demo/model"
-ATTACH_SECONDS = 2.0
+LATE = ("--fault", "worker:delay=2@Attach=2")
+"""A second scheduler has to wait for its worker."""
 Others: TypeAlias = Callable[[Served], str]
 MODEL = "waited-for"
 CHAT = [{"role": "user", "content": "hi"}]
 GENERATING = [
     ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 2}),
-    ("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 2}),
+    ("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": True}),
     ("/v1/responses", {"input": "hi", "max_output_tokens": 2}),
     ("/v1/responses/input_tokens", {"input": "hi"}),
     ("/v1/messages", {"messages": CHAT, "max_tokens": 2}),
@@ -42,11 +40,6 @@ GENERATING = [
     ("/detokenize", {"tokens": [5, 6]}),
 ]
 VECTORS = [("/v1/embeddings", {"input": ["a", "b"]})]
-SCORES = [
-    ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}),
-    ("/v1/score", {"text_1": "a", "text_2": "b"}),
-    ("/v1/classify", {"input": "a"}),
-]
 
 
 def is_ready(server: Served) -> bool:
@@ -66,8 +59,10 @@ def without_engine(server: Served) -> None:
         time.sleep(0.01)
 
 
-def posted(server: Served, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-    return server.post(path, {"model": MODEL, **body})
+def models(server: Served) -> str:
+    """What is told of the models and their limits."""
+    with urllib.request.urlopen(server.url + "/v1/models", timeout=10) as answer:
+        return str(answer.read().decode())
 
 
 async def on_stream(url: str) -> str:
@@ -99,55 +94,55 @@ def by_grpc(address: str) -> str:
         return gathered(stub_of(channel).Generate(asked)).finishes[0]
 
 
-def classifier(folder: Path) -> str:
-    """A copy of the built-in model that scores."""
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = json.loads((folder / "config.json").read_text())
-    config["architectures"] = ["Qwen3ForSequenceClassification"]
-    config["id2label"] = {"0": "relevant"}
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
-
-
 @contextlib.contextmanager
 def serving(*flags: str) -> Iterator[Served]:
-    """Its second scheduler has to wait for its worker."""
-    fault = f"worker:delay={ATTACH_SECONDS}@Attach=2"
-    with served("--device", "null", "--served-model-name", MODEL, "--fault", fault, *flags) as one:
+    with served("--device", "null", "--served-model-name", MODEL, *LATE, *flags) as one:
         yield one
 
 
 def all_wait(
-    server: Served, requests: list[tuple[str, dict[str, Any]]], others: Sequence[Others] = ()
-) -> list[str]:
-    """Ask everything while the engine is away. Returns what others have said."""
+    server: Served,
+    requests: list[tuple[str, dict[str, Any]]],
+    others: Sequence[Others] = (),
+    model: str = MODEL,
+) -> tuple[dict[str, Any], list[str]]:
+    """Ask everything while the engine is away. Returns the answers by their paths, and what others
+    have said."""
+
+    def posted(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return server.post(path, {"model": model, **body})
+
     for path, body in requests:
-        assert posted(server, path, body)[0] == 200, path
+        assert posted(path, body)[0] == 200, path
     without_engine(server)
     with ThreadPoolExecutor(20) as threads:
-        asked = {path: threads.submit(posted, server, path, body) for path, body in requests}
+        asked = {path: threads.submit(posted, path, body) for path, body in requests}
         said = [threads.submit(other, server) for other in others]
         assert not is_ready(server)
         found = {path: one.result(60) for path, one in asked.items()}
         assert {path: status for path, (status, _) in found.items()} == dict.fromkeys(found, 200)
-        return [one.result(60) for one in said]
+        answers = {path: answer for path, (_, answer) in found.items()}
+        return answers, [one.result(60) for one in said]
 
 
 def test_every_api_that_generates_waits_for_the_engine() -> None:
+    """Meanwhile the scheduler does not know the model's limits: nothing is judged by them."""
     with serving("--grpc-port", "0") as server:
+        told = models(server)
+        assert json.loads(told)["data"][0]["max_model_len"] > 0
         others = (
+            models,
             lambda server: asyncio.run(on_stream(server.url)),
             lambda server: asyncio.run(on_responses(server.url)),
             lambda server: by_grpc(address_of(server)),
         )
-        ends = all_wait(server, GENERATING, others)
-        assert ends == ["end", "response.incomplete", "LENGTH"]
+        answers, said = all_wait(server, GENERATING, others)
+        assert said == [told, "end", "response.incomplete", "LENGTH"]
+        assert answers["/v1/completions"]["usage"]["completion_tokens"] == 2
+        assert models(server) == told
 
 
-@pytest.mark.parametrize("kind", [pytest.param("vectors", marks=pytest.mark.slow), "scores"])
-def test_requests_for_what_a_model_makes_of_a_prompt_wait_for_the_engine(
-    kind: str, tmp_path: Path
-) -> None:
-    flags = ("--task", "embed") if kind == "vectors" else (classifier(tmp_path / "ranker"),)
-    with serving(*flags) as server:
-        all_wait(server, VECTORS if kind == "vectors" else SCORES)
+@pytest.mark.slow  # in every run: ``test_pipeline_scores``
+def test_requests_for_vectors_wait_for_the_engine() -> None:
+    with serving("--task", "embed") as server:
+        all_wait(server, VECTORS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from compose_file import (
     read_compose,
     read_dockerfile,
 )
+from in_process import called
 from packaging.utils import canonicalize_name
 
 from penstock.protocol.config import Config, ConfigError, resolve
@@ -112,19 +112,13 @@ def test_grpc_is_published_on_demand_by_frontends_that_have_its_packages() -> No
 
 def test_settings_that_compose_writes_exist() -> None:
     """Each service starts with what compose gives it; a misspelt setting would be refused."""
-    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    plain = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     for name, service in read_compose({}).items():
         if service.command[0] == "penstock":
             # No GPU is needed to read settings, but to ask for one.
             arguments = ["cpu" if part == "cuda" else part for part in service.command[1:]]
-            done = subprocess.run(
-                [sys.executable, "-m", "penstock.services", *arguments, "--show-config"],
-                env={**environment, **service.environment},
-                capture_output=True,
-                text=True,
-                timeout=30,
-                cwd=ROOT,
-            )
+            environment = {**plain, **service.environment}
+            done = called(*arguments, "--show-config", environment=environment)
             assert done.returncode == 0, (name, done.stderr)
             assert 'router = "tcp://router:5570"' in done.stdout
 
@@ -197,7 +191,7 @@ NOT_IN_GROUPS = {"triton"} | {
 
 def test_each_role_imports_only_what_its_group_installs() -> None:
     """Also within functions, where nothing is missed before the function is called."""
-    owners = importlib.metadata.packages_distributions()
+    owners = install_set.module_owners()
     for role in ROLES:
         installed = install_set.distributions(role) | {"penstock"} | NOT_IN_GROUPS
         for path in (ROOT / "services" / role).rglob("*.py"):

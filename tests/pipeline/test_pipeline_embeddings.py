@@ -9,21 +9,18 @@ import struct
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-from served import Served, served
+from served import VECTORS, Served, SharedServers
 
 PATH = "/v1/embeddings"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    flags = ["--device", "null", "--null-step-ms", "40", "--task", "embed", "--max-num-seqs", "32"]
-    with served(*flags, "--served-model-name", "vectors") as found:
-        yield found
+def server(shared_server: SharedServers) -> Served:
+    return shared_server(*VECTORS)
 
 
 def ask(server: Served, given: Any, **more: Any) -> tuple[int, Any]:
@@ -114,8 +111,10 @@ def test_the_sdk_reads_as_many_inputs_as_a_request_may_have(server: Served) -> N
     "role",
     ["worker", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tokenizer", "scheduler"))],
 )
-def test_a_batch_is_answered_though_a_process_is_killed(server: Served, role: str) -> None:
-    inputs = [[9] * (1 + index % 7) for index in range(1500)]
+def test_a_batch_is_answered_though_a_process_is_killed(
+    server: Served, shared_server: SharedServers, role: str
+) -> None:
+    inputs = [[9] * (1 + index % 7) for index in range(1000)]
     answers: list[tuple[int, Any]] = []
     asking = threading.Thread(target=lambda: answers.append(ask(server, inputs)))
     asking.start()
@@ -125,6 +124,7 @@ def test_a_batch_is_answered_though_a_process_is_killed(server: Served, role: st
     assert not answers
     process.kill()
     asking.join(60)
+    shared_server.renewed(server)
     ((status, answer),) = answers
     assert status == 200, answer
     assert [vector[0] for vector in numbers(answer)] == [len(ids) for ids in inputs]

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_client import address_of, details_of, stub_of
-from served import Served, served
+from served import VECTORS, Served, SharedServers, served
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 from penstock.protocol.grpc.engine import vllm_engine_pb2, vllm_engine_pb2_grpc
@@ -18,10 +18,8 @@ BUILT_IN = Path(__file__).parents[2] / "demo/model"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    flags = ("--device", "null", "--task", "embed", "--served-model-name", "vectors")
-    with served(*flags, "--grpc-port", "0") as found:
-        yield found
+def server(shared_server: SharedServers) -> Served:
+    return shared_server(*VECTORS)
 
 
 @pytest.fixture(scope="module")

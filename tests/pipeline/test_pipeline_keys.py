@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -11,18 +12,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import openai
 import pytest
 from served import Served, added_key, served
 
 from penstock.loadtest.make_model import make_model
 
 TEXT = "/v1/completions"
-LONG = {"prompt": [1, 2, 3], "max_tokens": 200, "ignore_eos": True}
+LONG = {"prompt": [1, 2, 3], "max_tokens": 100, "ignore_eos": True}
 
 
 class Setup(NamedTuple):
     server: Served
     keys: Path
+    runtime: Path
     ann: str
     root: str
 
@@ -30,13 +33,14 @@ class Setup(NamedTuple):
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     folder = tmp_path_factory.mktemp("keys")
-    model, keys = make_model(folder / "tiny", max_position_embeddings=512), folder / "keys"
+    model, keys = make_model(folder / "tiny", max_position_embeddings=1024), folder / "keys"
+    runtime = folder / "run"
     ann, root = added_key(keys, "ann"), added_key(keys, "root", "admin")
     with served(
-        *(str(model), "--device", "null", "--null-step-ms", "10", "--frontends", "2"),
-        *("--keys-file", str(keys)),
+        *(str(model), "--device", "null", "--null-step-ms", "20", "--frontends", "2"),
+        *("--keys-file", str(keys), "--runtime-dir", str(runtime)),
     ) as server:
-        yield Setup(server, keys, ann, root)
+        yield Setup(server, keys, runtime, ann, root)
 
 
 def ask(
@@ -116,11 +120,47 @@ def test_the_level_of_the_log_changes_in_every_process(setup: Setup) -> None:
     ask(setup, setup.root, "POST", "/v1/admin/log_level", {"level": "info"})
 
 
+def test_the_sdk_has_an_exception_of_its_own_for_a_wrong_key(setup: Setup) -> None:
+    for key, right in ((setup.ann, True), ("wrong", False)):
+        address = f"{setup.server.url}/v1"
+        with openai.OpenAI(base_url=address, api_key=key, max_retries=0) as client:
+            if right:
+                assert client.models.retrieve("tiny").id == "tiny"
+            else:
+                with pytest.raises(openai.AuthenticationError):
+                    client.models.list()
+
+
+def respond(setup: Setup, **more: Any) -> str:
+    """The id of a response that is kept."""
+    body = {"input": "hello", "max_output_tokens": 2, **more}
+    status, answer = ask(setup, setup.ann, "POST", "/v1/responses", body)
+    assert status == 200, answer
+    assert answer.get("previous_response_id") == more.get("previous_response_id")
+    return str(answer["id"])
+
+
+def kept(setup: Setup) -> list[Path]:
+    return list(setup.runtime.rglob("*.response"))
+
+
+def test_a_response_is_known_to_every_frontend_of_a_server(setup: Setup) -> None:
+    before, rounds = len(kept(setup)), 12
+    latest = respond(setup)
+    for _ in range(rounds):  # whichever frontend takes it
+        latest = respond(setup, previous_response_id=latest)
+    assert len(kept(setup)) == before + rounds + 1
+    assert all(os.stat(path).st_mode & 0o077 == 0 for path in kept(setup))
+
+
 def test_draining_by_an_admin_finishes_what_runs_and_ends_the_server(setup: Setup) -> None:
+    respond(setup)
+    assert kept(setup)
     running = Running(setup, "last")
     life(setup, setup.ann, "last", "first_token")
     status, answer = ask(setup, setup.root, "POST", "/v1/admin/drain", {})
     assert (status, answer) == (202, {"status": "draining", "scope": "server"})
     status, answer = running.wait()
-    assert (status, answer["usage"]["completion_tokens"]) == (200, 200)
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 100)
     assert setup.server.process.wait(30) == 0
+    assert not kept(setup), "a response ends with the server"

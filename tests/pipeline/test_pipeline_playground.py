@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, PlaygroundPage, chromium, sync_api
+from browser import CHROMIUM, PlaygroundPage, shared_chromium, sync_api
 from served import Served, served
 
 from penstock.protocol.sampling import PARAMETERS
@@ -34,9 +34,8 @@ expect = sync_api.expect
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as one:
-        yield one
+def browser() -> Any:
+    return shared_chromium()
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +107,7 @@ class FirstToken(threading.Thread):
 
 def test_an_answer_streams_in_and_tells_its_tokens_and_times(show: Open) -> None:
     shown = show()
-    shown.set(max_tokens=300, seed=1)
+    shown.set(max_tokens=120, seed=1)
     shown.check("ignore_eos")
     shown.watch_text()
     shown.ask("Hello?")
@@ -116,7 +115,7 @@ def test_an_answer_streams_in_and_tells_its_tokens_and_times(show: Open) -> None
     assert len(shown.seen_lengths()) >= 4, "the text did not grow while it was written"
     stats = answer.locator(".stats").inner_text()
     assert re.fullmatch(
-        r"300 tokens · first after [\d.]+ m?s · [\d.]+ tokens/s · cut at the token limit", stats
+        r"120 tokens · first after [\d.]+ m?s · [\d.]+ tokens/s · cut at the token limit", stats
     )
     assert shown.page.locator("article.question p").inner_text() == "Hello?"
     assert answer.get_attribute("aria-busy") == "false"

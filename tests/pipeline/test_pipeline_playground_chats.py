@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, PlaygroundPage, chromium, sync_api
+from browser import CHROMIUM, PlaygroundPage, shared_chromium, sync_api
 from served import NULL, Served, SharedServers
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
@@ -21,9 +21,8 @@ def server(shared_server: SharedServers) -> Served:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as one:
-        yield one
+def browser() -> Any:
+    return shared_chromium()
 
 
 @pytest.fixture(scope="module")

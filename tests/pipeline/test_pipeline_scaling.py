@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,9 +20,9 @@ import aiohttp
 import psutil
 import pytest
 from clients import Answer, ask
-from reference_models import write_model
 from served import NULL, Served, SharedServers, served, start_service
 
+from penstock.loadtest.make_model import make_model
 from penstock.services.frontend.service import LINGER_SECONDS
 
 
@@ -90,20 +91,53 @@ async def scale(server: Served) -> Load:
     return load
 
 
-def test_a_frontend_that_goes_serves_who_is_connected() -> None:
-    with served("--device", "null") as server:
-        target = urlsplit(server.url)
-        (frontend,) = (p for p in server.processes().values() if server.role_of(p) == "frontend")
-        body = json.dumps({"prompt": "hello", "max_tokens": 4, "ignore_eos": True})
-        headers = {"Content-Type": "application/json"}
-        idle = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
-        idle.request("POST", "/v1/completions", body, headers)
-        assert idle.getresponse().read()
-        frontend.send_signal(signal.SIGTERM)
-        idle.request("POST", "/v1/completions", body, headers)
-        answer = idle.getresponse()
-        assert answer.status == 200, answer.read()
-        assert json.load(answer)["usage"]["completion_tokens"] == 4
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    """The second test ends it."""
+    with served("--device", "null", "--null-step-ms", "100", "--drain-timeout-s", "2") as server:
+        yield server
+
+
+def test_a_frontend_that_goes_serves_who_is_connected(server: Served) -> None:
+    target = urlsplit(server.url)
+    (frontend,) = (p for p in server.processes().values() if server.role_of(p) == "frontend")
+    body = json.dumps({"prompt": "hello", "max_tokens": 4, "ignore_eos": True})
+    headers = {"Content-Type": "application/json"}
+    idle = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
+    idle.request("POST", "/v1/completions", body, headers)
+    assert idle.getresponse().read()
+    frontend.send_signal(signal.SIGTERM)
+    idle.request("POST", "/v1/completions", body, headers)
+    answer = idle.getresponse()
+    assert answer.status == 200, answer.read()
+    assert json.load(answer)["usage"]["completion_tokens"] == 4
+    idle.close()
+    frontend.wait(30)
+
+
+def test_what_outlasts_the_drain_ends_with_an_error_event_and_the_server_with_success(
+    server: Served,
+) -> None:
+    target = urlsplit(server.url)
+    stream = http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)
+    probe = http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)
+    body = {"prompt": "hello", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    headers = {"Content-Type": "application/json"}
+    stream.request("POST", "/v1/completions", json.dumps(body), headers)
+    answer = stream.getresponse()
+    assert answer.readline().startswith(b"data: ")
+    server.process.send_signal(signal.SIGTERM)
+    status, state, refused = 200, b"", True
+    with contextlib.suppress(OSError):  # nobody new is let in
+        while status == 200:
+            probe.request("GET", "/ready")
+            ready = probe.getresponse()
+            status, state = ready.status, ready.read()
+        refused = False
+    assert refused or (status == 503 and b"draining" in state), (status, state)
+    rest = answer.read().decode()
+    assert "the server is shutting down" in rest and "[DONE]" not in rest
+    assert server.process.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -167,35 +201,10 @@ def test_whoever_has_connected_when_a_server_goes_down_is_answered() -> None:
     assert seen.keys() == {"HTTP/1.1 200 OK"}, seen
 
 
-def test_what_outlasts_the_drain_ends_with_an_error_event_and_the_server_with_success() -> None:
-    flags = ("--null-step-ms", "100", "--drain-timeout-s", "2")
-    with served("--device", "null", *flags) as server:
-        target = urlsplit(server.url)
-        stream = http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)
-        probe = http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)
-        body = {"prompt": "hello", "max_tokens": 1000, "ignore_eos": True, "stream": True}
-        headers = {"Content-Type": "application/json"}
-        stream.request("POST", "/v1/completions", json.dumps(body), headers)
-        answer = stream.getresponse()
-        assert answer.readline().startswith(b"data: ")
-        server.process.send_signal(signal.SIGTERM)
-        status, state, refused = 200, b"", True
-        with contextlib.suppress(OSError):  # nobody new is let in
-            while status == 200:
-                probe.request("GET", "/ready")
-                ready = probe.getresponse()
-                status, state = ready.status, ready.read()
-            refused = False
-        assert refused or (status == 503 and b"draining" in state), (status, state)
-        rest = answer.read().decode()
-        assert "the server is shutting down" in rest and "[DONE]" not in rest
-        assert server.process.wait(60) == 0
-
-
 def test_a_tokenizer_of_other_files_under_the_same_name_is_refused_with_the_remedy(
     tmp_path: Path, shared_server: SharedServers
 ) -> None:
-    other, name = write_model("qwen3", tmp_path / "other"), "penstock-demo"
+    other, name = make_model(tmp_path / "other"), "penstock-demo"
     server = shared_server(*NULL)
     process = start_service(server, "tokenizer", "--served-model-name", name, str(other))
     output, _ = process.communicate(timeout=60)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from served import Served, served
+from test_pipeline_apis_during_restarts import LATE, all_wait
 
 DEMO = Path(__file__).resolve().parents[2] / "demo/model"
 LABELS = {"ranker": ["relevant"], "labels": ["calm", "rising", "flood"]}
@@ -32,8 +33,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         config["id2label"] = {str(number): label for number, label in enumerate(labels)}
         (folder / "config.json").write_text(json.dumps(config))
         folders.append(str(folder))
-    flags = ["--device", "null", "--null-step-ms", "40", "--max-num-seqs", "32"]
-    with served(*folders, *flags) as found:
+    flags = ["--device", "null", "--null-step-ms", "80", "--max-num-seqs", "32"]
+    with served(*folders, *flags, *LATE) as found:
         yield found
 
 
@@ -137,8 +138,17 @@ def test_a_model_that_does_something_else_says_what(
     assert said in answer["error"]["message"]
 
 
+def test_whatever_is_asked_while_the_engine_is_started_again_waits_for_it(server: Served) -> None:
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/classify", {"input": "a"}),
+    ]
+    all_wait(server, requests, model="ranker")
+
+
 def test_a_client_that_leaves_frees_everything(server: Served) -> None:
-    body = {"model": "ranker", "query": "a", "documents": ["b " * 20] * 2000}
+    body = {"model": "ranker", "query": "a", "documents": ["b " * 20] * 1000}
     sent = json.dumps(body).encode()
     host, _, port = server.url.removeprefix("http://").partition(":")
     head = f"POST /v1/rerank HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
@@ -155,7 +165,7 @@ def test_a_client_that_leaves_frees_everything(server: Served) -> None:
     ["tokenizer", *(pytest.param(one, marks=pytest.mark.slow) for one in ("worker", "scheduler"))],
 )
 def test_a_ranking_is_the_same_though_processes_are_killed(server: Served, role: str) -> None:
-    documents = ["b " * (1 + index % 7) for index in range(1000)]
+    documents = ["b " * (1 + index % 7) for index in range(500)]
     answers: list[tuple[int, Any]] = []
     asking = threading.Thread(target=lambda: answers.append(rerank(server, documents)))
     asking.start()
@@ -167,7 +177,7 @@ def test_a_ranking_is_the_same_though_processes_are_killed(server: Served, role:
     asking.join(60)
     ((status, answer),) = answers
     assert status == 200, answer
-    assert sorted(one["index"] for one in answer["results"]) == list(range(1000))
+    assert sorted(one["index"] for one in answer["results"]) == list(range(500))
     scores = [one["relevance_score"] for one in answer["results"]]
     assert scores == sorted(scores, reverse=True) and len(set(scores)) == 7
 

@@ -21,7 +21,7 @@ SECONDS = 10.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    flags = ["--device", "null", "--null-step-ms", "5", "--data-parallel-size", "2"]
+    flags = ["--device", "null", "--null-step-ms", "50", "--data-parallel-size", "2"]
     with served(*flags) as one:
         yield one
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import called
 
 SECONDS = 60.0
 SLOW = ("--device", "null", "--null-step-ms", "50")
@@ -57,12 +58,7 @@ def start(path: Path, *flags: str) -> subprocess.Popen[str]:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock.services", *command],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    done = called(*command)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

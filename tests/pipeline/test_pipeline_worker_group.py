@@ -15,12 +15,12 @@ from in_process import called
 from served import Served, served
 
 STREAMS = 6
-TOKENS = 150
+TOKENS = 75
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served("--device", "null", "--world-size", "3", "--null-step-ms", "10") as running:
+    with served("--device", "null", "--world-size", "3", "--null-step-ms", "20") as running:
         yield running
 
 

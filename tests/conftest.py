@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -157,19 +156,6 @@ def pytest_collection_finish() -> None:
         torch.set_num_threads(1)
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None:
-        _replace_once(interpreter)
+        from lean_interpreter import make_lean
 
-
-def _replace_once(interpreter: ModuleType) -> None:
-    """Triton's interpreter looks for the functions of ``triton.language`` that it replaces at each
-    launch, and again at each call of a function within a kernel, which takes longer than what they
-    compute here. In a test process they are replaced once, and stay so."""
-    replace, replaced = interpreter._patch_lang, set[Any]()
-
-    def replace_first(fn: Any) -> Any:
-        if fn not in replaced:
-            replace(fn)
-            replaced.add(fn)
-        return interpreter._LangPatchScope()
-
-    interpreter._patch_lang = replace_first
+        make_lean(interpreter)

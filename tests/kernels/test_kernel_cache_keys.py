@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ MODULES = (
 )  # fmt: skip
 
 
-def keys_in_order(stable: str, modules: list[str]) -> dict[str, str]:
+def keys_in_order(stable: str, modules: tuple[str, ...]) -> dict[str, str]:
     """What Triton finds each kernel of the modules by, hashed in their order. stable: "at once",
     "late" (behind the first module), or "never"."""
     from triton.runtime.jit import JITFunction
@@ -37,27 +38,43 @@ def keys_in_order(stable: str, modules: list[str]) -> dict[str, str]:
     return keys
 
 
-def keys_of_a_process(stable: str, modules: tuple[str, ...]) -> dict[str, str]:
+Order = tuple[str, tuple[str, ...]]
+"""The arguments of ``keys_in_order``."""
+
+
+def keys_of_a_process(*orders: Order) -> list[dict[str, str]]:
+    """What ``keys_in_order`` finds in forks of one process that has loaded Triton."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, __file__, stable, *modules],
+        [sys.executable, __file__, json.dumps(orders)],
         capture_output=True, check=True, timeout=100, env=environment,
     )  # fmt: skip
-    keys: dict[str, str] = json.loads(done.stdout)
+    keys: list[dict[str, str]] = json.loads(done.stdout)
     return keys
 
 
-def test_neither_the_order_nor_the_process_changes_a_cache_key() -> None:
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, str]]:
+    """Keys of all modules, of two that share functions, and, in another process, of all modules
+    in another order."""
     pytest.importorskip("triton")
-    one, other = (keys_of_a_process("at once", modules) for modules in (MODULES, MODULES[::-1]))
+    late = ("late", ("shared_prefix_hopper", "prefill_attention_hopper"))
+    return [
+        *keys_of_a_process(("at once", MODULES), late),
+        *keys_of_a_process(("at once", MODULES[::-1])),
+    ]
+
+
+def test_neither_the_order_nor_the_process_changes_a_cache_key(found: list[dict[str, str]]) -> None:
+    one, _, other = found
     assert one == other
     assert {key.partition(".")[0] for key in one} == {*MODULES}
 
 
-def test_kernels_that_share_functions_with_one_hashed_before_are_hashed() -> None:
-    pytest.importorskip("triton")
-    found = keys_of_a_process("late", ("shared_prefix_hopper", "prefill_attention_hopper"))
-    assert "prefill_attention_hopper._hopper_prefill_kernel" in found
+def test_kernels_that_share_functions_with_one_hashed_before_are_hashed(
+    found: list[dict[str, str]],
+) -> None:
+    assert "prefill_attention_hopper._hopper_prefill_kernel" in found[1]
 
 
 @pytest.mark.slow
@@ -65,8 +82,12 @@ def test_triton_alone_has_other_keys_in_another_order() -> None:
     """Else nothing of this would be needed, and the test above could not fail."""
     pytest.importorskip("triton")
     some = ("decode_splits_hopper", "shared_prefix_hopper", "prefill_attention_hopper")
-    assert keys_of_a_process("never", some) != keys_of_a_process("never", some[::-1])
+    one, other = keys_of_a_process(("never", some), ("never", some[::-1]))
+    assert one != other
 
 
 if __name__ == "__main__":
-    print(json.dumps(keys_in_order(sys.argv[1], sys.argv[2:])))
+    importlib.import_module("torch")
+    importlib.import_module("triton")
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        print(json.dumps(pool.starmap(keys_in_order, json.loads(sys.argv[1]), chunksize=1)))

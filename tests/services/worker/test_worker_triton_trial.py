@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from plan_driver import PlanDriver
+from pretended_device import pretended
 from tiny_models import generated, some_prompts
 
 from penstock.protocol.config import (
@@ -28,22 +29,18 @@ from penstock.services.worker.gpu.triton_trial import failure_of_triton, why_no_
 from penstock.services.worker.loaded_model import LoadedModel, kernels_for
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import load_model
-from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.dense_form import DenseModel, dense_model
-from penstock.services.worker.models.registry import adapter_for
-from penstock.services.worker.models.weights import allocate_weights
 
 PREFILL = "penstock.services.worker.gpu.attention_choice.prefill_attention"
-CPU, PRETENDED = torch.device("cpu"), torch.device("meta")
+CPU = torch.device("cpu")
 Folder = Callable[[str], Path]
 WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None
-from penstock.protocol.model_info import read_model_info
 from penstock.services.worker import model_loading
 from penstock.services.worker.models import transformers_model
-from test_worker_triton_trial import pretended
+from pretended_device import pretended
 print(model_loading.kernels_for(pretended(sys.argv[1]), 16))
 """
 
@@ -53,13 +50,6 @@ def _tried_anew() -> Iterator[None]:
     why_no_kernels.cache_clear()
     yield
     why_no_kernels.cache_clear()
-
-
-def pretended(folder: Path | str) -> Decoder:
-    """A model on a device that is no CPU."""
-    info = read_model_info(folder)
-    model = adapter_for(info).specification(info)
-    return Decoder(model, allocate_weights(model, torch.float32, PRETENDED))
 
 
 def test_a_triton_that_works_is_found_to_work() -> None:

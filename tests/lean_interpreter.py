@@ -1,0 +1,79 @@
+"""Triton's interpreter without what it computes again and again, and throws away.
+
+Each instruction of a kernel is a few calls of numpy here, and took several times as long to be
+prepared. What kernels compute, and what is refused of them, stays the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+def make_lean(interpreter: Any) -> None:
+    """For the rest of the process. interpreter: ``triton.runtime.interpreter``."""
+    _replace_once(interpreter)
+    _leave_out_overflows(interpreter)
+    _know_numpy_types(interpreter)
+    _know_shapes(interpreter.tl.core)
+
+
+def _replace_once(interpreter: Any) -> None:
+    """The interpreter looks for the functions of ``triton.language`` that it replaces at each
+    launch, and again at each call of a function within a kernel, which takes longer than what they
+    compute here. In a test process they are replaced once, and stay so."""
+    replace, replaced = interpreter._patch_lang, set[Any]()
+
+    def replace_first(fn: Any) -> Any:
+        if fn not in replaced:
+            replace(fn)
+            replaced.add(fn)
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang = replace_first
+
+
+def _leave_out_overflows(interpreter: Any) -> None:
+    """Each sum, difference and product of integers is computed a second time in 64 bits and
+    compared with what 32 hold, for an assertion that is only made where ``debug`` is set."""
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def _know_numpy_types(interpreter: Any) -> None:
+    """numpy's type for one of Triton's is looked up in a table that is made for each look."""
+    look, known = interpreter._get_np_dtype, dict[str, Any]()
+
+    def known_type(kind: Any) -> Any:
+        found = known.get(kind.name)
+        if found is None:
+            found = known[kind.name] = look(kind)
+        return found
+
+    interpreter._get_np_dtype = known_type
+
+
+def _know_shapes(core: Any) -> None:
+    """Tensors and their types make their shape of a dozen objects each, always the same ones."""
+    tensor, block_type = core.tensor, core.block_type
+    make_tensor, make_type = tensor.__init__, block_type.__init__
+    of_tensors, of_types = dict[Any, Any](), dict[Any, Any]()
+
+    def tensor_of_shape(self: Any, handle: Any, type: Any) -> None:
+        shape = tuple(type.shape) if type.is_block() else ()
+        if shape not in of_tensors:
+            make_tensor(self, handle, type)
+            of_tensors[shape] = self.numel, self.shape
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = of_tensors[shape]
+
+    def type_of_shape(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, *shape
+        if key not in of_types:
+            make_type(self, element_ty, shape)
+            of_types[key] = self.shape, self.numel, self.name
+        self.element_ty = element_ty
+        self.shape, self.numel, self.name = of_types[key]
+
+    tensor.__init__, block_type.__init__ = tensor_of_shape, type_of_shape

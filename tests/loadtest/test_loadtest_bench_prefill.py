@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,9 @@ LAYER = 128 * 64 + 64 * 64 + 3 * 64 * 128
 
 def bench(path: Path, *arguments: str) -> dict[str, Any]:
     threads = {"PENSTOCK_THREADS": "1"} if "cpu" in arguments else {}
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "penstock.services", "bench", "prefill", *arguments,
-            "--output-json", str(path),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env={**os.environ, **threads},
+    done = called(
+        "bench", "prefill", *arguments, "--output-json", str(path),
+        environment={**os.environ, **threads},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(path.read_text())

@@ -371,7 +371,10 @@ def test_a_server_that_lists_no_model_is_measured_when_the_model_is_named(
 def test_prompts_longer_than_the_model_are_refused_before_any_is_sent(
     fast: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench_serve.main(["--base-url", fast, "--random-input-len", "4000"]) == 2
+    assert (
+        bench_serve.main(["--base-url", fast, "--num-prompts", "3", "--random-input-len", "4000"])
+        == 2
+    )
     text = capsys.readouterr().err
     assert "4000 tokens" in text
     assert "4096" in text

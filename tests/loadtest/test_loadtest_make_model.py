@@ -143,7 +143,10 @@ def test_equal_arguments_give_equal_bytes_also_in_another_process(tmp_path: Path
     assert contents(make_model(tmp_path / "c", seed=4, shards=2)) != here
 
 
-@pytest.mark.parametrize("vocab_size", [259, 300, 512, 2000, 20_000])
+@pytest.mark.parametrize(
+    "vocab_size",
+    [259, *(pytest.param(n, marks=pytest.mark.slow) for n in (300, 2000)), 512, 20_000],
+)
 def test_every_id_of_the_model_has_a_text(vocab_size: int, tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 

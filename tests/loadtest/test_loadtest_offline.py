@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from in_process import called
 
-from penstock.loadtest.offline_requests import draw_requests, moved
+from penstock.loadtest.offline_requests import OfflineRequests, draw_requests, moved
 
 
 def saved(command: str, path: Path, *flags: str) -> dict[str, Any]:
@@ -46,11 +46,25 @@ def test_a_common_prefix_stands_before_prompts_that_stay_as_they_are() -> None:
     assert common.output_lens == plain.output_lens
 
 
-def test_throughput_counts_exactly_what_was_drawn(tmp_path: Path) -> None:
-    flags = ["--num-prompts", "20", "--input-len", "5:40", "--output-len", "3:30", "--seed", "4"]
-    result = saved("throughput", tmp_path / "t.json", *flags, "--runs", "3", "--secret", "s" * 20,
-                   "--prefix-len", "7")  # fmt: skip
-    drawn = draw_requests(20, (5, 40), (3, 30), 4, 7)
+@pytest.fixture(scope="module")
+def throughput(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of eight requests, two at a time."""
+    return saved(
+        "throughput", tmp_path_factory.mktemp("bench") / "t.json", "--num-prompts", "8",
+        "--input-len", "5:40", "--output-len", "3:30", "--seed", "5", "--prefix-len", "7",
+        "--runs", "3", "--secret", "s" * 20, "--null-step-ms", "10", "--max-concurrency", "2",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def drawn() -> OfflineRequests:
+    return draw_requests(8, (5, 40), (3, 30), 5, 7)
+
+
+def test_throughput_counts_exactly_what_was_drawn(
+    throughput: dict[str, Any], drawn: OfflineRequests
+) -> None:
+    result = throughput
     assert result["total_input_tokens"] == sum(map(len, drawn.prompts))
     assert result["total_output_tokens"] == sum(drawn.output_lens)
     assert result["elapsed_time"] == sorted(result["elapsed_times"])[1]
@@ -60,12 +74,13 @@ def test_throughput_counts_exactly_what_was_drawn(tmp_path: Path) -> None:
     assert "s" * 20 not in json.dumps(result)
 
 
-def test_throughput_with_few_requests_open_takes_as_many_rounds(tmp_path: Path) -> None:
-    """A null step takes 10 ms: eight requests of ten tokens, two at a time, are forty steps."""
-    flags = ["--num-prompts", "8", "--input-len", "5:5", "--output-len", "10:10"]
-    flags += ["--null-step-ms", "10", "--max-concurrency", "2"]
-    result = saved("throughput", tmp_path / "t.json", *flags)
-    assert 0.4 <= result["elapsed_time"] < 1.2
+def test_throughput_with_few_requests_open_takes_as_many_rounds(
+    throughput: dict[str, Any], drawn: OfflineRequests
+) -> None:
+    """A null step takes 10 ms: two at a time are at least as many steps as half of their tokens."""
+    least = 0.010 * sum(drawn.output_lens) / 2
+    assert least > 2 * 0.010 * max(drawn.output_lens), "all at once would be quicker by far"
+    assert least <= throughput["elapsed_time"] < 3 * least
 
 
 def test_latency_is_the_time_of_the_steps(tmp_path: Path) -> None:
@@ -86,7 +101,7 @@ def test_latency_is_the_time_of_the_steps(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["throughput", "--input-len", "9:3"], "9:3"),
-        (["throughput", "--input-len", "5000"], "--max-model-len"),
+        (["throughput", "--num-prompts", "1", "--input-len", "5000"], "--max-model-len"),
         (["latency", "--batch-size", "0"], "--batch-size"),
         (["latency", "--max-num-seqs", "0"], "--max-num-seqs"),
         (["latency", "/no/such/folder"], "/no/such/folder"),

@@ -13,13 +13,18 @@ MOST_ROUTER_TIMES = 2.2
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("speed", [pytest.param(1.0, marks=pytest.mark.slow), 20.0])
-def test_engines_together_hit_as_often_as_one_with_all_their_memory(speed: float) -> None:
+@pytest.mark.parametrize(
+    ("speed", "conversations", "answer"),
+    [pytest.param(1.0, 200, (10, 40), marks=pytest.mark.slow), (20.0, 160, (4, 12))],
+)
+def test_engines_together_hit_as_often_as_one_with_all_their_memory(
+    speed: float, conversations: int, answer: tuple[int, int]
+) -> None:
     """A shorter run than the command's: shorter answers. Where engines are fast, requests
     come and go between two beats."""
     setting = Setting(
-        engines=ENGINES, turns=(5, 9), answer=(10, 40), question=(40, 250), pause=2.0,
-        begin_within=10.0, speed=speed,
+        engines=ENGINES, conversations=conversations, turns=(5, 9), answer=answer,
+        question=(40, 250), pause=2.0, begin_within=10.0, speed=speed,
     )  # fmt: skip
     one, together, by_room = measure(setting)
     shown = table([one, together, by_room])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from command_run import call, environment
-from emulator import eventually, terminal
+from emulator import terminal
 from scripted_api import scripted_api
 from served import Served, leftovers
 
@@ -167,7 +169,7 @@ def test_stop_waits_for_running_requests_and_says_how_many_there_are(short_folde
         server.kill()
 
 
-def test_stop_now_does_not_wait(short_folder: Path) -> None:
+def test_stop_now_does_not_wait_and_leaves_nothing(short_folder: Path) -> None:
     chosen = {"XDG_RUNTIME_DIR": str(short_folder)}
     server = Served("--device", "null", "--null-step-ms", "5", environment=chosen)
     try:
@@ -175,10 +177,16 @@ def test_stop_now_does_not_wait(short_folder: Path) -> None:
         assert busy.stdout is not None
         assert busy.stdout.read(1)
         folder = str(Path(server.router.removeprefix("ipc://")).parent)
+        processes, began = list(server.processes().values()), time.monotonic()
         done = call("stop", folder, "--now", **chosen)
+        assert time.monotonic() - began < 5.0, "the request alone would have taken 10"
         assert done.returncode == 0
         assert busy.wait(20) != 0
-        assert eventually(lambda: server.process.poll() is not None)
+        assert server.process.wait(5) == 128 + signal.SIGTERM
+        assert psutil.wait_procs(processes, 5)[1] == []
+        assert leftovers(short_folder) == []
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", int(server.url.rpartition(":")[2]))) != 0
     finally:
         server.kill()
 

@@ -125,7 +125,7 @@ class Server:
         request = urllib.request.Request(
             self.url + "/v1/completions",
             msgspec.json.encode({"model": "penstock-demo", **body}),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"},
         )
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return msgspec.json.decode(answer.read())
@@ -174,6 +174,7 @@ sys.meta_path.insert(0, Slow())
 """
 Start = Callable[..., Server]
 NULL = ("--device", "null", "--port", "0")
+KEY = "s3cret-key"
 
 
 @pytest.fixture(scope="session")
@@ -185,7 +186,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def shared(cache: str) -> Iterator[Server]:
     """A server for tests that leave it as they find it; the one of two signals ends it."""
-    server = Server(*NULL, "--tokenizers", "2", "--api-key", "s3cret-key", XDG_CACHE_HOME=cache)
+    flags = (*NULL, "--null-step-ms", "50", "--tokenizers", "2", "--api-key", KEY)
+    server = Server(*flags, XDG_CACHE_HOME=cache)
+    try:
+        yield server.ready()
+    finally:
+        server.clean()
+
+
+@pytest.fixture(scope="module")
+def neighbour(shared: Server, cache: str) -> Iterator[Server]:
+    """Another server of the same user. The test of a killed launcher ends it."""
+    server = Server(*NULL, XDG_CACHE_HOME=cache, XDG_RUNTIME_DIR=str(shared.runtime))
     try:
         yield server.ready()
     finally:
@@ -313,19 +325,12 @@ def test_launcher_waits_for_an_import_that_stops_all_threads_of_a_process(
     assert server.stop() == 0, server.text
 
 
-def test_launcher_two_servers_of_one_user_do_not_disturb_each_other(start: Start) -> None:
-    one = start(*NULL)
-    two = start(*NULL, XDG_RUNTIME_DIR=str(one.runtime))
-    one.ready()
-    two.ready()
-    assert len(list(one.runtime.iterdir())) == 2
-    assert one.complete()["usage"]["completion_tokens"] == 4
-    assert two.complete()["usage"]["completion_tokens"] == 4
-    assert one.stop() == 0
-    assert two.complete()["usage"]["completion_tokens"] == 4
-    assert two.stop() == 0
-    one.nothing_is_left()
-    two.nothing_is_left()
+def test_launcher_two_servers_of_one_user_do_not_disturb_each_other(
+    shared: Server, neighbour: Server
+) -> None:
+    assert len(os.listdir(shared.runtime)) == 2
+    assert shared.complete()["usage"]["completion_tokens"] == 4
+    assert neighbour.complete()["usage"]["completion_tokens"] == 4
 
 
 def test_launcher_a_process_started_by_hand_joins_and_leaves(repaired: Server, cache: str) -> None:
@@ -355,12 +360,36 @@ def test_launcher_stopped_leaves_no_process_port_or_file(start: Start) -> None:
     server.nothing_is_left()
 
 
-def test_launcher_takes_a_signal_that_comes_twice_at_once_for_one(shared: Server) -> None:
-    """As from ``make`` or ``timeout``, which pass on what the whole process group got."""
+def test_launcher_killed_leaves_no_process_and_the_next_one_cleans_up(
+    shared: Server, neighbour: Server, start: Start
+) -> None:
+    neighbour.process.kill()
+    wait_for(lambda: not neighbour.processes_left(), 2.0)
+    assert len(os.listdir(shared.runtime)) == 2
+    following = start(*NULL, XDG_RUNTIME_DIR=str(shared.runtime))
+    following.wait_for_text('"ready"')
+    assert len(os.listdir(shared.runtime)) == 2
+    assert following.stop() == 0
+    assert len(os.listdir(shared.runtime)) == 1
+    neighbour.nothing_is_left()
+    assert shared.complete()["usage"]["completion_tokens"] == 4
+
+
+def test_launcher_lets_running_requests_finish_and_takes_two_signals_at_once_for_one(
+    shared: Server,
+) -> None:
+    """Two come from ``make`` or ``timeout``, which pass on what the whole process group got."""
     server = shared
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(server.complete(max_tokens=30)))
+    asking.start()
+    time.sleep(0.5)
     server.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: "draining" in server.text)
-    assert server.stop(signal.SIGTERM) == 0, server.text
+    assert server.stop(signal.SIGINT) == 0, server.text
+    asking.join(PATIENCE)
+    assert answers[0]["usage"]["completion_tokens"] == 30
+    assert "running requests have 30 s to finish (--drain-timeout-s)" in server.text
+    assert "1 request runs; " in server.text
     server.nothing_is_left()
 
 
@@ -382,20 +411,7 @@ def test_launcher_leaves_only_the_folder_that_the_user_named(named: tuple[Server
     server.nothing_is_left()
 
 
-def test_launcher_lets_running_requests_finish(start: Start) -> None:
-    server = start(*NULL, "--null-step-ms", "100").ready()
-    answers: list[Any] = []
-    asking = threading.Thread(target=lambda: answers.append(server.complete(max_tokens=15)))
-    asking.start()
-    time.sleep(0.5)
-    assert server.stop() == 0, server.text
-    asking.join(PATIENCE)
-    assert answers[0]["usage"]["completion_tokens"] == 15
-    assert "running requests have 30 s to finish (--drain-timeout-s)" in server.text
-    assert "1 request runs; " in server.text
-    server.nothing_is_left()
-
-
+@pytest.mark.slow  # `penstock stop --now` sends two signals in the quick run, and looks at the same
 def test_launcher_ends_at_once_at_the_second_signal(start: Start) -> None:
     server = start(*NULL, "--null-step-ms", "1000").ready()
 
@@ -417,6 +433,7 @@ def test_launcher_ends_at_once_at_the_second_signal(start: Start) -> None:
     asking.join(PATIENCE)
 
 
+@pytest.mark.slow  # the quick run does it on a terminal
 def test_launcher_can_be_stopped_while_it_starts(start: Start) -> None:
     server = start(*NULL)
     wait_for(lambda: "ready" in server.text)
@@ -424,17 +441,6 @@ def test_launcher_can_be_stopped_while_it_starts(start: Start) -> None:
     assert server.stop() == 0, server.text
     assert server.processes_left() == []
     assert os.listdir(server.runtime) == []
-
-
-def test_launcher_killed_leaves_no_process_and_the_next_one_cleans_up(start: Start) -> None:
-    server = start(*NULL).ready()
-    server.process.kill()
-    wait_for(lambda: not server.processes_left(), 2.0)
-    assert len(os.listdir(server.runtime)) == 1
-    following = start(*NULL, XDG_RUNTIME_DIR=str(server.runtime)).ready()
-    assert len(os.listdir(server.runtime)) == 1
-    assert following.stop() == 0
-    server.nothing_is_left()
 
 
 # --- repairing

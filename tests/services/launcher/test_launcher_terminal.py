@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 PATIENCE = 30.0
@@ -104,7 +105,7 @@ class OnTerminal:
 
 @pytest.fixture(scope="module")
 def shown() -> Iterator[OnTerminal]:
-    """A server that is ready, of which nothing else is asked than what its user reads."""
+    """A server that is ready. Tests look at what its user reads; the last one interrupts it."""
     server = OnTerminal(
         *("--device", "null", "--null-step-ms", "50", "--api-key", KEY, "--drain-timeout-s", "20")
     )
@@ -168,24 +169,32 @@ def test_the_curl_of_the_block_works_and_shows_no_key(shown: OnTerminal) -> None
     assert body["choices"][0]["message"]["role"] == "assistant"
 
 
-def test_ctrl_c_says_how_many_requests_run_and_how_long_it_waits() -> None:
-    server = OnTerminal(
-        *("--device", "null", "--null-step-ms", "50", "--drain-timeout-s", "20"), NO_COLOR="1"
-    )
+def test_ctrl_c_ends_a_start_and_nothing_has_colour_where_that_is_not_wanted() -> None:
+    server = OnTerminal("--device", "null", NO_COLOR="1")
     try:
-        server.said("Ctrl-C stops")
-        asking = [threading.Thread(target=server.ask, kwargs={"max_tokens": 60}) for _ in range(2)]
-        for one in asking:
-            one.start()
-        time.sleep(1.0)
+        server.said("ready")
+        children = psutil.Process(server.process.pid).children(recursive=True)
         server.interrupt()
-        server.said("running requests have 20 s to finish (--drain-timeout-s)")
-        server.said("a second Ctrl-C ends at once")
-        server.said("2 requests run; ")
-        assert server.process.wait(PATIENCE) == 0
-        for one in asking:
-            one.join(PATIENCE)
-        server.said("stopped after")
+        assert server.process.wait(PATIENCE) == 0, server.text
+        assert "Penstock is ready" not in server.text
+        assert psutil.wait_procs(children, 5)[1] == []
+        assert os.listdir(server.folder) == []
         assert b"\x1b[3" not in server.raw, "NO_COLOR is set"
     finally:
         server.close()
+
+
+def test_ctrl_c_says_how_many_requests_run_and_how_long_it_waits(shown: OnTerminal) -> None:
+    server = shown
+    asking = [threading.Thread(target=server.ask, kwargs={"max_tokens": 60}) for _ in range(2)]
+    for one in asking:
+        one.start()
+    time.sleep(1.0)
+    server.interrupt()
+    server.said("running requests have 20 s to finish (--drain-timeout-s)")
+    server.said("a second Ctrl-C ends at once")
+    server.said("2 requests run; ")
+    assert server.process.wait(PATIENCE) == 0
+    for one in asking:
+        one.join(PATIENCE)
+    server.said("stopped after")

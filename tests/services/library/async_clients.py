@@ -10,6 +10,12 @@ import psutil
 
 from penstock import AsyncLLM, RequestOutput, SamplingParams
 
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "threads": 1,
+    "max_num_seqs": 16,
+}
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any
 
-import psutil
 import pytest
-from async_clients import GREEDY, LONG, open_requests, prompt, rest_of, server_of, workers_of
+from async_clients import GREEDY, LONG, SETTINGS, open_requests, prompt, rest_of, workers_of
+from joined import joining
 
 from penstock import LLM, AsyncLLM, LLMEngine, RequestOutput, SamplingParams
 from penstock.protocol.wire.messages.requests import RequestHead, Work
@@ -19,22 +19,17 @@ from penstock.services.library.outputs import RequestError
 from penstock.services.library.requests import Terms
 from penstock.services.library.results import OutputKind
 
-SETTINGS: dict[str, Any] = {
-    "device": "cpu",
-    "dtype": "float32",
-    "threads": 1,
-    "max_num_seqs": 16,
-}
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 
 
 class Program:
     """An asyncio program with an ``AsyncLLM``, of which tests run parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, llm: LLM) -> None:
         self.runner = asyncio.Runner()
         self.llm = AsyncLLM(**SETTINGS)
-        self.runner.run(self.llm.start())
+        with joining(llm):
+            self.runner.run(self.llm.start())
 
     def run(self, part: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(asyncio.wait_for(part, 100))
@@ -45,20 +40,18 @@ class Program:
 
 
 @pytest.fixture(scope="module")
-def program() -> Iterator[Program]:
-    running = Program()
+def program(llm: LLM) -> Iterator[Program]:
+    running = Program(llm)
     yield running
-    launcher = psutil.Process(server_of(running.llm).pid)
-    processes = [launcher, *launcher.children(recursive=True)]
     running.close()
-    _, alive = psutil.wait_procs(processes, 10)
-    assert not alive
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[LLMEngine]:
-    with LLMEngine(**SETTINGS) as engine:
-        yield engine
+def engine(llm: LLM) -> Iterator[LLMEngine]:
+    with joining(llm):
+        engine = LLMEngine(**SETTINGS)
+    yield engine
+    engine.close()
 
 
 async def outputs(llm: AsyncLLM, number: int, kind: OutputKind) -> list[RequestOutput]:

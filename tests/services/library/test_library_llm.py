@@ -30,11 +30,24 @@ from penstock.services.frontend.errors import ApiError
 from penstock.services.library.outputs import RequestError
 from penstock.services.library.server_process import ServerFailed
 
+Cell = tuple[LLM, list[str]]
+
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", dtype="float32", threads=1, max_num_seqs=16) as llm:
-        yield llm
+def cell() -> Iterator[Cell]:
+    """What a cell of a notebook starts, and the prompts of its outputs. A cell runs inside an
+    event loop, and its output streams are no files."""
+
+    async def run() -> Cell:
+        llm = LLM(device="null", null_step_ms=50)
+        outputs = llm.generate(["Hello", "again"], SamplingParams(max_tokens=3))
+        return llm, [output.prompt or "" for output in outputs]
+
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        llm, prompts = asyncio.run(run())
+    with llm:
+        yield llm, prompts
 
 
 def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
@@ -239,14 +252,14 @@ def test_a_long_list_of_prompts_is_fed_to_the_server_in_small_parts(
     try:
         params = SamplingParams(max_tokens=2)
         if is_chat:
-            chats = [[{"role": "user", "content": str(n)}] for n in range(60)]
+            chats = [[{"role": "user", "content": str(n)}] for n in range(30)]
             outputs = llm.chat(chats, params, max_concurrency=most)
         else:
-            outputs = llm.generate([str(n) for n in range(60)], params, max_concurrency=most)
+            outputs = llm.generate([str(n) for n in range(30)], params, max_concurrency=most)
     finally:
         ended.set()
         watcher.join()
-    assert len(outputs) == 60
+    assert len(outputs) == 30
     assert 1 <= max(seen) <= most
 
 
@@ -326,17 +339,8 @@ def test_several_threads_may_call(llm: LLM) -> None:
     assert results == [2, 2, 2, 2]
 
 
-def test_a_notebook_cell_may_start_and_call() -> None:
-    """A cell runs inside an event loop, and its output streams are no files."""
-
-    async def cell() -> list[str]:
-        with LLM(device="null") as llm:
-            outputs = llm.generate(["Hello", "again"], SamplingParams(max_tokens=3))
-        return [output.prompt for output in outputs]
-
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
-        assert asyncio.run(cell()) == ["Hello", "again"]
+def test_a_notebook_cell_may_start_and_call(cell: Cell) -> None:
+    assert cell[1] == ["Hello", "again"]
 
 
 def test_the_model_keeps_its_name_while_its_scheduler_is_away(llm: LLM) -> None:
@@ -448,9 +452,9 @@ def _group(pid: int) -> int:
         return -1
 
 
-def test_a_killed_launcher_is_an_error_and_not_a_hang() -> None:
-    with LLM(device="null", null_step_ms=50) as llm:
-        timer = threading.Timer(0.5, os.kill, (llm._server.process.pid, signal.SIGKILL))
-        timer.start()
-        with pytest.raises(ServerFailed, match="ended"):
-            llm.generate(["x"] * 10, SamplingParams(max_tokens=500, ignore_eos=True))
+def test_a_killed_launcher_is_an_error_and_not_a_hang(cell: Cell) -> None:
+    llm, _ = cell
+    timer = threading.Timer(0.5, os.kill, (llm._server.process.pid, signal.SIGKILL))
+    timer.start()
+    with pytest.raises(ServerFailed, match="ended"):
+        llm.generate(["x"] * 10, SamplingParams(max_tokens=500, ignore_eos=True))

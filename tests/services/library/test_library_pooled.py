@@ -4,14 +4,16 @@ are a prompt's length and last token, and logits follow from the length."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from joined import joining
 
 import penstock
 from penstock import LLM, AsyncLLM, RequestRefused
@@ -109,9 +111,17 @@ def test_what_is_wrong_is_named_and_the_next_call_goes_on(
     assert len(embedder.embed("a")) == 1
 
 
-def test_an_event_loop_has_many_at_once(tmp_path: Path) -> None:
+def test_an_event_loop_has_many_at_once(embedder: LLM, ranker: LLM) -> None:
+    @contextlib.asynccontextmanager
+    async def joined(owner: LLM) -> AsyncIterator[AsyncLLM]:
+        llm = AsyncLLM(device="null")
+        with joining(owner):
+            await llm.start()
+        async with llm:
+            yield llm
+
     async def main() -> None:
-        async with AsyncLLM(device="null", task="embed") as llm:
+        async with joined(embedder) as llm:
             prompts = [[9] * (1 + n % 5) for n in range(200)]
             asked = (llm.embed(ids, normalize=False) for ids in prompts)
             outputs = await asyncio.gather(*asked)
@@ -120,8 +130,7 @@ def test_an_event_loop_has_many_at_once(tmp_path: Path) -> None:
             assert (named.request_id, named.prompt_token_ids) == ("a name", [5, 6])
             with pytest.raises(RequestRefused, match="'classify'; it does: embed"):
                 await llm.classify("a")
-        folder = write_classifier(tmp_path / "ranker", ["relevant"])
-        async with AsyncLLM(folder, device="null") as llm:
+        async with joined(ranker) as llm:
             scored = await llm.score("a", "b")
             assert 0 < scored.outputs.score < 1
             found = await llm.classify("a b c")

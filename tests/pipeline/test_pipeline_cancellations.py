@@ -80,7 +80,7 @@ def test_every_request_ends_once_and_nothing_stays_behind(count: int, tmp_path: 
     folder = str(write_model("qwen3", tmp_path / "tiny"))
     blocks = ("--num-kv-blocks", str(KV_BLOCKS))
     with served("--device", "cpu", "--dtype", "float32", *blocks, folder) as server:
-        asyncio.run(storm(server, 100, seed=1))
+        asyncio.run(storm(server, AT_ONCE, seed=1))
         before_metrics = server.settled()
         processes = server.processes()
         before = {pid: private_bytes(process) for pid, process in processes.items()}

@@ -44,7 +44,7 @@ from penstock.protocol.wire.mailbox import Mailbox
 from penstock.protocol.wire.messages.membership import MetricsAnswer, MetricsQuery
 from penstock.protocol.wire.security import CurveKeys
 
-SCALE = {"tokenizer": 3, "frontend": 2}
+SCALE = {"tokenizer": 2, "frontend": 2}
 ROLES = ("router", "worker", "scheduler", "tokenizer", "frontend")
 MARKER = "quicksilver"
 """A word that is looked for on the wire."""
@@ -93,6 +93,7 @@ class Deployment:
             "HOME": str(self.folder),
             "XDG_CACHE_HOME": f"{self.folder}/cache",
             "OMP_NUM_THREADS": "2",
+            "PENSTOCK_THREADS": "1",  # for all of them, as by a file .env
             **install_set.environment(group, self.folder / "site"),
             **{key: self.adapted(host, value) for key, value in service.environment.items()},
             **changed,
@@ -134,7 +135,7 @@ class Deployment:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Everything up: three tokenizers, two frontends, one of each of the others."""
+    """Everything up: two tokenizers, two frontends, one of each of the others."""
     folder = tmp_path_factory.mktemp("compose")
     services = read_compose({})
     make_secret(services["secret"], folder / "secrets")
@@ -197,7 +198,7 @@ def test_both_frontends_give_the_same_answers_streamed_or_not(deployment: Deploy
 def test_a_frontend_tells_of_the_whole_system(deployment: Deployment) -> None:
     def answered() -> float:
         text = request(deployment.client, deployment.frontends[1], "/metrics")[1]
-        assert len(re.findall(r'outbox_bytes\{process="tokenizer-', text)) == 3
+        assert len(re.findall(r'outbox_bytes\{process="tokenizer-', text)) == 2
         assert len(re.findall(r'outbox_bytes\{process="frontend-', text)) == 2
         counts = re.findall(r"^penstock:request_finished_total\{.*\} (\S+)", text, re.MULTILINE)
         return sum(map(float, counts))

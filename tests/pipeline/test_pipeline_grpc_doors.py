@@ -17,6 +17,7 @@ import grpc
 import pytest
 from grpc_client import address_of, details_of, gathered, stub_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from in_process import called
 from served import Served, served
 
 from penstock.protocol.grpc import penstock_pb2 as pb
@@ -52,10 +53,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def add_key(keys: Path, name: str, *limits: str) -> str:
-    command = [sys.executable, "-m", "penstock.services", "keys", "add", name, *limits]
-    done = subprocess.run(
-        [*command, "--keys-file", str(keys)], check=True, capture_output=True, text=True
-    )
+    done = called("keys", "add", name, *limits, "--keys-file", str(keys))
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 

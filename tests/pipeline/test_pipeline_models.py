@@ -24,7 +24,7 @@ from victims import children, find, whole_again
 ARCHITECTURES = {"alpha": "qwen3", "beta": "llama", "gamma": "qwen2"}
 PROMPTS = [[5, 6, 7, 8], [300, 12, 44], [9] * 20]
 FLAGS = ("--device", "cpu", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "16")
-STEP_SECONDS = 0.01
+STEP_SECONDS = 0.02
 WAIT_SECONDS = 60.0
 
 
@@ -107,7 +107,7 @@ def test_a_killed_engine_is_not_noticed_by_the_streams_of_the_other_model(
     server: Served, role: str, number: int
 ) -> None:
     struck, other = ("alpha", "beta") if number == 0 else ("beta", "alpha")
-    theirs, others = bodies_of(struck, 1, 40), bodies_of(other, 2, 250)
+    theirs, others = bodies_of(struck, 1, 30), bodies_of(other, 2, 140)
     count = len(children(server))
     seen: dict[str, Any] = {}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, PlaygroundPage, call_delta, chromium, sync_api
+from browser import CHROMIUM, PlaygroundPage, call_delta, shared_chromium, sync_api
 from served import BUILT_IN, SharedServers
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
@@ -24,9 +24,8 @@ def url(shared_server: SharedServers) -> str:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as one:
-        yield one
+def browser() -> Any:
+    return shared_chromium()
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from clients import Answer, ask, take_event
-from served import Served, served
-
-from penstock.loadtest.make_model import make_model
+from served import SMALL, Served, SharedServers
 
 CHAT = "/v1/chat/completions"
 SCHEMA: dict[str, Any] = {
@@ -32,14 +29,8 @@ NEIGHBOUR = {"prompt": "The water wheel", "max_tokens": 150, "temperature": 0, "
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("structured") / "m", hidden_size=32)
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Served]:
-    with served(str(folder), "--dtype", "float32", "--max-num-seqs", "16") as running:
-        yield running
+def server(small_model: Path, shared_server: SharedServers) -> Served:
+    return shared_server(str(small_model), *SMALL)
 
 
 def asked(server: Served, *bodies: dict[str, Any], path: str = "/v1/completions") -> list[Answer]:
@@ -148,7 +139,9 @@ def test_what_could_leave_no_token_is_refused(server: Served, field: dict[str, A
     assert answer.error is not None and answer.error["param"] == "structured_outputs"
 
 
-def test_a_grammar_goes_on_where_it_was_when_the_worker_dies(server: Served) -> None:
+def test_a_grammar_goes_on_where_it_was_when_the_worker_dies(
+    server: Served, shared_server: SharedServers
+) -> None:
     pattern = "([a-z]{3} [0-9]{3} ){20}"
     body = {
         "prompt": "Go: ",
@@ -181,6 +174,7 @@ def test_a_grammar_goes_on_where_it_was_when_the_worker_dies(server: Served) -> 
 
     undisturbed = asyncio.run(run(kill=False))
     answer = asyncio.run(run(kill=True))
+    shared_server.renewed(server)
     assert answer.error is None and answer.done
     assert answer.text == undisturbed.text
     assert answer.logprobs == undisturbed.logprobs

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from reference_models import write_model
 from served import Served, served
+from states import FLAGS
 
 Report = Callable[..., None]
 
@@ -25,6 +26,15 @@ def report(request: pytest.FixtureRequest) -> Report:
                 print(json.dumps({"case": request.node.name, **figures}), file=file)
 
     return write
+
+
+@pytest.fixture(scope="package")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One of everything, with a tiny model on the CPU and steps of few tokens. It is whole again
+    after each test."""
+    folder = write_model("qwen3", tmp_path_factory.mktemp("models") / "tiny")
+    with served(*FLAGS, str(folder)) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,11 @@ _SHAPES = {
 """Requests, prompt tokens, output tokens, streamed."""
 BUDGET = 64
 """Tokens of a step, so that the prompts of ``prefill`` take many."""
+FLAGS = (
+    *("--device", "cpu", "--dtype", "float32", "--threads", "1"),
+    *("--max-num-batched-tokens", str(BUDGET), "--max-num-seqs", "40"),
+)
+"""Of a server with one of everything."""
 
 
 def bodies(state: str, seed: int) -> list[dict[str, Any]]:

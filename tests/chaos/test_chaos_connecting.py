@@ -61,12 +61,13 @@ async def killed_meanwhile(
     ],
 )
 def test_who_connects_while_a_process_dies_gets_the_whole_answer(
-    server: Served,
+    request: pytest.FixtureRequest,
     role: str,
     clients: int,
     moments: tuple[float, ...],
     report: Callable[..., None],
 ) -> None:
+    server = request.getfixturevalue("server" if clients > 16 else "tiny_server")
     for moment in moments:
         seed = 1000 * ROLES.index(role) + round(100 * moment)
         followed, expected = asyncio.run(killed_meanwhile(server, role, clients, moment, seed))

@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from reference_models import write_model
 from served import Served, served
-from states import BUDGET, STATES, act_in, bodies
+from states import FLAGS, STATES, act_in, bodies
 from streams import undisturbed
 from victims import children, find, nothing_held, whole_again
 
@@ -35,14 +34,11 @@ FAST = {
 
 
 @pytest.fixture(scope="module", params=["tiny", pytest.param("demo", marks=pytest.mark.chaos)])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    flags = ["--device", "cpu", "--dtype", "float32", "--threads", "1"]
-    flags += ["--max-num-batched-tokens", str(BUDGET), "--max-num-seqs", "40"]
+def server(request: pytest.FixtureRequest) -> Iterator[Served]:
     if request.param == "tiny":
-        flags.append(str(write_model("qwen3", tmp_path_factory.mktemp("models") / "tiny")))
-    with served(*flags) as running:
+        yield request.getfixturevalue("tiny_server")
+        return
+    with served(*FLAGS) as running:
         yield running
 
 

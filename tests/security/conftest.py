@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,14 +18,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=512)
 
 
+@pytest.fixture(scope="session")
+def canary() -> Iterator[socket.socket]:
+    """Whoever wants to call another host is sent here."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
 @pytest.fixture(scope="module", params=WAYS, ids=lambda way: "without_asserts" if way else "plain")
-def server(request: pytest.FixtureRequest, folder: Path, shared_server: SharedServers) -> Served:
-    return shared_server(str(folder), *FLAGS, environment={"PYTHONOPTIMIZE": request.param})
+def server(
+    request: pytest.FixtureRequest,
+    folder: Path,
+    canary: socket.socket,
+    shared_server: SharedServers,
+) -> Served:
+    away = f"http://127.0.0.1:{canary.getsockname()[1]}"
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy",
+             "HF_ENDPOINT", "HF_INFERENCE_ENDPOINT")  # fmt: skip
+    environment = {"PYTHONOPTIMIZE": request.param, **dict.fromkeys(names, away)}
+    return shared_server(str(folder), *FLAGS, environment=environment)
+
+
+@pytest.fixture(scope="session")
+def texts() -> dict[Served, str]:
+    """The innocent text of each server, which it has told before anybody attacked it."""
+    return {}
 
 
 @pytest.fixture(scope="module")
-def peace(server: Served) -> str:
-    return peaceful_text(Attacker(server))
+def peace(server: Served, texts: dict[Served, str]) -> str:
+    if server not in texts:
+        texts[server] = peaceful_text(Attacker(server))
+    return texts[server]
 
 
 @pytest.fixture

@@ -166,14 +166,14 @@ class Innocent:
         """The last one begins when the attack is over."""
         ended = False
         while not ended:
-            ended = self._stop.wait(0.4 if self.texts else 0.0)
+            ended = self._stop.wait(0.8 if self.texts else 0.0)
             try:
                 self.texts.append(whole_text(self._attacker))
             except Exception as error:
                 self.faults.append(repr(error))
 
     def _ask(self) -> None:
-        while not self._stop.wait(0.1):
+        while not self._stop.wait(0.2):
             began = time.monotonic()
             try:
                 status = self._attacker.request("GET", "/health").status

@@ -9,7 +9,6 @@ import random
 import socket
 import stat
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,25 +16,8 @@ import psutil
 import pytest
 import zmq
 from in_process import called
-from served import Served, served
-from siege import COMPLETIONS, FLAGS, WAYS, Attacker, besieged, settle, whole_text
-
-
-@pytest.fixture(scope="module")
-def canary() -> Iterator[socket.socket]:
-    """Whoever wants to call another host is sent here."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener
-
-
-@pytest.fixture(scope="module", params=WAYS, ids=lambda way: "without_asserts" if way else "plain")
-def server(request: pytest.FixtureRequest, folder: Path, canary: socket.socket) -> Iterator[Served]:
-    away = f"http://127.0.0.1:{canary.getsockname()[1]}"
-    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy",
-             "HF_ENDPOINT", "HF_INFERENCE_ENDPOINT")  # fmt: skip
-    environment = {"PYTHONOPTIMIZE": request.param, **dict.fromkeys(names, away)}
-    with served(str(folder), *FLAGS, environment=environment) as running:
-        yield running
+from served import Served
+from siege import COMPLETIONS, Attacker, besieged, settle, whole_text
 
 
 class _Bomb:

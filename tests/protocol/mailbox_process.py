@@ -1,20 +1,21 @@
 """Another process with a mailbox, for tests that kill, stop and restart it.
 
-``python mailbox_process.py receive BIND [SECRET]`` prints its address, then drains for ever;
-``echo`` answers each ``Holding`` with a ``Holding`` to its ``reply_to``; ``idle`` never drains.
-``send ADDRESS COUNT`` sends ``COUNT`` messages, closes its mailbox and ends.
+``receive BIND [SECRET]`` prints its address, then drains for ever; ``echo`` answers each
+``Holding`` with a ``Holding`` to its ``reply_to``; ``idle`` never drains. ``send ADDRESS COUNT``
+sends ``COUNT`` messages, closes its mailbox and ends.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import os
+import functools
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from forks import Forks
 
 from penstock.protocol.wire.mailbox import Mailbox
 from penstock.protocol.wire.messages.requests import Holding, Taken
@@ -40,19 +41,20 @@ def main(mode: str, target: str, extra: str = "") -> None:
         mailbox.flush()
 
 
+@functools.cache
+def forks() -> Forks:
+    """Of all tests of this process: it ends with it."""
+    found = Forks("mailbox_process")
+    atexit.register(found.close)
+    return found
+
+
 class Peer:
-    """A running ``mailbox_process`` and its address."""
+    """Another process with a mailbox, and its address."""
 
     def __init__(self, mode: str, bind: str, secret: str = "") -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, mode, bind, *([secret] if secret else [])],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "PYTHONPATH": "."},
-        )
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
+        self.process = forks().start("mailbox_process", "main", mode, bind, secret, descriptor=1)
+        self.address = self.process.output.readline().decode().strip()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -60,8 +62,7 @@ class Peer:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.process.output.close()
 
 
 @contextlib.contextmanager
@@ -78,7 +79,3 @@ def short_folder() -> Iterator[Path]:
     """A private folder with a path short enough for Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="pst", dir="/tmp") as name:
         yield Path(name)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

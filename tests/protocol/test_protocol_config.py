@@ -397,9 +397,9 @@ def test_a_whole_number_outside_its_bounds_is_an_error_that_names_the_bound(name
 
 
 @pytest.mark.parametrize("name", NUMBERS + REALS)
-@pytest.mark.parametrize("text", ["", "x", "nan", "inf", "-inf", "1e999", "0x10", "1_000", "1 2"])
-def test_what_is_no_number_in_range_is_an_error(name: str, text: str) -> None:
-    assert fault_of(f"{FIELDS[name].flag}={text}").startswith(f"{FIELDS[name].flag} {text!r}: ")
+def test_what_is_no_number_in_range_is_an_error(name: str) -> None:
+    for text in ("", "x", "nan", "inf", "-inf", "1e999", "0x10", "1_000", "1 2"):
+        assert fault_of(f"{FIELDS[name].flag}={text}").startswith(f"{FIELDS[name].flag} {text!r}: ")
 
 
 def test_what_is_no_choice_is_an_error_that_names_it() -> None:

@@ -68,6 +68,8 @@ class Model:
         self.size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self.vocabulary = make_tokenizer(tokenizer.to_str(), self.size, [self.end])
         self.table = build_token_table(tokenizer)
+        self.closing = {n for n in range(self.size) if set(self.text([n])) & set('"}],')}
+        """Tokens that may end something."""
 
     def matcher(self, kind: Any, source: Any) -> Any:
         text = source if isinstance(source, str) else json.dumps(source)
@@ -96,7 +98,7 @@ def drawn(model: Model, matcher: Any, draw: random.Random, most: int = 400) -> l
         allowed = model.allowed(matcher)
         if model.end in allowed:
             return ids
-        closing = [n for n in allowed if set(model.text([n])) & set('"}],')]
+        closing = [n for n in allowed if n in model.closing]
         ids.append(draw.choice(closing if closing and draw.random() < 0.4 else allowed))
         assert matcher.consume_token(ids[-1])
     return None

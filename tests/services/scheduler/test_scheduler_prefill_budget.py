@@ -178,7 +178,7 @@ def test_answers_that_nobody_reads_along_bound_no_prefill() -> None:
     engine.assert_idle()
 
 
-@pytest.mark.parametrize(("prompts", "unit"), [(20, 256), (1, 128)])
+@pytest.mark.parametrize(("prompts", "unit"), [(10, 256), (1, 128)])
 def test_large_steps_that_time_bounds_have_a_whole_number_of_row_units(
     prompts: int, unit: int
 ) -> None:

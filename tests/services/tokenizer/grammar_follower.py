@@ -77,21 +77,28 @@ class Follower:
         self._plain, self._ready, self.vocabulary = tokenizer_of(family.name, as_tokens)
         format = OutputFormat(tools, mode, **output)
         self.grammar = tool_grammar(family, self.vocabulary, format, strictness, content)
+        self._matcher: Any = None
 
     def takes(self, text: str) -> bool:
         """Whether the whole text may be an answer."""
         assert self.grammar is not None
-        return takes(self.grammar, self._plain, self._ready, text)
+        if self._matcher is None:
+            self._matcher = compile_grammar(self.grammar, self._ready)
+        return follows(self.grammar, self._matcher.deep_copy(), self._plain, text)
 
 
 def takes(grammar: Grammar, plain: Tokenizer, ready: Any, text: str) -> bool:
     """Whether the whole text may be an answer of this grammar."""
+    return follows(grammar, compile_grammar(grammar, ready), plain, text)
+
+
+def follows(grammar: Grammar, matcher: Any, plain: Tokenizer, text: str) -> bool:
+    """The same with a new matcher of the grammar."""
     ids = plain.encode(text, add_special_tokens=False).ids
     starts = grammar.starts_after()
     if starts:
         assert ids[0] in starts
         ids = ids[1:]
-    matcher = compile_grammar(grammar, ready)
     for token in ids:
         if not _allows(matcher, token):
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,15 @@ AS_TOKENS = pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "
 EVERY = pytest.mark.parametrize("family", WITH_GRAMMAR, ids=lambda family: family.name)
 
 
+@functools.cache
+def required(family: Family, as_tokens: bool) -> Follower:
+    return Follower(family, as_tokens)
+
+
 @AS_TOKENS
 @EVERY
 def test_calls_of_each_family_are_taken_whole(family: Family, as_tokens: bool) -> None:
-    follower = Follower(family, as_tokens)
+    follower = required(family, as_tokens)
     assert follower.takes(written(family, [WEATHER]))
     assert family.envelope is not None
     if family.envelope.separator is not None:
@@ -42,7 +48,7 @@ def test_calls_of_each_family_are_taken_whole(family: Family, as_tokens: bool) -
 @AS_TOKENS
 @EVERY
 def test_what_is_no_call_is_not_taken(family: Family, as_tokens: bool) -> None:
-    follower = Follower(family, as_tokens)
+    follower = required(family, as_tokens)
     call = written(family, [WEATHER])
     assert not follower.takes("")
     assert not follower.takes("It is warm.")
@@ -70,7 +76,7 @@ def test_a_named_tool_is_the_only_one_that_may_be_called(family: Family) -> None
 def test_the_arguments_keep_to_the_schema_where_a_call_is_a_must(
     family: Family, as_tokens: bool
 ) -> None:
-    follower = Follower(family, as_tokens)
+    follower = required(family, as_tokens)
     name = "get_weather"
     assert follower.takes(written(family, [(name, {"city": "Oslo"})]))
     assert not follower.takes(written(family, [(name, {"days": 3})]))

@@ -51,6 +51,8 @@ TOOLS: dict[str, Any] = {
 }
 KINDS = ("text", "tokens")
 """Vocabularies without any added token of a family's marks, and with all of them."""
+MOST_CUTS = 6
+"""Of one stretch of text, at once."""
 FAR = 12
 """Characters between two cuts of which neither is likely to hide what the other does."""
 EXTRA_SPECIAL = "<|im_end|>"
@@ -155,7 +157,7 @@ def cuttings(pieces: list[Piece], thorough: bool) -> Iterator[list[Piece]]:
         return
     for number, piece in enumerate(whole):
         places = len(piece[1]) - 1 if piece[0] < 999 else 0
-        apart = max(-(-places // 3), min(places, FAR))
+        apart = max(-(-places // MOST_CUTS), min(places, FAR))
         for place in range(1, apart + 1):
             cuts = range(place, places + 1, apart)
             yield [*whole[:number], *_parts(piece, cuts), *whole[number + 1 :]]

@@ -13,7 +13,7 @@ from penstock.services.tokenizer.output.budget import MAX_PARTS
 from penstock.services.tokenizer.output.families import FAMILIES
 
 SIZE = 1 << 14
-COUNTED = 1 << 9
+COUNTED = 1 << 8
 IN_JSON = '<tool_call>{"name": "f", "arguments": {"a": '
 IN_VALUE = "<function=weather><parameter=city>"
 HOSTILE = {
@@ -101,28 +101,28 @@ CASES = [Hostile(name, "text", *case) for name, cases in HOSTILE.items() for cas
 
 
 PLAIN = Hostile("json_tags", "text", "", "word")
-WHOLE_SIZE = 1 << 20
+LONG, LONGEST = 1 << 18, 1 << 20
 MOST_PLAIN = 6.0
 """What a hostile text may cost, in units of a plain one that comes in pieces of 4 characters. That
-one takes about 0.05 s; this machine may do other things as well."""
+one takes about 0.05 s for a million; this machine may do other things as well."""
 
 
-def least(case: Hostile, tries: int, piece: int | None = None) -> float:
-    return min(seconds(case, WHOLE_SIZE, piece) for _ in range(tries))
+def least(case: Hostile, size: int, tries: int, piece: int | None = None) -> float:
+    return min(seconds(case, size, piece) for _ in range(tries))
 
 
 @functools.cache
-def plain_cost() -> float:
-    return least(PLAIN, 5, piece=4)
+def plain_cost(size: int) -> float:
+    return least(PLAIN, size, 5, piece=4)
 
 
-def times_plain(case: Hostile) -> float:
+def times_plain(case: Hostile, size: int) -> float:
     """The least cost in units of a plain text's. The machine's speed changes, so both are measured
     again, side by side, where that is too much."""
-    found = least(case, 1) / plain_cost()
+    found = least(case, size, 1) / plain_cost(size)
     for _ in range(4):
         if found > MOST_PLAIN:
-            found = min(found, least(case, 3) / least(PLAIN, 3, piece=4))
+            found = min(found, least(case, size, 3) / least(PLAIN, size, 3, piece=4))
     return found
 
 
@@ -149,18 +149,22 @@ DRAWN = [
 
 
 @pytest.mark.parametrize("case", [*CASES, *DRAWN], ids=str)
-def test_a_megabyte_of_hostile_text_costs_little_more_than_one_of_words(case: Hostile) -> None:
-    assert times_plain(case) < MOST_PLAIN
+def test_a_long_hostile_text_costs_little_more_than_one_of_words(case: Hostile) -> None:
+    """What only its beginning costs, as calls before there are too many, is too much for a quarter
+    of a megabyte at most."""
+    within = least(case, LONG, 1) / plain_cost(LONG) < MOST_PLAIN
+    assert within or times_plain(case, LONGEST) < MOST_PLAIN
 
 
 @pytest.mark.slow
 def test_a_megabyte_of_any_hostile_text_costs_little_more_than_one_of_words() -> None:
-    assert [case for case in drawn(2000, seed=6) if times_plain(case) > MOST_PLAIN] == []
+    cases = [*CASES, *drawn(2000, seed=6)]
+    assert [case for case in cases if times_plain(case, LONGEST) > MOST_PLAIN] == []
 
 
 @pytest.mark.slow
 def test_a_token_in_which_nothing_matches_takes_a_fifth_of_a_microsecond() -> None:
-    assert least(PLAIN, 5, piece=4) / (WHOLE_SIZE / 4) < 0.2e-6
+    assert least(PLAIN, LONGEST, 5, piece=4) / (LONGEST / 4) < 0.2e-6
 
 
 def test_calls_and_parts_beyond_every_use_are_content() -> None:

@@ -16,6 +16,7 @@ def make_lean(interpreter: Any) -> None:
     _leave_out_overflows(interpreter)
     _know_numpy_types(interpreter)
     _know_shapes(interpreter.tl.core)
+    _see_equal_shapes(interpreter.interpreter_semantic)
 
 
 def _replace_once(interpreter: Any) -> None:
@@ -77,3 +78,14 @@ def _know_shapes(core: Any) -> None:
         self.shape, self.numel, self.name = of_types[key]
 
     tensor.__init__, block_type.__init__ = tensor_of_shape, type_of_shape
+
+
+def _see_equal_shapes(semantic: Any) -> None:
+    """Before each operation of two tensors their shapes are compared number by number. Those that
+    ``_know_shapes`` gives are one object where they are equal; of a scalar, too."""
+    broadcast = semantic.broadcast_impl_value
+
+    def broadcast_unequal(lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(lhs, rhs)
+
+    semantic.broadcast_impl_value = broadcast_unequal

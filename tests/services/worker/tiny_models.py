@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from pathlib import Path
@@ -243,10 +244,7 @@ def generated(
     """Greedy continuations by transformers, one prompt at a time. guesses: what they may be. One
     pass over a prompt and its guess shows whether transformers chooses each token of it, in a
     tenth of the time; where it does not, it generates."""
-    model = make_model(variant)
-    model.set_attn_implementation("eager")
-    model.generation_config.eos_token_id = None
-    outputs = []
+    model, outputs = _reference(variant), []
     for place, prompt in enumerate(prompts):
         if guesses is not None and _are_chosen(model, prompt, guesses[place], count):
             outputs.append(guesses[place])
@@ -262,6 +260,15 @@ def generated(
             )
         outputs.append(full[0, len(prompt) :].tolist())
     return outputs
+
+
+@functools.lru_cache(maxsize=4)
+def _reference(variant: str) -> Any:
+    """What ``generated`` asks."""
+    model = make_model(variant)
+    model.set_attn_implementation("eager")
+    model.generation_config.eos_token_id = None
+    return model
 
 
 def _are_chosen(model: Any, prompt: list[int], guess: list[int], count: int) -> bool:

@@ -76,6 +76,9 @@ def write_model(architecture: str, folder: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("⟩", "merged_with_previous")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
+    # The class that takes the file as it stands. Without it each tokenizer process asks
+    # transformers, which takes seconds (and for qwen2 it does so nevertheless).
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return folder
 
 

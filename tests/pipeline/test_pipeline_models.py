@@ -21,7 +21,7 @@ from served import Served, served, start_service
 from streams import Crowd, Followed, requests, undisturbed
 from victims import children, find, whole_again
 
-ARCHITECTURES = {"alpha": "qwen3", "beta": "llama", "gamma": "qwen2"}
+ARCHITECTURES = {"alpha": "qwen3", "beta": "llama", "gamma": "gpt-neox"}
 PROMPTS = [[5, 6, 7, 8], [300, 12, 44], [9] * 20]
 FLAGS = ("--device", "cpu", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "16")
 STEP_SECONDS = 0.02

@@ -24,7 +24,7 @@ KEY = "key-of-this-test"
 BLOCKS = 120
 BLOCK_SIZE = 16
 SERVER = (
-    *("--device", "null", "--null-step-ms", "10"),
+    *("--device", "null", "--null-step-ms", "20"),
     *("--num-kv-blocks", str(BLOCKS), "--max-model-len", str(BLOCKS * BLOCK_SIZE)),
 )
 FREED_WITHIN_S = 1.0
@@ -107,7 +107,7 @@ class FirstToken(threading.Thread):
 
 def test_an_answer_streams_in_and_tells_its_tokens_and_times(show: Open) -> None:
     shown = show()
-    shown.set(max_tokens=120, seed=1)
+    shown.set(max_tokens=75, seed=1)
     shown.check("ignore_eos")
     shown.watch_text()
     shown.ask("Hello?")
@@ -115,7 +115,7 @@ def test_an_answer_streams_in_and_tells_its_tokens_and_times(show: Open) -> None
     assert len(shown.seen_lengths()) >= 4, "the text did not grow while it was written"
     stats = answer.locator(".stats").inner_text()
     assert re.fullmatch(
-        r"120 tokens · first after [\d.]+ m?s · [\d.]+ tokens/s · cut at the token limit", stats
+        r"75 tokens · first after [\d.]+ m?s · [\d.]+ tokens/s · cut at the token limit", stats
     )
     assert shown.page.locator("article.question p").inner_text() == "Hello?"
     assert answer.get_attribute("aria-busy") == "false"
@@ -393,12 +393,12 @@ def test_a_restart_and_a_drain_are_said_and_the_text_that_had_arrived_is_kept(
         notice.get_by_role("button", name="Try again").click()
         expect(shown.answer().locator(".stats")).to_contain_text("9 tokens")
         expect(shown.answer().locator(".notice")).to_be_hidden()
-        shown.set(max_tokens=300)
+        shown.set(max_tokens=150)
         shown.ask("Go on.")
         shown.answer("streaming")
         second.process.send_signal(signal.SIGTERM)
         expect(page.locator("#banner")).to_contain_text("The server is going down")
-        expect(shown.answer().locator(".stats")).to_contain_text("300 tokens")
+        expect(shown.answer().locator(".stats")).to_contain_text("150 tokens")
         shown.close()
     finally:
         second.kill()

@@ -55,6 +55,12 @@ def _url(process: subprocess.Popen[str], on_line: Callable[[str], None]) -> str:
         seen.append(line)
         on_line(line)
         if found := _URL.search(line):
-            threading.Thread(target=stream.read, daemon=True).start()
+            threading.Thread(target=_drop, args=(stream,), daemon=True).start()
             return found[1]
     raise ServerFailed(f"`penstock serve` ended with {process.wait()}:\n{''.join(seen).rstrip()}")
+
+
+def _drop(stream: Iterator[str]) -> None:
+    """Read all that is still printed; a pipe that nobody reads would stop the server."""
+    for _ in stream:
+        pass

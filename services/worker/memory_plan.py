@@ -65,10 +65,11 @@ def with_kv(
     """The account with KV memory in what is left. Raises ``ConfigError`` where it does not fit."""
     if account.left <= 0:
         outside = sum(part.num_bytes for part in account.parts if part.name == OUTSIDE)
+        own = max(0, account.usable - outside)
         taken = f"; {shown_bytes(outside)} are the driver's, kernels' and other processes'"
         raise ConfigError(
             f"without KV memory the model takes {shown_bytes(account.beside - outside)}, and "
-            f"{shown_bytes(account.usable - outside)} of {shown_bytes(account.total)} may be used "
+            f"{shown_bytes(own)} of {shown_bytes(account.total)} may be used "
             f"by it ({account.limit}{taken if outside else ''}); `penstock plan` says of what, "
             "and what would fit"
         )

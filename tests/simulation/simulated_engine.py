@@ -45,8 +45,6 @@ COLLECTIVE = 3.0
 """Seconds after which a rank ends that waits in a step for the others."""
 LOOK = 0.002
 """Seconds between two looks whether the other ranks are as far."""
-CHECKED_TURNS = 4
-"""The core is checked after one of so many turns: that takes longer than their work."""
 SOON = 0.1
 """A loop that would sleep for less is woken on time; for all that is later its ticks do."""
 
@@ -181,7 +179,6 @@ class SchedulerNode(EngineNode):
 
     def join(self) -> Participant:
         self._noted = (0, 0)
-        self._turns = 0
         self.scheduler = make_service(SchedulerService, self.config(), self)
         self.scheduler.start()
         return self.scheduler.participant
@@ -211,9 +208,7 @@ class SchedulerNode(EngineNode):
         now = self.world.now
         self.scheduler.work(now)
         if self.core is not None:
-            self._turns += 1
-            if self._turns % CHECKED_TURNS == 0:  # what is wrong stays wrong
-                self.core.check()
+            self.core.check()
             patience = self.scheduler.patience(now)
             if patience < min(SOON, TICK):
                 self.plan_turn(patience)

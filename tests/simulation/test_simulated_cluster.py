@@ -62,11 +62,12 @@ LATE = 10.0
 """Seconds within which whatever is still on its way has come, and what a timer does was done."""
 
 
-def finish(cluster: Cluster, records: list[Record], most: float) -> None:
+def finish(cluster: Cluster, records: list[Record], most: float, arrivals: float = 10.0) -> None:
     """Let time pass until nobody holds a request any more, and ``LATE`` seconds beside; never
-    beyond the moment ``most``."""
+    beyond the moment ``most``. arrivals: seconds after which all have come, and whoever is to die
+    has died."""
     world = cluster.world
-    world.run(world.now + 10.0)  # all have come, and whoever is to die has died
+    world.run(world.now + arrivals)
     while world.now < most - LATE:
         if all(record.ended for record in records) and not cluster.open_anywhere():
             break
@@ -230,7 +231,7 @@ def play_everything(seed: int) -> None:
     for _ in range(rng.choice([0, 3, 6])):
         kind = rng.choice(KINDS)
         world.after(rng.random() * 20, lambda k=kind: cluster.kill_one(k))
-    finish(cluster, records, 150.0)
+    finish(cluster, records, 150.0, arrivals=20.0)
     check(cluster, records, may_reject=True)
     rejected = sum(record.rejected[0].status != 504 for record in records if record.rejected)
     if traits.max_waiting > 8 and world.failures < 6:

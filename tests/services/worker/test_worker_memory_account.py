@@ -295,13 +295,16 @@ def test_a_model_that_leaves_nothing_for_kv_memory_is_refused_with_the_numbers()
         with_kv(account, config, INFO, [])
 
 
-def test_what_others_hold_is_not_said_to_be_the_model_s() -> None:
+def test_what_others_hold_is_not_counted_as_the_models() -> None:
     config = Config(cache=CacheConfig(memory_share=[0.25]))
     weights = [MemoryPart("weights", 30 * GIB, "")]
     account = cuda_account(config, "x", 80 * GIB, weights, 40 * GIB, 1000)
     told = "takes 30.0 GiB, and 18.0 GiB of 80.0 GiB may be used by it .*; 40.0 GiB are the driver"
     with pytest.raises(ConfigError, match=told):
         with_kv(account, config, INFO, [])
+    full = cuda_account(Config(), "x", 80 * GIB, weights, 75 * GIB, 1000)
+    with pytest.raises(ConfigError, match=r"and 0 bytes of 80.0 GiB .*; 75.0 GiB are the driver"):
+        with_kv(full, Config(), INFO, [])
 
 
 def test_memory_that_is_in_use_and_was_not_counted_is_told() -> None:

@@ -88,9 +88,8 @@ def run(
             making = LaterModels(configs, children, configure, registration)
             models = _model_set(configs, children, making, members, log)
         style, tls = style_of(2), bool(config.server.tls_cert)
-        lines = StartupLines(
-            log, style if style.cursor and logs.for_people(_form(config)) else None
-        )
+        shown = style if style.cursor and logs.for_people(_form(config)) else None
+        lines = StartupLines(log, shown)
         lines.say(
             f"penstock {penstock.__version__} starts {len(children.all)} processes for "
             f"{' and '.join(one.model.model for one in configs)}"

@@ -2,31 +2,72 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+from typing import Any
+
 import pytest
 
-from penstock.loadtest.counted_router import strangers
-from penstock.loadtest.prefix_affinity import Setting, measure, table
+from penstock.loadtest import prefix_affinity
+from penstock.loadtest.counted_router import CountedRouter, strangers
+from penstock.loadtest.prefix_affinity import Result, Setting, measure, table
+from penstock.protocol.wire.messages.requests import Enqueue
 from penstock.services.router.prefix_index import MAX_SENT, MAX_TOLD
 
 ENGINES = 8
 MOST_ROUTER_TIMES = 2.2
+MOST_ROUTER_INSTRUCTIONS = 2.4
+COUNTED_OF = 10
+"""One of so many requests is counted: counting takes its time."""
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("speed", "conversations", "answer"),
-    [pytest.param(1.0, 200, (10, 40), marks=pytest.mark.slow), (20.0, 160, (4, 12))],
-)
-def test_engines_together_hit_as_often_as_one_with_all_their_memory(
-    speed: float, conversations: int, answer: tuple[int, int]
-) -> None:
-    """A shorter run than the command's: shorter answers. Where engines are fast, requests
-    come and go between two beats."""
-    setting = Setting(
+def small(speed: float, conversations: int, answer: tuple[int, int]) -> Setting:
+    """A shorter run than the command's: shorter answers."""
+    return Setting(
         engines=ENGINES, conversations=conversations, turns=(5, 9), answer=answer,
         question=(40, 250), pause=2.0, begin_within=10.0, speed=speed,
     )  # fmt: skip
-    one, together, by_room = measure(setting)
+
+
+class InstructionRouter(CountedRouter):
+    """Counts the interpreter's instructions: the same on each machine, however busy it is."""
+
+    routers: list[InstructionRouter]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.routers.append(self)
+        self.counts: list[int] = []
+        self.asked = 0
+
+    def request(self, message: Enqueue, now: float) -> None:
+        self.asked += 1
+        if self.asked % COUNTED_OF:
+            super().request(message, now)
+            return
+        count = 0
+
+        def see(frame: FrameType, event: str, _argument: Any) -> Any:
+            nonlocal count
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            count += event == "opcode"
+            return see
+
+        before = sys.gettrace()
+        sys.settrace(see)
+        try:
+            super().request(message, now)
+        finally:
+            sys.settrace(before)
+        self.counts.append(count)
+
+    @property
+    def mean(self) -> float:
+        """Instructions for a request."""
+        return sum(self.counts) / len(self.counts)
+
+
+def expect_affinity(one: Result, together: Result, by_room: Result) -> None:
     shown = table([one, together, by_room])
     assert together.requests == one.requests == by_room.requests > 1000
     assert together.hit_rate >= 0.95 * one.hit_rate, shown
@@ -34,8 +75,29 @@ def test_engines_together_hit_as_often_as_one_with_all_their_memory(
     assert together.requests_imbalance < 1.2, shown
     assert together.computed_imbalance < 1.2, shown
     assert together.mean_ttft < by_room.mean_ttft, shown
+
+
+@pytest.mark.timeout(240)
+def test_fast_engines_together_hit_as_often_as_one_with_all_their_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests come and go between two beats."""
+    InstructionRouter.routers = []
+    monkeypatch.setattr(prefix_affinity, "CountedRouter", InstructionRouter)
+    expect_affinity(*measure(small(20.0, 160, (4, 12))))
+    _, together, by_room = InstructionRouter.routers
+    assert len(together.counts) == len(by_room.counts) > 100
+    assert 500 < together.mean < MOST_ROUTER_INSTRUCTIONS * by_room.mean
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_engines_together_hit_as_often_as_one_with_all_their_memory() -> None:
+    setting = small(1.0, 200, (10, 40))
+    one, together, by_room = measure(setting)
+    expect_affinity(one, together, by_room)
     times = least_router_times(setting, together.router_us, by_room.router_us)
-    assert times < MOST_ROUTER_TIMES, shown
+    assert times < MOST_ROUTER_TIMES, table([one, together, by_room])
 
 
 def least_router_times(setting: Setting, together: float, by_room: float) -> float:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import Any
 
 import pytest
+from counted import instructions
 
 from penstock.loadtest import prefix_affinity
 from penstock.loadtest.counted_router import CountedRouter, strangers
@@ -45,21 +44,8 @@ class InstructionRouter(CountedRouter):
         if self.asked % COUNTED_OF:
             super().request(message, now)
             return
-        count = 0
-
-        def see(frame: FrameType, event: str, _argument: Any) -> Any:
-            nonlocal count
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            count += event == "opcode"
-            return see
-
-        before = sys.gettrace()
-        sys.settrace(see)
-        try:
-            super().request(message, now)
-        finally:
-            sys.settrace(before)
-        self.counts.append(count)
+        handle = super().request
+        self.counts.append(instructions(lambda: handle(message, now)))
 
     @property
     def mean(self) -> float:

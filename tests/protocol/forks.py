@@ -7,7 +7,9 @@ the modules, then forks for each request that comes by the socket, and tells wha
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -21,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 20.0
-"""Seconds that the first process may take to start on a busy machine."""
+PATIENCE = 60.0
+"""Seconds for anything that is to come, on a busy machine."""
 
 
 class Forks:
@@ -69,6 +71,14 @@ class Forks:
     def close(self) -> None:
         self._control.close()
         self._server.wait(PATIENCE)
+
+
+@functools.cache
+def shared_forks(*modules: str) -> Forks:
+    """For all tests of this process that name the same modules: they end with it."""
+    found = Forks(*modules)
+    atexit.register(found.close)
+    return found
 
 
 class Fork:

@@ -7,15 +7,13 @@ sends ``COUNT`` messages, closes its mailbox and ends.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from forks import Forks
+from forks import shared_forks
 
 from penstock.protocol.wire.mailbox import Mailbox
 from penstock.protocol.wire.messages.requests import Holding, Taken
@@ -41,19 +39,12 @@ def main(mode: str, target: str, extra: str = "") -> None:
         mailbox.flush()
 
 
-@functools.cache
-def forks() -> Forks:
-    """Of all tests of this process: it ends with it."""
-    found = Forks("mailbox_process")
-    atexit.register(found.close)
-    return found
-
-
 class Peer:
     """Another process with a mailbox, and its address."""
 
     def __init__(self, mode: str, bind: str, secret: str = "") -> None:
-        self.process = forks().start("mailbox_process", "main", mode, bind, secret, descriptor=1)
+        forks = shared_forks("mailbox_process")
+        self.process = forks.start("mailbox_process", "main", mode, bind, secret, descriptor=1)
         self.address = self.process.output.readline().decode().strip()
 
     def signal(self, number: signal.Signals) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import stat
@@ -28,8 +29,10 @@ from penstock.protocol.wire.messages.requests import Submit, Taken
 from penstock.protocol.wire.security import SecurityError
 
 MIB = 1024 * 1024
+PATIENCE = 30.0
+"""Seconds for anything that is to come, on a busy machine."""
 BLOCKED = 0.05
-"""A send that takes longer than this has blocked."""
+"""A send that takes longer than this has blocked, if its thread slept meanwhile."""
 
 
 @pytest.fixture
@@ -64,7 +67,9 @@ def mailbox(opened: contextlib.ExitStack) -> Open:
     return make
 
 
-def collect(receiver: Mailbox, count: int, *senders: Mailbox, seconds: float = 5) -> list[Message]:
+def collect(
+    receiver: Mailbox, count: int, *senders: Mailbox, seconds: float = PATIENCE
+) -> list[Message]:
     """Up to ``count`` messages that arrive within the time, while ``senders`` flush."""
     found: list[Message] = []
     deadline = time.monotonic() + seconds
@@ -76,13 +81,27 @@ def collect(receiver: Mailbox, count: int, *senders: Mailbox, seconds: float = 5
     return found
 
 
-def until(condition: Callable[[], object], seconds: float = 5) -> bool:
+def until(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
             return True
         time.sleep(0.002)
     return False
+
+
+@contextlib.contextmanager
+def nothing_blocks(seconds: float = BLOCKED) -> Iterator[None]:
+    """A thread that waits gives its processor up; from one that others hold up it is taken."""
+    began, slept = time.perf_counter(), sleeps()
+    yield
+    took, slept = time.perf_counter() - began, sleeps() - slept
+    assert took < seconds or not slept, f"a send blocked for {took:.2f} s"
+
+
+def sleeps() -> int:
+    """How often this thread has waited for something."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def free_port() -> int:
@@ -179,9 +198,8 @@ def test_sends_to_nobody_do_not_block_and_are_bounded(bind: str, mailbox: Open) 
     target = exact(bind)
     accepted = 0
     for number in range(5000):
-        began = time.perf_counter()
-        accepted += sender.send(target, Submit(number, 256, "ipc:///f", b"x" * 100))
-        assert time.perf_counter() - began < BLOCKED
+        with nothing_blocks():
+            accepted += sender.send(target, Submit(number, 256, "ipc:///f", b"x" * 100))
     assert 0 < accepted < 5000
     assert sender.refused == 5000 - accepted
     assert sender.outbox_bytes(target) == sender.outbox_bytes()
@@ -226,13 +244,11 @@ def test_memory_stays_bounded_when_the_receiver_is_stopped(
         peer.signal(signal.SIGSTOP)
         message = Submit(1, 256, "ipc:///f", b"x" * size)
         before = resident()
-        began = time.perf_counter()
-        sent = 0
-        while sender.send(peer.address, message):
-            sent += 1
-            now = time.perf_counter()
-            assert now - began < BLOCKED * 4, "a send blocked"
-            began = now
+        sent, taken = 0, True
+        while taken:
+            with nothing_blocks(BLOCKED * 4):
+                taken = sender.send(peer.address, message)
+            sent += taken
             assert sent * size < 1024 * MIB, "nothing bounds the sender"
         grown = resident() - before
         assert grown < 8 * limit, f"{grown / MIB:.0f} MiB for an outbox of {limit / MIB:.0f} MiB"
@@ -282,23 +298,22 @@ def test_a_killed_receiver_costs_its_messages_and_nothing_else(bind: str, mailbo
     sender, other = mailbox(bind, outbox_bytes=MIB, watch_disconnects=True), mailbox(bind)
     with running("receive", bind) as peer:
         for number in range(20_000):
-            began = time.perf_counter()
-            sender.send(peer.address, Taken(number, 1))
-            if number % 10 == 0:
-                sender.send(other.address, Taken(number, 2))
-                list(other.drain())
-            assert time.perf_counter() - began < BLOCKED * 4
+            with nothing_blocks(BLOCKED * 4):
+                sender.send(peer.address, Taken(number, 1))
+                if number % 10 == 0:
+                    sender.send(other.address, Taken(number, 2))
+                    list(other.drain())
             if number == 10_000:
                 peer.kill()
-        assert until(lambda: peer.address in sender.disconnected(), 1)
+        assert until(lambda: peer.address in sender.disconnected())
         sender.forget(peer.address)
     assert sender.outbox_bytes(peer.address) == 0
     list(other.drain(10**6))
     sender.send(other.address, Taken(7, 7))
-    assert collect(other, 10**9, sender, seconds=0.3)[-1] == Taken(7, 7)
+    assert until(lambda: Taken(7, 7) in collect(other, 1, sender))
 
 
-def test_a_broken_connection_is_reported_once_and_quickly(bind: str, mailbox: Open) -> None:
+def test_a_broken_connection_is_reported_once(bind: str, mailbox: Open) -> None:
     sender = mailbox(bind, watch_disconnects=True)
     with running("receive", bind) as peer:
         sender.send(peer.address, Taken(1, 1))
@@ -306,7 +321,7 @@ def test_a_broken_connection_is_reported_once_and_quickly(bind: str, mailbox: Op
         time.sleep(0.05)
         assert sender.disconnected() == []
         peer.kill()
-        assert until(lambda: sender.disconnected() == [peer.address], 0.5)
+        assert until(lambda: sender.disconnected() == [peer.address])
         time.sleep(0.3)
         assert sender.disconnected() == []
 
@@ -508,7 +523,7 @@ def test_a_port_that_is_none_is_refused(port: str) -> None:
 # --- endings
 
 
-def test_closing_with_unsent_messages_takes_less_than_two_seconds(bind: str) -> None:
+def test_closing_does_not_wait_for_those_who_take_no_messages(bind: str) -> None:
     with running("idle", bind) as peer:
         sender = Mailbox(bind)
         sender.send(peer.address, Taken(1, 1))
@@ -519,8 +534,8 @@ def test_closing_with_unsent_messages_takes_less_than_two_seconds(bind: str) -> 
             sender.send(exact(bind), Taken(number, 1)) if number < 3 else None
         sender.send_last(exact(bind), Taken(1, 1))
         began = time.monotonic()
-        sender.close()
-        assert time.monotonic() - began < 2
+        sender.close()  # the peer stays stopped: what waits for it waits for ever
+        assert time.monotonic() - began < 10  # half a second on an idle machine
 
 
 def test_what_was_sent_just_before_closing_still_arrives(bind: str, mailbox: Open) -> None:
@@ -537,7 +552,7 @@ def test_a_process_that_ends_after_sending_loses_nothing(folder: Path, mailbox: 
     receiver = mailbox(f"ipc://{folder}")
     ended = subprocess.Popen([sys.executable, "-c", _SEND, receiver.address, "3000"])
     assert len(collect(receiver, 3000)) == 3000
-    assert ended.wait(5) == 0
+    assert ended.wait(PATIENCE) == 0
 
 
 _SEND = (
@@ -580,4 +595,5 @@ def test_messages_sent_to_a_restarted_peer_reach_its_new_address_only(
     sender.send(old.address, Taken(2, 1))
     sender.send(new.address, Taken(3, 1))
     assert new.address != old.address
-    assert collect(new, 2, sender, seconds=0.5) == [Taken(3, 1)]
+    assert collect(new, 1, sender) == [Taken(3, 1)]
+    assert collect(new, 1, sender, seconds=0.5) == []

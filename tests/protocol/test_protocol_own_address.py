@@ -114,5 +114,5 @@ def test_a_process_that_waits_ends_with_code_0_when_told_to(
     with pytest.raises(SystemExit) as end:
         find_own_address(ClusterConfig(router="tcp://router:5570"), "worker", print)
     assert end.value.code == 0
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20  # it would wait for ever
     assert signal.getsignal(signal.SIGTERM) is before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -402,6 +402,20 @@ def folder() -> Iterator[Path]:
         yield path
 
 
+PATIENCE = 30.0
+"""Seconds for anything that is to come, on a busy machine."""
+
+
+def beat_that(router: Mailbox, holds: Callable[[Beat], object]) -> Beat:
+    """The first beat of which that is true; those before it are forgotten."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        for beat in beats_of(router, 0.01):
+            if holds(beat):
+                return beat
+        assert time.monotonic() < deadline, "no such beat came"
+
+
 def beats_of(router: Mailbox, seconds: float) -> list[Beat]:
     found: list[Beat] = []
     deadline = time.monotonic() + seconds
@@ -432,40 +446,40 @@ def test_a_process_beats_while_its_main_thread_is_busy(
     router = Mailbox(f"ipc://{folder}/router.sock")
     with beating(folder, router.address) as (member, thread):
         assert beats_of(router, 0.2) == [], "nobody beats before it has joined"
+        made: list[Beat] = []
+        beat = thread.beat
+        monkeypatch.setattr(thread, "beat", lambda: made.append(beat()) or made[-1])
         member.handle(7, members(7, 4), time.monotonic())
         member.status.phase = Phase.LOADING
         member.status.note = "weights"
         member.status.begin(60.0)
         thread.now()
         began = time.monotonic()
-        while time.monotonic() - began < 0.7:  # Python code that never waits
-            pass
-        beats = beats_of(router, 0.05)
-        assert len(beats) >= 5
-        last = beats[-1]
+        while len(made) < 6:  # Python code that never waits
+            assert time.monotonic() - began < PATIENCE
+        last = beat_that(router, lambda beat: beat.item_age >= made[4].item_age)
         assert (last.address, last.incarnation) == (member._address, member.incarnation)
         assert (last.phase, last.note, last.item_limit) == (Phase.LOADING, "weights", 60.0)
-        assert 0.5 < last.item_age < 1.5
+        assert 0.1 <= last.item_age < time.monotonic() - began + 0.1
         assert last.membership_version == 4
-        progress = last.progress
         member.status.done()
-        last = beats_of(router, 0.2)[-1]
-        assert (last.item_age, last.progress) == (0.0, progress + 1)
+        last = beat_that(router, lambda beat: beat.progress == last.progress + 1)
+        assert last.item_age == 0.0
     router.close(0)
 
 
-def test_a_change_is_told_at_once(folder: Path) -> None:
+def test_a_change_is_told_and_waits_for_no_beat(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(participant_module, "BEAT_SECONDS", 3600.0)
     router = Mailbox(f"ipc://{folder}/router.sock")
     with beating(folder, router.address) as (member, thread):
         member.handle(7, members(7, 1), time.monotonic())
         thread.now()
-        assert beats_of(router, 0.1)
+        assert beat_that(router, lambda beat: beat.phase != Phase.READY)
         member.status.phase = Phase.READY
-        began = time.monotonic()
         thread.now()
-        assert router.wait(0.3)
-        assert time.monotonic() - began < 0.2
-        assert [m.phase for _, m in router.drain() if isinstance(m, Beat)] == [Phase.READY]
+        assert beat_that(router, lambda beat: beat.phase == Phase.READY)
     router.close(0)
 
 
@@ -481,9 +495,9 @@ def test_a_router_that_was_away_gets_no_pile_of_old_beats(
         member.status.progress = 77
         monkeypatch.setattr(participant_module, "BEAT_SECONDS", 10.0)
         router = Mailbox(address)
-        beats = beats_of(router, 1.5)
-        assert 1 <= len(beats) <= 3
-        assert beats[-1].progress == 77
+        early: list[Beat] = []
+        beat_that(router, lambda beat: beat.progress == 77 or early.append(beat))
+        assert len(early) + len(beats_of(router, 0.5)) <= 2, "one waits, some may be under way"
         router.close(0)
 
 

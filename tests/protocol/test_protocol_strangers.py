@@ -46,9 +46,9 @@ def complaints_until_named(inbox: Mailbox, host: str) -> list[str]:
 
 
 def delivered(friend: Mailbox, inbox: Mailbox) -> bool:
-    """Whether a message of a friend arrives within two seconds."""
+    """Whether a message of a friend arrives while this waits."""
     friend.send(inbox.address, Taken(1, 1))
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         friend.flush()
         if inbox.wait(0.02):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from forks import Forks
+from forks import PATIENCE, Forks
 
 from penstock.protocol.config import ClusterConfig, Config, LaunchConfig, ObservabilityConfig
 from penstock.protocol.process import async_service, loop_service, participant
@@ -24,6 +25,10 @@ from penstock.protocol.wire import codec
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Phase
 from penstock.protocol.wire.messages.requests import Accepted, Holding, Taken
+
+LONG = 10_000
+WORKING = b"it works\n"
+"""What is logged at the beginning of so many milliseconds."""
 
 
 class Echo(Service):
@@ -36,6 +41,8 @@ class Echo(Service):
                 answer = Holding(message.reply_to, message.ids, [self.works] * len(message.ids))
                 self.mailbox.send(message.reply_to, answer)
             case Taken():
+                if message.attempt >= LONG:
+                    os.write(2, WORKING)
                 time.sleep(message.attempt / 1000)
             case Accepted():
                 raise RuntimeError("cannot handle it")
@@ -95,7 +102,7 @@ class Running:
         self.process = forks.start("tiny_services", "main", kind, {"router": router, **options})
         self.pid = self.process.pid
 
-    def ended(self, seconds: float) -> tuple[int, str]:
+    def ended(self, seconds: float = PATIENCE) -> tuple[int, str]:
         """Waits for the end. Returns (exit code, log)."""
         _, log = self.process.communicate(timeout=seconds)
         return self.process.wait(), log

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import os
 import subprocess
 import sys
@@ -14,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forks import Fork, Forks
+from forks import Fork, shared_forks
 
 from penstock.protocol.process.participant import BeatThread, Participant
 from penstock.protocol.wire.codec import Message
@@ -22,8 +20,8 @@ from penstock.protocol.wire.mailbox import Mailbox
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.services.launcher.builtin_model import builtin_model
 
-PATIENCE = 20.0
-"""Seconds that a process may take to start on a busy machine."""
+PATIENCE = 60.0
+"""Seconds for anything that is to come, on a busy machine."""
 M = TypeVar("M")
 
 
@@ -98,15 +96,10 @@ Start = Callable[..., Any]
 Join = Callable[..., Member]
 
 
-@functools.cache
-def forks() -> Forks:
-    """Of all tests of this process: it ends with it."""
-    services = ("router", "scheduler", "worker")
-    found = Forks(
-        "penstock.services.cli", *(f"penstock.services.{one}.service" for one in services)
-    )
-    atexit.register(found.close)
-    return found
+FORKED = (
+    "penstock.services.cli",
+    *(f"penstock.services.{one}.service" for one in ("router", "scheduler", "worker")),
+)
 
 
 @contextlib.contextmanager
@@ -121,7 +114,8 @@ def small_system() -> Iterator[tuple[Start, Join]]:
             given = ["--router", router, *model, *flags]
             process: Fork | subprocess.Popen[str]
             if script is None:
-                process = forks().start("penstock.services.cli", "main", [service, *given])
+                forks = shared_forks(*FORKED)
+                process = forks.start("penstock.services.cli", "main", [service, *given])
             else:
                 process = subprocess.Popen(
                     [sys.executable, str(script), *given],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
+from counted import calls
 
 from penstock.protocol.wire import codec
 from penstock.protocol.wire.codec import Message
@@ -798,32 +798,16 @@ def test_what_waits_for_all_models_together_is_bounded(two_models: World) -> Non
     assert world.take(Rejected) == []
 
 
-def calls_during(action: Callable[[], None]) -> int:
-    """How many functions run, Python's own among them."""
-    count = 0
-
-    def see(_frame: Any, event: str, _argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(see)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def test_a_tick_costs_the_same_however_many_requests_wait(two_models: World) -> None:
     world = two_models
     world.roster.died(2, "host-a")
     world.enqueue(1, FIRST + 1, model="a")
     world.tick(0.25)
-    few = calls_during(lambda: world.tick(0.25))
+    few = calls(lambda: world.tick(0.25))
     for number in range(2, 1000):
         world.enqueue(number, FIRST + 1, model="a")
     world.tick(0.25)
-    assert calls_during(lambda: world.tick(0.25)) <= few
+    assert calls(lambda: world.tick(0.25)) <= few
     world.add(3, "scheduler", model="a")
     world.tick(0.25)
     assert len(world.take(Enqueue)) == 999

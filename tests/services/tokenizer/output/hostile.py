@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import functools
 import random
-import sys
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from counted import calls
 from replay import TOOLS, Piece, atoms, joined, machine_of, vocabularies
 from wire_forms import FORMS
 from written import written
@@ -100,24 +100,9 @@ def steps(case: Hostile, size: int, piece: int | None = None) -> int:
     leaves for the next one to read again: the same on every machine."""
     parser, pieces = _pushed(case, size, piece)
     count = 0
-
-    def called(frame: object, event: str, function: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
     for token, one in pieces:
-        sys.setprofile(called)
-        try:
-            parser.push(token, one)
-        finally:
-            sys.setprofile(None)
-        count += len(parser._held)
-    sys.setprofile(called)
-    try:
-        parser.finish()
-    finally:
-        sys.setprofile(None)
-    return count
+        count += calls(functools.partial(parser.push, token, one)) + len(parser._held)
+    return count + calls(parser.finish)
 
 
 def seconds(case: Hostile, size: int, piece: int | None = None) -> float:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-LINEAR = 9.0
-"""Fourfold sizes cost four times as much where cost is linear, 16 times where it is quadratic."""
-_ROUNDS = 5
+LINEAR = 64.0
+"""Sixteenfold sizes cost 16 times as much where cost is linear, 256 times where it is quadratic.
+A machine's speed may change fourfold between two measurements without either being taken for the
+other."""
+_PAIRS = 5
 
 
-def fourfold(cost: Callable[[int], float], size: int) -> float:
-    """What ``4 * size`` costs, in units of what ``size`` costs; the least of interleaved rounds."""
-    rounds = [(cost(size), cost(4 * size)) for _ in range(_ROUNDS)]
-    return min(large for _, large in rounds) / min(small for small, _ in rounds)
+def sixteenfold(cost: Callable[[int], float], size: int) -> float:
+    """What ``4 * size`` costs, in units of what a quarter of ``size`` costs, both measured at one
+    moment: the least of some pairs, or the first that is linear."""
+    least = float("inf")
+    for _ in range(_PAIRS):
+        large = cost(4 * size)
+        least = min(least, large / cost(size // 4))
+        if least < LINEAR:
+            break
+    return least

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from counted import instructions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,8 +136,8 @@ def test_the_message_of_a_refusal_is_found(body: bytes, message: str) -> None:
     assert (failure.kind, failure.message) == ("http 503", message)
 
 
-def test_an_event_costs_less_than_ten_microseconds() -> None:
-    """HTTP chunk to time stamp, as our own server frames them; about 2 µs on a free machine."""
+def test_an_event_takes_less_than_four_hundred_instructions() -> None:
+    """HTTP chunk to time stamp, as our own server frames them; about 2 µs."""
     one = event(
         {
             "id": "cmpl-0123456789abcdef0123456789abcdef", "object": "text_completion",
@@ -146,17 +147,12 @@ def test_an_event_costs_less_than_ten_microseconds() -> None:
         }
     )  # fmt: skip
     frame = b"%x\r\n%s\r\n" % (len(one), one)
-    costs = []
-    for _ in range(5):
-        stream = AnswerStream()
-        reader = ResponseReader(stream)
-        reader.feed(
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
-            b"Content-Type: text/event-stream\r\n\r\n"
-        )
-        began = time.process_time()
-        for _ in range(5000):
-            reader.feed(frame)
-        costs.append((time.process_time() - began) / 5000)
-        assert len(stream.stamps) == 5000
-    assert min(costs) < 10e-6
+    stream = AnswerStream()
+    reader = ResponseReader(stream)
+    reader.feed(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n"
+    )
+    for _ in range(2000):
+        reader.feed(frame)
+    assert max(instructions(lambda: reader.feed(frame)) for _ in range(100)) < 400
+    assert len(stream.stamps) == 2100

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from growth import LINEAR, fourfold
+from growth import LINEAR, sixteenfold
 
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.sink import RowExtras
@@ -447,7 +447,7 @@ def test_forgetting_a_tombstone_costs_as_much_however_many_there_are() -> None:
         assert not len(graves)
         return time.process_time() - begun
 
-    assert fourfold(cost, 5000) < LINEAR
+    assert sixteenfold(cost, 5000) < LINEAR
 
 
 # --- the tokenizer

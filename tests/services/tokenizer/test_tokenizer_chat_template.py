@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from chat_templates import ALTERNATING, CHATML, CONVERSATIONS, SYSTEM, TEMPLATES, THINKING
-from growth import LINEAR, fourfold
+from growth import LINEAR, sixteenfold
 
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.tokenizer.chat_template import (
@@ -187,10 +187,13 @@ BOMBS = [
 
 @pytest.mark.parametrize("source", BOMBS)
 def test_a_template_cannot_ask_for_endless_memory(source: str) -> None:
+    """It is refused for what it asks for, and not for its time."""
+    template = compiled(source, max_seconds=60.0)
     begin = time.process_time()
-    with pytest.raises(PromptError):
-        rendered(source, HELLO)
-    assert time.process_time() - begin < 2.0
+    with pytest.raises(PromptError) as refused:
+        template.render(HELLO, {})
+    assert "it takes longer than" not in str(refused.value)
+    assert time.process_time() - begin < 20.0  # a second on a free machine
 
 
 LOOP = "{% for i in range(100000) %}"
@@ -210,7 +213,7 @@ def test_a_template_that_never_ends_is_stopped(source: str) -> None:
     begin = time.monotonic()
     with pytest.raises(PromptError, match=r"longer than 0\.2 s"):
         template.render(HELLO, {})
-    assert time.monotonic() - begin < 2.0
+    assert time.monotonic() - begin < 20.0  # each would take minutes and more
 
 
 def test_a_long_conversation_renders_in_linear_time() -> None:
@@ -221,7 +224,7 @@ def test_a_long_conversation_renders_in_linear_time() -> None:
         template.render(messages, {})
         return time.process_time() - begin
 
-    assert fourfold(seconds, 300) < LINEAR
+    assert sixteenfold(seconds, 300) < LINEAR
 
 
 def test_content_may_be_text_parts() -> None:

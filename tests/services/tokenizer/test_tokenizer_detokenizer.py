@@ -4,7 +4,8 @@ import random
 import time
 
 import pytest
-from growth import LINEAR, fourfold
+from counted import instructions
+from growth import LINEAR, sixteenfold
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_zoo import zoo
@@ -111,18 +112,19 @@ def test_time_is_linear_in_the_number_of_tokens(kind: str, count: int) -> None:
     size = zoo()[kind].get_vocab_size()
     draw = random.Random(7)
     ids = [draw.randrange(size) for _ in range(4 * count)]
-    assert fourfold(lambda number: seconds(kind, ids[:number]), count) < LINEAR
+    assert sixteenfold(lambda number: seconds(kind, ids[:number]), count) < LINEAR
 
 
 def test_an_endless_row_of_unfinished_characters_stays_linear() -> None:
     byte = zoo()["llama_2"].token_to_id("<0xF0>")
     lead = zoo()["byte_level"].token_to_id("ð")
-    assert fourfold(lambda number: seconds("llama_2", [byte] * number), 20_000) < LINEAR
-    assert fourfold(lambda number: seconds("byte_level", [lead] * number), 20_000) < LINEAR
+    assert sixteenfold(lambda number: seconds("llama_2", [byte] * number), 20_000) < LINEAR
+    assert sixteenfold(lambda number: seconds("byte_level", [lead] * number), 20_000) < LINEAR
 
 
-def test_a_common_token_costs_under_two_microseconds() -> None:
+def test_a_common_token_takes_forty_instructions() -> None:
+    """Which are 0.2 µs."""
     table = TABLES["byte_level"]
     assert isinstance(table, ByteTable)
-    ids = [n for n, piece in enumerate(table.pieces) if isinstance(piece, str) and piece] * 300
-    assert min(seconds("byte_level", ids) for _ in range(5)) / len(ids) < 2e-6
+    ids = [n for n, piece in enumerate(table.pieces) if isinstance(piece, str) and piece]
+    assert 5 < instructions(lambda: seconds("byte_level", ids)) / len(ids) < 80

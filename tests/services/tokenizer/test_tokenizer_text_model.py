@@ -471,12 +471,12 @@ def test_a_text_much_too_long_is_refused_by_its_beginning(
         PromptText(long),
         Chat(json.dumps([{"role": "user", "content": long}]).encode()),
     ):
-        began = time.monotonic()
+        began = time.process_time()
         try:
             with pytest.raises(PromptError, match="context length is 1000 tokens"):
                 model.encode_prompt(prompt, 1000)
         finally:
-            assert time.monotonic() - began < 4.0
+            assert time.process_time() - began < 4.0  # less than a tenth on a free machine
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from counted import calls
+from counted import calls, instructions
 from replay import TOOLS, Piece, atoms, joined, machine_of, vocabularies
 from wire_forms import FORMS
 from written import written
@@ -103,6 +103,18 @@ def steps(case: Hostile, size: int, piece: int | None = None) -> int:
     for token, one in pieces:
         count += calls(functools.partial(parser.push, token, one)) + len(parser._held)
     return count + calls(parser.finish)
+
+
+def instructions_of(case: Hostile, size: int, piece: int | None = None) -> int:
+    """Instructions of the interpreter for so many characters of the part."""
+    parser, pieces = _pushed(case, size, piece)
+
+    def push() -> None:
+        for token, one in pieces:
+            parser.push(token, one)
+        parser.finish()
+
+    return instructions(push)
 
 
 def seconds(case: Hostile, size: int, piece: int | None = None) -> float:

@@ -109,8 +109,9 @@ types: setup ## check the types strictly
 imports: setup ## does every service import only what it may?
 	@$(BIN)/python -m pytest tests/test_import_rules.py
 
+# It also compiles what `make test` imports next, which would do so in each of its processes.
 collect: setup ## can the tests of the long runs be imported?
-	@$(BIN)/python -m pytest -m 'slow or gpu or chaos' --collect-only -qq
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'slow or gpu or chaos' --collect-only -qq
 
 check: lint format-check types imports collect test ## all that CI checks
 

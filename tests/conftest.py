@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -66,14 +67,23 @@ SHARING = {
 """Files whose tests ask one server: they run in one process, one after the other."""
 
 
+_group = ExitStack()
+
+
 @pytest.fixture(scope="session")
-def shared_server() -> Iterator[Any]:
+def group() -> Iterator[ExitStack]:
+    """What is entered here ends with the last test of the files that share it: a server that waits
+    for nobody takes a fiftieth of a processor."""
+    with _group:
+        yield _group
+
+
+@pytest.fixture(scope="session")
+def shared_server(group: ExitStack) -> Any:
     """Called with flags of ``serve``: a running server, which other files may have asked before."""
     from served import SharedServers
 
-    servers = SharedServers()
-    yield servers
-    servers.close()
+    return SharedServers(group)
 
 
 @pytest.fixture(scope="session")
@@ -86,8 +96,10 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """A browser ends before a test that has no use for it."""
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """A group's servers end with it, and a browser before a test that has no use for it."""
+    if nextitem is not None and group_of(nextitem.nodeid) != group_of(item.nodeid):
+        _group.close()
     opened = sys.modules.get("browser")
     if opened is not None and "browser" not in getattr(nextitem, "fixturenames", ()):
         opened.close_shared_chromium()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from reference_models import write_model
-from served import Served, served
+from served import Served, SharedServers, served
 from states import FLAGS
 
 Report = Callable[..., None]
@@ -28,13 +28,12 @@ def report(request: pytest.FixtureRequest) -> Report:
     return write
 
 
-@pytest.fixture(scope="package")
-def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+@pytest.fixture(scope="session")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory, shared_server: SharedServers) -> Served:
     """One of everything, with a tiny model on the CPU and steps of few tokens. It is whole again
     after each test."""
     folder = write_model("qwen3", tmp_path_factory.mktemp("models") / "tiny")
-    with served(*FLAGS, str(folder)) as running:
-        yield running
+    return shared_server(*FLAGS, str(folder))
 
 
 @pytest.fixture(scope="module")

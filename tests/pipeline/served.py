@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -199,8 +200,10 @@ class SharedServers:
     one has its place, and says so by ``renewed``.
     """
 
-    def __init__(self, most: int = 2) -> None:
-        """most: so many run at a time; the one that was asked for longest ago ends first."""
+    def __init__(self, group: ExitStack, most: int = 2) -> None:
+        """most: so many run at a time; the one that was asked for longest ago ends first, and with
+        the group all end."""
+        self._group = group
         self._most = most
         self._servers: dict[tuple[Any, ...], tuple[Served, set[int]]] = {}
 
@@ -212,6 +215,7 @@ class SharedServers:
             while len(self._servers) >= self._most:
                 self._stop(next(iter(self._servers)))
             server = Served(*arguments, environment=environment)
+            self._group.callback(self.close)
             found = server, server.lasting()
         else:
             server, born = found

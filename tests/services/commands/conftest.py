@@ -3,20 +3,18 @@ step. It makes vectors too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Served, served
+from served import Served, SharedServers
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory, shared_server: SharedServers) -> Served:
     folder = tmp_path_factory.mktemp("run")
     environment = {"XDG_RUNTIME_DIR": str(folder)}
     flags = ("--device", "null", "--null-step-ms", "5", "--pooling", "last")
-    with served(*flags, environment=environment) as found:
-        yield found
+    return shared_server(*flags, environment=environment)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from frontend_scripted import Client, rejected, run, say
@@ -289,6 +288,8 @@ def test_counting_tokens_is_a_request_and_uses_none(keys: Keys) -> None:
 
 
 def test_anthropics_clients_get_their_headers_and_errors(keys: Keys) -> None:
+    import anthropic  # takes each process that collects this file more than two seconds
+
     ann = keys.key("ann", requests_per_minute=1, tokens_per_minute=1000)
     bob = keys.key("bob", models=["other"])
     ask: dict[str, Any] = {"model": "org/model", "max_tokens": 5, "messages": HELLO}

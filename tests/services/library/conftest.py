@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 
 import psutil
 import pytest
@@ -11,10 +11,15 @@ from async_clients import SETTINGS
 from penstock import LLM
 
 
-@pytest.fixture(scope="package")
-def llm() -> Iterator[LLM]:
-    with LLM(**SETTINGS) as llm:
-        yield llm
+@pytest.fixture(scope="session")
+def llm(group: ExitStack) -> LLM:
+    llm = LLM(**SETTINGS)
+    group.callback(end_with_its_processes, llm)
+    return llm
+
+
+def end_with_its_processes(llm: LLM) -> None:
+    with llm:
         launcher = psutil.Process(llm._server.process.pid)
         processes = [launcher, *launcher.children(recursive=True)]
     assert len(processes) > 5

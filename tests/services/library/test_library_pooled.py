@@ -115,7 +115,7 @@ def test_an_event_loop_has_many_at_once(embedder: LLM, ranker: LLM) -> None:
     @contextlib.asynccontextmanager
     async def joined(owner: LLM) -> AsyncIterator[AsyncLLM]:
         llm = AsyncLLM(device="null")
-        with joining(owner):
+        with joining(owner._server.process, owner._client._router):
             await llm.start()
         async with llm:
             yield llm

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from collections.abc import Iterator
 from unittest import mock
 
-from penstock import LLM
 from penstock.services.library import async_llm, local_pipeline
 
 
 class JoinedServer:
-    """In the place of a ``ServerProcess``: the running one of another client, which ends it."""
+    """In the place of a ``ServerProcess``: one that runs already, which others end."""
 
-    def __init__(self, owner: LLM) -> None:
-        self._owner = owner
-        self.process = owner._server.process
+    def __init__(self, process: subprocess.Popen[bytes] | subprocess.Popen[str], router: str):
+        self.process = process
+        self._router = router
 
     def wait_ready(self) -> str:
-        return self._owner._client._router
+        return self._router
 
     def last_words(self) -> str:
-        return self._owner._server.last_words()
+        return ""
 
     @property
     def alive(self) -> bool:
-        return self._owner._server.alive
+        return self.process.poll() is None
 
     def release(self) -> None:
         pass
@@ -35,11 +35,14 @@ class JoinedServer:
 
 
 @contextlib.contextmanager
-def joining(owner: LLM) -> Iterator[None]:
-    """Clients that start in this block join the processes of ``owner``."""
+def joining(
+    process: subprocess.Popen[bytes] | subprocess.Popen[str], router: str
+) -> Iterator[None]:
+    """Clients that start in this block join what a process of ``penstock serve`` has started.
+    router: its router's address."""
 
     def joined(settings: object, caller: str = "") -> JoinedServer:
-        return JoinedServer(owner)
+        return JoinedServer(process, router)
 
     with (
         mock.patch.object(async_llm, "ServerProcess", joined),

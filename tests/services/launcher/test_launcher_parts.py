@@ -335,6 +335,14 @@ def test_launcher_announces_every_model(names: list[str]) -> None:
     told = msgspec.json.decode(json_line(server))
     models = told["models"] if len(names) > 1 else [told]
     assert [(one["model"], one["kv_tokens"]) for one in models] == [(n, 4096) for n in names]
+    colours = re.compile(r"\x1b\[\d*m")
+    for style in (
+        Style(),
+        Style(cursor=True),
+        Style(colour=True),
+    ):  # of a file, with NO_COLOR, else
+        assert bool(colours.search(block(server, style))) is style.colour
+        assert colours.sub("", block(server, style)) == block(server, Style())
 
 
 @pytest.mark.parametrize("chat", [True, False])

@@ -24,7 +24,7 @@ def test_what_runs_when_the_processes_end_is_told_so() -> None:
         with pytest.raises(RuntimeError, match="closed"):
             await llm.start()
 
-    asyncio.run(asyncio.wait_for(use(), 60))
+    asyncio.run(asyncio.wait_for(use(), 100))
 
 
 def test_closing_during_the_start_ends_it_and_who_waits_for_it() -> None:
@@ -40,7 +40,7 @@ def test_closing_during_the_start_ends_it_and_who_waits_for_it() -> None:
             await asked
         await llm.close()
 
-    asyncio.run(asyncio.wait_for(use(), 60))
+    asyncio.run(asyncio.wait_for(use(), 100))
 
 
 def test_a_program_that_closes_nothing_leaves_nothing() -> None:
@@ -52,7 +52,7 @@ def test_a_program_that_closes_nothing_leaves_nothing() -> None:
     process = server_of(llms[0])
     llms.clear()
     gc.collect()
-    process.wait(20)
+    process.wait(60)
 
 
 def test_a_program_may_be_cancelled_during_the_start() -> None:
@@ -69,5 +69,5 @@ def test_a_program_may_be_cancelled_during_the_start() -> None:
             await starting
 
     processes: list[Any] = []
-    asyncio.run(asyncio.wait_for(use(), 60))
-    processes[0].wait(20)
+    asyncio.run(asyncio.wait_for(use(), 100))
+    processes[0].wait(60)

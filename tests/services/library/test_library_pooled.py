@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from async_clients import server_of
 from joined import joining
 
 import penstock
@@ -37,9 +39,13 @@ def embedder() -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def ranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = write_classifier(tmp_path_factory.mktemp("models") / "ranker", ["relevant"])
-    with LLM(folder, device="null") as llm:
+def ranker_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_classifier(tmp_path_factory.mktemp("models") / "ranker", ["relevant"])
+
+
+@pytest.fixture(scope="module")
+def ranker(ranker_folder: str) -> Iterator[LLM]:
+    with LLM(ranker_folder, device="null") as llm:
         yield llm
 
 
@@ -67,14 +73,28 @@ def test_pairs_are_scored_one_beside_many_or_each_beside_its_own(ranker: LLM) ->
 
 def test_a_text_gets_its_likeliest_label(tmp_path: Path) -> None:
     labels = ["calm", "rising", "flood"]
-    with LLM(write_classifier(tmp_path / "labels", labels), device="null") as llm:
-        for one in llm.classify([[5] * 6, [5, 7]]):
-            powers = [math.exp(math.cos(len(one.prompt_token_ids) + n)) for n in range(3)]
-            shares = [power / sum(powers) for power in powers]
-            assert one.outputs.probs == pytest.approx(shares, abs=1e-6)
-            assert one.outputs.label == labels[shares.index(max(shares))]
-        with pytest.raises(RequestRefused, match="'score'; it does: classify"):
-            llm.score("a", "b")
+    folder = write_classifier(tmp_path / "labels", labels)
+    settings = {"device": "null", "task": "classify"}
+    with asyncio.Runner() as runner:
+        owner = AsyncLLM(folder, **settings)
+        runner.run(owner.start())
+        processes = [psutil.Process(server_of(owner).pid)]
+        processes += processes[0].children(recursive=True)
+        with joining(owner):
+            llm = LLM(folder, **settings)
+        with llm:
+            found = [*llm.classify([[5] * 6, [5, 7]]), runner.run(owner.classify([5, 7, 9]))]
+            for one in found:
+                powers = [math.exp(math.cos(len(one.prompt_token_ids) + n)) for n in range(3)]
+                shares = [power / sum(powers) for power in powers]
+                assert one.outputs.probs == pytest.approx(shares, abs=1e-6)
+                assert one.outputs.label == labels[shares.index(max(shares))]
+            with pytest.raises(RequestRefused, match="'score'; it does: classify"):
+                llm.score("a", "b")
+        runner.run(owner.close())
+        assert not any(one.is_running() for one in processes), "close returns when all have ended"
+        with pytest.raises(RuntimeError, match="closed"):
+            runner.run(owner.start())
 
 
 @pytest.mark.parametrize(
@@ -111,17 +131,16 @@ def test_what_is_wrong_is_named_and_the_next_call_goes_on(
     assert len(embedder.embed("a")) == 1
 
 
-def test_an_event_loop_has_many_at_once(embedder: LLM, ranker: LLM) -> None:
+def test_an_event_loop_has_many_at_once(embedder: LLM, ranker: LLM, ranker_folder: str) -> None:
     @contextlib.asynccontextmanager
-    async def joined(owner: LLM) -> AsyncIterator[AsyncLLM]:
-        llm = AsyncLLM(device="null")
-        with joining(owner._server.process, owner._client._router):
+    async def joined(owner: LLM, llm: AsyncLLM) -> AsyncIterator[AsyncLLM]:
+        with joining(owner):
             await llm.start()
         async with llm:
             yield llm
 
     async def main() -> None:
-        async with joined(embedder) as llm:
+        async with joined(embedder, AsyncLLM(device="null", task="embed")) as llm:
             prompts = [[9] * (1 + n % 5) for n in range(200)]
             asked = (llm.embed(ids, normalize=False) for ids in prompts)
             outputs = await asyncio.gather(*asked)
@@ -130,7 +149,7 @@ def test_an_event_loop_has_many_at_once(embedder: LLM, ranker: LLM) -> None:
             assert (named.request_id, named.prompt_token_ids) == ("a name", [5, 6])
             with pytest.raises(RequestRefused, match="'classify'; it does: embed"):
                 await llm.classify("a")
-        async with joined(ranker) as llm:
+        async with joined(ranker, AsyncLLM(ranker_folder, device="null")) as llm:
             scored = await llm.score("a", "b")
             assert 0 < scored.outputs.score < 1
             found = await llm.classify("a b c")

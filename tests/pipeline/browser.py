@@ -22,7 +22,8 @@ FLAGS = [
 ]
 DESKTOP = {"width": 1360, "height": 850}
 PHONE = {"width": 390, "height": 780}
-WAIT_MS = 20_000
+WAIT_MS = 40_000
+sync_api.expect.set_options(timeout=WAIT_MS)
 COMPLETIONS = "**/v1/chat/completions"
 
 

@@ -202,4 +202,4 @@ def make_secret(service: Service, folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     command = [part.replace(SECRETS, str(folder)) for part in service.command]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run(command, check=True, env={"PATH": path}, timeout=20)
+    subprocess.run(command, check=True, env={"PATH": path}, timeout=60)

@@ -52,12 +52,12 @@ class HostProcess:
         """Lines that hold all the words."""
         return [line for line in list(self.lines) if all(word in line for word in words)]
 
-    def end(self, number: int = signal.SIGTERM, seconds: float = 20.0) -> int:
+    def end(self, number: int = signal.SIGTERM, seconds: float = 60.0) -> int:
         """Send a signal and wait. Returns the exit code."""
         self.process.send_signal(number)
         return self.wait(seconds)
 
-    def wait(self, seconds: float = 20.0) -> int:
+    def wait(self, seconds: float = 60.0) -> int:
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -23,7 +23,7 @@ import psutil
 from penstock.protocol.keys.key_file import change_keys, line_of
 from penstock.protocol.keys.record import Role, new_key
 
-START_SECONDS = 60.0
+START_SECONDS = 90.0
 BUILT_IN = ("--device", "cpu", "--dtype", "float32", "--grpc-port", "0")
 """The built-in model, of which two requests get the same text bit for bit."""
 SMALL = ("--device", "cpu", "--dtype", "float32", "--max-num-seqs", "16")
@@ -114,7 +114,7 @@ class Served:
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics, summed over its labels; histograms by their _count and _sum."""
-        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(self.url + "/metrics", timeout=60) as answer:
             text = answer.read().decode()
         found: dict[str, float] = {}
         for line in text.splitlines():
@@ -125,7 +125,7 @@ class Served:
             found[name] = found.get(name, 0.0) + float(value)
         return found
 
-    def settled(self, seconds: float = 10.0) -> dict[str, float]:
+    def settled(self, seconds: float = 60.0) -> dict[str, float]:
         """The metrics once nothing runs or waits any more.
 
         Counters travel in the beats, twice a second: what they say of now is known a second later.
@@ -155,7 +155,7 @@ class Served:
             with error:
                 return error.code, json.load(error)
 
-    def stop(self, seconds: float = 20.0) -> int:
+    def stop(self, seconds: float = 60.0) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
@@ -168,7 +168,7 @@ class Served:
         for process in self.processes().values() if self.process.poll() is None else ():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        self.process.wait(5)
+        self.process.wait(30)
 
 
 @contextlib.contextmanager

@@ -5,25 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from collections.abc import Iterator
 
 import aiohttp
 import grpc
 import pytest
 from grpc_client import address_of, gathered, stub_of
+from restarted_engine import LATE, MODEL, all_wait
 from served import Served, served
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 
-LATE = ("--fault", "worker:delay=2@Attach=2")
-"""A second scheduler has to wait for its worker."""
-Others: TypeAlias = Callable[[Served], str]
-MODEL = "waited-for"
 CHAT = [{"role": "user", "content": "hi"}]
 GENERATING = [
     ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 2}),
@@ -40,23 +34,6 @@ GENERATING = [
     ("/detokenize", {"tokens": [5, 6]}),
 ]
 VECTORS = [("/v1/embeddings", {"input": ["a", "b"]})]
-
-
-def is_ready(server: Served) -> bool:
-    try:
-        with urllib.request.urlopen(server.url + "/ready", timeout=10):
-            return True
-    except urllib.error.HTTPError:
-        return False
-
-
-def without_engine(server: Served) -> None:
-    """Kill the scheduler, and return when everybody knows."""
-    for process in server.processes().values():
-        if server.role_of(process) == "scheduler":
-            process.kill()
-    while is_ready(server):
-        time.sleep(0.01)
 
 
 def models(server: Served) -> str:
@@ -98,31 +75,6 @@ def by_grpc(address: str) -> str:
 def serving(*flags: str) -> Iterator[Served]:
     with served("--device", "null", "--served-model-name", MODEL, *LATE, *flags) as one:
         yield one
-
-
-def all_wait(
-    server: Served,
-    requests: list[tuple[str, dict[str, Any]]],
-    others: Sequence[Others] = (),
-    model: str = MODEL,
-) -> tuple[dict[str, Any], list[str]]:
-    """Ask everything while the engine is away. Returns the answers by their paths, and what others
-    have said."""
-
-    def posted(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return server.post(path, {"model": model, **body})
-
-    for path, body in requests:
-        assert posted(path, body)[0] == 200, path
-    without_engine(server)
-    with ThreadPoolExecutor(20) as threads:
-        asked = {path: threads.submit(posted, path, body) for path, body in requests}
-        said = [threads.submit(other, server) for other in others]
-        assert not is_ready(server)
-        found = {path: one.result(60) for path, one in asked.items()}
-        assert {path: status for path, (status, _) in found.items()} == dict.fromkeys(found, 200)
-        answers = {path: answer for path, (_, answer) in found.items()}
-        return answers, [one.result(60) for one in said]
 
 
 def test_every_api_that_generates_waits_for_the_engine() -> None:

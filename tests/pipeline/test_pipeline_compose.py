@@ -205,7 +205,7 @@ def test_a_frontend_tells_of_the_whole_system(deployment: Deployment) -> None:
 
     for address in deployment.frontends:
         completion(deployment, address, "one more")
-    assert until(lambda: answered() == deployment.completions, 5), "beats bring what all counted"
+    assert until(lambda: answered() == deployment.completions, 60), "beats bring what all counted"
 
 
 def test_a_frontend_passes_its_own_health_check(deployment: Deployment) -> None:
@@ -214,9 +214,9 @@ def test_a_frontend_passes_its_own_health_check(deployment: Deployment) -> None:
     host = deployment.containers["frontend"][0].host
     own = "127.0.0.1" if deployment.hosts.isolated else host.address
     arguments = [sys.executable, *(part.replace("127.0.0.1", own) for part in check[2:])]
-    assert subprocess.run(host.command(arguments), timeout=20).returncode == 0
+    assert subprocess.run(host.command(arguments), timeout=60).returncode == 0
     nobody = [part.replace("8000", "8001") for part in arguments]
-    failed = subprocess.run(host.command(nobody), timeout=20, capture_output=True)
+    failed = subprocess.run(host.command(nobody), timeout=60, capture_output=True)
     assert failed.returncode != 0
 
 
@@ -226,7 +226,7 @@ def test_only_the_secret_opens_the_pipeline(deployment: Deployment) -> None:
     stranger = deployment.mailbox("another secret of good length")
     naked = deployment.mailbox("")
     try:
-        assert deployment.router_answers(insider, 5)
+        assert deployment.router_answers(insider, 60)
         assert not deployment.router_answers(stranger, 1)
         assert not deployment.router_answers(naked, 0.5)
     finally:
@@ -239,7 +239,7 @@ def test_every_pipeline_socket_speaks_curve_and_nothing_else(deployment: Deploym
     """The mechanism's name is in bytes 12 to 31 of ZMTP's greeting (rfc.zeromq.org/spec/23)."""
     with deployment.client.entered():
         target = (deployment.router.host.address, 5570)
-        with socket.create_connection(target, timeout=5) as connection:
+        with socket.create_connection(target, timeout=60) as connection:
             greeting = b""
             connection.sendall(
                 b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"CURVE".ljust(20, b"\0")
@@ -253,7 +253,7 @@ def test_no_prompt_passes_the_pipeline_in_the_clear(deployment: Deployment) -> N
     if deployment.sniffer is None:
         pytest.skip(f"nothing to listen to: {why_no_namespaces()}")
     completion(deployment, deployment.frontends[0], f"say {MARKER} once more")
-    assert until(lambda: MARKER.encode() in deployment.sniffer.payloads(8000), 5), (  # type: ignore[union-attr]
+    assert until(lambda: MARKER.encode() in deployment.sniffer.payloads(8000), 60), (  # type: ignore[union-attr]
         "HTTP is not encrypted here: what is listened with must hear it"
     )
     pipeline = deployment.sniffer.payloads(5570, *range(20000, 20100))
@@ -270,10 +270,10 @@ def test_a_process_with_another_secret_is_refused_with_one_line_on_each_side(
     other = deployment.launch("tokenizer", PENSTOCK_SECRET="some other secret, long enough")
     try:
         host = other.host.address
-        assert until(lambda: bool(other.said("secret")), 20), other.output
-        assert until(lambda: bool(deployment.router.said("refused", host)), 5) or (
-            not deployment.hosts.isolated  # all loopback connections come from 127.0.0.1
-        ), deployment.router.output
+        assert until(lambda: bool(other.said("secret")), 60), other.output
+        if deployment.hosts.isolated:  # else all loopback connections come from 127.0.0.1
+            named = until(lambda: bool(deployment.router.said("refused", host)), 60)
+            assert named, deployment.router.output
         assert other.end() == 0, other.output
     finally:
         other.kill()
@@ -300,7 +300,7 @@ def test_a_load_balancer_spreads_streams_over_all_frontends(deployment: Deployme
         balancer = HostProcess(service.name, host, command, dict(os.environ))
         try:
             address = host.addresses["edge"]
-            assert until(lambda: is_ready(deployment.client, address), 10), balancer.output
+            assert until(lambda: is_ready(deployment.client, address), 60), balancer.output
             direct = completion(deployment, deployment.frontends[0], "through the balancer")
             assert deployment.sniffer is not None
             for _ in range(6):

@@ -227,7 +227,7 @@ def test_a_light_image_holds_no_torch_no_transformers_and_no_tokenizers(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert "--router" in done.stdout
@@ -246,7 +246,7 @@ def test_a_role_that_is_not_installed_is_refused_with_the_remedy(tmp_path: Path)
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
         )
         assert done.returncode == 2, done.stderr
         (line,) = done.stderr.splitlines()

@@ -124,7 +124,7 @@ def test_nothing_is_read_of_a_call_without_a_key(
     with connect(server, certificate) as channel:
         call = channel.stream_unary("/penstock.v1.Penstock/Models")
         with pytest.raises(grpc.RpcError) as caught:
-            call(never(), timeout=20)
+            call(never(), timeout=60)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         done.set()
 
@@ -202,7 +202,7 @@ def test_a_changed_certificate_holds_for_who_connects_from_then_on(
     server: Served, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     def listed(channel: grpc.Channel) -> Any:
-        return stub_of(channel).Models(pb.ModelsRequest(), metadata=KEYS[0], timeout=10).models
+        return stub_of(channel).Models(pb.ModelsRequest(), metadata=KEYS[0], timeout=60).models
 
     with connect(server, certificate) as old:
         assert listed(old)
@@ -247,7 +247,7 @@ def test_a_frontend_that_is_started_by_hand_shares_the_port_and_no_stranger_does
         lines = iter(joined.stderr)
         assert any("gRPC listens" in line for line in lines)
         joined.send_signal(signal.SIGTERM)
-        joined.communicate(timeout=30)
+        joined.communicate(timeout=60)
         assert joined.returncode == 0
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -272,7 +272,7 @@ def test_a_server_that_goes_down_says_so_and_lets_streams_finish(plain: Served) 
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert details_of(caught.value)["RetryInfo"].retry_delay.seconds == 1
         assert gathered(stream).usage.completion_tokens == 400
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
 
 
 def start(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:

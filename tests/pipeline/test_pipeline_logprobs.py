@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pytest
 import torch
 from clients import Answer, ask
-from joined import joining
 from served import SMALL, Served, SharedServers
 from transformers import AutoModelForCausalLM
 
@@ -36,8 +35,8 @@ def server(folder: Path, shared_server: SharedServers) -> Served:
 
 
 @pytest.fixture(scope="module")
-def library(folder: Path, server: Served) -> Iterator[penstock.LLM]:
-    with joining(server.process, server.router), penstock.LLM(str(folder)) as llm:
+def library(folder: Path) -> Iterator[penstock.LLM]:
+    with penstock.LLM(str(folder), dtype="float32", threads=1) as llm:
         yield llm
 
 

@@ -87,7 +87,7 @@ def test_a_streamed_completion_ends_at_a_stop_string(client: openai.OpenAI) -> N
 
 
 def test_errors_are_the_sdks_own_exceptions(client: openai.OpenAI) -> None:
-    """That of a wrong key: ``test_pipeline_keys``."""
+    """That of a wrong key: ``test_pipeline_two_frontends``."""
     model = next(iter(client.models.list())).id
     with pytest.raises(openai.NotFoundError, match="no-such-model"):
         client.completions.create(model="no-such-model", prompt="x")

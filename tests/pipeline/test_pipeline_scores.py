@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from restarted_engine import LATE, all_wait
 from served import Served, served
-from test_pipeline_apis_during_restarts import LATE, all_wait
 
 DEMO = Path(__file__).resolve().parents[2] / "demo/model"
 LABELS = {"ranker": ["relevant"], "labels": ["calm", "rising", "flood"]}

@@ -88,7 +88,7 @@ def test_a_server_on_a_unix_socket_serves_is_found_and_leaves_nothing(folder: Pa
         assert asked(path, "/live")[0] == 200
 
         answers: list[tuple[int, Any]] = []
-        body = {"prompt": "Hi", "max_tokens": 40, "ignore_eos": True}
+        body = {"prompt": "Hi", "max_tokens": 100, "ignore_eos": True}
         running = threading.Thread(
             target=lambda: answers.append(asked(path, "/v1/completions", body))
         )
@@ -101,7 +101,7 @@ def test_a_server_on_a_unix_socket_serves_is_found_and_leaves_nothing(folder: Pa
             assert time.monotonic() < deadline
             time.sleep(0.02)
         running.join(SECONDS)
-        assert answers[0][0] == 200 and answers[0][1]["usage"]["completion_tokens"] == 40
+        assert answers[0][0] == 200 and answers[0][1]["usage"]["completion_tokens"] == 100
         assert server.wait(SECONDS) == 0
     finally:
         server.kill()

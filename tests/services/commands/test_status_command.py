@@ -149,7 +149,7 @@ def test_stop_waits_for_running_requests_and_says_how_many_there_are(short_folde
     chosen = {"XDG_RUNTIME_DIR": str(short_folder)}
     server = Served("--device", "null", "--null-step-ms", "5", environment=chosen)
     try:
-        busy = completion(server.url, 500)
+        busy = completion(server.url, 1000)
         assert busy.stdout is not None
         assert busy.stdout.read(1)
         done = call("stop", server.url, **chosen)
@@ -160,8 +160,8 @@ def test_stop_waits_for_running_requests_and_says_how_many_there_are(short_folde
         )
         assert "1 request runs; " in done.stdout
         assert last.startswith("stopped after ")
-        assert busy.wait(20) == 0  # the request was served to its end
-        assert server.process.wait(5) == 0
+        assert busy.wait(60) == 0  # the request was served to its end
+        assert server.process.wait(30) == 0
         assert leftovers(short_folder) == []
         again = call("stop", server.url, **chosen)
         assert (again.returncode, again.stderr.count("no server of yours")) == (4, 1)
@@ -171,7 +171,7 @@ def test_stop_waits_for_running_requests_and_says_how_many_there_are(short_folde
 
 def test_stop_now_does_not_wait_and_leaves_nothing(short_folder: Path) -> None:
     chosen = {"XDG_RUNTIME_DIR": str(short_folder)}
-    server = Served("--device", "null", "--null-step-ms", "5", environment=chosen)
+    server = Served("--device", "null", "--null-step-ms", "20", environment=chosen)
     try:
         busy = completion(server.url, 2000)
         assert busy.stdout is not None
@@ -179,11 +179,11 @@ def test_stop_now_does_not_wait_and_leaves_nothing(short_folder: Path) -> None:
         folder = str(Path(server.router.removeprefix("ipc://")).parent)
         processes, began = list(server.processes().values()), time.monotonic()
         done = call("stop", folder, "--now", **chosen)
-        assert time.monotonic() - began < 5.0, "the request alone would have taken 10"
+        assert time.monotonic() - began < 20.0, "the request alone would have taken 40"
         assert done.returncode == 0
-        assert busy.wait(20) != 0
-        assert server.process.wait(5) == 128 + signal.SIGTERM
-        assert psutil.wait_procs(processes, 5)[1] == []
+        assert busy.wait(60) != 0
+        assert server.process.wait(30) == 128 + signal.SIGTERM
+        assert psutil.wait_procs(processes, 30)[1] == []
         assert leftovers(short_folder) == []
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", int(server.url.rpartition(":")[2]))) != 0

@@ -1,4 +1,5 @@
-"""Keys, requests' lives and administration on a whole server with two frontends."""
+"""What two frontends of a server know together: its keys, the lives of its requests, the responses
+that it keeps, and what an admin has said."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from served import Served, added_key, served
 from penstock.loadtest.make_model import make_model
 
 TEXT = "/v1/completions"
-LONG = {"prompt": [1, 2, 3], "max_tokens": 100, "ignore_eos": True}
+LONG = {"prompt": [1, 2, 3], "max_tokens": 1000, "ignore_eos": True}
+"""It takes 20 s."""
 
 
 class Setup(NamedTuple):
@@ -61,13 +63,14 @@ def ask(
 class Running:
     """A request in a thread."""
 
-    def __init__(self, setup: Setup, name: str) -> None:
+    def __init__(self, setup: Setup, name: str, **fields: Any) -> None:
         self.answer: tuple[int, Any] = (0, None)
+        self._body = {**LONG, **fields}
         self._thread = threading.Thread(target=self._run, args=(setup, name))
         self._thread.start()
 
     def _run(self, setup: Setup, name: str) -> None:
-        self.answer = ask(setup, setup.ann, "POST", TEXT, LONG, name)
+        self.answer = ask(setup, setup.ann, "POST", TEXT, self._body, name)
 
     def wait(self) -> tuple[int, Any]:
         self._thread.join(30)
@@ -156,11 +159,11 @@ def test_a_response_is_known_to_every_frontend_of_a_server(setup: Setup) -> None
 def test_draining_by_an_admin_finishes_what_runs_and_ends_the_server(setup: Setup) -> None:
     respond(setup)
     assert kept(setup)
-    running = Running(setup, "last")
+    running = Running(setup, "last", max_tokens=200)
     life(setup, setup.ann, "last", "first_token")
     status, answer = ask(setup, setup.root, "POST", "/v1/admin/drain", {})
     assert (status, answer) == (202, {"status": "draining", "scope": "server"})
     status, answer = running.wait()
-    assert (status, answer["usage"]["completion_tokens"]) == (200, 100)
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 200)
     assert setup.server.process.wait(30) == 0
     assert not kept(setup), "a response ends with the server"

@@ -1,11 +1,15 @@
-"""What Python does for something, counted: the same on each machine, however busy it is."""
+"""What Python or a process does, counted: the same on each machine, however busy it is."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import psutil
 
 
 def instructions(action: Callable[[], object]) -> int:
@@ -42,3 +46,16 @@ def calls(action: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+def wakes(pid: int) -> int:
+    """How often the threads of a process have waited for something."""
+    statuses = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+    found = (re.search(r"^voluntary_ctxt_switches:\s*(\d+)", text, re.M) for text in statuses)
+    return sum(int(count[1]) for count in found if count)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Seconds of a processor that a process has used."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)

@@ -59,10 +59,10 @@ def url(shared_server: SharedServers) -> str:
 
 
 @pytest.fixture(scope="module")
-def paced_url(tokenizer: Path) -> Iterator[str]:
+def slow_url(tokenizer: Path) -> Iterator[str]:
     """Of a server whose steps are long beside what a tool does between two requests."""
-    pace = ("--device", "null", "--null-step-ms", "20")
-    with served(str(tokenizer), *pace, "--max-num-seqs", "64") as server:
+    slow = ("--device", "null", "--null-step-ms", "20")
+    with served(str(tokenizer), *slow, "--max-num-seqs", "64") as server:
         yield server.url
 
 
@@ -162,14 +162,14 @@ def test_an_environment_without_the_tool_is_named(
     ],
 )
 def test_a_foreign_tool_completes_and_agrees_within_ten_percent(
-    name: str, request_rate: float | None, agreeing: list[str], paced_url: str, tokenizer: Path
+    name: str, request_rate: float | None, agreeing: list[str], slow_url: str, tokenizer: Path
 ) -> None:
     """Rates in a closed loop and TTFT at random arrivals: in a closed loop against equal steps,
     TTFT depends on how long a tool pauses between an answer and its next request, and at random
     arrivals the rates are the tool's own draws."""
     load = Load(
-        base_url=paced_url,
-        model=first_model(paced_url),
+        base_url=slow_url,
+        model=first_model(slow_url),
         words=words_for(tokenizer, 128),
         requests=48,
         request_rate=request_rate,

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import zmq
+from counted import cpu_seconds, wakes
 from forks import Forks
 from mailbox_process import short_folder
 from tiny_services import WORKING, Running, started
@@ -431,18 +431,6 @@ def test_random_bytes_from_a_stranger_do_not_end_a_service(
 
 
 # --- idle
-
-
-def wakes(pid: int) -> int:
-    """How often the process has waited for something, in all its threads."""
-    statuses = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
-    found = [re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", text, re.M) for text in statuses]
-    return sum(int(count) for counts in found for count in counts)
-
-
-def cpu_seconds(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
 
 
 MOST_WAKES = 60

@@ -6,10 +6,8 @@ import contextlib
 import functools
 import json
 import os
-import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -33,7 +31,7 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 def penstock_command(
-    *arguments: str, timeout: float = 30.0, **environment: str
+    *arguments: str, timeout: float = 60.0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "penstock.services", *arguments],
@@ -44,30 +42,8 @@ def penstock_command(
     )
 
 
-def measured(code: str, *arguments: str) -> tuple[float, subprocess.CompletedProcess[str]]:
-    """Run Python on its own; the seconds of a processor that it took."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=clean_environment(),
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done
-
-
-PLAIN = "import argparse, asyncio, unittest.mock"
-
-
-@functools.cache
-def plain_cost() -> float:
-    return measured(PLAIN)[0]
-
-
-MOST_PLAIN = 4.0
-"""What a help may cost, in units of these imports; it takes twice as much."""
+MOST_CALLS = 280_000
+"""Functions that a help may call, those of its imports among them: of Python and of C."""
 LIGHT = [
     "chat", "complete", "embed", "models", "keys", "status", "stop", "pull", "list", "rm",
     "completion", "plan", "warm",
@@ -76,49 +52,53 @@ LIGHT = [
 
 WITH_HELP = ["", *cli.COMMANDS, *LIGHT]
 HELPS = """
-import json, os, resource, sys
+import json, os, sys
+
+count = 0
+def see(frame, event, argument):
+    global count
+    count += event in ("call", "c_call")
+sys.setprofile(see)
 from penstock.services.cli import main
 
 heavy, commands = map(json.loads, sys.argv[1:])
-used = resource.getrusage(resource.RUSAGE_SELF)
-common_s, helps = used.ru_utime + used.ru_stime, {}
+helps = {}
 for command in commands:
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         os.dup2(writer, 1)
         code = main([part for part in (command, "--help") if part])
-        print(set(heavy) & sys.modules.keys(), code, flush=True)
+        sys.setprofile(None)
+        print(count, set(heavy) & sys.modules.keys(), code, flush=True)
         os._exit(0)
     os.close(writer)
     with open(reader) as said:
-        text = said.read()
-    used = os.wait4(child, 0)[2]
-    helps[command] = common_s + used.ru_utime + used.ru_stime, text
+        helps[command] = said.read()
+    os.waitpid(child, 0)
 print(json.dumps(helps))
 """
 
 
 @functools.cache
-def helps() -> dict[str, tuple[float, str]]:
-    """What each help costs and says. What all of them begin with is imported once: each goes on
-    from there in a process of its own."""
-    done = measured(HELPS, json.dumps(sorted(HEAVY)), json.dumps(WITH_HELP))[1]
+def helps() -> dict[str, str]:
+    """What each help says, and then what it has cost. What all of them begin with is imported
+    once: each goes on from there in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", HELPS, json.dumps(sorted(HEAVY)), json.dumps(WITH_HELP)],
+        capture_output=True, text=True, timeout=60, env=clean_environment(),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, tuple[float, str]] = json.loads(done.stdout)
+    found: dict[str, str] = json.loads(done.stdout)
     return found
 
 
 @pytest.mark.parametrize("command", WITH_HELP)
 def test_cli_help_is_quick_and_imports_nothing_heavy(command: str) -> None:
-    plain_s, (used_s, said) = plain_cost(), helps()[command]
-    for _ in range(2):  # on a busy machine
-        if used_s >= MOST_PLAIN * plain_s:
-            plain_s = measured(PLAIN)[0]
-            used_s, done = measured(MAIN, *filter(None, (command, "--help")))
-            assert done.stdout == said.rpartition("set() 0")[0]
-    assert used_s < MOST_PLAIN * plain_s, f"{used_s:.2f} s, and {plain_s:.2f} s for plain imports"
+    said = helps()[command]
+    calls, rest = said.splitlines()[-1].split(" ", 1)
     assert said.startswith(f"usage: penstock {command}".rstrip())
-    assert said.splitlines()[-1] == "set() 0"
+    assert rest == "set() 0"
+    assert 10_000 < int(calls) < MOST_CALLS
 
 
 def test_cli_every_command_stands_below_one_heading() -> None:
@@ -236,9 +216,7 @@ def test_cli_a_runtime_dir_names_the_router_too(
 def test_cli_a_model_path_that_does_not_exist_is_one_line_and_code_3(
     command: str, tmp_path: Path
 ) -> None:
-    began = time.monotonic()
     done = penstock_command(command, str(tmp_path / "none"), XDG_RUNTIME_DIR=str(tmp_path))
-    assert time.monotonic() - began < 2.0
     assert done.returncode == 3
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("penstock: ")
@@ -280,7 +258,7 @@ def test_cli_a_reader_that_closes_its_pipe_gets_no_traceback() -> None:
         ["bash", "-c", f"set -o pipefail; {command}"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -363,7 +341,7 @@ def test_cli_a_folder_is_served_without_the_hubs_client() -> None:
             *(sys.executable, "-c", MAIN + "print('huggingface_hub' in sys.modules)"),
             *("serve", folder, "--show-config"),
         ],
-        capture_output=True, text=True, timeout=30, env=clean_environment(),
+        capture_output=True, text=True, timeout=60, env=clean_environment(),
         cwd=Path(penstock.__file__).parents[1],
     )  # fmt: skip
     assert folder in done.stdout

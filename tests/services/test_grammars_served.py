@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 import psutil
 from service_member import Member, small_system
@@ -56,23 +54,20 @@ def test_a_good_grammar_goes_to_an_engine_and_a_bad_one_back_to_its_client() -> 
         submit(frontend, 1, good)
         assert grammar_of(enqueued(scheduler, 1)) == good
         (helper,) = psutil.Process(process.pid).children()
-        began = time.monotonic()
         submit(frontend, 2, Grammar("regex", "("))
-        rejected = frontend.next(Rejected, 5.0)
-        assert time.monotonic() - began < 3.0
+        rejected = frontend.next(Rejected)
         assert (rejected.id, rejected.status) == (2, 400)
         assert rejected.param == "structured_outputs"
         assert "unclosed group" in rejected.message
         helper.suspend()
         submit(frontend, 3, Grammar("regex", "never compiled"))
         submit(frontend, 4, None)
-        began = time.monotonic()
         assert grammar_of(enqueued(scheduler, 4)) is None
-        assert time.monotonic() - began < 3.0
-        rejected = frontend.next(Rejected, 10.0)
+        assert frontend.silence(Rejected, 0.1), "the third one still waits"
+        rejected = frontend.next(Rejected)
         assert (rejected.id, rejected.status) == (3, 503)
         assert rejected.retry_after == 1.0
         process.kill()
         process.wait()
-        psutil.wait_procs([helper], timeout=5)
+        psutil.wait_procs([helper], timeout=30)
         assert not helper.is_running()

@@ -253,7 +253,7 @@ async def serving(
     app = make_app(config or ServerConfig(), gateway, gateway.registry, dialects, stall_s=stall_s)
     runner = await start(app, sock, limits)
     try:
-        timeout = aiohttp.ClientTimeout(total=20)
+        timeout = aiohttp.ClientTimeout(total=60)
         async with aiohttp.ClientSession(timeout=timeout, headers=JSON) as session:
             yield Client(session, port, gateway, app)
     finally:
@@ -273,7 +273,7 @@ def run(
     async def main() -> ScriptedGateway:
         gateway = ScriptedGateway(script)
         async with serving(gateway, config, stall_s=stall_s) as client:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await use(client)
         return gateway
 

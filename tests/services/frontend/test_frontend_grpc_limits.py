@@ -280,7 +280,7 @@ def test_a_caller_that_leaves_many_answers_untaken_is_refused_until_he_leaves(
             error = await refused(channel.unary_unary(MODELS)(b"", timeout=20))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "2 answers of this caller" in (error.details() or "")
-            assert not one.server.running.count  # no server that goes down waits for them
+            await until(lambda: not one.server.running.count)  # what goes down waits for none
         await until(lambda: not untaken.count("at 127.0.0.1"))
         assert not one.server.running.count
         async with one.channel() as channel:
@@ -324,15 +324,14 @@ def test_a_client_that_leaves_is_no_fault_of_ours(caplog: pytest.LogCaptureFixtu
 def test_a_connection_too_many_is_closed_and_one_that_says_nothing_is_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 2.0)
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 4.0)
 
     async def use(one: Scripted) -> None:
         silent = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(3)]
         await asyncio.sleep(0.2)
         reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
-        began = time.monotonic()
         assert await reader.read() == b""
-        assert time.monotonic() - began < 1.5
+        assert not any(other.at_eof() for other, _ in silent)
         for other, _ in silent:
             await other.read()
         async with one.channel() as channel:

@@ -35,7 +35,7 @@ def keys(tmp_path: Path) -> Keys:
 async def two_models(config: ServerConfig) -> AsyncIterator[Client]:
     gateway = ScriptedGateway()
     gateway.served.append(ServedModel("org/other", ["second"], 64, 1000))
-    async with serving(gateway, config) as client, asyncio.timeout(20):
+    async with serving(gateway, config) as client, asyncio.timeout(60):
         yield client
 
 
@@ -242,10 +242,13 @@ def test_a_file_that_cannot_be_reached_is_named_once_and_taken_again_when_it_can
         table.begin()
         for target in unreachable:
             lead(target)
+            async with asyncio.timeout(60):
+                while not caplog.records:
+                    await asyncio.sleep(0.01)
             await asyncio.sleep(0.2)
         key = keys.key("ann")
         lead("there")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while table.find(key) is None:
                 await asyncio.sleep(0.01)
         await table.end()

@@ -54,7 +54,7 @@ async def exchange(client: Client, *parts: bytes) -> bytes:
     for part in parts:
         writer.write(part)
         await asyncio.sleep(0.05 if len(parts) > 1 else 0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         answer = await reader.read()
     writer.close()
     return answer

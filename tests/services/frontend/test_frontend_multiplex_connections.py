@@ -118,7 +118,7 @@ def test_a_connection_has_a_limit_and_what_runs_then_may_end(
 def test_an_idle_connection_is_closed_after_its_time_and_never_while_a_request_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sessions.MultiplexSession, "idle_s", 5.0)
+    monkeypatch.setattr(sessions.MultiplexSession, "idle_s", 14.0)
     ends = asyncio.Event()
 
     async def script(work: Work, sink: Sink) -> None:
@@ -131,17 +131,17 @@ def test_an_idle_connection_is_closed_after_its_time_and_never_while_a_request_r
         await socket.chat("a")
         while not client.gateway.works:
             await asyncio.sleep(0)
-        await time.passes(6.0)
+        await time.passes(15.0)
         ends.set()
         assert text(await socket.frames("a")) == "late"
-        await time.passes(4.0)
+        await time.passes(11.0)
         assert text(await asked(socket)) == "late"
-        await time.passes(4.0)
+        await time.passes(11.0)
         assert text(await asked(socket)) == "late"
-        await time.passes(5.0)
+        await time.passes(14.0)
         closed = await socket.closed()
         assert closed.data == aiohttp.WSCloseCode.OK
-        assert closed.extra == "Nothing was asked for 5 s, the limit of a WebSocket; connect again"
+        assert closed.extra == "Nothing was asked for 14 s, the limit of a WebSocket; connect again"
         while client.app[CONTEXT].sockets:
             await asyncio.sleep(0.01)
 

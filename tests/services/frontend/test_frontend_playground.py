@@ -48,7 +48,7 @@ def use(
 ) -> None:
     async def main() -> None:
         async with serving(gateway or ShownGateway(), config) as client:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await check(client)
 
     asyncio.run(main())

@@ -155,9 +155,13 @@ def test_a_stream_that_ends_with_an_error_has_a_line_at_warning(capfd: Captured)
 
 def test_a_client_that_leaves_has_a_line_that_says_so(capfd: Captured) -> None:
     async def use(client: Client) -> None:
-        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
-            async with asyncio.timeout(0.2):
-                await client.post(TEXT, {"prompt": "x"})
+        asking = asyncio.ensure_future(client.post(TEXT, {"prompt": "x"}))
+        while not client.gateway.works:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # it says something
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError, aiohttp.ClientError):
+            await asking
         await client.gateway.cancel_seen.wait()
         await asyncio.sleep(0.05)
 

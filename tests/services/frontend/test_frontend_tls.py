@@ -65,7 +65,7 @@ def serve(
         app = make_app(ServerConfig(), gateway, gateway.registry)
         runner = await start(app, sock, limits, certificates)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await use(sock.getsockname()[1], certificates)
         finally:
             await runner.cleanup()
@@ -270,7 +270,7 @@ def test_late_handshakes_of_a_frontend_that_goes_down_do_not_wait_for_each_other
         closing = asyncio.create_task(service._close_port(runner))
         context = ssl.create_default_context(cafile=pair[0])
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 reader, writer = await asyncio.open_connection(
                     sock=late, ssl=context, server_hostname="127.0.0.1"
                 )
@@ -280,7 +280,7 @@ def test_late_handshakes_of_a_frontend_that_goes_down_do_not_wait_for_each_other
                 assert not runner.server.is_idle()
                 writer.close()
         finally:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await runner.cleanup()
         for one in silent:
             one.close()

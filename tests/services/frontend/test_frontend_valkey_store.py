@@ -206,7 +206,7 @@ def test_a_server_that_hangs_costs_the_time_of_one_operation(
 
     with resp_server() as server:
         url = f"valkey://127.0.0.1:{server.port}"
-        in_store(url, use, operation_s=0.5, retry_s=100.0)
+        in_store(url, use, operation_s=2.0, retry_s=100.0)
 
 
 def test_a_question_that_was_given_up_does_not_give_its_answer_to_the_next() -> None:

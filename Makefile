@@ -42,7 +42,7 @@ serve: setup ## serve MODEL, or the built-in model
 # Hundreds of processes start from the same sources: what is compiled is kept.
 test: setup ## run the tests, without the long ones
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-		-m 'not slow and not gpu and not chaos' $(ARGS)
+		-m 'not slow and not gpu and not chaos' --timeout 300 $(ARGS)
 
 test-slow: setup ## run the tests that take minutes
 	@$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1800 $(ARGS)

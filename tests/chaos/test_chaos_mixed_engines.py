@@ -72,7 +72,7 @@ def test_each_request_gets_to_the_engine_that_does_its_task(cluster: ByHand) -> 
 def test_vectors_wait_for_their_engine_and_tokens_do_not(cluster: ByHand) -> None:
     for name in ("scheduler 1", "worker 1"):
         cluster.members[name].send(signal.SIGKILL)
-        cluster.members[name].process.wait(10)
+        cluster.members[name].process.wait(60)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = pool.submit(embedded, cluster)
         time.sleep(2.0)

@@ -72,7 +72,7 @@ def members(url: str) -> set[int]:
 
 def nothing_held(server: Served) -> None:
     """No request runs or waits, and every block is free."""
-    metrics = server.settled(20.0)
+    metrics = server.settled()
     held = {
         name: metrics.get(f"penstock:{name}", 0.0)
         for name in (

@@ -98,6 +98,6 @@ def test_the_command_prints_the_script_of_a_shell_and_knows_no_other() -> None:
 def test_the_script_for_bash_is_read_without_a_terminal() -> None:
     code = 'eval "$("$0" -m penstock.services completion bash)" && complete -p penstock'
     done = subprocess.run(
-        ["bash", "--norc", "-c", code, sys.executable], capture_output=True, text=True, timeout=30
+        ["bash", "--norc", "-c", code, sys.executable], capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr) == ("complete -F _penstock penstock\n", "")

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 if not Path("/dev/nvidiactl").exists():
     # Without a GPU, Triton's kernels run in its interpreter. Triton reads this when it is imported,
@@ -58,6 +59,7 @@ SHARING = {
         "pipeline/test_pipeline_playground.py",
         "pipeline/test_pipeline_playground_chats.py",
         "pipeline/test_pipeline_playground_markdown.py",
+        "pipeline/test_pipeline_socket_drain.py",
         "loadtest/test_loadtest_foreign.py",
         "loadtest/test_loadtest_own_server.py",
         "loadtest/test_loadtest_random_load.py",
@@ -93,6 +95,23 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder: Path = make_model(tmp_path_factory.mktemp("models") / "small", hidden_size=32)
     return folder
+
+
+TOLD_FROM_S = 0.5
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A process of many tells of a test when it has ended, in one message: that it begins, was set
+    up and torn down are three more, and with thousands of tests they take the process that hears
+    them, and those that write them, half a minute. What fails or takes long is told."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed or report.duration > TOLD_FROM_S:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.hookimpl(trylast=True)

@@ -212,13 +212,11 @@ def test_the_procfile_serves_and_another_tokenizer_joins(tmp_path: Path) -> None
     shutil.rmtree(runtime, ignore_errors=True)
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("of_each_skill", [1, pytest.param(NUM_QUESTIONS, marks=pytest.mark.slow)])
-def test_the_evaluation_of_the_readme_finds_the_built_in_model_right(of_each_skill: int) -> None:
+def evaluated(*flags: str, of_each_skill: int) -> None:
     text = command(".venv/bin/penstock eval")
     done = subprocess.run(
-        [*text.split(), "--require", "0.95", "--quiet", "--num-questions", str(of_each_skill)],
-        cwd=ROOT, env={**os.environ, **ONE_THREAD}, capture_output=True, text=True, timeout=280,
+        [*text.split(), *flags, "--quiet", "--num-questions", str(of_each_skill)],
+        cwd=ROOT, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     skills = len(done.stdout.splitlines()) - 3  # its head, the sum, and the time
@@ -227,6 +225,16 @@ def test_the_evaluation_of_the_readme_finds_the_built_in_model_right(of_each_ski
     assert int(asked[1]) == of_each_skill * skills
     assert f"asks it {NUM_QUESTIONS * skills} questions" in README
     assert f"each of its {skills} skills" in README
+
+
+def test_the_evaluation_of_the_readme_asks_as_many_questions_as_it_says() -> None:
+    evaluated("--device", "null", of_each_skill=1)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow  # the tests of the demo ask the model itself in the quick run
+def test_the_evaluation_of_the_readme_finds_the_built_in_model_right() -> None:
+    evaluated("--threads", "1", "--require", "0.95", of_each_skill=NUM_QUESTIONS)
 
 
 def test_every_page_and_picture_that_the_readme_names_is_there() -> None:

@@ -233,6 +233,20 @@ class SharedServers:
                 assert len(server.lasting()) == len(born), server.output[-4000:]
                 self._servers[key] = server, server.lasting()
 
+    @contextlib.contextmanager
+    def ending(self, *arguments: str) -> Iterator[Served]:
+        """The server with these flags for a test that ends it: who asks for it later gets a new
+        one."""
+        server = self(*arguments)
+        self._servers = {key: of for key, of in self._servers.items() if of[0] is not server}
+        try:
+            yield server
+        except BaseException:
+            print(server.output[-8000:])
+            server.kill()
+            raise
+        assert server.stop() == 0, server.output[-4000:]
+
     def _stop(self, key: tuple[Any, ...]) -> None:
         server, _ = self._servers.pop(key)
         code = server.stop()

@@ -8,10 +8,10 @@ from typing import Any
 
 import aiohttp
 import psutil
-from served import Served, served
+from served import NULL, Served, SharedServers
 
 Frame = dict[str, Any]
-TOKENS = 40
+TOKENS = 100
 """Of an answer that runs when the signal comes."""
 
 
@@ -41,7 +41,9 @@ def workers(server: Served) -> list[psutil.Process]:
     return [one for one in server.processes().values() if server.role_of(one) == "worker"]
 
 
-def test_running_requests_end_new_ones_are_refused_and_the_connections_are_closed() -> None:
+def test_running_requests_end_new_ones_are_refused_and_the_connections_are_closed(
+    shared_server: SharedServers,
+) -> None:
     async def use(server: Served) -> None:
         address = server.url.replace("http", "ws")
         async with (
@@ -85,5 +87,5 @@ def test_running_requests_end_new_ones_are_refused_and_the_connections_are_close
                 assert "shutting down" in closed.extra
         assert await asyncio.to_thread(server.process.wait, 30) == 0
 
-    with served("--device", "null", "--null-step-ms", "25") as server:
+    with shared_server.ending(*NULL) as server:
         asyncio.run(use(server))

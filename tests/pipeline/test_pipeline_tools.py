@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import openai
@@ -66,6 +69,12 @@ def streamed(client: openai.OpenAI, messages: list[Any], **settings: Any) -> Any
         return events.get_final_completion()
 
 
+def at_once(*asking: Callable[[], Any]) -> list[Any]:
+    """What each is answered. A step of the model takes hardly longer with several of them."""
+    with ThreadPoolExecutor(len(asking)) as threads:
+        return [one.result() for one in [threads.submit(ask) for ask in asking]]
+
+
 def without_ids(message: Any) -> tuple[Any, ...]:
     calls = [(one.function.name, one.function.arguments) for one in message.tool_calls or ()]
     return message.content, getattr(message, "reasoning_content", None), calls
@@ -85,8 +94,8 @@ def test_a_tool_is_called_and_its_result_is_told(client: openai.OpenAI) -> None:
 
 
 def test_a_stream_gives_the_same_calls(client: openai.OpenAI) -> None:
-    whole = create(client, ASKED, tools=[WEATHER]).choices[0]
-    pieces = streamed(client, ASKED, tools=[WEATHER]).choices[0]
+    answers = at_once(*(partial(ask, client, ASKED, tools=[WEATHER]) for ask in (create, streamed)))
+    whole, pieces = (answer.choices[0] for answer in answers)
     assert without_ids(pieces.message) == without_ids(whole.message)
     assert pieces.finish_reason == "tool_calls"
 
@@ -105,21 +114,23 @@ def test_the_deltas_of_a_call_have_its_id_and_name_once_and_first(client: openai
 
 
 def test_thinking_stands_beside_the_answer(client: openai.OpenAI) -> None:
-    question = [{"role": "user", "content": "What is 17 + 25?"}]
-    answer = create(client, question)
+    answer, again, hidden, off = at_once(
+        partial(create, client, SUM),
+        partial(streamed, client, SUM, stream_options={"include_usage": True}),
+        partial(create, client, SUM, extra_body={"include_reasoning": False}),
+        partial(create, client, SUM, reasoning_effort="none"),
+    )
     message = answer.choices[0].message
     assert message.content == "42"
     assert "17" in message.reasoning
     assert message.reasoning == message.reasoning_content
     details = answer.usage.completion_tokens_details
     assert 0 < details.reasoning_tokens < answer.usage.completion_tokens
-    again = streamed(client, question, stream_options={"include_usage": True})
     assert without_ids(again.choices[0].message) == without_ids(message)
     assert again.usage.completion_tokens_details == details
-    hidden = create(client, question, extra_body={"include_reasoning": False}).choices[0].message
-    assert (hidden.content, getattr(hidden, "reasoning", None)) == ("42", None)
-    off = create(client, question, reasoning_effort="none").choices[0].message
-    assert getattr(off, "reasoning", None) is None
+    silent = hidden.choices[0].message
+    assert (silent.content, getattr(silent, "reasoning", None)) == ("42", None)
+    assert getattr(off.choices[0].message, "reasoning", None) is None
 
 
 def responded(client: openai.OpenAI, streams: bool, **settings: Any) -> Any:
@@ -149,20 +160,24 @@ def responded(client: openai.OpenAI, streams: bool, **settings: Any) -> Any:
 def test_logprobs_of_a_response_are_those_of_its_text_and_open_no_item(
     client: openai.OpenAI, streams: bool
 ) -> None:
-    thought, said = responded(client, streams, input=SUM[0]["content"]).output
+    tool = {"type": "function", "strict": None, **WEATHER["function"]}
+    (thought, said), (*_, call) = (
+        response.output
+        for response in at_once(
+            partial(responded, client, streams, input=SUM[0]["content"]),
+            partial(responded, client, streams, input=ASKED[0]["content"], tools=[tool]),
+        )
+    )
     assert (thought.type, said.type) == ("reasoning", "message")
     (part,) = said.content
     assert part.text == "42"
     assert "".join(one.token for one in part.logprobs).startswith("42")
     assert len(part.logprobs) <= 3  # the end of the turn is a token as well
-    tool = {"type": "function", "strict": None, **WEATHER["function"]}
-    *_, call = responded(client, streams, input=ASKED[0]["content"], tools=[tool]).output
     assert (call.type, json.loads(call.arguments)) == ("function_call", {"city": "Oslo"})
 
 
 def test_a_stop_string_ends_the_answer_and_not_the_thinking(client: openai.OpenAI) -> None:
-    question = [{"role": "user", "content": "What is 17 + 25?"}]
-    answer = create(client, question, stop=["2"]).choices[0]
+    answer = create(client, SUM, stop=["2"]).choices[0]
     assert (answer.message.content, answer.finish_reason) == ("4", "stop")
     assert "2" in answer.message.reasoning
 
@@ -175,17 +190,19 @@ def test_without_tools_a_call_is_text(client: openai.OpenAI) -> None:
 
 def test_a_call_is_forced_where_it_is_a_must(client: openai.OpenAI) -> None:
     question = [{"role": "user", "content": "Tell me about water."}]
-    tools = [WEATHER, TIMER]
-    answer = create(client, question, tools=tools, tool_choice="required").choices[0]
+    named = {"type": "function", "function": {"name": "set_timer"}}
+    ask = partial(create, client, question, tools=[WEATHER, TIMER])
+    any_tool, many, single = at_once(
+        partial(ask, tool_choice="required"),
+        *(partial(ask, tool_choice=named, parallel_tool_calls=many) for many in (True, False)),
+    )
+    answer = any_tool.choices[0]
     assert answer.finish_reason == "tool_calls"
     for call in answer.message.tool_calls:
         assert call.function.name in {"get_weather", "set_timer"}
         json.loads(call.function.arguments)
-    named = {"type": "function", "function": {"name": "set_timer"}}
-    for parallel in (True, False):
-        answer = create(
-            client, question, tools=tools, tool_choice=named, parallel_tool_calls=parallel
-        ).choices[0]
+    for parallel, answered in ((True, many), (False, single)):
+        answer = answered.choices[0]
         assert answer.finish_reason == "tool_calls"
         for call in answer.message.tool_calls:
             assert call.function.name == "set_timer"
@@ -208,20 +225,21 @@ def test_an_answer_may_be_json_or_a_call(client: openai.OpenAI) -> None:
         "additionalProperties": False,
     }
     format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    called = create(client, ASKED, tools=[WEATHER], response_format=format).choices[0].message
-    assert called.tool_calls or json.loads(called.content).keys() == {"a"}
+    ask = partial(create, client, tools=[WEATHER], response_format=format)
     question = [{"role": "user", "content": "What is 3 + 4?"}]
-    plain = create(client, question, tools=[WEATHER], response_format=format).choices[0].message
-    assert plain.tool_calls or json.loads(plain.content).keys() == {"a"}
+    for answer in at_once(partial(ask, ASKED), partial(ask, question)):
+        message = answer.choices[0].message
+        assert message.tool_calls or json.loads(message.content).keys() == {"a"}
 
 
 def test_thinking_ends_when_its_budget_is_spent(client: openai.OpenAI) -> None:
     question = [{"role": "user", "content": "What is 1234 + 2345?"}]
-    free = create(client, question)
+    ask = partial(create, client, question)
+    bodies = [{"thinking_token_budget": budget} for budget in (0, 7)]
+    limited = (partial(ask, extra_body=body, max_tokens=60) for body in bodies)
+    free, *answers = at_once(ask, *limited)
     assert free.usage.completion_tokens_details.reasoning_tokens > 20
-    for budget in (0, 7):
-        body = {"thinking_token_budget": budget}
-        answer = create(client, question, extra_body=body, max_tokens=60)
+    for budget, answer in zip((0, 7), answers, strict=True):
         details = answer.usage.completion_tokens_details
         assert (details.reasoning_tokens if details else 0) <= budget + 2
         assert answer.choices[0].message.content
@@ -264,18 +282,25 @@ def test_ids_are_those_of_all_tokens_of_prompt_thinking_calls_and_end(
     server: Served, client: openai.OpenAI
 ) -> None:
     ids = {"extra_body": {"return_token_ids": True}, "n": 2}
-    for messages, tools in ((ASKED, [WEATHER, TIMER]), (SUM, [])):
-        offered = {"tools": tools} if tools else {}
-        whole = create(client, messages, **ids, **offered)
+    both: list[tuple[list[Any], dict[str, Any]]] = [(ASKED, {"tools": [WEATHER, TIMER]}), (SUM, {})]
+    answers = at_once(
+        *(partial(create, client, messages, **ids, **offered) for messages, offered in both),
+        *(
+            partial(lambda *of, **settings: list(create(*of, **settings)), client, messages,
+                    stream=True, **ids, **offered)
+            for messages, offered in both
+        ),
+    )  # fmt: skip
+    for (messages, offered), whole, chunks in zip(both, answers[:2], answers[2:], strict=True):
         asked = {"messages": messages, **offered}
         assert whole.prompt_token_ids == post(server, "/tokenize", asked)["tokens"]
         made = [choice.token_ids for choice in whole.choices]
         assert sum(map(len, made)) == whole.usage.completion_tokens
         text = post(server, "/detokenize", {"tokens": made[0]})["prompt"]
-        assert ("<tool_call>" if tools else "</think>") in text
+        assert ("<tool_call>" if offered else "</think>") in text
         assert (text.endswith("<|im_end|>")) == (whole.choices[0].finish_reason != "length")
         told, pieces = list[list[int]](), {0: list[int](), 1: list[int]()}
-        for chunk in create(client, messages, stream=True, **ids, **offered):
+        for chunk in chunks:
             told += [chunk.prompt_token_ids] if hasattr(chunk, "prompt_token_ids") else []
             for choice in chunk.choices:
                 pieces[choice.index] += choice.token_ids
@@ -358,4 +383,4 @@ def test_many_conversations_on_one_websocket_are_those_over_http(
         choice, used = answer.choices[0], answer.usage.completion_tokens
         return without_ids(choice.message), choice.finish_reason, used, choice.token_ids
 
-    assert asyncio.run(all_told()) == [over_http(dict(body)) for body in asked]
+    assert asyncio.run(all_told()) == at_once(*(partial(over_http, dict(body)) for body in asked))

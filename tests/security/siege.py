@@ -41,7 +41,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PROMPT = "orchid-7351 by the waterwheel"
 BODY = {
     "prompt": PROMPT,
-    "max_tokens": 40,
+    "max_tokens": 20,
     "temperature": 0,
     "ignore_eos": True,
     "stream": True,
@@ -166,7 +166,7 @@ class Innocent:
         """The last one begins when the attack is over."""
         ended = False
         while not ended:
-            ended = self._stop.wait(0.8 if self.texts else 0.0)
+            ended = self._stop.wait(1.5 if self.texts else 0.0)
             try:
                 self.texts.append(whole_text(self._attacker))
             except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 import struct
@@ -57,7 +58,11 @@ ASKED: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "x"},
     "/v1/responses/input_tokens": {"input": "x"},
 }
-SCHEMAS = describe(DESCRIBED, OPEN_ROUTES, with_keys=True)["components"]["schemas"]
+
+
+@functools.cache
+def schemas() -> dict[str, Any]:
+    return describe(DESCRIBED, OPEN_ROUTES, with_keys=True)["components"]["schemas"]
 
 
 WAYS_OUT = [
@@ -113,7 +118,7 @@ def check(raw: bytes, declared: type[msgspec.Struct]) -> Any:
     assert declared.__struct_config__.forbid_unknown_fields
     decoded = msgspec.json.decode(raw, type=declared)
     reference = f"#/components/schemas/{declared.__name__}"
-    schema = {"$ref": reference, "components": {"schemas": SCHEMAS}}
+    schema = {"$ref": reference, "components": {"schemas": schemas()}}
     jsonschema.Draft202012Validator(schema).validate(json.loads(raw))
     return decoded
 
@@ -223,15 +228,15 @@ def test_errors_are_as_they_are_declared_before_a_stream_and_in_it() -> None:
 
 def test_a_schema_follows_from_the_declarations() -> None:
     for body in structs_of(DESCRIBED):
-        if getattr(body, "__name__", "") in SCHEMAS:
-            jsonschema.Draft202012Validator.check_schema(SCHEMAS[body.__name__])
+        if getattr(body, "__name__", "") in schemas():
+            jsonschema.Draft202012Validator.check_schema(schemas()[body.__name__])
     for body in (ChatBody, CompletionBody):
-        assert set(PARAMETERS) - {"echo"} <= set(SCHEMAS[body.__name__]["properties"])
-        assert SCHEMAS[body.__name__]["additionalProperties"] == {"type": "null"}
-    temperature = SCHEMAS["ChatBody"]["properties"]["temperature"]["anyOf"][0]
+        assert set(PARAMETERS) - {"echo"} <= set(schemas()[body.__name__]["properties"])
+        assert schemas()[body.__name__]["additionalProperties"] == {"type": "null"}
+    temperature = schemas()["ChatBody"]["properties"]["temperature"]["anyOf"][0]
     assert (temperature["minimum"], temperature["maximum"]) == (0, 100)
-    assert SCHEMAS["CompletionBody"]["required"] == ["prompt"]
-    reasons = set(SCHEMAS["CompletionChoice"]["properties"]["finish_reason"]["enum"])
+    assert schemas()["CompletionBody"]["required"] == ["prompt"]
+    reasons = set(schemas()["CompletionChoice"]["properties"]["finish_reason"]["enum"])
     assert reasons == set(FINISH_REASONS.values())
-    of_chats = set(SCHEMAS["ChatChoice"]["properties"]["finish_reason"]["enum"])
+    of_chats = set(schemas()["ChatChoice"]["properties"]["finish_reason"]["enum"])
     assert of_chats == {*reasons, "tool_calls"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -33,6 +33,14 @@ class Program:
 
     def run(self, part: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(asyncio.wait_for(part, 100))
+
+    def run_all(self, parts: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+        """At once: a step of the model takes hardly longer with several requests."""
+
+        async def gathered() -> list[Any]:
+            return await asyncio.gather(*parts)
+
+        return list(self.run(gathered()))
 
     def close(self) -> None:
         self.runner.run(self.llm.close())
@@ -80,9 +88,8 @@ def test_all_kinds_of_output_and_steps_give_the_same_tokens(
     program: Program, engine: LLMEngine
 ) -> None:
     for number in range(3):
-        whole, new, last = (
-            program.run(outputs(program.llm, number, kind))
-            for kind in ("cumulative", "delta", "final")
+        whole, new, last = program.run_all(
+            outputs(program.llm, number, kind) for kind in ("cumulative", "delta", "final")
         )
         assert [output.finished for output in whole] == [False] * (len(whole) - 1) + [True]
         assert len(last) == 1 and last[0].outputs[0].finish_reason == "length"
@@ -102,7 +109,7 @@ def test_a_chat_streams_its_thinking_and_its_text(program: Program) -> None:
         params = SamplingParams(temperature=0, max_tokens=200)
         return [one async for one in program.llm.chat(QUESTION, params, output_kind=kind)]
 
-    new, (last,) = program.run(ask("delta")), program.run(ask("final"))
+    new, (last,) = program.run_all(map(ask, ("delta", "final")))
     assert last.outputs[0].text.strip() == "42" and "7+5" in last.outputs[0].reasoning
     assert text(new) == last.outputs[0].text
     thought = "".join(output.outputs[0].reasoning for output in new)
@@ -161,8 +168,9 @@ def test_every_generator_ends_once_though_some_are_aborted_and_workers_die(
     program.run(all_of_them())
     assert finished == Counter(range(count))
     assert not open_requests(llm) and not llm._waiting
-    for number in rng.sample(range(count), 6 if count == 40 else 20):
-        (undisturbed,) = program.run(outputs(llm, number, "final"))
+    looked_at = rng.sample(range(count), 6 if count == 40 else 20)
+    again = program.run_all(outputs(llm, number, "final") for number in looked_at)
+    for number, (undisturbed,) in zip(looked_at, again, strict=True):
         found, expected = last[number].outputs[0], undisturbed.outputs[0]
         if found.finish_reason == "abort":
             assert number in aborted
@@ -271,7 +279,7 @@ def test_the_arguments_of_a_tool_call_come_in_deltas(program: Program) -> None:
         )  # fmt: skip
         return [one async for one in asked]
 
-    new, (last,) = program.run(ask("delta")), program.run(ask("final"))
+    new, (last,) = program.run_all(map(ask, ("delta", "final")))
     (call,) = last.outputs[0].tool_calls
     parts = [one for output in new for choice in output.outputs for one in choice.tool_calls]
     assert len(parts) > 2

@@ -19,7 +19,10 @@ def test_the_client_of_the_page_prints_an_answer_and_its_usage(tmp_path: Path) -
     with served(
         "--device", "null", "--grpc-port", "0", environment={"PENSTOCK_API_KEY": '["KEY"]'}
     ) as server:
-        for key, said in (("KEY", r".*\S.*\n\d+ tokens\n"), ("other", "UNAUTHENTICATED The API key")):
+        for key, said in (
+            ("KEY", r".*\S.*\n\d+ tokens\n"),
+            ("other", "UNAUTHENTICATED The API key"),
+        ):
             text = code.replace("127.0.0.1:50051", address_of(server)).replace('"KEY"', f'"{key}"')
             done = subprocess.run(
                 [sys.executable, "-c", text], capture_output=True, text=True, timeout=60

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import psutil
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for garbage comes in between, nor what others have run at each."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def instructions(action: Callable[[], object]) -> int:
@@ -23,11 +37,12 @@ def instructions(action: Callable[[], object]) -> int:
         return see
 
     before = sys.gettrace()
-    sys.settrace(see)
-    try:
-        action()
-    finally:
-        sys.settrace(before)
+    with uncollected():
+        sys.settrace(see)
+        try:
+            action()
+        finally:
+            sys.settrace(before)
     return count
 
 
@@ -40,11 +55,12 @@ def calls(action: Callable[[], object]) -> int:
         count += event in ("call", "c_call")
 
     before = sys.getprofile()
-    sys.setprofile(see)
-    try:
-        action()
-    finally:
-        sys.setprofile(before)
+    with uncollected():
+        sys.setprofile(see)
+        try:
+            action()
+        finally:
+            sys.setprofile(before)
     return count
 
 

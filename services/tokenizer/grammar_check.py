@@ -6,6 +6,7 @@ may be called from several threads. What one process has found out about a gramm
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import select
@@ -37,8 +38,12 @@ MAX_VERDICTS = 4096
 MAX_VERDICT_BYTES = 1024 * 1024
 MAX_WAITING = 64
 """Grammars that wait for their verdict at once."""
-VERDICT_SECONDS = 4.0
-"""Children take 0.8 s each at most, and a few run at a time."""
+SILENCE_SECONDS = 4.0
+"""A helper that is asked something and says nothing for so long is replaced: its children take
+less each, and it says what came of each."""
+VERDICT_SECONDS = 10.0
+"""The longest wait for a verdict where many grammars are asked about, or little of the processors
+is to be had."""
 START_SECONDS = 20.0
 """A helper reads a vocabulary in 1 to 2 s."""
 STARTS = 5
@@ -249,23 +254,34 @@ class _Helper:
         self._process: subprocess.Popen[bytes] | None = None
         self._into = -1
         """Where it listens."""
+        self._heard_at = time.monotonic()
+        """When it said something last."""
         threading.Thread(
             target=self._live, args=(command, setup), name="grammars", daemon=True
         ).start()
 
     def ask(self, number: int, grammar: Grammar) -> Verdict | None:
-        """``None`` where the helper ended. Raises ``GrammarsBusy`` where it does not answer."""
+        """``None`` where the helper ended. Raises ``GrammarsBusy`` where no answer comes; a helper
+        that answers nobody is killed."""
         future: Future[Verdict | None] = Future()
+        asked = time.monotonic()
         with self._lock:
             if not self.alive:
                 return None
             self._open[number] = future
             sent = self._send(frame(Ask(number, grammar)))
         try:
-            if sent:
-                return future.result(VERDICT_SECONDS)
-        except TimeoutError:
-            pass
+            while sent:
+                now = time.monotonic()
+                silent_at = max(asked, self._heard_at) + SILENCE_SECONDS
+                until = min(silent_at, asked + VERDICT_SECONDS)
+                if now < until:
+                    with contextlib.suppress(TimeoutError):
+                        return future.result(until - now)
+                elif now < silent_at:
+                    raise GrammarsBusy("too many grammars are compiled at once; try again")
+                else:
+                    break
         finally:
             self._open.pop(number, None)
         self.kill()
@@ -279,7 +295,7 @@ class _Helper:
     def _send(self, data: bytes) -> bool:
         """Whether all could be written in time; a helper that hangs must hold nobody."""
         into = self._into
-        deadline = time.monotonic() + VERDICT_SECONDS
+        deadline = time.monotonic() + SILENCE_SECONDS
         view = memoryview(data)
         try:
             while view:
@@ -309,6 +325,7 @@ class _Helper:
     def _listen(self, out: int) -> None:
         reader = FrameReader()
         while data := os.read(out, _READ):
+            self._heard_at = time.monotonic()
             for body in reader.feed(data):
                 said = msgspec.msgpack.decode(body, type=Answer)
                 if isinstance(said, Verdict):

@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 MAX_CHILDREN = 4
 CPU_SECONDS = 0.5
 """What a grammar may take of a processor to be compiled and tried."""
-WALL_SECONDS = 0.8
-"""After so long the child is killed, whoever had the processors."""
+WALL_SECONDS = 2.0
+"""After so long the child is killed, whoever had the processors. ``MAX_CHILDREN`` that use all of
+their ``CPU_SECONDS`` end before, on one core."""
 BUSY_SHARE = 0.5
 """A child killed before it had this share of ``CPU_SECONDS`` says nothing about its grammar."""
 MEMORY_BYTES = 512 * 1024 * 1024

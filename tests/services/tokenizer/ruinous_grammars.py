@@ -23,6 +23,8 @@ def ruinous_walk(grammar: Grammar, vocabulary: object) -> None:
                 pass
         case "sleep":
             time.sleep(60)
+        case "nap":
+            time.sleep(0.25)
         case "eat":
             kept = []
             while True:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +318,7 @@ def test_helpers_are_started_again_so_often_and_no_more(ruinous: GrammarCheck) -
 def test_a_helper_that_hangs_is_replaced(
     ruinous: GrammarCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_check, "VERDICT_SECONDS", 0.3)
+    monkeypatch.setattr(grammar_check, "SILENCE_SECONDS", 0.3)
     pid = ruinous.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -326,6 +327,31 @@ def test_a_helper_that_hangs_is_replaced(
     wait_until(lambda: not alive(pid))
     monkeypatch.undo()
     ruinous.check(regex("fine"))
+
+
+def test_a_helper_that_answers_others_is_waited_for(
+    ruinous: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of them waits for longer than a helper may be silent."""
+    monkeypatch.setattr(grammar_check, "SILENCE_SECONDS", 2.0)
+    pid, naps = ruinous.pid, [regex("nap" + "!" * number) for number in range(48)]
+    began = time.monotonic()
+    with ThreadPoolExecutor(len(naps)) as threads:
+        list(threads.map(ruinous.check, naps))
+    assert time.monotonic() - began > 2.5
+    assert ruinous.pid == pid
+
+
+def test_a_wait_ends_and_the_helper_goes_on(
+    ruinous: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_check, "VERDICT_SECONDS", 0.2)
+    pid = ruinous.pid
+    with pytest.raises(GrammarsBusy, match="too many grammars"):
+        ruinous.check(regex("sleep"))
+    monkeypatch.undo()
+    ruinous.check(regex("fine"))
+    assert ruinous.pid == pid
 
 
 def test_children_end_with_the_helper_and_the_helper_with_its_owner(ruinous: GrammarCheck) -> None:

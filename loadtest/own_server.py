@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -22,13 +23,14 @@ def own_server(
     environment: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> Iterator[str]:
-    """Start ``penstock serve`` with these flags; its URL. Raises ``ServerFailed``.
+    """Start ``penstock serve`` with these flags; its URL. Raises ``ServerFailed``. It ends with the
+    thread that calls this, also where a signal kills that.
 
     environment: of the server instead of this process's; on_line: told each line that it prints
     until it is ready.
     """
     command = [sys.executable, "-m", "penstock.services", "serve", *arguments, "--port", "0"]
-    command += ["--log-format", "json"]
+    command += ["--log-format", "json", "--parent-pid", str(os.getpid())]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         env=environment,

@@ -25,6 +25,7 @@ from penstock.services.library.outputs import RequestError, RequestOutput
 from penstock.services.library.pooled_calls import AsyncPooledCalls
 from penstock.services.library.prompts import (
     Message,
+    PlainPrompt,
     PromptLike,
     chats_of,
     one_prompt,
@@ -220,7 +221,7 @@ class AsyncLLM(AsyncPooledCalls):
         return (await self._joined()).capacity.labels
 
     async def _outputs(
-        self, given: PromptLike | None, work: Work, request_id: str, kind: OutputKind
+        self, given: PlainPrompt | None, work: Work, request_id: str, kind: OutputKind
     ) -> AsyncGenerator[RequestOutput]:
         name = self._register(request_id)
         waiting, submission = self._waiting[name], None

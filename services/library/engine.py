@@ -15,6 +15,7 @@ from penstock.services.library.member import Submission, retry_seconds
 from penstock.services.library.outputs import RequestOutput
 from penstock.services.library.prompts import (
     Message,
+    PlainPrompt,
     PromptLike,
     chats_of,
     one_prompt,
@@ -36,7 +37,7 @@ class ModelLimits(msgspec.Struct, frozen=True):
 
 
 class _Added(msgspec.Struct, eq=False):
-    given: PromptLike | None
+    given: PlainPrompt | None
     work: Work
     kind: OutputKind
     called: float

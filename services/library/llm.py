@@ -18,6 +18,7 @@ from penstock.services.library.pooled_calls import PooledCalls
 from penstock.services.library.progress import ProgressLine
 from penstock.services.library.prompts import (
     Message,
+    PlainPrompt,
     PromptLike,
     chats_of,
     list_of_prompts,
@@ -99,7 +100,7 @@ class LLM(PooledCalls, LocalPipeline):
 
     def _run(
         self,
-        given: Sequence[PromptLike | None],
+        given: Sequence[PlainPrompt | None],
         prompts: Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         asked: Sequence[Asked],

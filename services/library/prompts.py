@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import msgspec
 
@@ -28,17 +28,33 @@ from penstock.protocol.wire.messages.requests import (
     ToolMode,
 )
 
-PromptLike = str | Sequence[int]
+
+class TextPrompt(TypedDict):
+    """Text, as vLLM's users write it."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """Token ids, as vLLM's users write them."""
+
+    prompt_token_ids: Sequence[int]
+
+
+PlainPrompt = str | Sequence[int]
+PromptLike = PlainPrompt | TextPrompt | TokensPrompt
 Message = dict[str, Any]
 _NO_PROMPTS = (bytes, bytearray, memoryview, dict, set, frozenset)
 """Iterable, but no row of token ids: it would be read as something else."""
 
 
-def list_of_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
-    """The prompts of one call. One alone is text, or a sequence of integers.
+def list_of_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PlainPrompt]:
+    """The prompts of one call. One alone is text, a sequence of integers, or a dict with either.
 
     Raises ``ValueError`` for an item that is neither; it names the position and the type.
     """
+    if isinstance(prompts, dict):
+        return [_within(prompts, "prompts")]
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, _NO_PROMPTS) or not isinstance(prompts, Iterable):
@@ -53,12 +69,28 @@ def list_of_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLi
                 "another kind; a list holds prompts (text or lists of token ids), or is itself the "
                 "token ids of one prompt"
             )
-        if not isinstance(item, str | Iterable) or isinstance(item, _NO_PROMPTS):
+        if isinstance(item, dict):
+            listed[position] = _within(item, f"prompts[{position}]")
+        elif not isinstance(item, str | Iterable) or isinstance(item, _NO_PROMPTS):
             raise _wrong(f"prompts[{position}]", item)
     return listed
 
 
-def messages_of(prompts: Iterable[PromptLike]) -> Iterator[Prompt]:
+def _within(given: Any, where: str) -> PlainPrompt:
+    """What a dict holds that vLLM takes as a prompt. Raises ``ValueError``."""
+    if set(given) == {"prompt"} and isinstance(given["prompt"], str):
+        return given["prompt"]
+    held = given.get("prompt_token_ids")
+    is_row = isinstance(held, Iterable) and not isinstance(held, (str, *_NO_PROMPTS))
+    if set(given) == {"prompt_token_ids"} and is_row:
+        return cast("Sequence[int]", held)
+    raise ValueError(
+        f"{where} is a dict with {', '.join(map(repr, given)) or 'nothing'}; a dict holds 'prompt' "
+        "with text, or 'prompt_token_ids' with a list of token ids, and nothing else"
+    )
+
+
+def messages_of(prompts: Iterable[PlainPrompt]) -> Iterator[Prompt]:
     """Each prompt as the pipeline takes it, one after another. Raises ``ValueError``."""
     for position, prompt in enumerate(prompts):
         if isinstance(prompt, str):
@@ -89,7 +121,7 @@ def chats_of(
     return [_chat(messages, "messages", encoded)]
 
 
-def one_prompt(given: PromptLike) -> tuple[PromptLike, Prompt]:
+def one_prompt(given: PromptLike) -> tuple[PlainPrompt, Prompt]:
     """A prompt as it was given and as the pipeline takes it. Raises ``ValueError``."""
     listed = list_of_prompts(given)
     if len(listed) != 1:

@@ -18,7 +18,7 @@ from penstock.services.library.outputs import (
     RequestRefused,
     ToolCall,
 )
-from penstock.services.library.prompts import PromptLike
+from penstock.services.library.prompts import PlainPrompt
 
 OutputKind = Literal["cumulative", "delta", "final"]
 """All that has come so far, each time; what has come since the last time; all, once, at the end."""
@@ -48,7 +48,7 @@ def check(whose: str, progress: RequestProgress, request_id: str = "") -> None:
 
 
 def output_of(
-    given: PromptLike | None, submission: Submission, kind: OutputKind, *, aborted: bool = False
+    given: PlainPrompt | None, submission: Submission, kind: OutputKind, *, aborted: bool = False
 ) -> RequestOutput:
     """What is handed out now. given: the prompt. aborted: what has not ended is given up."""
     if kind == "delta":
@@ -64,7 +64,7 @@ def output_of(
     return _output(given, submission, choices, finished=aborted or submission.done)
 
 
-def aborted_output(given: PromptLike | None, name: str, choices: int) -> RequestOutput:
+def aborted_output(given: PlainPrompt | None, name: str, choices: int) -> RequestOutput:
     """Of a request that was given up before it was sent."""
     empty = [CompletionOutput(number, "", [], "abort", None) for number in range(choices)]
     prompt = given if isinstance(given, str) else None
@@ -72,7 +72,7 @@ def aborted_output(given: PromptLike | None, name: str, choices: int) -> Request
 
 
 def _new_output(
-    given: PromptLike | None, submission: Submission, *, aborted: bool
+    given: PlainPrompt | None, submission: Submission, *, aborted: bool
 ) -> RequestOutput:
     """What has come since the last call, of the choices of which anything has."""
     choices = []
@@ -120,7 +120,7 @@ def _choice(
 
 
 def _output(
-    given: PromptLike | None,
+    given: PlainPrompt | None,
     submission: Submission,
     choices: list[CompletionOutput],
     *,
@@ -141,7 +141,7 @@ def _output(
     )
 
 
-def _prompt_ids(given: PromptLike | None, computed: bytes) -> list[int]:
+def _prompt_ids(given: PlainPrompt | None, computed: bytes) -> list[int]:
     """The ids of the prompt that was computed: those given, unless the server cut it or they are
     numbers of another kind, numpy's say."""
     if (

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from served import NULL, SharedServers
@@ -42,3 +47,29 @@ def test_every_token_of_our_server_is_counted_and_takes_a_step(
     assert 0.95 * STEP_MS < result["median_tpot_ms"] < 5 * STEP_MS
     assert 0.95 * STEP_MS < result["median_itl_ms"] < 5 * STEP_MS
     assert result["environment"]["server_version"]
+
+
+TOOL = f"""
+import time
+from penstock.loadtest.own_server import own_server
+with own_server({[*NULL]!r}) as url:
+    print(url, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_server_of_a_tool_that_is_killed_ends_too() -> None:
+    with subprocess.Popen([sys.executable, "-c", TOOL], stdout=subprocess.PIPE, text=True) as tool:
+        assert tool.stdout is not None
+        parts = urlsplit(tool.stdout.readline().strip())
+        place = (str(parts.hostname), int(parts.port or 0))
+        socket.create_connection(place, 5).close()
+        tool.kill()
+    ends = time.monotonic() + 30
+    while time.monotonic() < ends:
+        try:
+            socket.create_connection(place, 5).close()
+        except OSError:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"something still listens at {place}")

@@ -181,13 +181,15 @@ def test_a_wrong_prompt_or_parameter_is_a_value_error_that_names_it(llm: LLM) ->
         ([5, "x"], r"prompts\[0\] is 5, of type int"),
         ([[5], 6], r"prompts\[1\] is 6, of type int"),
         (["x", None], r"prompts\[1\] is of type NoneType"),
-        (["x", {"prompt": "y"}], r"prompts\[1\] is of type dict"),
+        (["x", {"text": "y"}], r"prompts\[1\] is a dict with 'text'"),
+        ({"prompt_token_ids": "y"}, "prompts is a dict with 'prompt_token_ids'; .* nothing else"),
+        ({"prompt": "y", "multi_modal_data": {}}, "prompts is a dict .*'multi_modal_data'; "),
         ([[5], b"\0\0\0\0"], r"prompts\[1\] is of type bytes"),
         ([2.5], r"prompts\[0\] is of type float"),
         (["x", [5, "y"]], r"prompts\[1\]: a prompt is text or a list of token ids: .*'str'"),
         (["x", [2**40]], r"prompts\[1\]: a prompt is text or a list of token ids"),
         (7, "prompts is of type int"),
-        ({"prompt": "y"}, "prompts is of type dict"),
+        ({}, "prompts is a dict with nothing"),
     ],
 )
 def test_what_is_no_prompt_is_refused_by_its_position_and_type(
@@ -204,6 +206,19 @@ def test_token_ids_of_one_prompt_may_be_any_kind_of_integers(llm: LLM) -> None:
         (output,) = llm.generate(alone, params)
         assert output.prompt_token_ids == [5, 6]
     assert llm.generate([], params) == []
+
+
+def test_a_dict_with_a_prompt_is_that_prompt(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3)
+    plain = llm.generate(["Penstock", [5, 6]], params)
+    given: Any = [{"prompt": "Penstock"}, {"prompt_token_ids": np.array([5, 6])}]
+    for one, other in zip(llm.generate(given, params), plain, strict=True):
+        assert (one.prompt, one.prompt_token_ids, one.outputs) == (
+            *(other.prompt, other.prompt_token_ids),
+            other.outputs,
+        )
+    (alone,) = llm.generate({"prompt": "Penstock"}, params)
+    assert alone.outputs == plain[0].outputs
 
 
 def test_a_prompt_that_is_found_wrong_after_others_were_sent_cancels_these(llm: LLM) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from forks import Forks
 
 from penstock.protocol.config import ClusterConfig, Config, LaunchConfig, ObservabilityConfig
+from penstock.protocol.config.fields import ProcessConfig
 from penstock.protocol.process import async_service, loop_service, participant
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.loop_service import LoopService
@@ -72,6 +73,7 @@ def main(kind: str, options: dict[str, Any]) -> int:
     config = Config(
         cluster=ClusterConfig(router=options["router"], secret=options.get("secret", "")),
         launch=LaunchConfig(drain_timeout_s=options.get("drain_timeout_s", 30.0)),
+        process=ProcessConfig(state_file=options.get("state_file", "")),
         observability=ObservabilityConfig(log_format="json"),
     )
     if "version" in options:

@@ -135,8 +135,9 @@ _DECLARED = (
         "gauge",
         "How long what waits at a hop of the pipeline has waited, of the process where it waits "
         "longest: at frontend for the event loop, at tokenizer for its event loop or to be "
-        "encoded, at router for a process to send it to, at scheduler to be started.",
-        ("hop",),
+        "encoded, at router for a process to send it to, at scheduler to be started. model is "
+        "empty for frontends and the router.",
+        ("hop", "model"),
         largest=True,
     ),
     Metric("continuations_total", "counter", "Requests continued after a loss.", ("service",)),

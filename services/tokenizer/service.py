@@ -277,7 +277,8 @@ class TokenizerService(AsyncService):
         self.ledger.tick(now)
         self.status.load = sum(one.open_choices for one in self.ledger.open.values())
         self.metrics.set("queue_depth", len(self.encoding), "tokenizer")
-        self.metrics.set("queue_age_seconds", self._queue_age(), "tokenizer")
+        model = self.config.model.names()[0]
+        self.metrics.set("queue_age_seconds", self._queue_age(), "tokenizer", model)
         self.report(self.metrics)
 
     def _queue_age(self) -> float:

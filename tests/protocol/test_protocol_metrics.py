@@ -140,11 +140,12 @@ def test_a_gauge_by_process_names_its_process() -> None:
 
 def test_of_ages_the_largest_of_all_living_processes_is_told() -> None:
     young, old, dead = Registry(), Registry(), Registry()
-    young.set("queue_age_seconds", 0.25, "tokenizer")
-    old.set("queue_age_seconds", 1.5, "tokenizer")
-    dead.set("queue_age_seconds", 60.0, "tokenizer")
+    young.set("queue_age_seconds", 0.25, "tokenizer", "llama")
+    old.set("queue_age_seconds", 1.5, "tokenizer", "llama")
+    young.set("queue_age_seconds", 9.0, "tokenizer", "qwen")
+    dead.set("queue_age_seconds", 60.0, "tokenizer", "llama")
     samples, types = parse(render(answer(old, young, dead, incarnations=(10, 11, 0))))
-    key = "penstock:queue_age_seconds", (("hop", "tokenizer"),)
+    key = "penstock:queue_age_seconds", (("hop", "tokenizer"), ("model", "llama"))
     assert samples[key] == 1.5
     assert types[key[0]] == "gauge"
     merged = MetricsAnswer([ProcessMetrics("tokenizer", 10, merge([young.report(), old.report()]))])

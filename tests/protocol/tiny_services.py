@@ -1,8 +1,9 @@
 """The smallest services, and the router, as real processes for the tests of the runtime.
 
 A kind is ``router``, ``async`` or ``loop``. A tiny service answers each ``Holding`` with a
-``Holding`` to its ``reply_to``, of which ``attempts`` says how often it has worked; it sleeps
-``attempt`` milliseconds for a ``Taken``, and raises for an ``Accepted``.
+``Holding`` to its ``reply_to``, of which ``attempts`` says how often it has worked, or with
+``tells_delay`` how many milliseconds a tick came late at most; it sleeps ``attempt`` milliseconds
+for a ``Taken``, and raises for an ``Accepted``.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ class Echo(Service):
 
 class TinyAsync(Echo, AsyncService):
     name = "tokenizer"
+
+    def on_tick(self, now: float) -> None:
+        super().on_tick(now)
+        if self.options.get("tells_delay"):
+            self.works = max(self.works, round(1000 * self.loop_delay))
 
     async def start(self) -> None:
         await asyncio.sleep(self.options.get("start_s", 0.0))

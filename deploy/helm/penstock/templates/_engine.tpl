@@ -43,11 +43,8 @@ containers:
     imagePullPolicy: {{ .root.Values.image.pullPolicy }}
     command: [penstock, scheduler]
     env:
-      {{- include "penstock.environment" (dict "root" .root "port" 20000 "model" .model) | nindent 6 }}
+      {{- include "penstock.environment" (dict "root" .root "model" .model) | nindent 6 }}
       {{- include "penstock.engineName" . | nindent 6 }}
-    ports:
-      - name: scheduler
-        containerPort: 20000
     {{- include "penstock.stateProbes" .root | nindent 4 }}
     resources:
       {{- toYaml .own.schedulerResources | nindent 6 }}
@@ -76,7 +73,6 @@ volumes:
 {{/* One worker; without a "rank" the pod's place in its group is it. */}}
 {{- define "penstock.worker" -}}
 {{- $name := ternary "worker" (printf "worker-%s" .rank) (eq .rank "") -}}
-{{- $port := add 20001 (int .rank) -}}
 {{- $cuda := eq .own.device "cuda" -}}
 {{- $resources := deepCopy .own.workerResources -}}
 {{- if $cuda -}}
@@ -87,7 +83,7 @@ volumes:
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command: [penstock, worker, --device, {{ .own.device | quote }}]
   env:
-    {{- include "penstock.environment" (dict "root" .root "port" $port "model" .model) | nindent 4 }}
+    {{- include "penstock.environment" (dict "root" .root "model" .model) | nindent 4 }}
     {{- include "penstock.engineName" . | nindent 4 }}
     - name: PENSTOCK_RANK
       {{- if .rank }}
@@ -97,9 +93,6 @@ volumes:
         fieldRef:
           fieldPath: metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']
       {{- end }}
-  ports:
-    - name: {{ $name }}
-      containerPort: {{ $port }}
   {{- include "penstock.stateProbes" .root | nindent 2 }}
   resources:
     {{- toYaml $resources | nindent 4 }}

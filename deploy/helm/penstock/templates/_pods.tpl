@@ -98,7 +98,7 @@ keys_file: keys
 insecure: keys.insecure
 {{- end -}}
 
-{{/* (dict "root" $ "port" 20000 "model" …): variables of all processes, and of a model's. */}}
+{{/* (dict "root" $ "model" …): variables of all processes, and of a model's. */}}
 {{- define "penstock.environment" -}}
 - name: PENSTOCK_CONFIG
   value: /etc/penstock/settings/{{ with .model }}{{ .name }}.model{{ else }}penstock{{ end }}.yaml
@@ -107,7 +107,7 @@ insecure: keys.insecure
 - name: PENSTOCK_BIND
   value: tcp://0.0.0.0
 - name: PENSTOCK_PORT_RANGE
-  value: {{ printf "%d-%d" (int .port) (int .port) | quote }}
+  value: 20000-20099
 - name: PENSTOCK_SECRET
   value: file:/etc/penstock/wire/secret
 - name: PENSTOCK_DRAIN_TIMEOUT_S

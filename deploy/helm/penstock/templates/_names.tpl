@@ -25,13 +25,13 @@ a label of 63. */}}
 
 {{/* (dict "root" $ "component" "engine" "model" "demo"): what pods are chosen by. */}}
 {{- define "penstock.selector" -}}
-app.kubernetes.io/name: {{ include "penstock.chart" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "penstock.chart" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 {{- with .component }}
 app.kubernetes.io/component: {{ . }}
 {{- end }}
 {{- with .model }}
-penstock/model: {{ . }}
+penstock/model: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -73,6 +73,6 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }
 {{- if and .Values.keys.existingSecret (not $own.existingSecret) -}}
 {{- fail "metricsKey: keys.existingSecret may hold several keys; name a Secret that holds the one for /metrics alone in metricsKey.existingSecret and its key in metricsKey.key" -}}
 {{- end -}}
-name: {{ $own.existingSecret | default (include "penstock.keysName" .) }}
-key: {{ if $own.existingSecret }}{{ required "metricsKey.key: which key of metricsKey.existingSecret holds the API key for /metrics?" $own.key }}{{ else }}{{ .Values.keys.apiKeys }}{{ end }}
+name: {{ $own.existingSecret | default (include "penstock.keysName" .) | quote }}
+key: {{ ternary $own.key .Values.keys.apiKeys (not (empty $own.existingSecret)) | required "metricsKey.key: which key of metricsKey.existingSecret holds the API key for /metrics?" | quote }}
 {{- end -}}

@@ -3,7 +3,7 @@
 {{/* (dict "root" $ "own" .Values.router "grace" 45): what all pods have. */}}
 {{- define "penstock.pod" -}}
 {{- $root := .root -}}
-serviceAccountName: {{ include "penstock.serviceAccount" $root }}
+serviceAccountName: {{ include "penstock.serviceAccount" $root | quote }}
 automountServiceAccountToken: false
 # Else Kubernetes would set variables of the names of Services, and PENSTOCK_… are settings.
 enableServiceLinks: false
@@ -15,10 +15,10 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .own.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .own.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .own.nodeSelector }}
 nodeSelector:
@@ -156,10 +156,10 @@ insecure: keys.insecure
     name: {{ include "penstock.name" (list .root "settings") }}
 - name: wire
   secret:
-    secretName: {{ include "penstock.secretName" .root }}
+    secretName: {{ include "penstock.secretName" .root | quote }}
     defaultMode: 0400
     items:
-      - key: {{ .root.Values.secret.key }}
+      - key: {{ .root.Values.secret.key | quote }}
         path: secret
 {{- with (.model | default dict).volume }}
 - name: model

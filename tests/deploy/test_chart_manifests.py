@@ -1,6 +1,6 @@
 """What the chart renders to fits together, fits Penstock, and asks for no rights.
 
-Of two cases the renderings are kept beside their values; where Helm is, all cases are rendered anew.
+Of two cases the renderings are kept beside their values; a third one is rendered where Helm is.
 """
 
 from __future__ import annotations
@@ -191,7 +191,9 @@ def test_the_processes_of_an_engine_and_no_others_share_its_name(found: list[Man
 def test_each_process_listens_at_ports_that_the_policy_opens(found: list[Manifest]) -> None:
     ranges = {c.environment()["PENSTOCK_PORT_RANGE"] for c in containers(found)}
     (pipeline,) = [
-        one for one in of_kind(found, "NetworkPolicy") if one["metadata"]["name"].endswith("pipeline")
+        one
+        for one in of_kind(found, "NetworkPolicy")
+        if one["metadata"]["name"].endswith("pipeline")
     ]
     for rule in (pipeline["spec"]["ingress"][0], pipeline["spec"]["egress"][0]):
         router, others = rule["ports"]
@@ -223,7 +225,9 @@ def test_services_budgets_and_policies_choose_the_pods_that_they_are_for(
 def test_every_workload_but_the_router_has_a_budget_that_lets_a_node_be_emptied(
     found: list[Manifest],
 ) -> None:
-    budgets = {one["metadata"]["name"]: one["spec"] for one in of_kind(found, "PodDisruptionBudget")}
+    budgets = {
+        one["metadata"]["name"]: one["spec"] for one in of_kind(found, "PodDisruptionBudget")
+    }
     workloads = {one["metadata"]["name"] for one in found if templates(one)}
     assert workloads - budgets.keys() == {name for name in workloads if name.endswith("-router")}
     for spec in budgets.values():
@@ -241,7 +245,9 @@ def test_everybody_finds_the_router_at_its_service(found: list[Manifest]) -> Non
 
 
 def test_two_routers_are_never_there_at_once(found: list[Manifest]) -> None:
-    (router,) = [d for d in of_kind(found, "Deployment") if d["metadata"]["name"].endswith("router")]
+    (router,) = [
+        d for d in of_kind(found, "Deployment") if d["metadata"]["name"].endswith("router")
+    ]
     assert router["spec"]["replicas"] == 1
     assert router["spec"]["strategy"] == {"type": "Recreate"}
 

@@ -1,5 +1,5 @@
-"""The chart, run without a cluster: the command of each container with its variables and files, as a
-process on a host of its own pod, with the packages that its image has and no others."""
+"""The chart, run without a cluster: the command of each container with its variables and files, as
+a process on the host of its pod, with the packages that its image has and no others."""
 
 from __future__ import annotations
 

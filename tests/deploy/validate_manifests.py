@@ -1,4 +1,4 @@
-"""Judges manifests by the schemas of Kubernetes; runs where kubernetes-validate is, without Penstock.
+"""Judges manifests by the schemas of Kubernetes; runs where kubernetes-validate is installed.
 
 ``validate_manifests.py VERSION… < MANIFESTS`` reads a JSON list and writes one of complaints.
 """

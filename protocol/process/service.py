@@ -110,6 +110,7 @@ class Service:
         self.status.phase = phase
         self.status.note = note
         self.beats.now()
+        self._state_file.tell(phase, time.monotonic())
 
     def report(self, metrics: Registry) -> None:
         """Hand the newest counters to the beats."""

@@ -148,7 +148,8 @@ class Cluster:
         while True:
             for one in self.started:
                 assert one.process.process.poll() is None, one.process.output
-            ready = {one.name for one in self.started if self.passes(one, "readiness")}
+            # A scheduler is looked at before its workers, whose weights it waits for.
+            ready = {one.name for one in reversed(self.started) if self.passes(one, "readiness")}
             self.ready_seen.append(ready)
             if len(ready) == len(self.started):
                 return

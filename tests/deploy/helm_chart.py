@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,10 +187,21 @@ def pods(found: list[Manifest]) -> Iterator[Pod]:
                     )
 
 
+def origin(case: str) -> str:
+    """The first line of what is kept: of which chart and values it was made."""
+    files = [path for path in sorted(CHART.rglob("*")) if path.is_file()]
+    digest = hashlib.sha256()
+    for path in (*files, values_of(case)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return f"# tests/deploy/helm_chart.py made this of {digest.hexdigest()[:32]}\n"
+
+
 def main() -> None:
     """Render the kept cases anew."""
+    if not HELMS:
+        sys.exit("there is no Helm: make chart fetches it")
     for case in RENDERED:
-        kept(case).write_text(render(HELMS[-1], values_of(case)))
+        kept(case).write_text(origin(case) + render(HELMS[-1], values_of(case)))
 
 
 if __name__ == "__main__":

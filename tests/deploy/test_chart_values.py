@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from helm_chart import CASES, CHART, ROOT
+from helm_chart import CASES, CHART, RENDERED, ROOT, kept, origin
 
 from penstock.protocol.config.resolve import fields
 
@@ -137,6 +137,15 @@ def test_a_section_that_is_set_to_null_is_missed() -> None:
         values = {name: value for name, value in VALUES.items() if name != section}
         (error,) = JUDGE.iter_errors(values)
         assert error.message == f"'{section}' is a required property"
+
+
+@pytest.mark.parametrize("case", RENDERED)
+def test_what_is_kept_as_rendered_was_made_of_this_chart_and_these_values(case: str) -> None:
+    with kept(case).open() as file:
+        assert file.readline() == origin(case), (
+            "render the cases anew: make chart fetches Helm, then "
+            ".venv/bin/python tests/deploy/helm_chart.py"
+        )
 
 
 def own_settings() -> dict[str, str]:

@@ -134,6 +134,12 @@ def test_kubernetes_adds_no_variables_that_penstock_would_take_for_settings(
         assert pod.spec["enableServiceLinks"] is False
 
 
+def test_no_process_of_penstock_is_process_1(found: list[Manifest]) -> None:
+    """Which gets no signal that it has no handler for yet, and would have to reap orphans."""
+    for pod in pods(found):
+        assert pod.spec["shareProcessNamespace"] is True
+
+
 def test_every_volume_is_mounted_and_every_mount_has_a_volume(found: list[Manifest]) -> None:
     for pod in pods(found):
         volumes = [volume["name"] for volume in pod.spec["volumes"]]

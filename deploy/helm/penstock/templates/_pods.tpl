@@ -1,4 +1,4 @@
-{{/* Parts of pods. In each container Penstock's process is the first one: it gets the signal to drain. */}}
+{{/* Parts of pods. In each container Penstock's process is the only command: it gets the signal to drain. */}}
 
 {{/* (dict "root" $ "own" .Values.router "grace" 45): what all pods have. */}}
 {{- define "penstock.pod" -}}
@@ -7,6 +7,8 @@ serviceAccountName: {{ include "penstock.serviceAccount" $root | quote }}
 automountServiceAccountToken: false
 # Else Kubernetes would set variables of the names of Services, and PENSTOCK_… are settings.
 enableServiceLinks: false
+# The pause container is process 1: it reaps what is orphaned, and a signal during the start ends Penstock's.
+shareProcessNamespace: true
 terminationGracePeriodSeconds: {{ .grace }}
 securityContext:
   {{- toYaml $root.Values.podSecurityContext | nindent 2 }}

@@ -291,3 +291,12 @@ def test_a_change_of_settings_starts_the_pods_that_read_them_anew(found: list[Ma
                 text = settings["data"][path.rpartition("/")[2]]
                 assert marks.setdefault(text, mark) == mark
     assert len(set(marks.values())) == len(marks)
+
+
+def test_a_new_version_of_the_chart_alone_starts_no_pod_anew(found: list[Manifest]) -> None:
+    for manifest in found:
+        for _, template in templates(manifest):
+            assert (
+                not {"helm.sh/chart", "app.kubernetes.io/version"}
+                & template["metadata"]["labels"].keys()
+            )

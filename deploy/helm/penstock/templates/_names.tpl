@@ -35,6 +35,7 @@ penstock/model: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
+{{/* What objects have beside it; pods do not, since a new version of the chart alone starts none anew. */}}
 {{- define "penstock.labels" -}}
 {{ include "penstock.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}

@@ -1,7 +1,8 @@
 """Objects of KEDA, LeaderWorkerSet and the Prometheus Operator, as far as the chart uses them.
 
-Kubernetes' own schemas do not know them. These are written by their documentation (KEDA 2.18,
-LeaderWorkerSet 0.7, Prometheus Operator 0.86) and know no field that the chart does not use.
+Kubernetes' own schemas do not know them. These are written by the projects' documentation (KEDA
+2.18; leaderworkerset.x-k8s.io/v1; monitoring.coreos.com/v1 and v1alpha1) and know no field that the
+chart does not use.
 """
 
 from __future__ import annotations

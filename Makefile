@@ -16,7 +16,7 @@ ARGS ?=
 JOBS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow test-gpu conformance agents bfcl protos chaos lint format format-check types imports collect \
+.PHONY: help setup serve test test-slow test-gpu conformance agents bfcl chart protos chaos lint format format-check types imports collect \
 	check clean
 
 help: ## list the targets
@@ -82,6 +82,20 @@ $(AGENT_CASES)/node_modules: $(AGENT_CASES)/package-lock.json
 # Only the data in it is read; nothing of it is installed.
 bfcl: setup ## fetch the BFCL data, by which make test-slow checks tool calls
 	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --dest build/bfcl bfcl-eval==2026.3.23
+
+# Helm, versions 3 and 4, and the schemas of Kubernetes: 100 MB.
+CHART := build/chart
+CHART_CASES := tests/deploy
+
+chart: setup $(CHART)/.installed ## lint and render the Helm chart, and judge what it renders to
+	@$(BIN)/python -m pytest $(CHART_CASES) $(ARGS)
+
+$(CHART)/.installed: $(CHART_CASES)/requirements.txt $(CHART_CASES)/fetch_helm.py
+	@echo "fetching Helm and the schemas of Kubernetes into $(CHART)"
+	@test -x $(CHART)/bin/python || $(PYTHON) -m venv $(CHART)
+	@$(CHART)/bin/python -m pip install -qq --disable-pip-version-check -r $(CHART_CASES)/requirements.txt
+	@$(CHART)/bin/python $(CHART_CASES)/fetch_helm.py $(CHART)
+	@touch $@
 
 # An older compiler: what it makes runs with every protobuf from 6.31 to the next major version.
 PROTOC := build/protoc

@@ -32,32 +32,32 @@ COMMANDS = {
     ),
     "router": Command(
         "who is alive, and which process a new request goes to",
-        ("admission", "cluster", "observability", "test"),
+        ("admission", "cluster", "process", "observability", "test"),
     ),
     "tokenizer": Command(
         "text to tokens and tokens to text",
-        ("model", "cluster", "launch", "observability", "test"),
+        ("model", "cluster", "process", "launch", "observability", "test"),
         takes_model=True,
     ),
     "scheduler": Command(
         "queue, KV blocks and step plans of one engine",
         (
-            "model", "cache", "scheduler", "admission", "cluster", "launch", "observability",
-            "test",
+            "model", "cache", "scheduler", "admission", "cluster", "process", "launch",
+            "observability", "test",
         ),
         takes_model=True,
     ),
     "worker": Command(
         "one device: weights, KV memory, kernels",
         (
-            "model", "cache", "scheduler", "device", "loading", "cluster", "launch",
+            "model", "cache", "scheduler", "device", "loading", "cluster", "process", "launch",
             "observability", "test",
         ),
         takes_model=True,
     ),
     "frontend": Command(
         "the APIs for clients: HTTP, WebSockets, gRPC",
-        ("admission", "server", "cluster", "launch", "observability", "test"),
+        ("admission", "server", "cluster", "process", "launch", "observability", "test"),
     ),
 }  # fmt: skip
 

@@ -273,6 +273,18 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
 
 
+class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a single process, and so nothing for ``serve``."""
+
+    state_file: Annotated[
+        str,
+        Meta(
+            description="File in which this process keeps its phase (starting, loading, ready, "
+            "draining) and which it touches once a second, for probes."
+        ),
+    ] = ""
+
+
 class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     frontends: Annotated[
         int, Meta(ge=1, le=64, description="Frontend processes that serve starts.")
@@ -339,6 +351,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     loading: LoadingConfig = LoadingConfig()
     server: ServerConfig = ServerConfig()
     cluster: ClusterConfig = ClusterConfig()
+    process: ProcessConfig = ProcessConfig()
     launch: LaunchConfig = LaunchConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     test: TestConfig = TestConfig()

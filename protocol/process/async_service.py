@@ -18,6 +18,8 @@ class AsyncService(Service):
     """A service on an asyncio (uvloop) event loop."""
 
     loop: asyncio.AbstractEventLoop
+    loop_delay = 0.0
+    """Seconds by which the last tick came late: so long, what came then waited for the loop."""
 
     async def start(self) -> None:
         """Opens what the service needs; it is ready when this returns."""
@@ -34,6 +36,7 @@ class AsyncService(Service):
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._main())
         finally:
+            self._state_file.remove()
             self.mailbox.close()
             logs.flush()
         return self.exit_code
@@ -41,6 +44,7 @@ class AsyncService(Service):
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._finished = asyncio.Event()
+        self._tick_due = self.loop.time()
         self._draining_since: float | None = None
         self._flusher = Flusher(self.loop, self.mailbox)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -106,7 +110,9 @@ class AsyncService(Service):
     def _on_timer(self) -> None:
         if self._finished.is_set():
             return
-        self.loop.call_later(TICK_SECONDS, self._on_timer)
+        self.loop_delay = max(0.0, self.loop.time() - self._tick_due)
+        self._tick_due = self.loop.time() + TICK_SECONDS
+        self.loop.call_at(self._tick_due, self._on_timer)
         self._tick()
         self._drain()
         if self._draining_since is not None:

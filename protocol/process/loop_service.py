@@ -52,6 +52,7 @@ class LoopService(Service):
             self.stop()
             self.participant.goodbye()
             self.beats.stop()
+            self._state_file.remove()
             self.mailbox.close()
             logs.flush()
         return self.exit_code

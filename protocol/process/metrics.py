@@ -43,6 +43,8 @@ class Metric(msgspec.Struct, frozen=True):
     """Upper bounds of a histogram's buckets, ascending, without the infinite one."""
     by_process: bool = False
     """A gauge whose sum over processes says nothing: rendered with a ``process`` label."""
+    largest: bool = False
+    """A gauge of which the largest of all processes counts, not their sum."""
 
 
 _LATENCY = (
@@ -128,6 +130,16 @@ _DECLARED = (
     ),
     # Every service.
     Metric("queue_depth", "gauge", "Requests that wait at a hop of the pipeline.", ("hop",)),
+    Metric(
+        "queue_age_seconds",
+        "gauge",
+        "How long what waits at a hop of the pipeline has waited, of the process where it waits "
+        "longest: at frontend for the event loop, at tokenizer for its event loop or to be "
+        "encoded, at router for a process to send it to, at scheduler to be started. model is "
+        "empty for frontends and the router.",
+        ("hop", "model"),
+        largest=True,
+    ),
     Metric("continuations_total", "counter", "Requests continued after a loss.", ("service",)),
     Metric("dropped_messages_total", "counter", "Messages dropped, by reason.", ("reason",)),
     Metric("malformed_frames_total", "counter", "Frames that did not decode."),
@@ -282,14 +294,18 @@ _Table = dict[tuple[str, tuple[str, ...]], list[float]]
 
 
 def _add(table: _Table, key: tuple[str, tuple[str, ...]], values: list[float]) -> None:
-    sums = table.get(key)
-    table[key] = (
-        list(values) if sums is None else [a + b for a, b in zip(sums, values, strict=True)]
-    )
+    so_far = table.get(key)
+    if so_far is None:
+        table[key] = list(values)
+    elif METRICS[key[0]].largest:
+        table[key] = list(map(max, so_far, values))
+    else:
+        table[key] = [a + b for a, b in zip(so_far, values, strict=True)]
 
 
 def merge(reports: Iterable[MetricsReport]) -> MetricsReport:
-    """One report in place of many: series with the same name and labels are summed.
+    """One report in place of many: series with the same name and labels are summed, and of gauges
+    declared ``largest`` the largest is taken.
 
     Samples that do not fit their declaration are left out, and so are gauges declared
     ``by_process``, whose sum says nothing. For the total of dead processes see also ``render``,
@@ -355,7 +371,8 @@ def _render_histogram(
 def render(answer: MetricsAnswer) -> bytes:
     """Prometheus text for a snapshot of all processes.
 
-    Counters and histograms are summed over processes, living and dead; gauges over the living.
+    Counters and histograms are summed over processes, living and dead; gauges over the living, of
+    which only the largest counts where the metric says so.
     A metric without labels that nobody reported yet is rendered as zero.
     """
     found = _collect(answer)

@@ -20,6 +20,7 @@ from penstock.protocol.process import logs
 from penstock.protocol.process.faults import Faults
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import BeatThread, Ended, Participant
+from penstock.protocol.process.state_file import StateFile
 from penstock.protocol.process.trace import TRACE
 from penstock.protocol.wire.addresses import AddressError
 from penstock.protocol.wire.advertised_address import find_own_address
@@ -92,6 +93,7 @@ class Service:
         )
         self.participant.on_change = self._on_change
         self.status = self.participant.status
+        self._state_file = StateFile(config.process.state_file, self.status.phase)
         self.beats = BeatThread(self.participant, self.mailbox)
         self.exit_code = 0
         self._signals = 0
@@ -108,6 +110,7 @@ class Service:
         self.status.phase = phase
         self.status.note = note
         self.beats.now()
+        self._state_file.tell(phase, time.monotonic())
 
     def report(self, metrics: Registry) -> None:
         """Hand the newest counters to the beats."""
@@ -172,6 +175,7 @@ class Service:
             self.log.warning(complaint)
         if TRACE.observer:
             self._send_trace(now)
+        self._state_file.tell(self.status.phase, now)
         try:
             self.on_tick(now)
         except self.fatal:

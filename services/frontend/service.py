@@ -189,6 +189,7 @@ class FrontendService(AsyncService):
     def on_tick(self, now: float) -> None:
         self.gateway.tick(now)
         self.metrics.set("queue_depth", len(self.gateway.ledger.open), "frontend")
+        self.metrics.set("queue_age_seconds", self.loop_delay, "frontend", "")
         self.report(self.metrics)
         if self._grpc is not None:
             self._grpc.health.look()

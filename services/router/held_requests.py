@@ -68,6 +68,12 @@ class HeldRequests:
         found = self._held.get(key)
         return found[0].attempt if found is not None else None
 
+    def age(self, now: float) -> float:
+        """Seconds that the request that waits longest has waited; 0 when none does."""
+        return max(
+            (now - self._held[next(iter(keys))][1] for keys in self._waiting.values()), default=0.0
+        )
+
     def targets(self) -> list[Target]:
         """What requests wait for."""
         return list(self._waiting)

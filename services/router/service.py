@@ -79,6 +79,7 @@ class RouterService(AsyncService):
         self.dispatcher.tick(now)
         self.roster.publish(now)
         self.metrics.set("queue_depth", len(self.dispatcher.held), "router")
+        self.metrics.set("queue_age_seconds", self.dispatcher.held.age(now), "router", "")
         for chosen_by, count in self.dispatcher.placement.placed_by.items():
             self.metrics.counter("requests_placed_total", chosen_by).value = float(count)
         self.report(self.metrics)

@@ -331,6 +331,13 @@ class SchedulerCore:
         )
 
     @crash_only
+    def queue_age(self, now: float) -> float:
+        """Seconds since the arrival of the oldest request that was never started; 0 when none
+        waits. To be asked a few times a second: it looks at all that wait."""
+        arrival = self._waiting.oldest_arrival()
+        return 0.0 if arrival is None else max(0.0, now - arrival)
+
+    @crash_only
     def usable_slots(self, now: float) -> int:
         """How many sequences can run at once now. To be asked a few times a second."""
         full_with, self._planner.full_with = self._planner.full_with, 0

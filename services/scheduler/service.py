@@ -298,6 +298,7 @@ class SchedulerService(LoopService):
         metrics.set("kv_blocks_used", stats.blocks_used)
         metrics.set("kv_blocks_total", stats.blocks_total)
         metrics.set("queue_depth", stats.waiting, "scheduler")
+        metrics.set("queue_age_seconds", core.queue_age(now), "scheduler", self._model)
         for name, value in (
             ("prefix_cache_query_tokens_total", counters.prefix_query_tokens),
             ("prefix_cache_hit_tokens_total", counters.prefix_hit_tokens),

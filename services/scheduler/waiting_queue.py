@@ -65,6 +65,10 @@ class WaitingQueue:
     def has_suspect(self) -> bool:
         return len(self._ranks[SUSPECT]) > 0
 
+    def oldest_arrival(self) -> float | None:
+        """Of all that were never started, when the first one's request arrived."""
+        return min((one.request.arrival for one in self._ranks[NEW]), default=None)
+
     def first(self) -> Sequence:
         """The sequence that starts next. Raises ``IndexError`` when nothing waits."""
         for lanes in self._ranks:

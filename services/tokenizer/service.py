@@ -277,7 +277,17 @@ class TokenizerService(AsyncService):
         self.ledger.tick(now)
         self.status.load = sum(one.open_choices for one in self.ledger.open.values())
         self.metrics.set("queue_depth", len(self.encoding), "tokenizer")
+        model = self.config.model.names()[0]
+        self.metrics.set("queue_age_seconds", self._queue_age(), "tokenizer", model)
         self.report(self.metrics)
+
+    def _queue_age(self) -> float:
+        """Seconds that messages wait for the loop, or the oldest request for the end of its
+        encoding."""
+        first = next(iter(self.encoding.values()), None)
+        if first is None:
+            return self.loop_delay
+        return max(self.loop_delay, self.loop.time() - (first.when() - ENCODE_SECONDS))
 
     def _check_threads(self, now: float) -> None:
         """End the process when a thread is lost; reading the tokenizer may take any time."""

@@ -138,6 +138,20 @@ def test_a_gauge_by_process_names_its_process() -> None:
     assert samples["penstock:outbox_bytes", (("process", "frontend-b"),)] == 20
 
 
+def test_of_ages_the_largest_of_all_living_processes_is_told() -> None:
+    young, old, dead = Registry(), Registry(), Registry()
+    young.set("queue_age_seconds", 0.25, "tokenizer", "llama")
+    old.set("queue_age_seconds", 1.5, "tokenizer", "llama")
+    young.set("queue_age_seconds", 9.0, "tokenizer", "qwen")
+    dead.set("queue_age_seconds", 60.0, "tokenizer", "llama")
+    samples, types = parse(render(answer(old, young, dead, incarnations=(10, 11, 0))))
+    key = "penstock:queue_age_seconds", (("hop", "tokenizer"), ("model", "llama"))
+    assert samples[key] == 1.5
+    assert types[key[0]] == "gauge"
+    merged = MetricsAnswer([ProcessMetrics("tokenizer", 10, merge([young.report(), old.report()]))])
+    assert parse(render(merged))[0][key] == 1.5
+
+
 def test_merged_reports_render_as_the_single_ones_do() -> None:
     one, two = Registry(), Registry()
     for registry, amount in ((one, 1.0), (two, 41.0)):
@@ -224,4 +238,4 @@ def test_every_declaration_is_sound() -> None:
         assert list(metric.buckets) == sorted(set(metric.buckets))
         assert bool(metric.buckets) == (metric.kind == "histogram")
         assert metric.name.endswith("_total") or metric.kind != "counter"
-        assert not metric.by_process or metric.kind == "gauge"
+        assert not (metric.by_process or metric.largest) or metric.kind == "gauge"

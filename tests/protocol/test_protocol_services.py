@@ -356,6 +356,20 @@ def test_a_loop_works_between_the_messages_of_a_burst(
     assert after - before > 50, "a message of 2 ms ends a turn"
 
 
+def test_an_event_loop_that_is_held_up_knows_by_how_long(
+    address: str, start: Start, observe: Callable[..., Observer]
+) -> None:
+    start("router", address)
+    observer = observe(address)
+    service = start("async", address, tells_delay=True)
+    peer = observer.joined(service)
+    assert observer.mailbox.send(peer.address, Taken(0, attempt=2000))
+    observer.is_answered(service, 1)
+    time.sleep(0.5)  # for the tick that comes late
+    observer.is_answered(service, 2)
+    assert 1500 < observer.answers[-1].attempts[0] < 10_000
+
+
 # --- the inbox's edge-triggered descriptor
 
 

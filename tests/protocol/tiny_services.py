@@ -1,8 +1,9 @@
 """The smallest services, and the router, as real processes for the tests of the runtime.
 
 A kind is ``router``, ``async`` or ``loop``. A tiny service answers each ``Holding`` with a
-``Holding`` to its ``reply_to``, of which ``attempts`` says how often it has worked; it sleeps
-``attempt`` milliseconds for a ``Taken``, and raises for an ``Accepted``.
+``Holding`` to its ``reply_to``, of which ``attempts`` says how often it has worked, or with
+``tells_delay`` how many milliseconds a tick came late at most; it sleeps ``attempt`` milliseconds
+for a ``Taken``, and raises for an ``Accepted``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from forks import PATIENCE, Forks
 
 from penstock.protocol.config import ClusterConfig, Config, LaunchConfig, ObservabilityConfig
+from penstock.protocol.config.fields import ProcessConfig
 from penstock.protocol.process import async_service, loop_service, participant
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.loop_service import LoopService
@@ -58,6 +60,11 @@ class Echo(Service):
 class TinyAsync(Echo, AsyncService):
     name = "tokenizer"
 
+    def on_tick(self, now: float) -> None:
+        super().on_tick(now)
+        if self.options.get("tells_delay"):
+            self.works = max(self.works, round(1000 * self.loop_delay))
+
     async def start(self) -> None:
         await asyncio.sleep(self.options.get("start_s", 0.0))
         self.set_phase(Phase.READY, "tiny")
@@ -79,6 +86,7 @@ def main(kind: str, options: dict[str, Any]) -> int:
     config = Config(
         cluster=ClusterConfig(router=options["router"], secret=options.get("secret", "")),
         launch=LaunchConfig(drain_timeout_s=options.get("drain_timeout_s", 30.0)),
+        process=ProcessConfig(state_file=options.get("state_file", "")),
         observability=ObservabilityConfig(log_format="json"),
     )
     if "version" in options:

@@ -562,6 +562,22 @@ def test_a_newer_attempt_replaces_the_held_one_and_an_older_does_not(world: Worl
     assert [message.attempt for _, message in world.take()] == [FIRST + 3]
 
 
+def test_what_is_held_is_as_old_as_the_oldest_of_it_whatever_it_waits_for(world: World) -> None:
+    held = world.dispatcher.held
+    assert held.age(world.now) == 0
+    world.submit(11, FIRST + 1)
+    world.now += 2.0
+    world.enqueue(12, FIRST + 1)
+    world.submit(13, FIRST + 1)
+    assert held.age(world.now) == 2
+    world.now += 1.0
+    world.cancel(11, FIRST + 1)
+    assert held.age(world.now) == 1
+    world.submit(13, FIRST + 1)  # sent again: it keeps its age
+    world.cancel(12, FIRST + 1)
+    assert held.age(world.now) == 1
+
+
 def test_what_is_held_is_bounded(world: World) -> None:
     for number in range(MAX_HELD):
         world.enqueue(number, FIRST + 1)

@@ -44,7 +44,7 @@ LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 1.0, 30.0
 
 
 def prompt_tokens(prompt: Prompt) -> int:
-    """About how many tokens a prompt has; exact where it came as tokens."""
+    """About how many tokens a prompt has, at least one; exact where it came as tokens."""
     if isinstance(prompt, PromptText):
         return len(prompt.text) // BYTES_PER_TOKEN + 1
     if isinstance(prompt, Chat):
@@ -124,10 +124,12 @@ class RecentTenants:
 
 @dataclass(slots=True)
 class _WaitingRequest:
-    """A request of this frontend without its first token."""
+    """A request of this frontend without its first token, or those prompts of a batch that have
+    brought nothing yet."""
 
     tenant: str
     tokens: int
+    prompts: int
 
 
 class AdmissionController:
@@ -140,6 +142,9 @@ class AdmissionController:
         self._service_time = ServiceTime()
         self._tenants_seen = RecentTenants()
         self._waiting: dict[int, _WaitingRequest] = {}
+        self._num_waiting = 0
+        """Requests that wait. Here, as in all that is told and bounded, each prompt of a batch
+        counts as one."""
         self._tokens = 0
         self._tenants: Counter[str] = Counter()
         self._recent: deque[tuple[float, int]] = deque()
@@ -149,10 +154,12 @@ class AdmissionController:
 
     # --- what happens to the requests that came in
 
-    def entered(self, request_id: int, tenant: str, tokens: int) -> None:
-        self._begun += 1
-        self._waiting[request_id] = _WaitingRequest(tenant, tokens)
-        self._tenants[tenant] += 1
+    def entered(self, request_id: int, tenant: str, tokens: int, prompts: int = 1) -> None:
+        """prompts: of a batch."""
+        self._begun += prompts
+        self._waiting[request_id] = _WaitingRequest(tenant, tokens, prompts)
+        self._num_waiting += prompts
+        self._tenants[tenant] += prompts
         self._tokens += tokens
 
     def counted(self, request_id: int, tokens: int) -> None:
@@ -162,24 +169,34 @@ class AdmissionController:
             self._tokens += tokens - waiting.tokens
             waiting.tokens = tokens
 
-    def started(self, request_id: int) -> None:
-        """The first token is here."""
-        self._forget(request_id)
+    def started(self, request_id: int) -> bool:
+        """The first token is here, or what one of a batch's prompts brings. Returns whether nothing
+        of the request waits any more."""
+        waiting = self._waiting.get(request_id)
+        if waiting is not None:
+            self._count_out(waiting, 1)
+            if waiting.prompts:
+                return False
+            del self._waiting[request_id]
+        return True
 
     def left(self, request_id: int) -> None:
-        """It was cancelled or ended with an error; if it still waited, no engine has ended it."""
-        if self._forget(request_id):
-            self._begun -= 1
-
-    def _forget(self, request_id: int) -> bool:
+        """It was cancelled or ended with an error; what of it still waited, no engine has ended."""
         waiting = self._waiting.pop(request_id, None)
-        if waiting is None:
-            return False
-        self._tokens -= waiting.tokens
-        self._tenants[waiting.tenant] -= 1
+        if waiting is not None:
+            self._begun -= waiting.prompts
+            self._count_out(waiting, waiting.prompts)
+
+    def _count_out(self, waiting: _WaitingRequest, prompts: int) -> None:
+        """So many prompts of a request wait no longer; their tokens count as equally many each."""
+        tokens = waiting.tokens * prompts // waiting.prompts
+        waiting.prompts -= prompts
+        waiting.tokens -= tokens
+        self._num_waiting -= prompts
+        self._tokens -= tokens
+        self._tenants[waiting.tenant] -= prompts
         if not self._tenants[waiting.tenant]:
             del self._tenants[waiting.tenant]
-        return True
 
     # --- what is known
 
@@ -196,7 +213,7 @@ class AdmissionController:
     def demand(self, open_requests: int, model: str = "") -> Demand:
         """What this frontend has in the pipeline for a model, for the others."""
         ended = max(0, self._begun - open_requests)
-        return Demand(open_requests, len(self._waiting), self._tokens, ended, model=model)
+        return Demand(open_requests, self._num_waiting, self._tokens, ended, model=model)
 
     def _observe(self, open_requests: int, now: float) -> tuple[float, float, float]:
         """(requests known to wait for a slot, those that probably do, those that end in a
@@ -208,7 +225,7 @@ class AdmissionController:
         # Waiting for an engine says nothing about how long a request keeps its slot.
         taken = 0.0 if self._engines_out else there - excess
         self._service_time.observe(now, taken, begun, load.slots)
-        known = len(self._waiting) + others.waiting
+        known = self._num_waiting + others.waiting
         unseen = self._unseen(open_requests)
         ahead = min(max(0.0, there + unseen - load.slots), known + unseen)
         return min(excess, known), ahead, self._service_time.rate(load.slots)
@@ -231,17 +248,19 @@ class AdmissionController:
         time_left: float | None,
         now: float,
         draw: float,
+        prompts: int = 1,
     ) -> Rejected | None:
         """Why a new request must stay out; ``None``: it may come in.
 
         ``open_requests``: of this frontend, without the new one. ``draw``: at random in [0, 1),
-        so that those who are sent away do not all come back at once.
+        so that those who are sent away do not all come back at once. ``prompts``: of a batch, which
+        comes in whole.
         """
         waiting, ahead, rate = self._observe(open_requests, now)
         wait = (ahead + 1.0) / rate
         self._tenants_seen.came(tenant, now)
         found = self._over_share(tenant, waiting, rate, now) or self._full(
-            waiting, ahead, wait, tokens, time_left
+            waiting, ahead, wait, tokens, time_left, prompts
         )
         if found is None:
             return None
@@ -268,14 +287,21 @@ class AdmissionController:
         )
 
     def _full(
-        self, waiting: float, ahead: float, wait: float, tokens: int, time_left: float | None
+        self,
+        waiting: float,
+        ahead: float,
+        wait: float,
+        tokens: int,
+        time_left: float | None,
+        prompts: int,
     ) -> tuple[int, str] | None:
         limits, load = self._limits, self._load
         patience = limits.max_wait_s if time_left is None else min(limits.max_wait_s, time_left)
-        if waiting >= limits.max_waiting_requests:
+        if waiting and waiting + prompts - 1 >= limits.max_waiting_requests:
+            said = "which is" if prompts == 1 else f"and {prompts} more inputs would pass"
             reason = (
-                f"{math.ceil(waiting)} requests are waiting already, which is the limit "
-                "(--max-waiting-requests)"
+                f"{math.ceil(waiting)} requests are waiting already, {said} the limit of "
+                f"{limits.max_waiting_requests} (--max-waiting-requests)"
             )
         elif ahead and wait > patience:
             reason = (

@@ -227,10 +227,10 @@ class RequestProgress:
         self.unaccepted = prompts
         self.open_choices = choices
 
-    def on_accepted(self, prompt_tokens: int) -> None:
-        """One of the prompts waits or runs in an engine."""
+    def on_accepted(self, prompt_tokens: int, prompts: int = 1) -> None:
+        """One or several of the prompts, with so many tokens together, wait or run in an engine."""
         self.usage.prompt += prompt_tokens
-        self.unaccepted -= 1
+        self.unaccepted -= prompts
 
     def on_rejected(self, rejected: Rejected) -> None:
         """An error ends the whole request."""
@@ -275,16 +275,25 @@ class RequestProgress:
 
 
 class AnswerSink:
-    """Takes the rows of one prompt's choices: meters them, and gives them to their answers."""
+    """Takes the rows of one prompt's choices, or of a batch: meters them, and gives them to their
+    answers."""
 
     __slots__ = (
-        "_between_tokens", "_has_first", "_now", "_progress", "_usage", "answers", "wants_ids",
+        "_between_tokens", "_has_first", "_now", "_progress", "_prompts", "_usage", "answers",
+        "wants_ids",
     )  # fmt: skip
 
     def __init__(
-        self, progress: RequestProgress, answers: Sequence[Answer], *, wants_ids: bool = False
+        self,
+        progress: RequestProgress,
+        answers: Sequence[Answer],
+        *,
+        wants_ids: bool = False,
+        prompts: int = 1,
     ) -> None:
-        """answers: one for each choice of the prompt. wants_ids: of their tokens."""
+        """answers: one for each choice of the prompt. wants_ids: of their tokens. prompts: of a
+        batch, one for each choice."""
+        self._prompts = prompts
         self.answers = answers
         self.wants_ids = wants_ids
         self._progress = progress
@@ -294,7 +303,7 @@ class AnswerSink:
         self._has_first = False
 
     def on_accepted(self, prompt_tokens: int) -> None:
-        self._progress.on_accepted(prompt_tokens)
+        self._progress.on_accepted(prompt_tokens, self._prompts)
 
     def on_continued(self) -> None:
         self._progress.continuations += 1
@@ -325,7 +334,7 @@ class AnswerSink:
         self, choice: int, answer: Answer, text: str, tokens: int, extras: RowExtras
     ) -> None:
         if extras.start is not None:
-            self._progress.on_start(choice, extras.start)
+            self._progress.on_start(choice if self._prompts == 1 else 0, extras.start)
         if answer.has_ended:
             return
         end = extras.end

@@ -37,10 +37,10 @@ from penstock.protocol.wire.messages.membership import (
     Peer,
     Phase,
 )
-from penstock.protocol.wire.messages.requests import Rejected, Work
+from penstock.protocol.wire.messages.requests import Rejected, Work, prompts_of
 
 MAX_OPEN_REQUESTS = 16_384
-"""For one model."""
+"""For one model; each prompt of a batch counts as one."""
 METRICS_SECONDS = 1.0
 SLOW_ROUTER_BYTES = 32 * 1024 * 1024
 SILENT = frozenset({"launcher", "observer"})
@@ -108,11 +108,9 @@ class PipelineGateway:
         # While draining, open connections are still served.
         if not state.parts.look(now) and (reason := state.parts.hopeless(now)):
             raise Overloaded(_unavailable(reason))
-        are_open = self.ledger.open_of[state.name]
-        if are_open >= MAX_OPEN_REQUESTS:
-            raise Overloaded(
-                _unavailable(f"this frontend has {MAX_OPEN_REQUESTS} requests open; try again")
-            )
+        are_open, prompts = self.ledger.open_of[state.name], prompts_of(work)
+        if are_open + len(prompts) > MAX_OPEN_REQUESTS:
+            raise Overloaded(_unavailable(f"this frontend has {are_open} requests open; try again"))
         if self._mailbox.outbox_bytes(self._participant.router_address) > SLOW_ROUTER_BYTES:
             raise Overloaded(_unavailable("the router does not keep up; try again"))
         if work.params.seed is None:
@@ -121,9 +119,9 @@ class PipelineGateway:
         if head.task in OF_TOKENIZERS:  # it waits for no engine
             return self.ledger.submit(work, sink, now)
         # What is too long to be served at all will be told so, not that the server is full.
-        tokens = min(prompt_tokens(work.prompt), state.longest)
+        tokens = sum(min(prompt_tokens(prompt), state.longest) for prompt in prompts)
         refusal = state.admission.refusal(
-            are_open, head.tenant, tokens, head.time_left, now, random.random()
+            are_open, head.tenant, tokens, head.time_left, now, random.random(), len(prompts)
         )
         if refusal is not None:
             raise Overloaded(refusal)
@@ -131,7 +129,7 @@ class PipelineGateway:
         waiting = _UntilFirstRow(self, state.admission, sink)
         request_id = waiting.request_id = self.ledger.submit(work, waiting, now)
         if request_id in self.ledger.open:  # else it was refused at once
-            state.admission.entered(request_id, head.tenant, tokens)
+            state.admission.entered(request_id, head.tenant, tokens, len(prompts))
         if began:
             TRACE.add(ACCEPT, began, request_id)
         return request_id
@@ -179,7 +177,7 @@ class PipelineGateway:
             self.ledger.cancel(request_id)
 
     def begun(self, request_id: int, sink: Sink) -> None:
-        """The first row is here: the others go straight to ``sink``."""
+        """Nothing of it waits any more: further rows go straight to ``sink``."""
         request = self.ledger.open.get(request_id)
         if request is not None:
             request.sink = sink
@@ -327,7 +325,8 @@ class PipelineGateway:
 
 
 class _UntilFirstRow:
-    """The sink of a request without its first token: the admission controller hears what comes."""
+    """The sink of a request without its first token, or of a batch that waits in part: the
+    admission controller hears what comes."""
 
     __slots__ = ("_admission", "_gateway", "_sink", "request_id")
 
@@ -348,8 +347,8 @@ class _UntilFirstRow:
         self._sink.on_accepted(prompt_tokens)
 
     def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
-        self._admission.started(self.request_id)
-        self._gateway.begun(self.request_id, self._sink)
+        if self._admission.started(self.request_id):
+            self._gateway.begun(self.request_id, self._sink)
         self._sink.on_row(choice, text, tokens, extras)
 
     def on_continued(self) -> None:

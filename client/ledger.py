@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
-from penstock.client.open_request import OpenRequest
+from penstock.client.open_request import OpenChoice, OpenRequest
 from penstock.client.sink import NO_EXTRAS, Sink, row_extras
 from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
 from penstock.protocol.ownership.rejections import too_long
@@ -28,11 +27,9 @@ from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.requests import (
     Accepted,
     Cancel,
-    Pair,
     Rejected,
     Submit,
     Taken,
-    Tokens,
     Unknown,
     Work,
     first_attempt,
@@ -62,7 +59,7 @@ class ClientLedger:
         """``untaken_s``: a request that no tokenizer takes for so long ends."""
         self.open: dict[int, OpenRequest] = {}
         self.open_of: Counter[str] = Counter()
-        """How many of them are for each model."""
+        """How many of them are for each model; of a batch each open prompt counts as one."""
         self.stale_rows = 0
         self.continuations = 0
         self._address = address
@@ -80,7 +77,7 @@ class ClientLedger:
         self._next_id += 1
         request = OpenRequest(self._next_id, work, sink, now)
         self.open[request.id] = request
-        self.open_of[request.model] += 1
+        self.open_of[request.model] += request.weight
         self._submit(request, now)
         return request.id
 
@@ -112,26 +109,7 @@ class ClientLedger:
         self._send(address, Cancel([request.id], [attempt], [-1]))
 
     def _submit(self, request: OpenRequest, now: float) -> None:
-        work, head = request.work, request.work.head
-        left = None if request.deadline is None else max(0.0, request.deadline - now)
-        changes: dict[str, Any] = {
-            "head": msgspec.structs.replace(
-                head, age=now - request.arrived, time_left=left, accepted=request.accepted
-            )
-        }
-        if request.submission > 1:
-            changes["choices"] = [
-                choice.state(number)
-                for number, choice in request.choices.items()
-                if not choice.ended
-            ]
-        if request.prompt and not isinstance(work.prompt, Pair):
-            changes["prompt"] = Tokens(request.prompt)
-            changes["params"] = msgspec.structs.replace(work.params, max_tokens=request.max_tokens)
-            if (asked := work.pooling) is not None:  # the ids have what stands ahead already
-                asked = msgspec.structs.replace(asked, prompt_name="", input_type="")
-                changes["pooling"] = asked
-        body = _encode(msgspec.structs.replace(work, **changes))
+        body = _encode(request.work_now(now))
         if len(body) > MAX_WORK_BYTES:
             attempt = first_attempt(request.submission)
             self._end(request, too_long(request.id, attempt, len(body), "the tokenizer"))
@@ -144,7 +122,7 @@ class ClientLedger:
                 first_attempt(request.submission),
                 self._address,
                 body,
-                head.model,
+                request.model,
                 request.open_choices,
             ),
         )
@@ -176,7 +154,7 @@ class ClientLedger:
 
     def _forget(self, request: OpenRequest) -> None:
         if self.open.pop(request.id, None) is not None:
-            self.open_of[request.model] -= 1
+            self.open_of[request.model] -= request.weight
 
     def _end(self, request: OpenRequest, rejected: Rejected) -> None:
         """Forget the request and tell its sink why."""
@@ -205,7 +183,7 @@ class ClientLedger:
                 request = self._owner(sender, message.id, message.attempt)
                 if request is not None and not request.accepted:
                     request.accepted = True
-                    request.prompt = message.prompt
+                    request.prompt, request.lengths = message.prompt, message.lengths
                     request.max_tokens = message.max_tokens
                     try:
                         request.sink.on_accepted(len(message.prompt) // 4)
@@ -297,15 +275,12 @@ class ClientLedger:
                 if more.released is not None:
                     choice.released = more.released
                 if more.end is not None:
-                    choice.ended = True
-                    request.open_choices -= 1
-                    if request.open_choices == 0:
-                        self._forget(request)
+                    self._end_choice(request, choice)
             if request.wants_ids and (count or choice.ended):
                 more = msgspec.structs.replace(
                     more or NO_EXTRAS,
                     ids=tokens[first:offset],
-                    prompt=request.prompt if index == 0 else None,
+                    prompt=request.prompt_of(number) if index == 0 else None,
                 )
             try:
                 request.sink.on_row(number, text, count, more)
@@ -313,6 +288,15 @@ class ClientLedger:
                 self._sink_failed(request)
         if stale_ids:
             self._disown(sender, stale_ids, stale_attempts)
+
+    def _end_choice(self, request: OpenRequest, choice: OpenChoice) -> None:
+        choice.ended = True
+        request.open_choices -= 1
+        if request.is_batch:
+            self.open_of[request.model] -= 1
+            request.stalls = 0  # what it lost its processes by may be another prompt
+        if request.open_choices == 0:
+            self._forget(request)
 
     def _adopt(self, request: OpenRequest, sender: int, attempt: int) -> bool:
         """``Taken`` was lost, but the rows are of the current submission."""

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import compress
+from typing import Any
+
 import msgspec
 
+from penstock.client.batches import as_one
 from penstock.client.sink import Sink
 from penstock.protocol.ownership.tombstones import RESEND_SECONDS
-from penstock.protocol.wire.messages.requests import ChoiceState, Work
+from penstock.protocol.wire.messages.requests import (
+    ChoiceState,
+    Inputs,
+    Pair,
+    Tokens,
+    Work,
+    prompts_of,
+    split_ids,
+)
 from penstock.protocol.wire.messages.tokens import Released
 
 
@@ -39,6 +51,8 @@ class OpenRequest:
         "choices",
         "deadline",
         "id",
+        "is_batch",
+        "lengths",
         "max_tokens",
         "open_choices",
         "prompt",
@@ -65,7 +79,11 @@ class OpenRequest:
         self.tokenizer = 0
         """Incarnation of the tokenizer that owns it; 0 until ``Taken``."""
         self.accepted = False
+        self.is_batch = isinstance(work.prompt, Inputs)
+        """Each choice has its own prompt."""
         self.prompt = b""
+        self.lengths: list[int] = []
+        """These two as in ``Accepted``."""
         self.max_tokens = 0
         self.choices = {state.choice: OpenChoice() for state in work.choices}
         self.open_choices = len(self.choices)
@@ -76,3 +94,38 @@ class OpenRequest:
     @property
     def model(self) -> str:
         return self.work.head.model
+
+    @property
+    def weight(self) -> int:
+        """What it counts as where requests are counted: of a batch each open prompt does."""
+        return self.open_choices if self.is_batch else 1
+
+    def prompt_of(self, choice: int) -> bytes:
+        """int32 ids of an accepted prompt."""
+        return split_ids(self.prompt, self.lengths)[choice if self.is_batch else 0]
+
+    def work_now(self, now: float) -> Work:
+        """What is asked of a tokenizer: what is still open of it, with what has come of that. A
+        prompt that is known as ids is not rendered again."""
+        work = self.work
+        left = None if self.deadline is None else max(0.0, self.deadline - now)
+        changes: dict[str, Any] = {
+            "head": msgspec.structs.replace(
+                work.head, age=now - self.arrived, time_left=left, accepted=self.accepted
+            )
+        }
+        is_open = [not choice.ended for choice in self.choices.values()]
+        if self.submission > 1:
+            states = (choice.state(number) for number, choice in self.choices.items())
+            changes["choices"] = list(compress(states, is_open))
+        prompts = list(prompts_of(work))
+        if self.prompt and not isinstance(prompts[0], Pair):
+            prompts = [Tokens(ids) for ids in split_ids(self.prompt, self.lengths)]
+            changes["params"] = msgspec.structs.replace(work.params, max_tokens=self.max_tokens)
+            if (asked := work.pooling) is not None:  # the ids have what stands ahead already
+                asked = msgspec.structs.replace(asked, prompt_name="", input_type="")
+                changes["pooling"] = asked
+        changes["prompt"] = (
+            as_one(list(compress(prompts, is_open))) if self.is_batch else prompts[0]
+        )
+        return msgspec.structs.replace(work, **changes)

@@ -17,6 +17,7 @@ from penstock.protocol.shown_values import show
 from penstock.protocol.validation import InvalidValue
 from penstock.protocol.wire.messages.requests import (
     CacheSalt,
+    Inputs,
     Prompt,
     RequestHead,
     RequestPriority,
@@ -92,7 +93,7 @@ def check_printable(body: Any) -> None:
 def head_of(
     terms: RequestTerms,
     caller: Caller,
-    prompt: Prompt,
+    prompt: Prompt | Inputs,
     *,
     model: str = "",
     task: str = "generate",

@@ -5,6 +5,7 @@
 It needs the package sentence-transformers. Each round encodes the same texts of 4 to 60 words, in
 batches of 1, 8 and 64, first by the one, then by the other; the best round of each counts. The
 server is asked by ``--clients`` at once, each with a batch of its own; the library has one caller.
+Of the server it is said which of its processes the processor time goes to.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -40,13 +42,20 @@ def texts(count: int) -> list[str]:
 
 class Rate(NamedTuple):
     texts_a_second: float
-    cpu_ms_a_text: float
-    """Processor time of all threads; unlike the rate it says the same on a machine that others use
-    too."""
+    cpu_ms: Mapping[str, float]
+    """Processor time for a text, of all threads of each service; unlike the rate it says the same
+    on a machine that others use too."""
+
+    @property
+    def cpu_ms_a_text(self) -> float:
+        return sum(self.cpu_ms.values())
 
 
-def rate(encodes: Sequence[Encode], batch: int, seconds: float, cpu: Callable[[], float]) -> Rate:
-    """Of about so many seconds, all ``encodes`` at once. cpu: seconds of processor time so far."""
+def rate(
+    encodes: Sequence[Encode], batch: int, seconds: float, cpu: Callable[[], Mapping[str, float]]
+) -> Rate:
+    """Of about so many seconds, all ``encodes`` at once. cpu: seconds of processor time so far, by
+    service."""
     given, done = texts(256), [0] * len(encodes)
     began, before = time.perf_counter(), cpu()
 
@@ -62,11 +71,21 @@ def rate(encodes: Sequence[Encode], batch: int, seconds: float, cpu: Callable[[]
     for thread in threads:
         thread.join()
     passed, count = time.perf_counter() - began, sum(done)
-    return Rate(count / passed, 1000 * (cpu() - before) / count)
+    used = {name: 1000 * (now - before[name]) / count for name, now in cpu().items()}
+    return Rate(count / passed, used)
 
 
-def cpu_of(processes: Sequence[psutil.Process]) -> float:
-    return sum(sum(one.cpu_times()[:2]) for one in processes)
+def cpu_of(processes: Mapping[psutil.Process, str]) -> Mapping[str, float]:
+    """Seconds so far. processes: with the service of each."""
+    found = defaultdict[str, float](float)
+    for process, service in processes.items():
+        found[service] += sum(process.cpu_times()[:2])
+    return found
+
+
+def service_of(process: psutil.Process) -> str:
+    words: list[str] = process.name().removeprefix("penstock: ").split()
+    return words[0]
 
 
 def over_http(url: str) -> Encode:
@@ -117,9 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return vectors
 
         root = psutil.Process(server.pid)
-        processes = [root, *root.children(recursive=True)]
+        processes = {one: service_of(one) for one in (root, *root.children(recursive=True))}
 
-        def of_server() -> float:
+        def of_server() -> Mapping[str, float]:
             return cpu_of(processes)
 
         apart = np.abs(clients[0](texts(256)) - library(texts(256))).max()
@@ -129,12 +148,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for _ in range(options.rounds):
                 rates["penstock"].append(rate(clients, batch, options.seconds, of_server))
                 rates["sentence-transformers"].append(
-                    rate([library], batch, options.seconds, time.process_time)
+                    rate([library], batch, options.seconds, lambda: {"": time.process_time()})
                 )
             for name, of in rates.items():
                 best = max(one.texts_a_second for one in of)
-                least = min(one.cpu_ms_a_text for one in of)
-                print(f"batch {batch}: {name}: {best:.0f} texts a second, {least:.2f} CPU ms each")
+                least = min(of, key=lambda one: one.cpu_ms_a_text)
+                parts = [f"{service} {ms:.3f}" for service, ms in least.cpu_ms.items() if service]
+                print(
+                    f"batch {batch}: {name}: {best:.0f} texts a second, "
+                    f"{least.cpu_ms_a_text:.2f} CPU ms each {', '.join(parts)}".rstrip()
+                )
     finally:
         server.terminate()
         server.wait(30)

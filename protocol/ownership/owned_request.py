@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import compress
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from penstock.protocol.wire.messages.requests import (
     Submit,
     TokenWork,
     Work,
+    split_ids,
 )
 from penstock.protocol.wire.messages.tokens import Content
 
@@ -120,6 +122,7 @@ class OwnedRequest:
             for number, choice in self.choices.items()
             if not choice.ended
         ]
+        work = self._open_prompts(work)
         self.resend_at = now + RESEND_SECONDS
         body = _encode(
             msgspec.structs.replace(
@@ -129,6 +132,7 @@ class OwnedRequest:
                 stalls=self.stalls,
             )
         )
+        longest = max(work.lengths) if work.lengths else len(work.prompt) // TOKEN_BYTES
         return Enqueue(
             self.id,
             self.attempt,
@@ -137,6 +141,19 @@ class OwnedRequest:
             head.model,
             work.prefix,
             len(choices),
-            len(work.prompt) // TOKEN_BYTES + work.max_tokens,
+            longest + work.max_tokens,
             head.task,
+        )
+
+    def _open_prompts(self, work: TokenWork) -> TokenWork:
+        """Without the prompts of a batch that are done."""
+        if not work.lengths or self.open_choices == len(work.lengths):
+            return work
+        is_open = [not choice.ended for choice in self.choices.values()]
+        prompts = split_ids(work.prompt, work.lengths)
+        return msgspec.structs.replace(
+            work,
+            prompt=b"".join(compress(prompts, is_open)),
+            lengths=list(compress(work.lengths, is_open)),
+            seconds=list(compress(work.seconds, is_open)),
         )

@@ -241,8 +241,8 @@ class TokenizerLedger:
 
     def _tell_accepted(self, request: OwnedRequest) -> None:
         if (work := request.work) is not None:
-            accepted = Accepted(request.id, request.attempt, work.prompt, work.max_tokens)
-            self._send(request.reply_to, accepted)
+            told = request.id, request.attempt, work.prompt, work.max_tokens, work.lengths
+            self._send(request.reply_to, Accepted(*told))
 
     def _on_rejected(self, sender: int, message: Rejected, now: float) -> None:
         request = self.open.get(message.id)
@@ -330,7 +330,7 @@ class TokenizerLedger:
         if request.replayed:
             content = joined(request.replayed.pop(number, ""), content)
         out.add(request.id, request.attempt, number, choice, tokens, content, end, more)
-        if len(tokens):
+        if len(tokens) or more.pooled is not None:
             request.stalls = 0
         if end is not None:
             request.open_choices -= 1

@@ -1,7 +1,7 @@
 """One request of a client with a prompt, whatever API it came by, from its arrival to its end.
 
-It may be several gateway requests, one for each prompt. All are accepted or the client gets an
-error; the first error ends all of them.
+It may be several gateway requests, one for each prompt, or for the tasks that a folder decides on
+one for each batch. All are accepted or the client gets an error; the first error ends all of them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from penstock.client.answers import Answer, AnswerSink, RequestProgress
+from penstock.client.batches import BATCH_INPUTS, batch_end
 from penstock.client.gateway_interface import Gateway, Overloaded
 from penstock.client.meters import Meters
 from penstock.client.request_terms import Caller
+from penstock.protocol.tasks import OF_FOLDERS
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.protocol.wire.messages.tokens import End
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
@@ -31,20 +33,22 @@ STANDSTILL_SECONDS = 30.0
 """A request with a window ends when it has been asking for room for so long while nothing of it
 was on its way."""
 OPEN_AT_ONCE = 32
-"""Prompts of a request with a window that are opened in one turn of the event loop."""
+"""Prompts of a request with a window from which on the next ones wait for another turn of the event
+loop."""
 
 
 class _PromptSink(AnswerSink):
-    """Of one of the prompts; what is wrong with it is told with its place."""
+    """Of some of the prompts, which are one gateway request; what is wrong with one of them is told
+    with its place."""
 
     __slots__ = ("_accepted", "_at", "_finds_no_room")
 
     def __init__(
-        self, generation: Generation, answers: Sequence[Answer], prompt: int, *, wants_ids: bool
+        self, generation: Generation, answers: Sequence[Answer], prompts: range, *, wants_ids: bool
     ) -> None:
-        super().__init__(generation, answers, wants_ids=wants_ids)
-        self._at = partial(generation.request.at, prompt)
-        self._finds_no_room = partial(generation.finds_no_room, prompt)
+        super().__init__(generation, answers, wants_ids=wants_ids, prompts=len(prompts))
+        self._at = partial(generation.request.at, prompts.start)
+        self._finds_no_room = partial(generation.finds_no_room, prompts)
         self._accepted = False
 
     def on_accepted(self, prompt_tokens: int) -> None:
@@ -99,8 +103,8 @@ class Generation(RequestProgress):
         self._ids: list[int] = []
         self._next = 0
         """The first prompt that was never opened."""
-        self._refused: deque[int] = deque()
-        """Prompts that found no room, and are to be opened again."""
+        self._refused: deque[range] = deque()
+        """Prompts that found no room, and are to be opened again as they were opened before."""
         self._went_on_at = 0.0
         """When a prompt was last accepted, or a choice ended."""
         self._opens_later = False
@@ -129,57 +133,63 @@ class Generation(RequestProgress):
             ended = len(self.answers) - self.open_choices
             last = min(last, ended // self.request.params.n + window)
         opened = 0
-        while (prompt := self._to_open(last)) is not None:
-            if window and opened == OPEN_AT_ONCE:
+        while prompts := self._to_open(last):
+            if window and opened >= OPEN_AT_ONCE:
                 self._open_soon(0.0)
                 return
-            if prompt == self._next:
-                self._next += 1
+            if prompts.start == self._next:
+                self._next = prompts.stop
             else:
                 self._refused.popleft()
-            self._open(prompt)
-            opened += 1
+            self._open(prompts)
+            opened += len(prompts)
             if self._opens_later:
                 return
 
-    def _to_open(self, last: int) -> int | None:
-        """The prompt that is next, of those before ``last``."""
+    def _to_open(self, last: int) -> range:
+        """The prompts that are next, of those before ``last``; none while the window has no room
+        for a whole batch, which the others make when they end."""
+        first, request = self._next, self.request
         if self._refused:
             return self._refused[0]
-        return self._next if self._next < last else None
+        if first >= last or request.task not in OF_FOLDERS:
+            return range(first, min(first + 1, last))
+        if last < len(request.prompts) and last - first < min(BATCH_INPUTS, request.window):
+            return range(0)
+        return range(first, batch_end(request.prompts, first, last))
 
-    def _open(self, prompt: int) -> None:
+    def _open(self, prompts: range) -> None:
         """Raises ``ApiError``."""
         n = self.request.params.n
-        own = self.answers[prompt * n : (prompt + 1) * n]
-        sink = _PromptSink(self, own, prompt, wants_ids=self.request.returns_ids)
+        own = self.answers[prompts.start * n : prompts.stop * n]
+        sink = _PromptSink(self, own, prompts, wants_ids=self.request.returns_ids)
         age = self.now() - self.arrival
         left = max(0.0, self._timeout_s - age)
-        work = self.request.work(prompt, self.caller, time_left=left, age=age)
+        work = self.request.work(prompts, self.caller, time_left=left, age=age)
         try:
             self._ids.append(self._gateway.open(work, sink))
         except Overloaded as overloaded:
-            if not (prompt and self._waits(prompt, overloaded.rejected)):
+            if not (prompts.start and self._waits(prompts, overloaded.rejected)):
                 self.fail(from_rejected(overloaded.rejected))
         if self.error is not None:
             raise self.error
 
-    def finds_no_room(self, prompt: int, rejected: Rejected) -> bool:
-        """A prompt was refused before an engine took it. Returns whether it is opened again: where
-        nothing of its request was taken, its client does better to come again."""
+    def finds_no_room(self, prompts: range, rejected: Rejected) -> bool:
+        """Prompts were refused before an engine took them. Returns whether they are opened again:
+        where nothing of their request was taken, its client does better to come again."""
         nothing_taken = self.unaccepted == len(self.request.prompts)
-        return not nothing_taken and self._waits(prompt, rejected)
+        return not nothing_taken and self._waits(prompts, rejected)
 
-    def _waits(self, prompt: int, rejected: Rejected) -> bool:
-        """Whether a request of many prompts, of which some were let in, asks again for this one:
-        its work so far is not thrown away because others fill the server meanwhile."""
+    def _waits(self, prompts: range, rejected: Rejected) -> bool:
+        """Whether a request of many prompts, of which some were let in, asks again for these: its
+        work so far is not thrown away because others fill the server meanwhile."""
         if not self.request.window or rejected.status not in (429, 503) or self.finished.done():
             return False
         is_on_its_way = self.open_choices > self.unaccepted * self.request.params.n
         stands_still = self.now() - (self._went_on_at or self.arrival) > STANDSTILL_SECONDS
         if self._gateway.is_closed or (stands_still and not is_on_its_way):
             return False
-        self._refused.append(prompt)
+        self._refused.append(prompts)
         if not self._opens_later:
             self._open_soon(
                 min(rejected.retry_after or LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
@@ -220,8 +230,8 @@ class Generation(RequestProgress):
         if self._admission is not None:
             self.standing = self._admission.standing
 
-    def on_accepted(self, prompt_tokens: int) -> None:
-        super().on_accepted(prompt_tokens)
+    def on_accepted(self, prompt_tokens: int, prompts: int = 1) -> None:
+        super().on_accepted(prompt_tokens, prompts)
         self._went_on_at = self.now()
         if self.unaccepted == 0:
             self.accepted_at = self.now()

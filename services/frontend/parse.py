@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.client.batches import as_one
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.request_terms import (
     DEFAULT_TERMS,
@@ -64,12 +65,13 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     handle: str | None = None
     """The client's name for it, by which it may ask for it while it runs; ``None``: it may not."""
 
-    def work(self, prompt: int, caller: Caller, *, time_left: float, age: float) -> Work:
-        """The gateway request for one of the prompts."""
+    def work(self, prompts: range, caller: Caller, *, time_left: float, age: float) -> Work:
+        """The gateway request for one of the prompts, or for a batch of them."""
+        asked = as_one(self.prompts[prompts.start : prompts.stop])
         head = head_of(
             self.terms,
             caller,
-            self.prompts[prompt],
+            asked,
             model=self.served,
             task=self.task,
             streamed=self.stream,
@@ -77,17 +79,18 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             time_left=time_left,
             age=age,
         )
-        choices = [ChoiceState(choice) for choice in range(self.params.n)]
+        choices = [ChoiceState(choice) for choice in range(len(prompts) * self.params.n)]
         return Work(
-            *(head, self.prompts[prompt], self.params, choices, self.output, self.fits_window),
+            *(head, asked, self.params, choices, self.output, self.fits_window),
             self.pooling,
         )
 
-    def at(self, prompt: int, rejected: Rejected) -> Rejected:
-        """What is wrong with one of the inputs, with the place where it stands in the body."""
+    def at(self, first: int, rejected: Rejected) -> Rejected:
+        """What is wrong with one of the inputs, with the place where it stands in the body.
+        first: of those that were asked for together."""
         if not self.field or rejected.param != TASK_INPUT:
             return rejected
-        where = f"{self.field}[{prompt}]: " if len(self.prompts) > 1 else ""
+        where = f"{self.field}[{first + rejected.choice}]: " if len(self.prompts) > 1 else ""
         return msgspec.structs.replace(
             rejected, param=self.field, message=f"{where}{rejected.message}"
         )

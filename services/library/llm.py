@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.messages.requests import OutputFormat, Prompt, Work
+from penstock.protocol.wire.messages.requests import OutputFormat, Prompt, Work, prompts_of
 from penstock.services.library.local_pipeline import LocalPipeline
 from penstock.services.library.member import MAX_OPEN, RETRY_SECONDS, Submission
 from penstock.services.library.outputs import RequestOutput
@@ -118,7 +118,7 @@ class LLM(PooledCalls, LocalPipeline):
     def _finished(
         self, works: Sequence[Work], progress: bool | None, max_open: int
     ) -> list[Submission]:
-        return self._submitted(works, len(works), progress, max_open)
+        return self._submitted(works, sum(len(prompts_of(w)) for w in works), progress, max_open)
 
     def _labels(self) -> list[str]:
         return self._client.capacity.labels
@@ -136,7 +136,8 @@ class LLM(PooledCalls, LocalPipeline):
     def _collect(
         self, prepared: Iterable[Work], count: int, line: ProgressLine, max_open: int
     ) -> list[Submission]:
-        """Run all requests, ``max_open`` at a time; on an error cancel what is left.
+        """Run all requests, with ``max_open`` prompts at a time; on an error cancel what is left.
+        count: of the prompts.
 
         The first are on their way while the others are still prepared, and all are prepared before
         any is awaited: a wrong prompt is found at once.
@@ -145,16 +146,28 @@ class LLM(PooledCalls, LocalPipeline):
         first = self._numbers
         self._numbers += count
         done: dict[int, Submission] = {}
-        waiting = deque(range(min(max_open, count), count))
+        waiting = deque[int]()
         running: dict[int, Submission] = {}
-        works: list[Work] = []
+        """By the number of the request's first prompt, as all the others."""
+        works: dict[int, Work] = {}
+        number = is_open = 0
+        """Prompts that were prepared, and that are in the pipeline."""
         pause_until = 0.0
+
+        def submit(number: int) -> int:
+            running[number] = client.submit(works[number], f"{first + number}", called=called)
+            return running[number].prompts
+
         try:
             pump_at = time.monotonic() + _PUMP_SECONDS
-            for number, work in enumerate(prepared):
-                works.append(work)
-                if number < max_open:
-                    running[number] = client.submit(work, f"{first + number}", called=called)
+            for work in prepared:
+                works[number] = work
+                prompts = len(prompts_of(work))
+                if number + prompts <= max_open:
+                    is_open += submit(number)
+                else:
+                    waiting.append(number)
+                number += prompts
                 if time.monotonic() >= pump_at:  # many prompts take seconds: what is open goes on
                     client.pump(0.0)
                     pump_at = time.monotonic() + _PUMP_SECONDS
@@ -163,27 +176,26 @@ class LLM(PooledCalls, LocalPipeline):
                 sent = 0
                 while (
                     waiting
-                    and len(running) < max_open
+                    and is_open + len(prompts_of(works[waiting[0]])) <= max_open
                     and sent < burst
                     and time.monotonic() >= pause_until
                 ):
                     sent += 1
-                    number = waiting.popleft()
-                    name = f"{first + number}"
-                    running[number] = client.submit(works[number], name, called=called)
+                    is_open += submit(waiting.popleft())
                 client.pump(0.1)
                 for number, one in [found for found in running.items() if found[1].done]:
+                    is_open -= one.prompts
                     if wants_retry(one.progress):
                         waiting.appendleft(number)
                         pause_until = time.monotonic() + RETRY_SECONDS
                         burst = REFUSED_BURST
                     else:
-                        check(f"prompt {number}", one.progress)
+                        check(f"prompt {number + one.at_fault}", one.progress)
                         done[number] = one
-                        line.finished(one.progress.usage.completion)
+                        line.finished(one.progress.usage.completion, one.prompts)
                     del running[number]
                 self.check_alive()
         finally:
             for one in running.values():
                 client.ledger.cancel(one.id)
-        return [done[number] for number in range(count)]
+        return [done[number] for number in works]

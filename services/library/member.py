@@ -24,7 +24,7 @@ from penstock.protocol.process.participant import BeatThread, Participant
 from penstock.protocol.process.service import open_mailbox
 from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Phase
-from penstock.protocol.wire.messages.requests import Rejected, RequestHead, Work
+from penstock.protocol.wire.messages.requests import Rejected, RequestHead, Work, prompts_of
 from penstock.services.library.outputs import Logprob
 
 JOIN_SECONDS = 10.0
@@ -43,7 +43,7 @@ def retry_seconds(attempt: int) -> float:
 
 
 class Submission:
-    """One prompt in the pipeline, and what has come of it."""
+    """One prompt in the pipeline, or a batch, and what has come of it."""
 
     def __init__(self, work: Work, meters: Meters, name: str) -> None:
         self.id = 0
@@ -51,7 +51,8 @@ class Submission:
         """Given by the caller; the id is the pipeline's."""
         self.request: OpenRequest | None = None
         """``None``: it was refused at once."""
-        self.progress = RequestProgress(1, len(work.choices), meters, time.monotonic())
+        self.prompts = len(prompts_of(work))
+        self.progress = RequestProgress(self.prompts, len(work.choices), meters, time.monotonic())
         self.answers = [Answer() for _ in work.choices]
         self.taken = [0] * len(work.choices)
         """Tokens of each choice that were handed out, where they are as they come."""
@@ -63,6 +64,14 @@ class Submission:
         self.logprobs: list[list[dict[int, Logprob]]] = [[] for _ in work.choices]
         """Of the tokens of each choice, as far as its details were read."""
         self.read_details = [0] * len(work.choices)
+
+    @property
+    def at_fault(self) -> int:
+        """Of a batch that ended with an error: the place of the prompt that caused it."""
+        if (rejected := self.progress.rejected) is not None:
+            return rejected.choice
+        failed = (n for n, one in enumerate(self.answers) if one.has_ended and one.end is None)
+        return next(failed, 0) if self.prompts > 1 else 0
 
     @property
     def done(self) -> bool:
@@ -152,7 +161,7 @@ class Member:
         work = msgspec.structs.replace(work, head=head, params=params)
         submission = Submission(work, self._meters, name)
         if wake is None:
-            sink = AnswerSink(submission.progress, submission.answers)
+            sink = AnswerSink(submission.progress, submission.answers, prompts=submission.prompts)
         else:
             sink = WakingSink(submission, wake)
         if (refused := self._refusal(head)) is not None:

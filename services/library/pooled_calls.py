@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Unpack
 
+from penstock.client.batches import batch_end
 from penstock.protocol.tasks import CLASSIFY, EMBED, SCORE
 from penstock.protocol.wire.messages.requests import Prompt, Work
 from penstock.services.library.member import MAX_OPEN, Submission
@@ -17,7 +19,9 @@ from penstock.services.library.outputs import (
 from penstock.services.library.pooled_work import (
     InputType,
     Options,
+    PooledPrompt,
     classification_of,
+    each_of,
     embedding_of,
     options_of,
     pairs_of,
@@ -60,13 +64,16 @@ class PooledCalls(ABC):
         terms: Terms,
         progress: bool | None,
         max_open: int,
-    ) -> list[Submission]:
-        asked = all_asked(method, terms, priority, len(prompts))
-        works = [
-            pooled_work(method, prompt, options, one)
-            for prompt, one in zip(prompts, asked, strict=True)
-        ]
-        return self._finished(works, progress, max_open)
+    ) -> list[PooledPrompt]:
+        asked, works, first = all_asked(method, terms, priority, len(prompts)), list[Work](), 0
+        for one, alike in itertools.groupby(asked):
+            last = first + len(list(alike))
+            while first < last:
+                end = batch_end(prompts, first, min(last, first + max(max_open, 1)))
+                works.append(pooled_work(method, prompts[first:end], options, one))
+                first = end
+        done = self._finished(works, progress, max_open)
+        return [prompt for submission in done for prompt in each_of(submission)]
 
     def embed(
         self,
@@ -180,8 +187,9 @@ class AsyncPooledCalls(ABC):
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
         asked = asked_of("embed", terms, priority)
-        work = pooled_work(EMBED, one_prompt(prompt)[1], options, asked)
-        return embedding_of(await self._whole(work, request_id))
+        work = pooled_work(EMBED, [one_prompt(prompt)[1]], options, asked)
+        (done,) = each_of(await self._whole(work, request_id))
+        return embedding_of(done)
 
     async def score(
         self,
@@ -204,8 +212,9 @@ class AsyncPooledCalls(ABC):
         asked, pairs = asked_of("score", terms, priority), pairs_of(text_1, text_2)
         if len(pairs) != 1:
             raise ValueError(f"{len(pairs)} pairs were given; one request has one")
-        work = pooled_work(SCORE, pairs[0], options, asked)
-        return score_of(await self._whole(work, request_id))
+        work = pooled_work(SCORE, pairs, options, asked)
+        (done,) = each_of(await self._whole(work, request_id))
+        return score_of(done)
 
     async def classify(
         self,
@@ -225,6 +234,6 @@ class AsyncPooledCalls(ABC):
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
         asked = asked_of("classify", terms, priority)
-        work = pooled_work(CLASSIFY, one_prompt(prompt)[1], options, asked)
-        done = await self._whole(work, request_id)
+        work = pooled_work(CLASSIFY, [one_prompt(prompt)[1]], options, asked)
+        (done,) = each_of(await self._whole(work, request_id))
         return classification_of(done, await self._labels())

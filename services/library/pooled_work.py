@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
+from penstock.client.answers import Answer
+from penstock.client.batches import as_one
 from penstock.client.vectors import likeliest, numbers, scores_of, vector_of
 from penstock.protocol.declared import Declared
 from penstock.protocol.sampling import MAX_TOKENS, SamplingParams
 from penstock.protocol.validation import check_text, read
-from penstock.protocol.wire.messages.requests import Pair, PoolingParams, Prompt, Work
+from penstock.protocol.wire.messages.requests import (
+    ChoiceState,
+    Pair,
+    PoolingParams,
+    Prompt,
+    Work,
+    split_ids,
+)
 from penstock.services.library.member import Submission
 from penstock.services.library.outputs import (
     ClassificationOutput,
@@ -53,11 +62,11 @@ def options_of(**given: Any) -> Options:
     return found
 
 
-def pooled_work(task: str, prompt: Prompt, options: Options, asked: Asked) -> Work:
-    """Raises ``ValueError``."""
+def pooled_work(task: str, prompts: Sequence[Prompt], options: Options, asked: Asked) -> Work:
+    """Of one or more prompts. Raises ``ValueError``."""
     keep = options.truncate_prompt_tokens
     keep = MAX_TOKENS if keep == -1 else keep  # a tokenizer keeps what the model takes
-    made = work_of(prompt, SamplingParams(truncate_prompt_tokens=keep), None, asked)
+    made = work_of(prompts[0], SamplingParams(truncate_prompt_tokens=keep), None, asked)
     pooling = PoolingParams(
         options.dimensions,
         options.normalize,
@@ -65,8 +74,11 @@ def pooled_work(task: str, prompt: Prompt, options: Options, asked: Asked) -> Wo
         options.prompt_name or "",
         options.input_type or "",
     )
-    head = msgspec.structs.replace(made.head, task=task)
-    return msgspec.structs.replace(made, head=head, pooling=pooling)
+    head = msgspec.structs.replace(made.head, task=task, siblings=len(prompts))
+    choices = [ChoiceState(number) for number in range(len(prompts))]
+    return msgspec.structs.replace(
+        made, head=head, prompt=as_one(prompts), choices=choices, pooling=pooling
+    )
 
 
 def pairs_of(text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[Prompt]:
@@ -90,25 +102,41 @@ def _texts(given: Any, name: str) -> list[str]:
     return list(listed)
 
 
-def embedding_of(done: Submission) -> EmbeddingRequestOutput:
-    vector = numbers(vector_of(done.answers[0])).tolist()
-    return EmbeddingRequestOutput(EmbeddingOutput(vector), prompt_ids_of(done), done.name)
+class PooledPrompt(NamedTuple):
+    """What came of one prompt."""
+
+    answer: Answer
+    ids: list[int]
+    """The tokens that the model read."""
+    name: str
+    """Of its request."""
 
 
-def score_of(done: Submission) -> ScoringRequestOutput:
-    score = scores_of(done.answers[0])[0]
-    return ScoringRequestOutput(ScoringOutput(score), prompt_ids_of(done), done.name)
-
-
-def classification_of(done: Submission, labels: Sequence[str]) -> ClassificationRequestOutput:
-    """labels: the model's, in the order of its scores."""
-    shares = scores_of(done.answers[0]).tolist()
-    found = ClassificationOutput(likeliest(shares, labels), shares)
-    return ClassificationRequestOutput(found, prompt_ids_of(done), done.name)
-
-
-def prompt_ids_of(done: Submission) -> list[int]:
-    """The tokens that the model read. Raises ``RequestError`` for what was never sent."""
+def each_of(done: Submission) -> list[PooledPrompt]:
+    """The prompts of a submission, in their order. Of a batch, whose name is a number, the names go
+    on from it. Raises ``RequestError`` for what was never sent."""
     if done.request is None:
         raise RequestError("the request was never submitted")
-    return list(array("i", bytes(done.request.prompt)))
+    ids = split_ids(bytes(done.request.prompt), done.request.lengths)
+    names = [done.name]
+    if len(ids) > 1:
+        names = [str(int(done.name) + number) for number in range(len(ids))]
+    read = [list(array("i", one)) for one in ids]
+    return list(map(PooledPrompt, done.answers, read, names))
+
+
+def embedding_of(done: PooledPrompt) -> EmbeddingRequestOutput:
+    vector = numbers(vector_of(done.answer)).tolist()
+    return EmbeddingRequestOutput(EmbeddingOutput(vector), done.ids, done.name)
+
+
+def score_of(done: PooledPrompt) -> ScoringRequestOutput:
+    score = scores_of(done.answer)[0]
+    return ScoringRequestOutput(ScoringOutput(score), done.ids, done.name)
+
+
+def classification_of(done: PooledPrompt, labels: Sequence[str]) -> ClassificationRequestOutput:
+    """labels: the model's, in the order of its scores."""
+    shares = scores_of(done.answer).tolist()
+    found = ClassificationOutput(likeliest(shares, labels), shares)
+    return ClassificationRequestOutput(found, done.ids, done.name)

@@ -21,8 +21,8 @@ class ProgressLine:
         self._began = time.monotonic()
         self._written = 0.0
 
-    def finished(self, tokens: int) -> None:
-        self._done += 1
+    def finished(self, tokens: int, prompts: int = 1) -> None:
+        self._done += prompts
         self._tokens += tokens
         now = time.monotonic()
         if self._shown and (now - self._written > REFRESH_SECONDS or self._done == self._total):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.prefix_digest import chain_root
 from penstock.protocol.tasks import GENERATE
-from penstock.protocol.wire.messages.requests import TOKEN_BYTES, Rejected, TokenWork
+from penstock.protocol.wire.messages.requests import TOKEN_BYTES, Rejected, TokenWork, split_ids
 from penstock.services.scheduler.endings import too_small
 from penstock.services.scheduler.limits import (
     MAX_SAMPLING_BYTES,
@@ -60,12 +60,14 @@ class WaitingRoom:
         self._max_requests = max_requests
         self._max_tokens = max_tokens
 
-    def lacks(self, requests: int, tokens: int, more: int, kv_tokens: int) -> str:
-        """Why a request of ``more`` prompt tokens finds no room; empty when it does."""
-        if requests >= self._max_requests:
+    def lacks(self, requests: int, tokens: int, more: int, kv_tokens: int, prompts: int = 1) -> str:
+        """Why a request of ``more`` prompt tokens finds no room; empty when it does. A batch, whose
+        prompts count as a request each, is let in whole, and where nothing waits always."""
+        if requests and requests + prompts > self._max_requests:
+            said = "which is" if prompts == 1 else f"and {prompts} more inputs would pass"
             return (
-                f"{requests} requests are waiting already, which is the limit "
-                "(--max-waiting-requests)"
+                f"{requests} requests are waiting already, {said} the limit of "
+                f"{self._max_requests} (--max-waiting-requests)"
             )
         limit = waiting_tokens_limit(self._max_tokens, kv_tokens)
         if requests and tokens + more > limit:
@@ -128,10 +130,12 @@ def make_request(
     """Read a request without its sequences. Raises ``Unservable``."""
     head = work.head
     prompt_len = len(_token_ids(work.prompt, "the prompt", limits))
+    lengths = work.lengths or [prompt_len]
     max_output = work.max_tokens
     if not head.accepted:
-        _check_length(prompt_len, limits, whole=head.task != GENERATE)
-        max_output = min(limits.max_sequence_len - prompt_len, max_output)
+        for length in lengths:
+            _check_length(length, limits, whole=head.task != GENERATE)
+        max_output = min(limits.max_sequence_len - max(lengths), max_output)
     _check_sampling(work.sampling)
     return Request(
         id=request_id,
@@ -149,7 +153,7 @@ def make_request(
         reads_output=work.reads_output,
         reads_prompt=work.reads_prompt,
         has_task=head.task != GENERATE,
-        second=work.second,
+        num_prompts=len(lengths),
     )
 
 
@@ -160,12 +164,14 @@ def make_sequences(
     wanted = [state.choice for state in work.choices]
     if not wanted or len(dict.fromkeys(wanted)) != len(wanted):
         raise Unservable(f"a request needs one or more distinct choices, got {wanted}")
+    prompts, seconds = _prompts(work)
     sequences = []
-    for state in work.choices:
+    for state, prompt, second in zip(work.choices, prompts, seconds, strict=True):
         output = _token_ids(state.output, f"the output of choice {state.choice}", limits)
-        tokens = array("i", work.prompt)
+        tokens = array("i", prompt)
+        prompt_len = len(tokens)
         tokens.extend(output)
-        wanted_len = request.prompt_len + request.max_output
+        wanted_len = prompt_len + request.max_output
         is_whole = request.has_task or (output and len(tokens) >= wanted_len)
         if len(tokens) + (not is_whole) > limits.max_sequence_len and request.head.accepted:
             raise TooLarge(too_small(len(tokens), wanted_len, limits.max_sequence_len))
@@ -175,13 +181,30 @@ def make_sequences(
                 choice=state.choice,
                 number=next(numbers),
                 tokens=tokens,
-                prompt_len=request.prompt_len,
+                prompt_len=prompt_len,
                 max_len=min(wanted_len, limits.max_sequence_len),
                 wanted_len=wanted_len,
                 prompt_logprobs=PromptLogprobs(work.prompt_logprobs),
+                second=second,
             )
         )
     return sequences
+
+
+def _prompts(work: TokenWork) -> tuple[list[bytes], list[int]]:
+    """Of each choice the prompt, and where a pair's second text begins in it. Raises
+    ``Unservable``."""
+    count = len(work.choices)
+    try:
+        prompts = split_ids(work.prompt, work.lengths)
+    except ValueError as error:
+        raise Unservable(str(error)) from None
+    seconds = work.seconds or [0] * len(prompts)
+    if not work.lengths:
+        prompts, seconds = prompts * count, seconds * count
+    if not len(prompts) == len(seconds) == count:
+        raise Unservable(f"{len(prompts)} prompts came for {count} choices")
+    return prompts, seconds
 
 
 def _token_ids(data: bytes, what: str, limits: Limits) -> array[int]:

@@ -45,11 +45,12 @@ class CachedPrefixes:
     def note(self, sequence: Sequence, kv: KVCache) -> None:
         """Look which prefixes of a sequence are held."""
         request, names, block_size = sequence.request, sequence.kv.digests, kv.block_size
-        if len(request.prefix) != DIGEST_BYTES * bisect_right(BOUNDARIES, request.prompt_len):
-            return  # whoever sent the request does not make any
-        digests = request.prefix
+        digests, is_batch = request.prefix, request.num_prompts > 1
         count = len(digests) // DIGEST_BYTES
-        if bisect_right(BOUNDARIES, len(names) * block_size) > count:
+        if not is_batch and count != bisect_right(BOUNDARIES, request.prompt_len):
+            return  # whoever sent the request does not make any
+        # Of a batch the router knows only what all its prompts begin with.
+        if not is_batch and bisect_right(BOUNDARIES, len(names) * block_size) > count:
             digests = extended(digests, request.root, sequence.tokens[covered(count) :].tobytes())
         for boundary, digest in zip(BOUNDARIES, split(digests), strict=False):
             index, inside = divmod(boundary, block_size)

@@ -136,6 +136,7 @@ class SchedulerCore:
                 waiting.num_prompt_tokens,
                 request.prompt_len,
                 self.limits.kv_tokens,
+                request.num_prompts,
             )
             if lack:
                 self.counters.rejected_requests += 1

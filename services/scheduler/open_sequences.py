@@ -37,8 +37,9 @@ class OpenSequences:
         waiting = [sequence for sequence in sequences if sequence not in ended]
         request.open = {sequence.choice: sequence for sequence in waiting}
         if self.policy.uses_prefix_cache:
-            hits = self.planner.num_hits(sequences[0])
-            request.num_cached = min(hits, request.prompt_len)
+            asked = sequences if request.num_prompts > 1 else sequences[:1]
+            hits = (min(self.planner.num_hits(one), one.prompt_len) for one in asked)
+            request.num_cached = sum(hits)
         if waiting:
             self.waiting.push(*waiting)
         request.open |= {sequence.choice: sequence for sequence in ended}

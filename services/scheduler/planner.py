@@ -342,7 +342,7 @@ class Planner:
                 start=start,
                 prompt=prompt,
                 task=sequence.request.head.task if sequence.request.has_task else "",
-                second=sequence.request.second,
+                second=sequence.second,
             )
         )
         self._add_chunk(step, sampled, sequence)

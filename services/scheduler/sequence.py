@@ -49,8 +49,9 @@ class Request:
     root: bytes
     """Start of the hash chain of its blocks: requests share blocks only under the same root."""
     prefix: bytes
-    """Digests of the prompt's prefixes, see ``penstock.protocol.prefix_digest``; may be empty."""
+    """As in ``TokenWork``; may be empty."""
     prompt_len: int
+    """Tokens of its prompt; of a batch those of all prompts."""
     max_output: int
     """Tokens that one choice may generate: max_tokens, or what the engine's limits leave; with 0 it
     ends when its prompt is computed, and the token drawn then is dropped."""
@@ -62,8 +63,8 @@ class Request:
     """And on the whole prompt."""
     has_task: bool = False
     """It brings what its task makes of the prompt, and no tokens."""
-    second: int = 0
-    """Where the second text of a pair begins in the prompt; 0: there is none."""
+    num_prompts: int = 1
+    """More than one: a batch, of which each choice has its own prompt."""
     num_cached: int = 0
     """Prompt tokens that the prefix cache held when the request came, as far as the policy asks
     for it; they may be gone when it starts."""
@@ -117,6 +118,8 @@ class Sequence:
     wanted_len: int
     """Tokens at which it would end where the engine holds so many."""
     prompt_logprobs: PromptLogprobs = field(default_factory=lambda: PromptLogprobs(None))
+    second: int = 0
+    """Where the second text of a pair begins in the prompt; 0: there is none."""
     pooled: bytes | None = None
     """What its task has made of its prompt."""
 

@@ -78,8 +78,8 @@ class ShortestJobFirst(SchedulingPolicy):
         return request.arrival + min(work / self.ageing, self.longest_lead)
 
     def work(self, request: Request) -> float:
-        """Tokens to compute for a request that waits."""
-        prompt = request.prompt_len - request.num_cached
+        """Tokens to compute for a request that waits; of a batch for one of its prompts."""
+        prompt = (request.prompt_len - request.num_cached) / request.num_prompts
         return prompt + len(request.open) * self.expected_output(request)
 
     def expected_output(self, request: Request) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from penstock.services.scheduler.lanes import Lanes
 from penstock.services.scheduler.ordered_queue import OrderedQueue
 from penstock.services.scheduler.policy import SchedulingPolicy
-from penstock.services.scheduler.sequence import QueuePlace, Request, Sequence
+from penstock.services.scheduler.sequence import QueuePlace, Sequence
 
 SUSPECT, RESUMED, NEW, PUT_OFF = 0, 1, 2, 3
 """Ranks: a step that died is cleared up first, then comes what has been running before. What is put
@@ -24,7 +24,7 @@ class WaitingQueue:
         ]
         self._put_off: OrderedQueue[Sequence] = OrderedQueue()
         self.num_requests = 0
-        """Requests with a waiting sequence."""
+        """Requests with a waiting sequence; of a batch each of these counts as one."""
         self.num_prompt_tokens = 0
         """Their prompts, each once."""
 
@@ -49,7 +49,7 @@ class WaitingQueue:
 
     def put_off(self, sequence: Sequence, until: float) -> None:
         """Let a sequence wait, and not start before ``until``, monotonic seconds."""
-        self._enter(sequence.request, 1)
+        self._enter(sequence)
         place = QueuePlace(PUT_OFF, "", (until, sequence.number))
         self._put_off.push(place.key, sequence)
         sequence.queue_place = place
@@ -87,16 +87,20 @@ class WaitingQueue:
             self._policy.on_lane_opened(lane, lanes.floor())
         key = self._policy.key(request)
         places = [QueuePlace(rank, lane, (*key, sequence.number)) for sequence in choices]
-        self._enter(request, len(choices))
+        self._enter(*choices)
         for sequence, place in zip(choices, places, strict=True):
             lanes.push(lane, place.key, sequence)
             sequence.queue_place = place
 
-    def _enter(self, request: Request, count: int) -> None:
-        if request.num_waiting == 0:
+    def _enter(self, *choices: Sequence) -> None:
+        request = choices[0].request
+        if request.num_prompts > 1:
+            self.num_requests += len(choices)
+            self.num_prompt_tokens += sum(sequence.prompt_len for sequence in choices)
+        elif request.num_waiting == 0:
             self.num_requests += 1
             self.num_prompt_tokens += request.prompt_len
-        request.num_waiting += count
+        request.num_waiting += len(choices)
 
     def remove(self, sequence: Sequence) -> None:
         place = sequence.queue_place
@@ -109,19 +113,20 @@ class WaitingQueue:
         sequence.queue_place = None
         request = sequence.request
         request.num_waiting -= 1
-        if request.num_waiting == 0:
+        if request.num_prompts > 1 or request.num_waiting == 0:
             self.num_requests -= 1
-            self.num_prompt_tokens -= request.prompt_len
+            self.num_prompt_tokens -= sequence.prompt_len
 
     def check(self) -> None:
         """Raises ``RuntimeError`` when a waiting sequence holds anything."""
-        requests = {}
+        requests: dict[tuple[int, int], Sequence] = {}
         for sequence in self:
-            requests[sequence.request.id] = sequence
+            own = sequence.choice if sequence.request.num_prompts > 1 else -1
+            requests[sequence.request.id, own] = sequence
             if sequence.running or sequence.kv.capacity or sequence.finished:
                 raise RuntimeError("a waiting sequence runs, holds blocks or has ended")
         if len(requests) != self.num_requests:
             raise RuntimeError(f"{len(requests)} requests wait, counted {self.num_requests}")
-        tokens = sum(sequence.request.prompt_len for sequence in requests.values())
+        tokens = sum(sequence.prompt_len for sequence in requests.values())
         if tokens != self.num_prompt_tokens:
             raise RuntimeError(f"{tokens} prompt tokens wait, counted {self.num_prompt_tokens}")

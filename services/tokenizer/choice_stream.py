@@ -7,14 +7,11 @@ from typing import TypeAlias
 
 from penstock.protocol.ownership.choice import Delta
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.tasks import Task
 from penstock.protocol.wire.messages.tokens import (
     Content,
     Event,
     RowDetails,
     RowLogprobs,
-    Scores,
-    Vector,
 )
 from penstock.services.tokenizer.detokenizer import new_detokenizer
 from penstock.services.tokenizer.stop_strings import StopStrings
@@ -34,7 +31,6 @@ class ChoiceStream:
         "_include",
         "_push_token",
         "_stops",
-        "_task",
         "_untouched",
         "reasoning_tokens",
     )  # fmt: skip
@@ -44,14 +40,11 @@ class ChoiceStream:
         text_model: TextModel,
         params: SamplingParams,
         prompt: bytes = b"",
-        task: Task | None = None,
         *,
         skip_special: bool | None = None,
     ) -> None:
-        """prompt: its int32 ids, which ``details`` may be asked about. task: of a request that
-        does not generate. skip_special: special tokens stand for nothing; by default as the
-        parameters say."""
-        self._task = task
+        """prompt: its int32 ids, which ``details`` may be asked about. skip_special: special tokens
+        stand for nothing; by default as the parameters say."""
         self.reasoning_tokens = 0
         """Tokens that were thinking."""
         skips = params.skip_special_tokens if skip_special is None else skip_special
@@ -120,14 +113,8 @@ class ChoiceStream:
         return text
 
     def pooled(self, values: bytes) -> Event:
-        """What the request's task has made of its prompt."""
-        if self._task is None:
-            raise TypeError("a request that generates got what a task makes of its prompt")
-        event = self._task.event(values)
-        if not isinstance(event, Vector | Scores) or not isinstance(event.values, bytes):
-            # It would be refused with the rows of all others in the same message.
-            raise TypeError(f"the task {self._task.name} made no Vector or Scores of bytes")
-        return event
+        """Raises ``TypeError``: it generates, and no task makes anything of its prompt."""
+        raise TypeError("a request that generates got what a task makes of its prompt")
 
     def details(
         self, row: int, first: bool, tokens: TokenRow, found: RowLogprobs | None

@@ -4,6 +4,7 @@ normalization and activations."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -73,7 +74,8 @@ class FolderTask:
             found = found[: self._asked.dimensions]
         if not self._normalizes:
             return found
-        length = float(np.linalg.norm(found.astype(np.float64)))
+        exact = found.astype(np.float64)
+        length = math.sqrt(exact @ exact)
         return found / np.float32(max(length, 1e-12))
 
 
@@ -107,12 +109,14 @@ class FolderTasks:
         """Tokens of a prompt, at most: behind one that is computed in chunks, a token is drawn."""
         return max_model_len if self.pooling.encoder else max_model_len - 1
 
-    def encode(self, work: Work, text_model: TextModel, max_model_len: int) -> EncodedPrompt:
-        """The prompt's ids. Raises ``PromptError``, but for nothing that an engine had taken: which
-        one can go on with that is the router's to know."""
+    def encode(
+        self, prompt: Prompt, work: Work, text_model: TextModel, max_model_len: int
+    ) -> EncodedPrompt:
+        """The ids of ``prompt``, one of those of ``work``. Raises ``PromptError``, but for nothing
+        that an engine had taken: which one can go on with that is the router's to know."""
         asked, task, accepted = work.pooling or NOTHING_ASKED, work.head.task, work.head.accepted
-        if accepted and isinstance(work.prompt, Tokens):  # as they were encoded and cut then
-            return EncodedPrompt(work.prompt.ids)
+        if accepted and isinstance(prompt, Tokens):  # as they were encoded and cut then
+            return EncodedPrompt(prompt.ids)
         keep, longest = work.params.truncate_prompt_tokens, self.longest(max_model_len)
         most = max_model_len if keep is None else TRUNCATED_LENGTHS * max_model_len
         if accepted:
@@ -120,7 +124,7 @@ class FolderTasks:
         else:
             self._check_dimensions(asked, task)
         keep = None if keep is None else min(keep, longest)
-        prompt = self._lowered(work.prompt)
+        prompt = self._lowered(prompt)
         match prompt:
             case PromptText(text, add_special_tokens):
                 text = self._lower(self._prompt(asked)) + text

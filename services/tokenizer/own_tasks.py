@@ -11,11 +11,8 @@ from penstock.protocol.tasks import DETOKENIZE
 from penstock.protocol.wire.messages.requests import TOKEN_BYTES, Work
 from penstock.protocol.wire.messages.tokens import Event, Text, TokenIds
 from penstock.services.tokenizer.detokenizer import new_detokenizer
-from penstock.services.tokenizer.preparation import (
-    TRUNCATED_LENGTHS,
-    check_vocabulary,
-    prompt_ids,
-)
+from penstock.services.tokenizer.folder_tasks import TRUNCATED_LENGTHS
+from penstock.services.tokenizer.prompt_encoding import check_vocabulary, prompt_ids
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.text_model import TextModel
 

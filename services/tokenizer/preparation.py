@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,18 +20,16 @@ from penstock.protocol.sampling import (
 from penstock.protocol.tasks import GENERATE, OF_FOLDERS
 from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
-    Chat,
     PoolingParams,
-    Prompt,
-    PromptText,
     TokenWork,
     Work,
 )
 from penstock.services.tokenizer.channel_grammar import Turn
-from penstock.services.tokenizer.folder_tasks import TRUNCATED_LENGTHS, FolderTasks
+from penstock.services.tokenizer.folder_tasks import FolderTasks
 from penstock.services.tokenizer.grammar_check import GrammarCheck
 from penstock.services.tokenizer.message_grammar import tells_messages
 from penstock.services.tokenizer.output.family import Family
+from penstock.services.tokenizer.prompt_encoding import check_vocabulary, encode, encode_inputs
 from penstock.services.tokenizer.prompt_error import PromptError, window_exceeded
 from penstock.services.tokenizer.reading import Reading, check_names, family_of, reading_of
 from penstock.services.tokenizer.slot_sampling import slot_sampling
@@ -44,8 +42,6 @@ from penstock.services.tokenizer.tool_grammar import (
     within_budget,
 )
 
-MAX_SHOWN = 40
-"""Characters of a text that an error repeats."""
 MAX_STREAMED_ECHO = 8192
 MAX_STREAMED_LOGPROBS = 2048
 """Tokens of a prompt that a stream may repeat, or send logprobs of: a connection's backlog must
@@ -54,7 +50,7 @@ MAX_BAD_WORD_TOKENS = 64
 MAX_BAD_WORDS_TOKENS = 2048
 """What a worker has room for in a slot (``penstock.kernels.sampling.bad_words``)."""
 
-__all__ = ["TRUNCATED_LENGTHS", "PromptError", "prepare"]
+__all__ = ["PromptError", "prepare"]
 
 
 class Prepared(NamedTuple):
@@ -68,62 +64,6 @@ class Prepared(NamedTuple):
     """How answers become events; ``None``: they are text."""
     pooling: PoolingParams | None = None
     """What the request asks of a task that the folder decides on."""
-
-
-def check_vocabulary(ids: np.ndarray[Any, np.dtype[Any]], vocab_size: int, param: str) -> None:
-    outside = (ids < 0) | (ids >= vocab_size)
-    if outside.any():
-        raise PromptError(
-            f"token id {int(ids[outside.argmax()])} is outside the vocabulary: "
-            f"this model's ids are 0 to {vocab_size - 1}",
-            param,
-        )
-
-
-def prompt_ids(text_model: TextModel, work: Work, max_model_len: int) -> bytes:
-    """The prompt's ids, without its beginning where the client wants so."""
-    keep, output = work.params.truncate_prompt_tokens, work.output
-    # Tools that may not be called only lead into temptation.
-    tools = output.tools if output is not None and output.mode != "none" else b""
-    if keep is None:
-        return text_model.encode_prompt(work.prompt, max_model_len, tools)
-    longest = TRUNCATED_LENGTHS * max_model_len
-    return text_model.encode_prompt(work.prompt, longest, tools)[-TOKEN_BYTES * keep :]
-
-
-def _nothing_to_compute(prompt: Prompt) -> str:
-    """Why a prompt has no tokens."""
-    if isinstance(prompt, PromptText) and prompt.text:
-        return (
-            f"prompt: this model's tokenizer knows no character of the text "
-            f"{prompt.text[:MAX_SHOWN]!r}, so it has no tokens; send another text, or token ids"
-        )
-    if isinstance(prompt, Chat):
-        return "messages: this model's chat template makes no text of them that has tokens"
-    return "the prompt is empty; send at least one token"
-
-
-def _check_prompt(
-    work: Work, ids: bytes, vocab_size: int, max_model_len: int, param: str = "prompt"
-) -> int:
-    """The length in tokens of the prompt's ``ids``. Raises ``PromptError``. What an engine had
-    taken is not too long: which one can go on with it, is the router's to know."""
-    prompt = work.prompt
-    param = "messages" if isinstance(prompt, Chat) else param
-    if len(ids) % TOKEN_BYTES:
-        raise PromptError(f"the prompt's {len(ids)} bytes are no row of int32 token ids", param)
-    length = len(ids) // TOKEN_BYTES
-    if not length:
-        raise PromptError(_nothing_to_compute(prompt), param)
-    check_vocabulary(np.frombuffer(ids, dtype="<i4"), vocab_size, param)
-    if length >= max_model_len and not work.head.accepted:
-        raise window_exceeded(
-            f"the prompt is too long: it has {length} tokens; the maximum context length is "
-            f"{max_model_len} tokens for prompt and answer together, so a prompt may have at most "
-            f"{max_model_len - 1} (--max-model-len)",
-            param,
-        )
-    return length
 
 
 def _max_tokens(params: SamplingParams, work: Work, length: int, max_model_len: int) -> int:
@@ -298,7 +238,7 @@ def prepare(
     strictness: Strictness = "auto",
     folder_tasks: FolderTasks | None = None,
 ) -> Prepared:
-    """Encode the prompt and resolve every parameter.
+    """Encode the prompt, or those of a batch, and resolve every parameter.
 
     Args:
         max_model_len: the engine's limit for prompt and output together, in tokens.
@@ -311,14 +251,10 @@ def prepare(
     its grammar could be had.
     """
     if work.head.task in OF_FOLDERS and folder_tasks is not None:
-        prompt, second = folder_tasks.encode(work, text_model, max_model_len)
-        # How long it may be was checked there.
-        length = _check_prompt(work, prompt, info.vocab_size, max_model_len + 1, "input")
-        is_cached = folder_tasks.pooling.is_cached
+        encoded = encode_inputs(work, text_model, info, max_model_len, folder_tasks)
     else:
-        is_cached = True
-        prompt, second = prompt_ids(text_model, work, max_model_len), 0
-        length = _check_prompt(work, prompt, info.vocab_size, max_model_len)
+        encoded = encode(work, text_model, info, max_model_len)
+    prompt, length = encoded.ids, encoded.longest
     params = resolve(work.params, info.defaults, seed)
     limit = 0
     if work.head.task == GENERATE:
@@ -347,8 +283,9 @@ def prepare(
         prompt_logprobs=params.prompt_logprobs,
         reads_output=adjustments is not None,
         reads_prompt=adjustments is not None and adjustments.reads_prompt,
-        prefix=extended(b"", chain_root(work.head), prompt) if is_cached else b"",
-        second=second,
+        prefix=extended(b"", chain_root(work.head), encoded.shared),
+        lengths=encoded.lengths,
+        seconds=encoded.seconds,
     )
     skips = params.skip_special_tokens
     reading = reading_of(text_model, work.output, prompt, skips_special=skips)

@@ -7,7 +7,7 @@ class PromptError(ValueError):
     """A request that cannot become tokens; the client gets it as a 400.
 
     ``param`` names the request field at fault (OpenAI's ``error.param``) or is ``None``, and so
-    does ``code`` (``error.code``) the cause.
+    does ``code`` (``error.code``) the cause. ``choice``: whose prompt is at fault, of a batch.
     """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -15,6 +15,7 @@ class PromptError(ValueError):
         self.message = message
         self.param = param
         self.code = code
+        self.choice = 0
 
 
 def window_exceeded(message: str, param: str) -> PromptError:

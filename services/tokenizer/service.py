@@ -23,7 +23,7 @@ from penstock.protocol.tasks import GENERATE, OF_FOLDERS, OF_TOKENIZERS, load_ta
 from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
-from penstock.protocol.wire.messages.requests import Rejected, RequestHead, Work
+from penstock.protocol.wire.messages.requests import Rejected, RequestHead, Work, prompts_of
 from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.encode_room import EncodeRoom, work_bytes
 from penstock.services.tokenizer.encode_threads import EncodeThreads
@@ -31,6 +31,7 @@ from penstock.services.tokenizer.folder_tasks import FolderTasks
 from penstock.services.tokenizer.grammar_check import GrammarCheck, GrammarsBusy
 from penstock.services.tokenizer.own_tasks import Answered, answer
 from penstock.services.tokenizer.parsed_stream import ParsedStream
+from penstock.services.tokenizer.pooled_stream import PooledStream
 from penstock.services.tokenizer.preparation import (
     Prepared,
     PromptError,
@@ -156,11 +157,11 @@ class TokenizerService(AsyncService):
         head, tenant = work.head, work.head.tenant
         plain = not may_have_grammar(work)
         room = self._room if plain else self._vetting_room
-        size = work_bytes(work)
-        if not work.head.accepted and (lack := room.lacks(tenant, size)):
+        size, prompts = work_bytes(work), len(prompts_of(work))
+        if not work.head.accepted and (lack := room.lacks(tenant, size, prompts)):
             self._refuse(request_id, attempt, *lack)
             return
-        room.enter((request_id, attempt), tenant, size)
+        room.enter((request_id, attempt), tenant, size, prompts)
         if not plain:
             self._vetting.add((request_id, attempt))
         threads = self._threads if plain else self._grammar_threads
@@ -215,7 +216,8 @@ class TokenizerService(AsyncService):
             return
         except PromptError as error:
             error.__traceback__ = None  # it holds the prompt, in a circle
-            self._refuse(request_id, attempt, 400, str(error), error.param, error.code)
+            told = str(error), error.param, error.code, error.choice
+            self._refuse(request_id, attempt, 400, *told)
             return
         except GrammarsBusy as error:
             self._refuse(request_id, attempt, 503, str(error))
@@ -240,8 +242,11 @@ class TokenizerService(AsyncService):
             task = self._tasks_for(work.head.task).task(work.head.task, pooling)
         if text is None:
             raise RuntimeError("a request was prepared before the tokenizer was read")
+        if task is not None:
+            stream = PooledStream(task)
+            return lambda choice: stream
         if reading is None:
-            return lambda choice: ChoiceStream(text, params, work.prompt, task)
+            return lambda choice: ChoiceStream(text, params, work.prompt)
         return lambda choice: ParsedStream(
             text, params, work.prompt, reading, reading.parser(request_id, choice)
         )
@@ -254,11 +259,15 @@ class TokenizerService(AsyncService):
         message: str,
         param: str | None = None,
         code: str | None = None,
+        choice: int = 0,
     ) -> None:
         kind = _KINDS.get(status, "server_error")
         retry = 1.0 if status in (429, 503) else None
         rejected = Rejected(
-            request_id, attempt, status, kind, message, param, retry_after=retry, code=code
+            *(request_id, attempt, status, kind, message, param),
+            retry_after=retry,
+            code=code,
+            choice=choice,
         )
         self.ledger.refuse(request_id, attempt, rejected)
         self.flush()

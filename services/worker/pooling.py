@@ -90,6 +90,11 @@ def _pooled(
     make: Callable[[States], bytes] = task.pool
     if isinstance(task, BatchTask):
         states, make = task.transformed(states), floats
+        if np.isfinite(states).all():
+            packed = states.astype("<f4")
+            return [
+                RowPooled(row, one.tobytes()) for row, one in zip(rows, packed, strict=True)
+            ], []
     pooled: list[RowPooled] = []
     failures: list[RowFailure] = []
     for row, state in zip(rows, states, strict=True):

@@ -350,3 +350,50 @@ def test_an_engine_that_is_back_before_it_is_seen_refuses_nobody() -> None:
     engine.pass_time(10.0, someone=20.0)
     engine.admission.look(PipelineLoad(0.0, 1000), engine.open, engine.now)
     assert engine.ask() is None
+
+
+def test_each_prompt_of_a_batch_counts_until_it_has_brought_something() -> None:
+    admission = AdmissionController(limits())
+    admission.entered(1, "ann", 100, prompts=10)
+    admission.entered(2, "bob", 7)
+    assert admission.demand(11) == Demand(11, 11, 107, 0)
+    assert not admission.started(1)
+    assert admission.demand(10) == Demand(10, 10, 97, 1)
+    admission.counted(1, 18)  # the tokenizer says how many tokens the rest has
+    assert admission.demand(10).waiting_tokens == 25
+    assert not any(admission.started(1) for _ in range(8))
+    assert admission.demand(2) == Demand(2, 2, 9, 9)
+    assert admission.started(1) and admission.started(2)
+    assert admission.demand(0) == Demand(0, 0, 0, 11)
+    assert admission.started(1)  # later rows say nothing new
+    assert admission.demand(0) == Demand(0, 0, 0, 11)
+
+
+def test_a_batch_that_is_given_up_leaves_with_what_of_it_waited() -> None:
+    admission = AdmissionController(limits())
+    admission.entered(1, "ann", 100, prompts=10)
+    for _ in range(4):
+        admission.started(1)
+    admission.left(1)
+    assert admission.demand(0) == Demand(0, 0, 0, 4)
+    admission.left(1)
+    assert admission.demand(0) == Demand(0, 0, 0, 4)
+
+
+def test_a_batch_comes_in_whole_where_nothing_waits_or_all_of_it_has_room() -> None:
+    engine = Engine(limits(max_waiting_requests=20))
+
+    def ask(prompts: int) -> Rejected | None:
+        found = engine.admission.refusal(engine.open, "", 10, None, engine.now, 0.5, prompts)
+        if found is None:
+            engine.last += 1
+            engine.queue += [engine.last] * prompts
+            engine.admission.entered(engine.last, "", 10, prompts)
+        return found
+
+    assert ask(SLOTS + 10) is None
+    assert ask(11) is not None
+    assert ask(10) is None
+    assert ask(1) is not None
+    engine = Engine(limits(max_waiting_requests=20))
+    assert ask(100) is None

@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 import pytest
-from served import VECTORS, Served, SharedServers
+from served import VECTORS, Served, SharedServers, served
 
 PATH = "/v1/embeddings"
 
@@ -41,6 +41,24 @@ def test_texts_and_ids_become_vectors_in_their_order(server: Served) -> None:
     assert answer["usage"] == dict.fromkeys(("prompt_tokens", "total_tokens"), sum(lengths))
     assert numbers(ask(server, [[5, 6, 7], [8]])[1]) == [[3, 7], [1, 8]]
     assert numbers(ask(server, [5, 6, 7])[1]) == [[3, 7]]
+
+
+def test_inputs_of_all_lengths_in_one_request_are_answered_in_their_order(server: Served) -> None:
+    lengths = [1, 2000, 3, *[7] * 70, 1500, 2, 1900, *range(1, 40)]
+    status, answer = ask(server, [[5] * (length - 1) + [6] for length in lengths])
+    assert status == 200, answer
+    assert numbers(answer) == [[length, 6] for length in lengths]
+    assert answer["usage"]["prompt_tokens"] == sum(lengths)
+
+
+def test_the_input_that_is_too_long_is_named_among_many(server: Served) -> None:
+    for at in (0, 31, 32, 77):
+        inputs = ["a"] * 90
+        inputs[at] = "water " * 3000
+        status, answer = ask(server, inputs)
+        assert status == 400, answer
+        assert answer["error"]["message"].startswith(f"input[{at}]: the input is too long")
+        assert answer["error"]["param"] == "input"
 
 
 def test_base64_holds_the_same_float32(server: Served) -> None:
@@ -125,6 +143,27 @@ def test_a_batch_is_answered_though_a_process_is_killed(
     process.kill()
     asking.join(60)
     shared_server.renewed(server)
+    ((status, answer),) = answers
+    assert status == 200, answer
+    assert [vector[0] for vector in numbers(answer)] == [len(ids) for ids in inputs]
+
+
+def test_two_engines_share_the_inputs_of_a_request_and_one_goes_on_alone() -> None:
+    inputs = [[9] * (1 + index % 7) for index in range(1000)]
+    answers: list[tuple[int, Any]] = []
+    slow = ["--device", "null", "--null-step-ms", "500", "--max-num-seqs", "64", "--task", "embed"]
+    with served(*slow, "--data-parallel-size", "2") as server:
+        asking = threading.Thread(target=lambda: answers.append(ask(server, inputs)))
+        asking.start()
+        loads = [0]
+        while asking.is_alive() and not all(loads):
+            with urllib.request.urlopen(server.url + "/playground/status", timeout=10) as answer:
+                processes = json.load(answer)["processes"]  # as of beats, twice a second
+            loads = [one["load"] for one in processes if one["service"] == "scheduler"]
+        assert len(loads) == 2 and all(loads), "one engine had nothing to do"
+        engines = [p for p in server.processes().values() if server.role_of(p) == "scheduler"]
+        engines[0].kill()
+        asking.join(60)
     ((status, answer),) = answers
     assert status == 200, answer
     assert [vector[0] for vector in numbers(answer)] == [len(ids) for ids in inputs]

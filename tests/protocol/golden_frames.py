@@ -194,10 +194,10 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
         r.Enqueue(1, 257, "ipc:///t", b"work", "qwen", b"prefix", 2, 100, "embed"),
         [22, 1, 257, "ipc:///t", b"work", "qwen", b"prefix", 2, 100, "embed"],
     ),
-    "Accepted": (r.Accepted(1, 257, _IDS, 16), [23, 1, 257, _IDS, 16]),
+    "Accepted": (r.Accepted(1, 257, _IDS, 16, [1, 2]), [23, 1, 257, _IDS, 16, [1, 2]]),
     "Rejected": (
-        r.Rejected(1, 257, 429, "overloaded_error", "busy", "n", 1.5, True, "full"),
-        [24, 1, 257, 429, "overloaded_error", "busy", "n", 1.5, True, "full"],
+        r.Rejected(1, 257, 429, "overloaded_error", "busy", "n", 1.5, True, "full", 3),
+        [24, 1, 257, 429, "overloaded_error", "busy", "n", 1.5, True, "full", 3],
     ),
     "Cancel": (r.Cancel([1, 2], [256, 512], [-1, 0]), [25, [1, 2], [256, 512], [-1, 0]]),
     "Holding": (r.Holding("ipc:///t", [1], [256]), [26, "ipc:///t", [1], [256]]),
@@ -298,21 +298,32 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
         r.Work(r.RequestHead(), r.Pair("a", "b"), SamplingParams(), []),
         [_PLAIN_HEAD_ROW, ["pair", "a", "b"], _NO_PARAMS_ROW, [], None, False, None],
     ),
+    "Work inputs": (
+        r.Work(
+            r.RequestHead(), r.Inputs([r.Tokens(_IDS), r.PromptText("hi"), r.Pair("a", "b")]),
+            SamplingParams(), [],
+        ),
+        [
+            _PLAIN_HEAD_ROW,
+            ["inputs", [["tokens", _IDS], ["text", "hi", True], ["pair", "a", "b"]]],
+            _NO_PARAMS_ROW, [], None, False, None,
+        ],
+    ),
     "TokenWork": (
         r.TokenWork(
             *(_HEAD, _IDS, b"sampling", [r.ChoiceState(1)], [2, 3], 16, 5, True, True, 2),
-            *(b"prefix", 7),
+            *(b"prefix", [1, 2], [0, 7]),
         ),
         [
             *(_HEAD_ROW, _IDS, b"sampling", [[1, b"", [0, 0, 0, 0]]], [2, 3], 16, 5, True, True, 2),
-            b"prefix", 7,
+            b"prefix", [1, 2], [0, 7],
         ],
     ),
     "SlotSampling": (_SAMPLING, _SAMPLING_ROW),
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "7cbf2eebbdb02aa3"
+SCHEMA_HASH = "eea1a01dafc156f9"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -352,10 +363,10 @@ GOLDEN: dict[str, str] = {
     "Enqueue": (
         "9a1601cd0101a86970633a2f2f2f74c404776f726ba47177656ec4067072656669780264a5656d626564"
     ),
-    "Accepted": "951701cd0101c40801000000ff7f000010",
+    "Accepted": "961701cd0101c40801000000ff7f000010920102",
     "Rejected": (
-        "9a1801cd0101cd01adb06f7665726c6f616465645f6572726f72a462757379a16ecb3ff8000000000000c3a4"
-        "66756c6c"
+        "9b1801cd0101cd01adb06f7665726c6f616465645f6572726f72a462757379a16ecb3ff8000000000000c3a4"
+        "66756c6c03"
     ),
     "Cancel": "941992010292cd0100cd020092ff00",
     "Holding": "941aa86970633a2f2f2f74910191cd0100",
@@ -418,10 +429,15 @@ GOLDEN: dict[str, str] = {
         "61a162dc0019c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c00080c090c2c3c3c0c0"
         "c0c2c090c0c2c0"
     ),
+    "Work inputs": (
+        "979fa0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c292a6696e707574"
+        "739392a6746f6b656e73c40801000000ff7f000093a474657874a26869c393a470616972a161a162dc0019c0"
+        "c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c00080c090c2c3c3c0c0c0c2c090c0c2c0"
+    ),
     "TokenWork": (
-        "9c9fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
+        "9d9fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004000000"
         "000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c40801000000ff7f0000c40873616d"
-        "706c696e67919301c40094000000009202031005c3c302c40670726566697807"
+        "706c696e67919301c40094000000009202031005c3c302c406707265666978920102920007"
     ),
     "SlotSampling": (
         "97cb3fe000000000000028cb3fd0000000000000cfffffffffffffffffcb3fc00000000000009acb3ff40000"

@@ -51,6 +51,9 @@ from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Enqueue,
     Holding,
+    Inputs,
+    PoolingParams,
+    PromptText,
     Rejected,
     RequestHead,
     Submit,
@@ -68,6 +71,7 @@ from penstock.protocol.wire.messages.tokens import (
     Reasoning,
     Released,
     RowEvents,
+    RowPooled,
     RowStart,
     Text,
     TextBatch,
@@ -75,6 +79,7 @@ from penstock.protocol.wire.messages.tokens import (
     TokenIds,
     ToolArguments,
     ToolCallOpened,
+    Vector,
 )
 
 FRONTEND, TOKENIZER, OTHER, SCHEDULER = 1, 2, 3, 4
@@ -211,6 +216,89 @@ def test_the_client_gets_exactly_the_next_index(frontend: Any) -> None:
     ledger.handle(OTHER, text_row(number, 2, 2, "cd", end=True), 0.5)
     assert ear.heard == [2, ("ab", 2, False), ("cd", 2, True)]
     assert ledger.open == {}
+
+
+VALUES = b"\0\0\x80?"
+BATCH = Work(
+    RequestHead(task="embed"),
+    Inputs([PromptText("a"), PromptText("b"), PromptText("c")]),
+    SamplingParams(seed=1),
+    [ChoiceState(0), ChoiceState(1), ChoiceState(2)],
+    pooling=PoolingParams(prompt_name="query"),
+)
+"""Three texts, of 1, 2 and 3 tokens."""
+BATCH_IDS = array("i", range(6)).tobytes()
+
+
+def vectors(number: int, submission: int, *choices: int) -> TextBatch:
+    """The ends of these choices, with a vector each."""
+    rows, attempt = len(choices), first_attempt(submission)
+    return TextBatch(
+        [number] * rows, list(choices), [attempt] * rows, [0] * rows, [0] * rows, b"",
+        [""] * rows, [0] * rows, [End(row, EndReason.LENGTH) for row in range(rows)],
+        events=[RowEvents(row, [Vector(VALUES)], Released()) for row in range(rows)],
+    )  # fmt: skip
+
+
+def test_a_batch_goes_on_elsewhere_without_the_prompts_that_are_done() -> None:
+    sent, ear = Sent(), Ear()
+    ledger = ClientLedger(address(FRONTEND), FRONTEND, Members(), sent)
+    number = ledger.submit(BATCH, ear, 0.0)
+    [(_, first)] = sent.take(Submit)
+    assert (first.choices, ledger.open_of[""]) == (3, 3)
+    ledger.handle(TOKENIZER, Accepted(number, ONE, BATCH_IDS, 0, [1, 2, 3]), 0.1)
+    ledger.handle(TOKENIZER, vectors(number, 1, 1), 0.2)
+    assert ledger.open_of[""] == 2
+    ledger.handle(TOKENIZER, Unknown([number], [ONE]), 0.3)
+    [(_, again)] = sent.take(Submit)
+    work = msgspec.msgpack.decode(again.work, type=Work)
+    assert (again.choices, [one.choice for one in work.choices]) == (2, [0, 2])
+    assert work.prompt == Inputs([Tokens(BATCH_IDS[:4]), Tokens(BATCH_IDS[12:])])
+    assert work.pooling == PoolingParams()  # the ids have what stands ahead
+    assert work.head.accepted
+    ledger.handle(TOKENIZER, Taken(number, first_attempt(2)), 0.4)
+    ledger.handle(TOKENIZER, vectors(number, 2, 0), 0.5)
+    ledger.handle(TOKENIZER, Unknown([number], [first_attempt(2)]), 0.6)
+    [(_, last)] = sent.take(Submit)
+    work = msgspec.msgpack.decode(last.work, type=Work)
+    assert (work.choices, work.prompt) == ([ChoiceState(2)], Tokens(BATCH_IDS[12:]))
+    ledger.handle(TOKENIZER, Taken(number, first_attempt(3)), 0.7)
+    ledger.handle(TOKENIZER, vectors(number, 3, 0, 2), 0.8)
+    assert not ledger.open and not ledger.open_of[""]
+    assert ear.heard == [6, *[([Vector(VALUES)], 0, True)] * 3]
+
+
+def test_a_batch_that_is_given_up_counts_no_more() -> None:
+    sent, ear = Sent(), Ear()
+    ledger = ClientLedger(address(FRONTEND), FRONTEND, Members(), sent)
+    for end in (
+        lambda number: ledger.cancel(number),
+        lambda number: ledger.handle(TOKENIZER, Rejected(number, ONE, 400, "", "no"), 0.3),
+    ):
+        number = ledger.submit(BATCH, ear, 0.0)
+        ledger.handle(TOKENIZER, Accepted(number, ONE, BATCH_IDS, 0, [1, 2, 3]), 0.1)
+        ledger.handle(TOKENIZER, vectors(number, 1, 2), 0.2)
+        end(number)
+        assert not ledger.open and not ledger.open_of[""]
+
+
+def test_a_batch_survives_any_number_of_losses_while_its_prompts_get_done() -> None:
+    sent, ear = Sent(), Ear()
+    ledger = ClientLedger(address(FRONTEND), FRONTEND, Members(), sent)
+    choices = [ChoiceState(number) for number in range(2 * MAX_STALLS)]
+    prompts: list[Any] = [PromptText("a")] * len(choices)
+    number = ledger.submit(
+        msgspec.structs.replace(BATCH, prompt=Inputs(prompts), choices=choices), ear, 0.0
+    )
+    ids = array("i", [choice.choice for choice in choices]).tobytes()
+    ledger.handle(TOKENIZER, Accepted(number, ONE, ids, 0, [1] * len(choices)), 0.1)
+    for submission, choice in enumerate(choices, 1):
+        attempt = first_attempt(submission)
+        ledger.handle(TOKENIZER, Taken(number, attempt), 0.2)
+        ledger.handle(TOKENIZER, vectors(number, submission, choice.choice), 0.2)
+        ledger.handle(TOKENIZER, Unknown([number], [attempt]), 0.3)
+    assert not ledger.open
+    assert len(ear.heard) == 1 + len(choices)
 
 
 def event_row(
@@ -537,6 +625,61 @@ def test_only_what_an_engine_had_taken_counts_as_taken_when_it_comes_from_elsewh
     assert sent.take(Rejected)
     patience = STARTED_SECONDS if accepted else NEW_SECONDS
     assert now == pytest.approx(patience, abs=2 * LONGEST_PAUSE_SECONDS)
+
+
+class Pooled(Letters):
+    def pooled(self, values: bytes) -> Event:
+        return Vector(values)
+
+
+def pooled_rows(attempt: int, *choices: int) -> TokenBatch:
+    rows = len(choices)
+    return TokenBatch(
+        [7] * rows, list(choices), [attempt] * rows, [0] * rows, [0] * rows, b"",
+        [End(row, EndReason.LENGTH) for row in range(rows)],
+        pooled=[RowPooled(row, VALUES) for row in range(rows)],
+    )  # fmt: skip
+
+
+def test_an_engine_gets_of_a_batch_what_is_not_done_yet() -> None:
+    sent, members = Sent(), Members()
+
+    def begin(number: int, attempt: int, work: Work) -> None:
+        tokens = TokenWork(
+            work.head, BATCH_IDS, b"", work.choices, [], 0, lengths=[1, 2, 3], seconds=[0, 1, 2]
+        )
+        ledger.encoded(number, attempt, tokens, work.params, lambda choice: Pooled(), 0.0)
+
+    ledger = TokenizerLedger(address(TOKENIZER), members, sent, begin)
+    ledger.handle(
+        FRONTEND, Submit(7, ONE, address(FRONTEND), msgspec.msgpack.encode(BATCH), "", 3), 0.0
+    )
+    [(_, first)] = sent.take(Enqueue)
+    assert (first.choices, first.tokens) == (3, 3)
+    ledger.handle(SCHEDULER, Accepted(7, ONE), 0.1)
+    [(_, accepted)] = sent.take(Accepted)
+    assert (accepted.prompt, accepted.lengths) == (BATCH_IDS, [1, 2, 3])
+    attempt = ONE
+    for losses in range(2 * MAX_STALLS):  # with a vector in between it goes on
+        ledger.handle(SCHEDULER, Unknown([7], [attempt]), 0.2)
+        attempt += 1
+        [(_, again)] = sent.take(Enqueue)
+        work = msgspec.msgpack.decode(again.work, type=TokenWork)
+        ledger.handle(SCHEDULER, Accepted(7, attempt), 0.3)
+        sent.take()
+        if losses == MAX_STALLS - 1:
+            ledger.handle(SCHEDULER, pooled_rows(attempt, 1), 0.4)
+            [(_, texts)] = sent.take(TextBatch)
+            assert (texts.choices, texts.events[0].events) == ([1], [Vector(VALUES)])
+        elif losses >= MAX_STALLS:
+            assert [one.choice for one in work.choices] == [0, 2]
+            assert work.prompt == BATCH_IDS[:4] + BATCH_IDS[12:]
+            assert (work.lengths, work.seconds) == ([1, 3], [0, 2])
+            assert (again.choices, again.tokens) == (2, 3)
+    ledger.handle(SCHEDULER, pooled_rows(attempt, 0, 1, 2), 0.5)
+    [(_, texts)] = sent.take(TextBatch)
+    assert texts.choices == [0, 2]
+    assert not ledger.open
 
 
 def test_what_an_engine_leaves_of_the_limit_holds_wherever_the_request_goes_on(

@@ -158,6 +158,19 @@ def test_room_for_encoding_is_bounded_in_requests_and_bytes_of_all_and_of_each()
     assert room.lacks("a", 500) is None
 
 
+def test_each_prompt_of_a_batch_takes_a_place_in_the_room_for_encoding() -> None:
+    room = EncodeRoom(10, 1000)
+    assert room.lacks("a", 100, prompts=6) is not None
+    assert room.lacks("a", 100, prompts=5) is None
+    room.enter((1, 0), "a", 100, prompts=5)
+    status, message = room.lacks("a", 0) or (0, "")
+    assert status == 429 and "5 requests of 100 bytes" in message
+    room.enter((2, 0), "b", 0, prompts=4)
+    assert (room.lacks("c", 0, prompts=2) or (0,))[0] == 503
+    room.leave((1, 0))
+    assert room.lacks("c", 0, prompts=5) is None
+
+
 def test_encode_threads_pass_errors_on_and_leave_out_what_was_cancelled() -> None:
     threads = EncodeThreads(1)
     go, played = threading.Event(), []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +19,7 @@ from penstock.protocol.process.metrics import Registry
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import (
     ChoiceState,
+    Inputs,
     Rejected,
     RequestHead,
     Tokens,
@@ -86,6 +87,20 @@ class Asked:
     priority: int = 0
     cache_salt: str = ""
     streamed: bool = True
+    inputs: tuple[list[int], ...] = ()
+    """Of a batch: the prompt of each choice, in the place of ``prompt``."""
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        return list(self.inputs) or [self.prompt]
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.inputs) or self.params.n
+
+    def of(self, choice: int) -> Asked:
+        """What the choice answers."""
+        return replace(self, prompt=self.inputs[choice], inputs=()) if self.inputs else self
 
     def work(self) -> Work:
         head = RequestHead(
@@ -96,9 +111,10 @@ class Asked:
             time_left=self.time_left,
             streamed=self.streamed,
         )
-        prompt = Tokens(array("i", self.prompt).tobytes())
-        choices = [ChoiceState(choice) for choice in range(self.params.n)]
-        return Work(head, prompt, self.params, choices)
+        prompts = [Tokens(array("i", prompt).tobytes()) for prompt in self.prompts]
+        choices = [ChoiceState(choice) for choice in range(self.num_choices)]
+        asked = Inputs([*prompts]) if self.inputs else prompts[0]
+        return Work(head, asked, self.params, choices)
 
     @property
     def stop_ids(self) -> list[int]:
@@ -134,6 +150,7 @@ class Undisturbed:
 
 
 def undisturbed(asked: Asked, choice: int, traits: EngineTraits) -> Undisturbed:
+    asked = asked.of(choice)
     params, limits = asked.params, traits.limits
     longest = min(limits.max_sequence_len, len(asked.prompt) + (params.max_tokens or 0))
     sampling = SlotSampling(0.0, 0, 1.0, params.seed or 0)
@@ -208,17 +225,19 @@ class Record:
     """Rows before the beginning or behind the end."""
 
     def __post_init__(self) -> None:
-        n = self.asked.params.n
+        n, prompts = self.asked.num_choices, len(self.asked.prompts)
         now = self.frontend.world.now
         self.answers += [Answer() for _ in range(n)]
         self.progress = RequestProgress(
-            1, n, Meters(Registry()), now, lambda: self.frontend.world.now
+            prompts, n, Meters(Registry()), now, lambda: self.frontend.world.now
         )
-        self._sink = AnswerSink(self.progress, self.answers, wants_ids=self.wants_ids)
+        self._sink = AnswerSink(
+            self.progress, self.answers, wants_ids=self.wants_ids, prompts=prompts
+        )
 
     @property
     def ended(self) -> bool:
-        return bool(self.rejected) or len(self.ends) == self.asked.params.n
+        return bool(self.rejected) or len(self.ends) == self.asked.num_choices
 
     def __repr__(self) -> str:
         wanted = {
@@ -227,7 +246,7 @@ class Record:
             if value != getattr(SamplingParams(), name)
         }
         return (
-            f"request {self.request_id} of {len(self.asked.prompt)} tokens, {wanted}, "
+            f"request {self.request_id} of {list(map(len, self.asked.prompts))} tokens, {wanted}, "
             f"{self.asked.time_left=}: {self.accepted=}, {self.cancelled=}, {self.late=}, "
             f"{self.rejected=}, {self.ends=}, {self.tokens=}, "
             f"{[answer.events() for answer in self.answers]}"
@@ -236,7 +255,8 @@ class Record:
     def on_accepted(self, prompt_tokens: int) -> None:
         self.accepted += 1
         self._sink.on_accepted(prompt_tokens)
-        assert prompt_tokens == len(self.asked.prompt)
+        assert prompt_tokens == sum(map(len, self.asked.prompts))
+        assert self.progress.unaccepted == 0
 
     def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
         if self.cancelled or self.rejected or choice in self.ends or not self.accepted:
@@ -245,7 +265,7 @@ class Record:
             start = extras.start
             assert choice not in self.starts
             assert choice not in self.tokens
-            assert 0 <= start.cached < len(self.asked.prompt)
+            assert 0 <= start.cached < len(self.asked.of(choice).prompt)
             assert start.queued_s >= 0
             self.starts[choice] = start
         self.tokens[choice] = self.tokens.get(choice, 0) + tokens
@@ -266,13 +286,13 @@ class Record:
         three without a new token in between."""
         assert self.late == 0, self
         assert self.accepted <= 1, self
-        expected = {c: undisturbed(self.asked, c, traits) for c in range(self.asked.params.n)}
+        expected = {c: undisturbed(self.asked, c, traits) for c in range(self.asked.num_choices)}
         for choice, answer in enumerate(self.answers):
             assert expected[choice].begins_with(answer.events()), (self, expected[choice])
             ids = array("i", b"".join(answer.ids)).tolist()
             assert ids == expected[choice].output[: len(ids)], (self, ids, expected[choice])
             asked = None if answer.prompt is None else array("i", answer.prompt).tolist()
-            assert asked == (self.asked.prompt if ids else None), (self, asked)
+            assert asked == (self.asked.of(choice).prompt if ids else None), (self, asked)
         if self.cancelled or not self.frontend.alive:
             return
         if self.rejected:
@@ -286,7 +306,7 @@ class Record:
             assert len(ends) == 1, self
             self._check_end(choice, ends[0], expected[choice], traits, failures)
         usage = self.progress.usage
-        assert usage.prompt == len(self.asked.prompt), self
+        assert usage.prompt == sum(map(len, self.asked.prompts)), self
         assert usage.completion == sum(self.tokens.values()), self
 
     def _check_end(
@@ -324,10 +344,18 @@ class Crowd:
 
     def ask(self) -> Asked:
         rng = self.rng
-        prompt = self._prompt()
+        prompt, inputs = self._prompt(), tuple[list[int], ...]()
+        params = self._params(is_parsed(prompt))
+        if rng.random() < 0.15:
+            inputs = tuple(self._prompt() for _ in range(rng.choice([1, 2, 9])))
+            asked = self._params(parsed=True)
+            params = msgspec.structs.replace(
+                asked, n=1, max_tokens=rng.choice([1, 8]), repetition_penalty=1.0
+            )
         return Asked(
             prompt,
-            self._params(is_parsed(prompt)),
+            params,
+            inputs=inputs,
             tenant=rng.choice(["", "ann", "bob"]),
             time_left=rng.choice([None] * 7 + [rng.choice([0.05, 3.0])]),
             priority=rng.randrange(3),

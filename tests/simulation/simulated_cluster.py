@@ -24,12 +24,16 @@ from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire import codec
 from penstock.protocol.wire.messages.membership import Beat, Goodbye, Hello, Peer
 from penstock.protocol.wire.messages.requests import (
+    TOKEN_BYTES,
     Cancel,
     Enqueue,
+    Inputs,
     Submit,
     Tokens,
     TokenWork,
     Work,
+    prompts_of,
+    split_ids,
 )
 from penstock.protocol.wire.messages.tokens import Content, RowDetails, RowLogprobs
 from penstock.services.router.dispatch import Dispatcher
@@ -213,26 +217,31 @@ class TokenizerNode(Node):
 
 
 def make_stream(work: TokenWork, params: SamplingParams, choice: int) -> SimulatedStream:
-    return SimulatedStream(params.stop, is_parsed(list(array("i", work.prompt))))
+    prompts = split_ids(work.prompt, work.lengths)
+    numbers = [state.choice for state in work.choices]
+    prompt = prompts[numbers.index(choice)] if work.lengths else prompts[0]
+    return SimulatedStream(params.stop, is_parsed(list(array("i", prompt))))
 
 
 def token_work(work: Work) -> TokenWork:
     """What the tokenizer's threads make of tokens."""
-    assert isinstance(work.prompt, Tokens)
     params = work.params
+    prompts = [prompt.ids for prompt in prompts_of(work) if isinstance(prompt, Tokens)]
+    is_batch = isinstance(work.prompt, Inputs)
     ends = [] if params.ignore_eos else [END_OF_TEXT]
     stop_ids = [*params.stop_token_ids, *ends]
     sampling = slot_sampling(params, stop_ids, [])
     asked = sampling.adjustments
     return TokenWork(
         work.head,
-        work.prompt.ids,
+        b"".join(prompts),
         sampling.packed(),
         work.choices,
         stop_ids,
         params.max_tokens or 0,
         reads_output=asked is not None,
         reads_prompt=asked is not None and asked.reads_prompt,
+        lengths=[len(ids) // TOKEN_BYTES for ids in prompts] if is_batch else [],
     )
 
 

@@ -3,11 +3,14 @@
 A request is named by ``id`` (made by its frontend, unique in the cluster) and ``attempt``.
 ``attempt`` is ``submission << 8 | enqueue``: the frontend counts submissions, the tokenizer that
 holds one counts its enqueues. A higher attempt always replaces a lower one of the same id.
-The ``n`` choices of a request travel together; rows of tokens name the choice.
+The ``n`` choices of a request travel together; rows of tokens name the choice. They share a
+prompt, or each has its own (``Inputs``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Annotated, Literal
 
 import msgspec
@@ -35,6 +38,17 @@ def first_attempt(submission: int) -> int:
 
 def submission_of(attempt: int) -> int:
     return attempt >> ATTEMPT_BITS
+
+
+def split_ids(ids: bytes, lengths: list[int]) -> list[bytes]:
+    """The prompts of a batch, of so many tokens each; without ``lengths`` the one that there is.
+    Raises ``ValueError`` where they are not as long together."""
+    if not lengths:
+        return [ids]
+    if min(lengths) < 0 or TOKEN_BYTES * sum(lengths) != len(ids):
+        raise ValueError(f"{len(ids)} bytes are no prompts of {sum(lengths)} tokens")
+    ends = list(accumulate(lengths, initial=0))
+    return [ids[TOKEN_BYTES * a : TOKEN_BYTES * b] for a, b in pairwise(ends)]
 
 
 class ChoiceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -79,8 +93,18 @@ Prompt = Chat | PromptText | Tokens | Pair
 PromptKind = Literal["chat", "text", "tokens", "pair"]
 
 
-def kind_of(prompt: Prompt) -> PromptKind:
+class Inputs(msgspec.Struct, frozen=True, array_like=True, tag="inputs", gc=False):
+    """A batch: the prompts of a request of whose each choice has its own, in the order of the
+    choices. For the tasks that a model's folder decides on."""
+
+    prompts: list[PromptText | Tokens | Pair]
+
+
+def kind_of(prompt: Prompt | Inputs) -> PromptKind:
+    """Of a batch: that of its first prompt."""
     match prompt:
+        case Inputs(prompts):
+            return kind_of(prompts[0])
         case Chat():
             return "chat"
         case PromptText():
@@ -174,7 +198,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the client asked for, as the frontend sends it. The router never decodes it."""
 
     head: RequestHead
-    prompt: Prompt
+    prompt: Prompt | Inputs
     params: SamplingParams
     choices: list[ChoiceState]
     """The choices still open; at first all ``n``."""
@@ -183,6 +207,11 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``max_tokens`` may be more than what fits behind the prompt: the window ends the answer."""
     pooling: PoolingParams | None = None
     """For the tasks that make a vector or scores of a prompt."""
+
+
+def prompts_of(work: Work) -> Sequence[Prompt]:
+    """The one that the choices share, or each choice's own."""
+    return work.prompt.prompts if isinstance(work.prompt, Inputs) else [work.prompt]
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):
@@ -211,7 +240,7 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     head: RequestHead
     prompt: bytes
-    """int32 token ids, little endian."""
+    """int32 token ids, little endian; of a batch those of all prompts, one after another."""
     sampling: bytes
     """An encoded ``SlotSampling`` of every choice. The scheduler passes it on unread; what it
     plans by stands in the fields below."""
@@ -229,9 +258,14 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stalls: int = 0
     """How often it was started again without a new token in between."""
     prefix: bytes = b""
-    """Digests of the prompt's prefixes, see ``penstock.protocol.prefix_digest``."""
-    second: int = 0
-    """Where the second text of a pair begins in the prompt; 0: there is none."""
+    """Digests of the prompt's prefixes, see ``penstock.protocol.prefix_digest``; of a batch those
+    that all its prompts share."""
+    lengths: list[int] = []
+    """Of a batch: the tokens of each choice's own prompt, in the order of ``choices``. Empty: the
+    choices share one prompt."""
+    seconds: list[int] = []
+    """Where the second text of a pair begins in each prompt, 0 where it is none. Empty: no prompt
+    is a pair."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
@@ -268,6 +302,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=23, gc=False):
     max_tokens: int = 0
     """The resolved limit, so that a continuation keeps it. A scheduler says what its engine leaves
     of it."""
+    lengths: list[int] = []
+    """As ``TokenWork.lengths``, for the choices of the submission."""
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=24, gc=False):
@@ -286,6 +322,8 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=24, gc=False):
     """The request itself is fine (draining or full receiver): another peer may take it."""
     code: str | None = None
     """OpenAI's ``error.code``, by which clients tell causes of one type apart."""
+    choice: int = 0
+    """Of a batch: the choice whose prompt is at fault, where ``param`` says that one is."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=25, gc=False):

@@ -83,9 +83,11 @@ def of_any_task(generate: Script) -> Script:
     async def script(work: Work, sink: Sink) -> None:
         event = events.get(work.head.task)
         if event is None:
-            return await generate(work, sink)
+            await generate(work, sink)
+            return
         sink.on_accepted(3)
-        return sink.on_row(0, "", 0, RowExtras(end=STOP, events=[event]))
+        for choice in work.choices:
+            sink.on_row(choice.choice, "", 0, RowExtras(end=STOP, events=[event]))
 
     return script
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from frontend_scripted import STOP, Client, Script, rejected, run, waiting
 
+from penstock.client import batches
 from penstock.client.gateway_interface import Overloaded, ServedModel
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.sampling import SamplingParams
@@ -25,6 +26,16 @@ from penstock.protocol.wire.messages.requests import (
     Work,
 )
 from penstock.protocol.wire.messages.tokens import Scores
+from penstock.services.frontend import generation
+
+
+@pytest.fixture(autouse=True)
+def batches_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text is a request of its own on its way; for several together see
+    test_frontend_batches."""
+    for module in (batches, generation):
+        monkeypatch.setattr(module, "BATCH_INPUTS", 1)
+
 
 ASKED = {"query": "q", "documents": ["a", "bb", {"text": "ccc"}]}
 

@@ -60,6 +60,20 @@ def test_prompts_become_vectors_in_their_order(embedder: LLM) -> None:
     assert [one.outputs.embedding[0] for one in many] == [1 + n % 5 for n in range(1500)]
 
 
+def test_each_prompt_of_a_batch_has_its_own_id_and_its_own_error(embedder: LLM) -> None:
+    outputs = embedder.embed([[5] * length for length in range(1, 80)], normalize=False)
+    assert [len(one.prompt_token_ids) for one in outputs] == list(range(1, 80))
+    ids = [int(one.request_id) for one in outputs]
+    assert ids == list(range(ids[0], ids[0] + 79))
+    wrong = [[5]] * 50
+    wrong[45] = [5] * 5000
+    with pytest.raises(RequestRefused, match="prompt 45: the input is too long"):
+        embedder.embed(wrong)
+    urgent = [index % 3 for index in range(40)]
+    outputs = embedder.embed([[5, 6]] * 40, normalize=False, priority=urgent, max_concurrency=5)
+    assert [one.outputs.embedding for one in outputs] == [[2, 6]] * 40
+
+
 def test_pairs_are_scored_one_beside_many_or_each_beside_its_own(ranker: LLM) -> None:
     for text_1, text_2 in (("a", ["b", "b c d e"]), (["a", "a"], ["b", "b c d e"])):
         outputs = ranker.score(text_1, text_2)

@@ -14,6 +14,7 @@ from penstock.protocol.ownership.choice import Choice
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.tokens import Event, Released, RowLogprobs, Text, Vector
 from penstock.services.tokenizer.choice_stream import ChoiceStream
+from penstock.services.tokenizer.pooled_stream import PooledStream
 from penstock.services.tokenizer.text_model import TextModel
 
 
@@ -152,11 +153,13 @@ class MadeUpTask:
 
 
 @pytest.mark.parametrize("wrong", [Vector([0.5]), Text("a"), "a", None])  # type: ignore[arg-type]
-def test_a_task_whose_event_no_message_can_carry_fails_at_its_own_request(
-    model: TextModel, wrong: Any
-) -> None:
-    stream = ChoiceStream(model, SamplingParams(), task=MadeUpTask(wrong))
+def test_a_task_whose_event_no_message_can_carry_fails_at_its_own_request(wrong: Any) -> None:
     with pytest.raises(TypeError, match="made-up"):
-        stream.pooled(b"")
-    right = ChoiceStream(model, SamplingParams(), task=MadeUpTask(Vector(b"\0" * 4)))
+        PooledStream(MadeUpTask(wrong)).pooled(b"")
+    right = PooledStream(MadeUpTask(Vector(b"\0" * 4)))
     assert right.pooled(b"") == Vector(b"\0" * 4)
+
+
+def test_a_request_that_generates_takes_nothing_that_a_task_has_made(model: TextModel) -> None:
+    with pytest.raises(TypeError, match="generates"):
+        ChoiceStream(model, SamplingParams()).pooled(b"")

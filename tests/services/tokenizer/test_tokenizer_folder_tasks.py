@@ -13,10 +13,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from penstock.protocol.judging import JUDGED
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.pooling import Pooling
+from penstock.protocol.prefix_digest import DIGEST_BYTES
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import (
     Chat,
     ChoiceState,
+    Inputs,
     Pair,
     PoolingParams,
     Prompt,
@@ -68,7 +70,8 @@ def words(ids: bytes) -> str:
 
 
 def encoded(model: TextModel, of: Work, **more: Any) -> tuple[str, int]:
-    found = tasks(**more).encode(of, model, 16)
+    assert not isinstance(of.prompt, Inputs)
+    found = tasks(**more).encode(of.prompt, of, model, 16)
     return words(found.ids), found.second
 
 
@@ -218,13 +221,13 @@ def test_a_judge_reads_a_pair_in_its_own_form_and_takes_no_control_tokens_from_i
     model = TextModel(tokenizer, None)
     judge = {"tasks": ["score"], "encoder": False, "labels": JUDGED, "judge": "qwen3"}
     of = work(Pair("a <|im_end|> a", "b b b"), "score")
-    ids = tasks(**judge).encode(of, model, 99).ids
+    ids = tasks(**judge).encode(of.prompt, of, model, 99).ids
     numbers = list(struct.unpack(f"<{len(ids) // 4}i", ids))
     marks = [number for number in numbers if number >= 3]
     assert marks == [3, 4, 3, 4, 3]  # those of the form alone
     assert numbers.count(1) == 3 and numbers.count(2) == 3
     cut = work(of.prompt, "score", keep=len(numbers) - 2)
-    shorter = tasks(**judge).encode(cut, model, 99).ids
+    shorter = tasks(**judge).encode(cut.prompt, cut, model, 99).ids
     assert len(shorter) == len(ids) - 8 and shorter[-20:] == ids[-20:]
 
 
@@ -234,13 +237,13 @@ def test_what_an_engine_had_taken_is_neither_cut_anew_nor_refused(text_model: Te
         of = work(prompt, "score" if isinstance(prompt, Pair) else "embed", dimensions=9)
         new = tasks().encode
         with pytest.raises(PromptError):
-            new(of, text_model, 16)
+            new(prompt, of, text_model, 16)
         again = msgspec.structs.replace(of, head=RequestHead(task=of.head.task, accepted=True))
-        found = new(again, text_model, 16)  # a smaller engine is there now
+        found = new(prompt, again, text_model, 16)  # a smaller engine is there now
         assert len(found.ids) == 4 * count
     cut = work(Tokens(ids), keep=18)
     cut = msgspec.structs.replace(cut, head=RequestHead(task="embed", accepted=True))
-    assert tasks().encode(cut, text_model, 16).ids == ids
+    assert tasks().encode(cut.prompt, cut, text_model, 16).ids == ids
 
 
 def test_a_judge_s_own_template_renders_the_pair_and_its_end_is_cut() -> None:
@@ -261,7 +264,7 @@ def test_a_judge_s_own_template_renders_the_pair_and_its_end_is_cut() -> None:
 
     def found(keep: int | None = None, name: str = "") -> str:
         of = work(Pair("a a", "b b b b"), "score", keep, prompt_name=name)
-        ids = tasks(**judge).encode(of, model, 99).ids
+        ids = tasks(**judge).encode(of.prompt, of, model, 99).ids
         return " ".join(names[at] for at in struct.unpack(f"<{len(ids) // 4}i", ids))
 
     assert found() == "Q a a D b b b b E"
@@ -281,3 +284,64 @@ def test_prompts_that_are_not_cached_have_no_digests(
     of = work(Tokens(struct.pack("<200i", *[3] * 200)))
     found = prepare(of, text_model, info, 999, 0, folder_tasks=tasks(**more))
     assert bool(found.work.prefix) is is_cached
+
+
+INFO = ModelInfo(Path("model"), "BertModel", 99, 999, "float32", [], {}, {"hidden_size": 8})
+
+
+def batch(*prompts: Any, choices: int | None = None, task: str = "embed") -> Work:
+    states = [ChoiceState(2 * number) for number in range(choices or len(prompts))]
+    made = work(PromptText(""), task)
+    return msgspec.structs.replace(made, prompt=Inputs(list(prompts)), choices=states)
+
+
+def test_the_prompts_of_a_batch_stand_one_after_another(text_model: TextModel) -> None:
+    of = batch(PromptText("a"), Tokens(struct.pack("<2i", 3, 4)), PromptText("b c", False))
+    found = prepare(of, text_model, INFO, 16, 0, folder_tasks=tasks()).work
+    assert words(found.prompt) == "[CLS] a [SEP] a b b c"
+    assert (found.lengths, found.seconds, found.choices) == ([3, 2, 2], [], of.choices)
+    found = prepare(
+        batch(Pair("a", "b"), Pair("a b", "c"), task="score"),
+        text_model, INFO, 16, 0, folder_tasks=tasks(tasks=["score"]),
+    ).work  # fmt: skip
+    assert words(found.prompt) == "[CLS] a [SEP] b [SEP] [CLS] a b [SEP] c [SEP]"
+    assert (found.lengths, found.seconds) == ([5, 6], [3, 4])
+
+
+def test_the_choice_is_named_whose_prompt_cannot_be_taken(text_model: TextModel) -> None:
+    for wrong, said in (
+        (PromptText("a " * 30), "too long: it has 32 tokens"),
+        (Tokens(struct.pack("<i", 99)), "token id 99"),
+        (Tokens(b""), "empty"),
+        (Pair("a", "b"), "not of a pair"),
+    ):
+        of = batch(PromptText("a"), wrong, PromptText("a " * 30))
+        with pytest.raises(PromptError, match=said) as refused:
+            prepare(of, text_model, INFO, 16, 0, folder_tasks=tasks())
+        assert (refused.value.choice, refused.value.param) == (2, "input")
+
+
+def test_prompts_that_are_not_as_many_as_the_choices_are_refused(text_model: TextModel) -> None:
+    for of in (
+        batch(PromptText("a"), choices=2),
+        batch(PromptText("a"), PromptText("b"), choices=1),
+    ):
+        with pytest.raises(PromptError, match="prompts came for"):
+            prepare(of, text_model, INFO, 16, 0, folder_tasks=tasks())
+    with pytest.raises(PromptError, match="takes one prompt"):
+        prepare(batch(PromptText("a"), task="generate"), text_model, INFO, 16, 0)
+
+
+def test_a_batch_is_placed_by_what_all_its_prompts_begin_with(text_model: TextModel) -> None:
+    causal = tasks(encoder=False, kind="last")
+
+    def prefix(*prompts: list[int]) -> bytes:
+        packed = [Tokens(struct.pack(f"<{len(ids)}i", *ids)) for ids in prompts]
+        of = batch(*packed) if len(packed) > 1 else work(packed[0])
+        return prepare(of, text_model, INFO, 999, 0, folder_tasks=causal).work.prefix
+
+    alone = prefix([3] * 200)
+    assert len(alone) == 3 * DIGEST_BYTES
+    assert prefix([3] * 200, [3] * 150, [3] * 300) == alone[: 2 * DIGEST_BYTES]
+    assert prefix([3] * 200, [*[3] * 70, 4]) == alone[:DIGEST_BYTES]
+    assert prefix([3] * 200, [4] * 200) == b""

@@ -107,13 +107,6 @@ def _memory(config: Config, sources: Provenance) -> Iterator[str]:
 
 def _device(config: Config, sources: Provenance, machine: Machine | None) -> Iterator[str]:
     device, model, cache = config.device, config.model, config.cache
-    world = config.cluster.world_size
-    told = sources["device"].origin not in {"default", "derived"}  # a router has no device
-    if world > 1 and told and device.device != "null":
-        yield (
-            f"--world-size {world} with --device {device.device}: tensor parallelism is not "
-            "supported yet, an engine runs on one device; --data-parallel-size N starts N engines"
-        )
     if device.device == "cpu" and model.dtype == "float16":
         yield "--device cpu cannot compute in --dtype float16; use bfloat16 or float32"
     if device.device in {"cpu", "null"} and _given(config, sources, "gpu_memory_utilization"):
@@ -152,22 +145,31 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
     if device.device == "cuda" and not machine.gpus:
         yield "--device cuda: this machine has no CUDA device; use --device cpu"
     elif device.device == "cuda":
-        yield from _engines(device.device_index, config.launch.data_parallel_size, machine.gpus)
+        yield from _engines(config, machine.gpus)
     if device.threads and device.threads > machine.cores:
         yield f"--threads {device.threads} is more than this machine's {machine.cores} cores"
 
 
-def _engines(first: int, engines: int, devices: int) -> Iterator[str]:
-    """Each engine has a CUDA device of its own, from ``first`` on."""
+def _engines(config: Config, devices: int) -> Iterator[str]:
+    """Each worker has a CUDA device of its own, those of an engine one after another."""
+    first, engines = config.device.device_index, config.launch.data_parallel_size
+    world = config.cluster.world_size
     have = f"this machine has {devices} CUDA device{'s' if devices > 1 else ''}"
+    after = f" from --device-index {first} on" if first else ""
+    left = devices - first
     if first >= devices:
         yield f"--device-index {first}: {have}, counted from 0; choose one of them"
-    elif first + engines > devices:
-        left = devices - first
-        after = f" from --device-index {first} on" if first else ""
+    elif world > left:
         yield (
-            f"--data-parallel-size {engines} starts {engines} engines, each on a CUDA device of "
-            f"its own{after}, but {have}; use --data-parallel-size {left}, or more devices"
+            f"--tensor-parallel-size {config.cluster.tensor_parallel_size} and "
+            f"--pipeline-parallel-size {config.cluster.pipeline_parallel_size} need {world} CUDA "
+            f"devices{after}, but {have}"
+        )
+    elif world * engines > left:
+        own = "a CUDA device of its own" if world == 1 else f"{world} CUDA devices of its own"
+        yield (
+            f"--data-parallel-size {engines} starts {engines} engines, each on {own}{after}, but "
+            f"{have}; use --data-parallel-size {left // world}, or more devices"
         )
 
 

@@ -81,12 +81,16 @@ class WorkerGroup:
                 self.note = (
                     self._refused or f"{self._name(rank)} {latest.phase} {latest.note}".strip()
                 )
-                self._send(peer.address, Attach(self.epoch, self._address, group))
+                meeting = self._peers[0].identity.rendezvous
+                self._send(peer.address, Attach(self.epoch, self._address, group, meeting))
 
     def _form(self, found: dict[int, Peer]) -> bool:
         """Make a group of the workers by rank, if they are all there."""
         if strangers := sorted(rank for rank in found if rank >= self._size):
-            self._refuse(f"there is a worker of rank {strangers[0]}, but --world-size {self._size}")
+            self._refuse(
+                f"there is a worker of rank {strangers[0]}, but the engine has {self._size} by "
+                "--tensor-parallel-size and --pipeline-parallel-size"
+            )
             return False
         missing = [rank for rank in range(self._size) if rank not in found]
         if missing:

@@ -9,7 +9,7 @@ import msgspec
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import LayerGroup
-from penstock.services.worker.layer_groups import block_shapes, group_layers
+from penstock.services.worker.layer_groups import LayerGroups, block_shapes, group_layers
 from penstock.services.worker.memory import EXTRA_BLOCKS, check_fits, plan_capacity
 from penstock.services.worker.memory_account import MemoryAccount, MemoryPart, merged, shown_bytes
 from penstock.services.worker.models.specification import CacheSpecification
@@ -19,9 +19,15 @@ OUTSIDE = "outside"
 """The part of an account that its worker does not take."""
 
 
-def block_bytes(caches: Sequence[CacheSpecification], block_size: int, item_bytes: int) -> int:
-    """K and V of one block, which holds the layers of a group."""
-    shapes = block_shapes(caches, group_layers(caches))
+def block_bytes(
+    caches: Sequence[CacheSpecification],
+    block_size: int,
+    item_bytes: int,
+    grouped: LayerGroups | None = None,
+) -> int:
+    """K and V of one block, which holds the layers of a group. grouped: the layers, where they are
+    not grouped by themselves alone."""
+    shapes = block_shapes(caches, grouped or group_layers(caches))
     return sum(2 * kv_heads * dim for kv_heads, dim in shapes) * block_size * item_bytes
 
 

@@ -41,6 +41,7 @@ from penstock.services.worker.model_weights import Loaded, Progress, make_model
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense_form import DenseModel
+from penstock.services.worker.models.rank_decoder import RankDecoder
 from penstock.services.worker.plain_attention import (
     AnyAttention,
     AttentionOfKinds,
@@ -54,6 +55,8 @@ from penstock.services.worker.pooling_tasks import (
     token_ids,
 )
 from penstock.services.worker.prompt_sums import PromptSums
+from penstock.services.worker.rank_choice import rank_place
+from penstock.services.worker.rank_group import HostRanks
 from penstock.services.worker.step_profile import run_once
 
 if TYPE_CHECKING:
@@ -102,11 +105,15 @@ def _load(
     info = read_model_info(config.model.model)
     device = choose_device(config.device.device, config.device.device_index)
     dtype = choose_dtype(config.model.dtype, info, device)
-    cores = read_machine().physical_cores
+    place = rank_place(config)
+    ranks = HostRanks(place) if place.size > 1 else None
+    cores = max(1, read_machine().physical_cores // place.size)
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
     headless = not pooling.generates and not pooling.is_judge
-    model = make_model(config, info, dtype, device, progress, loaded, headless=headless)
+    model = make_model(
+        config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
+    )
     judged = judge_of(model, info, pooling) if pooling.is_judge else None
     kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
     if not pooling.tasks and not without:
@@ -217,14 +224,14 @@ def choose_compression(kernels: DenseModel, config: Config, progress: Progress) 
 def set_threads(executor: ModelExecutor, model: CausalModel, given: int | None, cores: int) -> str:
     """Compute with as many threads as ``given``, or as are fastest; returns the reason."""
     if given is None:
-        trial = ModelExecutor(model, trial_capacity(executor.capacity))
+        trial = type(executor)(model, trial_capacity(executor.capacity))
         counts = candidates(cores)
         if model.dtype == torch.float32:
             counts = agreeing(trial, counts)
         threads = ThreadTrial(trial, counts)
         choice = threads.start()
         executor.threads = choice.threads
-        if len(counts) > 1:
+        if len(counts) > 1 and not isinstance(model, RankDecoder):  # which the others wait for
             executor.review = ThreadReview(threads)
         run_once(executor, 1)
         return str(choice)

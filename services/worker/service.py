@@ -25,11 +25,14 @@ from penstock.services.worker.executor import PLAIN_KERNELS, Executor
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.memory_account import table
+from penstock.services.worker.rendezvous import rendezvous_of
 from penstock.services.worker.step_limit import StepLimits
 
 LOAD_LIMIT_SECONDS = 1800.0
 KEPT_ANSWERS = 8
 IDLE_SECONDS = 0.5
+MEET_LIMIT_SECONDS = 300.0
+"""For finding the other ranks of the engine."""
 IMPROVE_LIMIT_SECONDS = 60.0
 """For what a pause is used for."""
 TURN_SECONDS = 0.05
@@ -75,6 +78,8 @@ class WorkerService(LoopService):
         self._group: list[int] = []
         """Incarnations of its engine's workers, itself among them."""
         self._device_failed: DeviceFailed | None = None
+        self._rendezvous = rendezvous_of(config, self.mailbox.address)
+        """Where it meets the ranks that it computes with; ``None``: it computes alone."""
 
     def identity(self) -> Identity:
         cluster, folder = self.config.cluster, Path(self.config.model.model)
@@ -85,6 +90,7 @@ class WorkerService(LoopService):
             cluster.rank,
             model=self.config.model.names()[0],
             fingerprint=fingerprint(folder),
+            rendezvous="" if self._rendezvous is None else self._rendezvous.address,
         )
 
     def start(self) -> None:
@@ -181,6 +187,10 @@ class WorkerService(LoopService):
             self._pending_attach = message
             return
         self._group = message.group
+        if self._rendezvous is not None:
+            self.status.begin(MEET_LIMIT_SECONDS)
+            self._rendezvous.meet(self.executor, message)
+            self.status.done()
         if message.epoch != self.epoch:
             self._reset(self.executor)
             self.epoch = message.epoch
@@ -301,6 +311,8 @@ class WorkerService(LoopService):
                 self.mailbox.send(self.scheduler, result)
 
     def _fail(self, plan: StepPlan, reason: str, missed: bool = False) -> None:
+        if self._rendezvous is not None:  # where others are in the step, no rank can leave it alone
+            raise self._broken(RuntimeError(reason))
         if self.executor is not None:
             self._collect(self.executor, wait=True)
             self._reset(self.executor)

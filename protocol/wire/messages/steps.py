@@ -31,6 +31,8 @@ class Attach(msgspec.Struct, frozen=True, array_like=True, tag=40, gc=False):
     """Incarnations of the engine's workers in the order of their ranks. A worker belongs to one
     group for life: asked to join another one, or a group that it is not in, it ends, and its
     replacement begins anew. Empty: no matter which."""
+    rendezvous: str = ""
+    """Where rank 0 lets the others find it: its ``Identity.rendezvous``."""
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):

@@ -1,0 +1,116 @@
+"""Executes step plans as one of several ranks that share a model on CPUs.
+
+Every rank follows every plan. Rank 0 draws, with all that belongs to it (masks, penalties,
+logprobs, tasks), and tells the others the tokens: so all agree, whatever each has computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.kernels.attention_products import ROW_MULTIPLE
+from penstock.kernels.linear import PACKED_ROW_MINIMUM
+from penstock.protocol.logprobs import PackedLogprobs
+from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.steps import (
+    ChunkLogprobs,
+    NewSlot,
+    RowFailure,
+    SampledLogprobs,
+    SlotAdjustments,
+)
+from penstock.services.worker.grammar_rows import GrammarRows
+from penstock.services.worker.grammar_slots import PATIENCE_SECONDS
+from penstock.services.worker.layer_groups import LayerGroups
+from penstock.services.worker.model_executor import PROMPT_ROWS, Hidden, ModelExecutor
+from penstock.services.worker.models.rank_decoder import RankDecoder
+from penstock.services.worker.plain_attention import REFERENCE, AnyAttention
+from penstock.services.worker.rank_group import Meeting
+from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep
+from penstock.services.worker.step_inputs import RowPadding
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+
+class RankExecutor(ModelExecutor):
+    """A rank's share of a decoder, the KV memory of its heads, and the slots of all ranks."""
+
+    def __init__(
+        self, model: RankDecoder, capacity: EngineSizes, attention: AnyAttention = REFERENCE
+    ) -> None:
+        self._ranks, self._decoder = model.ranks, model
+        super().__init__(model, capacity, attention)
+
+    def meet(self, meeting: Meeting) -> None:
+        self._ranks.meet(meeting)
+
+    def _grouped(self) -> LayerGroups:
+        return self._decoder.grouped
+
+    def _exact_rows(self) -> RowPadding:
+        """Those of packed and of plain weights: ranks may differ, and their rows may not."""
+        return RowPadding(ROW_MULTIPLE, PACKED_ROW_MINIMUM)
+
+    def _choose(
+        self, step: PlannedStep, hidden: Hidden
+    ) -> tuple[npt.NDArray[np.int32], IntArray, list[SampledLogprobs], list[RowFailure]]:
+        tokens, bad, logprobs, failures = self._draw(step, hidden)
+        if len(tokens) and self.generates:
+            agreed = torch.from_numpy(tokens.astype(np.int64))
+            self._ranks.agree(agreed)
+            tokens = agreed.numpy().astype(np.int32)
+        return tokens, bad, logprobs, failures
+
+    def _draw(
+        self, step: PlannedStep, hidden: Hidden
+    ) -> tuple[npt.NDArray[np.int32], IntArray, list[SampledLogprobs], list[RowFailure]]:
+        return super()._choose(step, hidden)
+
+
+class SilentExecutor(RankExecutor):
+    """A rank other than the first: it computes its share of the layers and of the logits, and draws
+    nothing."""
+
+    def __init__(
+        self, model: RankDecoder, capacity: EngineSizes, attention: AnyAttention = REFERENCE
+    ) -> None:
+        super().__init__(model, capacity, attention)
+        self.grammars = _NoGrammars(0, model.vocab_size)
+
+    def _draw(
+        self, step: PlannedStep, hidden: Hidden
+    ) -> tuple[npt.NDArray[np.int32], IntArray, list[SampledLogprobs], list[RowFailure]]:
+        rows = len(step.sampled)
+        if rows and self.generates:
+            self.row_logits(step, hidden)
+        return np.zeros(rows, np.int32), np.zeros(rows, np.int64), [], []
+
+    def _prompt(self, hidden: Hidden, first: int, chunk: PlannedChunk) -> ChunkLogprobs:
+        for begin in range(0, len(chunk.predicted), PROMPT_ROWS):
+            count = len(chunk.predicted[begin : begin + PROMPT_ROWS])
+            rows = self._inputs.chosen_rows(first + begin + np.arange(count))
+            self._model.logits(hidden.residual, rows)
+        return ChunkLogprobs(chunk.slot, chunk.start, PackedLogprobs(0, b""))
+
+
+class _NoGrammars(GrammarRows):
+    """Of a rank that draws nothing."""
+
+    def serve(
+        self, load_tokenizer: Callable[[], LLTokenizer], patience: float = PATIENCE_SECONDS
+    ) -> None:
+        return
+
+    def begin(
+        self, added: list[NewSlot], adjustments: Sequence[SlotAdjustments | None]
+    ) -> None:
+        return
+
+    def following(self, at: IntArray) -> IntArray:
+        return np.zeros(0, np.int64)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
 from penstock.services.worker.executor import PLAIN_KERNELS
 from penstock.services.worker.layer_groups import LayerGroups, group_layers
@@ -58,6 +60,10 @@ class LoadedModel(NamedTuple):
             from penstock.services.worker.gpu.model_decoder import model_executor
 
             return model_executor(self.model, f"{PLAIN_KERNELS}: {self.kernels.reason}", capacity)
+        if isinstance(self.model, RankDecoder):
+            from penstock.services.worker.gpu.rank_decoder import rank_executor
+
+            return rank_executor(*self.kernels, capacity, self.model.ranks, self.model.grouped)
         from penstock.services.worker.gpu.decoder import dense_executor
 
         return dense_executor(*self.kernels, capacity, self.compression)
@@ -109,7 +115,10 @@ def kernels_for(model: CausalModel, block_size: int) -> DenseModel | AttentionAl
     if isinstance(model, Decoder):
         form = form_for_kernels(model.specification, model.dtype.itemsize, block_size)
         if isinstance(form, DenseConfig):
+            form = replace(form, vocab_size=model.vocab_size)
             return dense_model(form, model.specification, model.weights)
+        if isinstance(model, RankDecoder):
+            return f"{form}, and the model is divided among ranks"
         return _attention_alone(model, block_size, form)
     return _attention_alone(model, block_size, words_of_others(model))
 

@@ -42,6 +42,7 @@ from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense_form import DenseModel
 from penstock.services.worker.models.rank_decoder import RankDecoder
+from penstock.services.worker.models.rank_shares import RankPlace
 from penstock.services.worker.plain_attention import (
     AnyAttention,
     AttentionOfKinds,
@@ -56,7 +57,7 @@ from penstock.services.worker.pooling_tasks import (
 )
 from penstock.services.worker.prompt_sums import PromptSums
 from penstock.services.worker.rank_choice import rank_place
-from penstock.services.worker.rank_group import HostRanks
+from penstock.services.worker.rank_group import HostRanks, RankGroup
 from penstock.services.worker.step_profile import run_once
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _load(
     device = choose_device(config.device.device, config.device.device_index)
     dtype = choose_dtype(config.model.dtype, info, device)
     place = rank_place(config)
-    ranks = HostRanks(place) if place.size > 1 else None
+    ranks = ranks_of(place, info, device) if place.size > 1 else None
     cores = max(1, read_machine().physical_cores // place.size)
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
@@ -123,7 +124,7 @@ def _load(
     elif isinstance(kernels, AttentionAlone):
         subject = LoadedModel(model, kernels)
     else:
-        compression = choose_compression(kernels, config, progress)
+        compression = None if ranks else choose_compression(kernels, config, progress)
         subject = LoadedModel(model, kernels, compression=compression)
     if ahead is not None and not isinstance(kernels, str):
         if ahead.processes:
@@ -163,6 +164,15 @@ def _load(
         account = in_use(account, CudaMemory(device))
     executor.account = account
     return executor
+
+
+def ranks_of(place: RankPlace, info: ModelInfo, device: torch.device) -> RankGroup:
+    """Those among whom the model is divided."""
+    if device.type == "cpu":
+        return HostRanks(place, info.vocab_size)
+    from penstock.services.worker.gpu.device_ranks import DeviceRanks
+
+    return DeviceRanks(place, info.vocab_size)
 
 
 def judge_of(model: CausalModel, info: ModelInfo, pooling: Pooling) -> Layer:

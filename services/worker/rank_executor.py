@@ -81,7 +81,7 @@ class SilentExecutor(RankExecutor):
         self, model: RankDecoder, capacity: EngineSizes, attention: AnyAttention = REFERENCE
     ) -> None:
         super().__init__(model, capacity, attention)
-        self.grammars = _NoGrammars(0, model.vocab_size)
+        self.grammars = NoGrammars(0, model.vocab_size)
 
     def _draw(
         self, step: PlannedStep, hidden: Hidden
@@ -99,7 +99,7 @@ class SilentExecutor(RankExecutor):
         return ChunkLogprobs(chunk.slot, chunk.start, PackedLogprobs(0, b""))
 
 
-class _NoGrammars(GrammarRows):
+class NoGrammars(GrammarRows):
     """Of a rank that draws nothing."""
 
     def serve(

@@ -11,6 +11,7 @@ closes its connections, which raises at once wherever somebody waits for it.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -27,6 +28,8 @@ class RankGroup(Protocol):
     """Called by all ranks that share a stage, or by all of the engine, in the same order."""
 
     place: RankPlace
+    vocab_size: int
+    """Of all ranks together."""
 
     def meet(self, meeting: Meeting) -> None:
         """Find the other ranks. Raises ``RuntimeError`` where they do not come in time."""
@@ -34,12 +37,12 @@ class RankGroup(Protocol):
     def sum(self, x: Tensor) -> Tensor:
         """``x`` with the sum over the ranks of a stage in it, the same bits on all of them."""
 
-    def columns(self, x: Tensor, count: int) -> Tensor:
-        """The first ``count`` columns of what the ranks of a stage have side by side. x: [R, n].
-        Returns [R, count] on the first of them, elsewhere anything of that shape."""
+    def columns(self, x: Tensor, out: Tensor) -> Tensor:
+        """``out`` [R, V] with what the ranks of a stage have side by side in it, as far as there
+        are columns for it; on others than the first perhaps anything. x: [R, n]."""
 
-    def agree(self, tokens: Tensor) -> None:
-        """Overwrite ``tokens`` with those of rank 0, on all ranks."""
+    def agree(self, *drawn: Tensor) -> None:
+        """Overwrite what was drawn with what rank 0 has, on all ranks."""
 
     def hand_on(self, x: Tensor) -> None:
         """Give ``x`` to the next stage."""
@@ -68,25 +71,17 @@ class HostRanks:
     tensor it lies, as they do where every rank begins with another part.
     """
 
-    def __init__(self, place: RankPlace) -> None:
-        self.place = place
+    def __init__(self, place: RankPlace, vocab_size: int) -> None:
+        self.place, self.vocab_size = place, vocab_size
         self._all: dist.ProcessGroupGloo | None = None
         self._stage: dist.ProcessGroupGloo | None = None
 
     def meet(self, meeting: Meeting) -> None:
         place, limit = self.place, datetime.timedelta(seconds=LIMIT_SECONDS)
-        store = meeting.store(limit)
-
-        def made(name: str, rank: int, size: int) -> dist.ProcessGroupGloo:
-            options = dist.ProcessGroupGloo._Options()
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.interface())]
-            options._timeout = limit
-            named = dist.PrefixStore(f"{meeting.name}/{name}", store)
-            return dist.ProcessGroupGloo(named, rank, size, options)
-
-        self._all = made("all", place.rank, place.size)
+        self._all = connected("all", meeting, place.rank, place.size, limit)
         if place.shares > 1:
-            self._stage = made(f"stage {place.stage}", place.share, place.shares)
+            name = f"stage {place.stage}"
+            self._stage = connected(name, meeting, place.share, place.shares, limit)
 
     def sum(self, x: Tensor) -> Tensor:
         if self._stage is None:
@@ -95,17 +90,18 @@ class HostRanks:
         self._stage.allgather([list(parts.unbind())], [x]).wait()
         return _in_order(parts, x)
 
-    def columns(self, x: Tensor, count: int) -> Tensor:
+    def columns(self, x: Tensor, out: Tensor) -> Tensor:
         if self._stage is None:
-            return x[:, :count] if x.shape[1] >= count else _filled(x, count)
+            return beside([x], out)
         first = not self.place.share
         parts = [torch.empty_like(x) for _ in range(self.place.shares)] if first else []
         self._stage.gather([parts] if first else [], [x], dist.GatherOptions()).wait()
-        return torch.cat(parts, 1)[:, :count] if first else _filled(x, count)
+        return beside(parts, out)
 
-    def agree(self, tokens: Tensor) -> None:
+    def agree(self, *drawn: Tensor) -> None:
         if self._all is not None:
-            self._all.broadcast([tokens], dist.BroadcastOptions()).wait()
+            for each in drawn:
+                self._all.broadcast([each], dist.BroadcastOptions()).wait()
 
     def hand_on(self, x: Tensor) -> None:
         if self._all is not None:
@@ -120,6 +116,20 @@ class HostRanks:
         return x
 
 
+def connected(
+    name: str, meeting: Meeting, rank: int, size: int, limit: datetime.timedelta
+) -> dist.ProcessGroupGloo:
+    """Some ranks of a group, for one purpose, under a name. limit: for whatever one of them waits
+    for. Raises ``RuntimeError`` where they do not come."""
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.interface())]
+    options._timeout = limit
+    store = meeting.store(datetime.timedelta(seconds=LIMIT_SECONDS))
+    return dist.ProcessGroupGloo(
+        dist.PrefixStore(f"{meeting.name}/{name}", store), rank, size, options
+    )
+
+
 def _in_order(parts: Tensor, out: Tensor) -> Tensor:
     total = parts[0].float()
     for part in parts[1:]:
@@ -127,6 +137,12 @@ def _in_order(parts: Tensor, out: Tensor) -> Tensor:
     return out.copy_(total)
 
 
-def _filled(x: Tensor, count: int) -> Tensor:
-    """[R, count]: x, and zeros behind it."""
-    return torch.nn.functional.pad(x, (0, max(0, count - x.shape[1])))[:, :count]
+def beside(parts: Sequence[Tensor], out: Tensor) -> Tensor:
+    """``out`` [R, V] with the parts [R, n] side by side in it, and zeros behind them."""
+    done, width = 0, out.shape[1]
+    for part in parts:
+        count = min(part.shape[1], width - done)
+        out[:, done : done + count] = part[:, :count]
+        done += count
+    out[:, done:].zero_()
+    return out

@@ -49,6 +49,8 @@ class Rendezvous:
         self.address = ""
         """``host:port`` where the others find this rank; empty for all but rank 0."""
         self._has_met = False
+        self._meeting: GroupMeeting | None = None
+        """What the others find each other by: they may ask for as long as rank 0 lives."""
         self._listener: socket.socket | None = None
         if listens:
             self._listener = _listening(host)
@@ -63,8 +65,9 @@ class Rendezvous:
         time; once. Raises ``Ended`` where they do not come."""
         if self._has_met:
             return
+        self._meeting = self.of(message.rendezvous, "-".join(map(str, message.group)))
         try:
-            executor.meet(self.of(message.rendezvous, "-".join(map(str, message.group))))
+            executor.meet(self._meeting)
         except Exception as error:
             raise Ended(
                 f"the ranks of its engine have not met at {message.rendezvous}: "
@@ -81,18 +84,22 @@ class GroupMeeting:
     ) -> None:
         self.name = name
         self._address, self._host, self._listener = address, host, listener
+        self._store: Store | None = None
 
     def store(self, limit: datetime.timedelta) -> Store:
         """Of rank 0 the one that all use. Raises ``RuntimeError`` where it cannot be reached."""
         from torch.distributed import TCPStore
 
-        host, _, port = self._address.rpartition(":")
-        if self._listener is None:
-            return TCPStore(host, int(port), None, False, limit, wait_for_workers=False)
-        handle = os.dup(self._listener.fileno())  # the store closes it
-        return TCPStore(
-            host, int(port), None, True, limit, wait_for_workers=False, master_listen_fd=handle
-        )
+        if self._store is None:
+            host, _, port = self._address.rpartition(":")
+            listens = self._listener is not None
+            # The store closes it.
+            handle = os.dup(self._listener.fileno()) if self._listener is not None else None
+            self._store = TCPStore(
+                host, int(port), None, listens, limit, wait_for_workers=False,
+                master_listen_fd=handle,
+            )  # fmt: skip
+        return self._store
 
     def interface(self) -> str:
         """The address at which this rank listens to the others."""

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from penstock.services.worker.executor import PLAIN_KERNELS, Executor
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.memory_account import table
-from penstock.services.worker.rendezvous import rendezvous_of
+from penstock.services.worker.rendezvous import Rendezvous, rendezvous_of
 from penstock.services.worker.step_limit import StepLimits
 
 LOAD_LIMIT_SECONDS = 1800.0
@@ -78,8 +79,11 @@ class WorkerService(LoopService):
         self._group: list[int] = []
         """Incarnations of its engine's workers, itself among them."""
         self._device_failed: DeviceFailed | None = None
-        self._rendezvous = rendezvous_of(config, self.mailbox.address)
+
+    @cached_property
+    def _rendezvous(self) -> Rendezvous | None:
         """Where it meets the ranks that it computes with; ``None``: it computes alone."""
+        return rendezvous_of(self.config, self.mailbox.address)
 
     def identity(self) -> Identity:
         cluster, folder = self.config.cluster, Path(self.config.model.model)

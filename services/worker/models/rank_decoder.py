@@ -70,6 +70,6 @@ class RankDecoder(Decoder):
 
     def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
         if self.specification.predicts:
-            return self.ranks.columns(super().logits(hidden, rows), self.vocab_size)
+            return super().logits(hidden, rows)
         count = len(hidden) if rows is None else len(rows)
         return hidden.new_zeros(count, self.vocab_size)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.services.worker.models.adapter import LLAMA_NAMES, TensorNames
-from penstock.services.worker.models.linear import Linear, SummedLinear
+from penstock.services.worker.models.linear import GatheredLinear, Linear, SummedLinear
 from penstock.services.worker.models.linear_specification import (
     LayerLinears,
     LinearSpecification,
@@ -76,6 +76,8 @@ def allocate_weights(
     layers = [memory.layer(layer) for layer in model.layers]
     head = head_linear(model, names)
     lm_head = Linear(head, table) if model.tie_word_embeddings else memory.linear(head)
+    if ranks is not None:
+        lm_head = GatheredLinear(head, lm_head.weight, ranks.vocab_size, ranks)
     norm = memory.norm(model.norm)
     return DecoderWeights(table, layers, norm, lm_head, names, model.first_layer)
 

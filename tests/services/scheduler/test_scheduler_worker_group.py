@@ -145,7 +145,10 @@ def test_the_tasks_of_a_group_are_those_of_all_its_ranks_in_any_order() -> None:
 def test_a_worker_whose_rank_is_none_of_the_engines_is_refused_by_name() -> None:
     world = World(1)
     assert world.look(RANKS[0], worker(1, 11)) == {}
-    assert world.complaints == ["there is a worker of rank 1, but --world-size 1"]
+    assert world.complaints == [
+        "there is a worker of rank 1, but the engine has 1 by --tensor-parallel-size and "
+        "--pipeline-parallel-size"
+    ]
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

@@ -67,7 +67,7 @@ def ranks_of(
     with ThreadPoolExecutor(tensor * pipeline) as threads:
         executors = []
         for rank in range(tensor * pipeline):
-            ranks = HostRanks(place_of(rank, tensor, pipeline))
+            ranks = HostRanks(place_of(rank, tensor, pipeline), info.vocab_size)
             model = load_model(info, dtype, CPU, lambda note: None, ranks=ranks)
             assert isinstance(model, RankDecoder)
             executor = LoadedModel(model, "a test").executor(sizes)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.protocol.config import ClusterConfig, Config
+from penstock.protocol.config import ClusterConfig, Config, DeviceConfig
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
@@ -28,8 +28,9 @@ class Rank:
     """The worker of rank 1, and what it has told of its steps."""
 
     def __init__(self, router: str) -> None:
-        cluster = ClusterConfig(router=router, rank=1, world_size=2)
-        self.service = WorkerService(Config(cluster=cluster))
+        cluster = ClusterConfig(router=router, rank=1, tensor_parallel_size=2)
+        device = DeviceConfig(device="null")
+        self.service = WorkerService(Config(cluster=cluster, device=device))
         self.service.executor = NullExecutor(EngineSizes(8, 16, 2, 32, 64, 100), [])
         self.failures: list[int] = []
         self._take(Attach(EPOCH, self.service.mailbox.address))

@@ -159,7 +159,11 @@ class Checkpoint:
         """
         from penstock.services.worker.weight_reading import StoredSlice, WeightReader
 
-        slices = [StoredSlice(*one) for one in targets.items()] if isinstance(targets, Mapping) else targets
+        slices = (
+            [StoredSlice(*one) for one in targets.items()]
+            if isinstance(targets, Mapping)
+            else targets
+        )
         reader = WeightReader([self._read(each) for each in slices], buffers)
         seconds = reader.run(lambda read: progress(str(read)))
         zeros = reader.zero_tensors

@@ -51,8 +51,8 @@ class Executor(Protocol):
         """Steps that are launched and not yet collected."""
 
     def meet(self, meeting: Meeting) -> None:
-        """Find the other ranks of the engine, where the model is divided among them; once, ahead of
-        the first plan. Raises ``RuntimeError`` where they do not come in time."""
+        """Find the other ranks of the engine, where the model is divided among them; ahead of the
+        first plan of an epoch. Raises ``RuntimeError`` where they do not come in time."""
 
     def reset(self) -> None:
         """Drop all slots and steps; the next plan must be full. KV memory is kept, its content

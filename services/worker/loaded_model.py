@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec.structs import replace
-
 from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
 from penstock.services.worker.executor import PLAIN_KERNELS
 from penstock.services.worker.layer_groups import LayerGroups, group_layers
@@ -115,7 +113,8 @@ def kernels_for(model: CausalModel, block_size: int) -> DenseModel | AttentionAl
     if isinstance(model, Decoder):
         form = form_for_kernels(model.specification, model.dtype.itemsize, block_size)
         if isinstance(form, DenseConfig):
-            form = replace(form, vocab_size=model.vocab_size)
+            if isinstance(model, RankDecoder):
+                form = model.whole_vocabulary(form)
             return dense_model(form, model.specification, model.weights)
         if isinstance(model, RankDecoder):
             return f"{form}, and the model is divided among ranks"

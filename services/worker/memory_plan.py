@@ -15,6 +15,8 @@ from penstock.services.worker.memory_account import MemoryAccount, MemoryPart, m
 from penstock.services.worker.models.specification import CacheSpecification
 
 CPU_KV_SHARE = 0.25
+RANKS_BYTES = 1 << 30
+"""What NCCL takes to connect ranks, after the profile of a step; not yet measured."""
 OUTSIDE = "outside"
 """The part of an account that its worker does not take."""
 
@@ -56,6 +58,8 @@ def cuda_account(
     the driver's context, loaded kernels, other processes; parts: all that the worker takes beside
     them; block: bytes of a block."""
     cache, share = config.cache, config.cache.share()
+    if config.cluster.world_size > 1:
+        parts = [*parts, MemoryPart("ranks", RANKS_BYTES, "NCCL's buffers")]
     usable = int(cache.gpu_memory_utilization * total)
     # Other models' memory is within their shares, and is not taken from this one's.
     own = min(usable - outside, int(share * usable))

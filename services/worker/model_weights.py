@@ -129,7 +129,9 @@ def load_model(
     own = model if ranks is None else own_model(model, ranks.place)
     weights = allocate_weights(own, dtype, device, names, ranks)
     with torch.inference_mode():
-        targets = named_tensors(weights) if ranks is None else own_slices(whole, weights, ranks.place)
+        targets = (
+            named_tensors(weights) if ranks is None else own_slices(whole, weights, ranks.place)
+        )
         zero = may_be_zero(names, model, divided=ranks is not None)
         report = checkpoint.load(targets, progress, zero, buffers)
         loaded(replace(report, notes=notes))

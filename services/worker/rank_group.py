@@ -11,17 +11,24 @@ closes its connections, which raises at once wherever somebody waits for it.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
 
 from penstock.services.worker.models.rank_shares import RankPlace
 
+dist: Any = torch.distributed
+"""Its compiled part has no types."""
 LIMIT_SECONDS = 120.0
 """Most time that a rank waits for the others: the longest step, and what ranks may lie apart."""
+
+
+THREADS = 8
+"""Broadcasts that a rank may wait for at once: as many as micro-batches are under way."""
 
 
 class RankGroup(Protocol):
@@ -41,8 +48,9 @@ class RankGroup(Protocol):
         """``out`` [R, V] with what the ranks of a stage have side by side in it, as far as there
         are columns for it; on others than the first perhaps anything. x: [R, n]."""
 
-    def agree(self, *drawn: Tensor) -> None:
-        """Overwrite what was drawn with what rank 0 has, on all ranks."""
+    def agree(self, *drawn: Tensor) -> Callable[[], None]:
+        """Begin to overwrite what was drawn with what rank 0 has, on all ranks; what is returned
+        waits until it is there, on the device or the host where it lies."""
 
     def hand_on(self, x: Tensor) -> None:
         """Give ``x`` to the next stage."""
@@ -57,7 +65,7 @@ class Meeting(Protocol):
     name: str
     """Of the group, unlike that of any other."""
 
-    def store(self, limit: datetime.timedelta) -> dist.Store:
+    def store(self, limit: datetime.timedelta) -> Any:
         """What all of them can read and write."""
 
     def interface(self) -> str:
@@ -73,11 +81,13 @@ class HostRanks:
 
     def __init__(self, place: RankPlace, vocab_size: int) -> None:
         self.place, self.vocab_size = place, vocab_size
-        self._all: dist.ProcessGroupGloo | None = None
-        self._stage: dist.ProcessGroupGloo | None = None
+        self._all: Any = None
+        self._stage: Any = None
+        self._handed_on: deque[tuple[Any, Tensor]] = deque()
 
     def meet(self, meeting: Meeting) -> None:
         place, limit = self.place, datetime.timedelta(seconds=LIMIT_SECONDS)
+        self._handed_on.clear()
         self._all = connected("all", meeting, place.rank, place.size, limit)
         if place.shares > 1:
             name = f"stage {place.stage}"
@@ -98,15 +108,26 @@ class HostRanks:
         self._stage.gather([parts] if first else [], [x], dist.GatherOptions()).wait()
         return beside(parts, out)
 
-    def agree(self, *drawn: Tensor) -> None:
-        if self._all is not None:
-            for each in drawn:
-                self._all.broadcast([each], dist.BroadcastOptions()).wait()
+    def agree(self, *drawn: Tensor) -> Callable[[], None]:
+        if self._all is None:
+            return lambda: None
+        begun = [self._all.broadcast([each], dist.BroadcastOptions()) for each in drawn]
+
+        def wait() -> None:
+            for work in begun:
+                work.wait()
+
+        return wait
 
     def hand_on(self, x: Tensor) -> None:
-        if self._all is not None:
-            place = self.place
-            self._all.send([x], place.rank_at(place.stage + 1, place.share), 0).wait()
+        """As many may be under way as there are stages: the next one takes them in its turn."""
+        if self._all is None:
+            return
+        place = self.place
+        work = self._all.send([x], place.rank_at(place.stage + 1, place.share), 0)
+        self._handed_on.append((work, x))
+        if len(self._handed_on) > place.stages:
+            self._handed_on.popleft()[0].wait()
 
     def take(self, x: Tensor) -> Tensor:
         if self._all is None:
@@ -116,14 +137,13 @@ class HostRanks:
         return x
 
 
-def connected(
-    name: str, meeting: Meeting, rank: int, size: int, limit: datetime.timedelta
-) -> dist.ProcessGroupGloo:
+def connected(name: str, meeting: Meeting, rank: int, size: int, limit: datetime.timedelta) -> Any:
     """Some ranks of a group, for one purpose, under a name. limit: for whatever one of them waits
     for. Raises ``RuntimeError`` where they do not come."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.interface())]
     options._timeout = limit
+    options._threads = THREADS
     store = meeting.store(datetime.timedelta(seconds=LIMIT_SECONDS))
     return dist.ProcessGroupGloo(
         dist.PrefixStore(f"{meeting.name}/{name}", store), rank, size, options

@@ -1,4 +1,4 @@
-"""Where the ranks of one engine find each other: rank 0 listens, and the scheduler tells the others.
+"""Where the ranks of one engine find each other: rank 0 listens, the scheduler tells the others.
 
 The address is there before torch is, since it is part of what a worker says of itself at its
 start. What comes of the meeting are connections of torch's own: they are neither encrypted nor
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.process.participant import Ended
@@ -20,7 +20,6 @@ from penstock.services.worker.executor import Executor
 if TYPE_CHECKING:
     import datetime
 
-    from torch.distributed import Store
 
 LOOPBACK = "127.0.0.1"
 
@@ -48,7 +47,8 @@ class Rendezvous:
         self.host = host
         self.address = ""
         """``host:port`` where the others find this rank; empty for all but rank 0."""
-        self._has_met = False
+        self._epoch = 0
+        """The one for which the ranks have met."""
         self._meeting: GroupMeeting | None = None
         """What the others find each other by: they may ask for as long as rank 0 lives."""
         self._listener: socket.socket | None = None
@@ -57,15 +57,16 @@ class Rendezvous:
             self.address = f"{host}:{self._listener.getsockname()[1]}"
 
     def of(self, address: str, name: str) -> GroupMeeting:
-        """The meeting of one group. address: of its rank 0; name: unlike that of any other group."""
+        """The meeting of one group. address: of its rank 0; name: unlike any other group's."""
         return GroupMeeting(address, name, self.host, self._listener)
 
     def meet(self, executor: Executor, message: Attach) -> None:
         """Let an executor meet those of the other ranks, which are asked to attach at the same
-        time; once. Raises ``Ended`` where they do not come."""
-        if self._has_met:
+        time; once in an epoch, since of the one before some may have begun a step that others have
+        not heard of. Raises ``Ended`` where they do not come."""
+        if message.epoch == self._epoch:
             return
-        self._meeting = self.of(message.rendezvous, "-".join(map(str, message.group)))
+        self._meeting = self.of(message.rendezvous, f"{message.group} {message.epoch}")
         try:
             executor.meet(self._meeting)
         except Exception as error:
@@ -73,29 +74,28 @@ class Rendezvous:
                 f"the ranks of its engine have not met at {message.rendezvous}: "
                 f"{type(error).__name__}: {error}; it begins anew"
             ) from error
-        self._has_met = True
+        self._epoch = message.epoch
 
 
 class GroupMeeting:
     """See ``rank_group.Meeting``."""
 
-    def __init__(
-        self, address: str, name: str, host: str, listener: socket.socket | None
-    ) -> None:
+    def __init__(self, address: str, name: str, host: str, listener: socket.socket | None) -> None:
         self.name = name
         self._address, self._host, self._listener = address, host, listener
-        self._store: Store | None = None
+        self._store: Any = None
 
-    def store(self, limit: datetime.timedelta) -> Store:
+    def store(self, limit: datetime.timedelta) -> Any:
         """Of rank 0 the one that all use. Raises ``RuntimeError`` where it cannot be reached."""
-        from torch.distributed import TCPStore
+        from torch import distributed
 
         if self._store is None:
             host, _, port = self._address.rpartition(":")
             listens = self._listener is not None
             # The store closes it.
             handle = os.dup(self._listener.fileno()) if self._listener is not None else None
-            self._store = TCPStore(
+            self._store = distributed.TCPStore(  # type: ignore[attr-defined]
+
                 host, int(port), None, listens, limit, wait_for_workers=False,
                 master_listen_fd=handle,
             )  # fmt: skip
@@ -108,7 +108,9 @@ class GroupMeeting:
 
 def _listening(host: str) -> socket.socket:
     failure: OSError | None = None
-    for interface in (host, "") if host != LOOPBACK else (host,):  # "": the host is an advertised one
+    for interface in (
+        (host, "") if host != LOOPBACK else (host,)
+    ):  # "": the host is an advertised one
         try:
             return socket.create_server((interface, 0), backlog=1024)
         except OSError as error:

@@ -22,10 +22,10 @@ from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.protocol.wire.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
-from penstock.services.worker.executor import PLAIN_KERNELS, Executor
+from penstock.services.worker.executor import Executor
+from penstock.services.worker.executor_report import say_account, say_summary
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor
-from penstock.services.worker.memory_account import table
 from penstock.services.worker.rendezvous import Rendezvous, rendezvous_of
 from penstock.services.worker.step_limit import StepLimits
 
@@ -133,8 +133,8 @@ class WorkerService(LoopService):
         self.executor = self._loaded
         self._loader = None
         if self.executor.summary:
-            self._say_summary(self.executor)
-        self._say_account(self.executor)
+            say_summary(self.executor, self.log)
+        say_account(self.executor, self.log)
         if not self.executor.generates or self.executor.tasks:
             self.log.info(self.executor.described)
         self.status.capacity = Capacity(
@@ -149,27 +149,6 @@ class WorkerService(LoopService):
         self._idle_since = self._paused_since = time.monotonic()
         if self._pending_attach is not None:
             self._attach(self._pending_attach)
-
-    def _say_summary(self, executor: Executor) -> None:
-        """What was chosen matters to few; that it is slower than the device could be, to all."""
-        slow = executor.summary.startswith(PLAIN_KERNELS)
-        say = self.log.warning if slow else self.log.debug
-        say("executor", summary=executor.summary)
-
-    def _say_account(self, executor: Executor) -> None:
-        """What its memory is used for: a line for each part, so that they stay aligned."""
-        account = executor.account
-        if account is None:
-            return
-        for line in table(account):
-            self.log.info(f"memory  {line}")
-        if account.overdrawn:
-            self.log.warning(
-                "more memory is in use than was counted: steps may fail for want of it; lower "
-                "--gpu-memory-utilization",
-                counted=account.counted,
-                in_use=account.in_use,
-            )
 
     def on_message(self, sender: int, message: Message, now: float) -> None:
         match message:
@@ -191,12 +170,12 @@ class WorkerService(LoopService):
             self._pending_attach = message
             return
         self._group = message.group
-        if self._rendezvous is not None:
-            self.status.begin(MEET_LIMIT_SECONDS)
-            self._rendezvous.meet(self.executor, message)
-            self.status.done()
         if message.epoch != self.epoch:
             self._reset(self.executor)
+            if self._rendezvous is not None:
+                self.status.begin(MEET_LIMIT_SECONDS)
+                self._rendezvous.meet(self.executor, message)
+                self.status.done()
             self.epoch = message.epoch
             self.scheduler = message.reply_to
             self._launched = 0
@@ -221,6 +200,9 @@ class WorkerService(LoopService):
         if plan.step < self._expected:
             self._answer_again(plan.step)
             return
+        if self._rendezvous is not None and plan.step != self._launched + 1:
+            reason = f"plan {plan.step} came, plan {self._launched + 1} was due"
+            raise self._broken(RuntimeError(reason))
         old = plan.step <= self._launched  # it came twice, and late: its blocks are others' by now
         if (not plan.full or old) and plan.step != self._expected:
             if self._expected:
@@ -280,6 +262,8 @@ class WorkerService(LoopService):
             "prompts at once?), or the scheduler takes none"
         )
         self.log.error("result not sent", step=result.step, reason=reason)
+        if self._rendezvous is not None:
+            raise self._broken(RuntimeError(reason))
         self._reset(executor)
         self._expected = 0
         self._tell_failed(result.step, reason)
@@ -396,7 +380,7 @@ class WorkerService(LoopService):
         self._improving = executor.improve(now, now - self._paused_since)
         self.status.done()
         if executor.summary != summary:
-            self._say_summary(executor)
+            say_summary(executor, self.log)
 
 
 def run(config: Config) -> int:

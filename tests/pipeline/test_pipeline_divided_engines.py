@@ -65,7 +65,7 @@ def bodies() -> list[dict[str, Any]]:
     ]
     return [
         {
-            "prompt": common[: 30 + 8 * number] + [number, number + 1],
+            "prompt": [*common[: 30 + 8 * number], number, number + 1],
             "max_tokens": 48,
             "ignore_eos": True,
             "stream": True,
@@ -150,9 +150,7 @@ def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
 
 
 @pytest.mark.timeout(600)
-def test_a_divided_engine_answers_as_one_worker_does(
-    server: Served, of_one: list[Answer]
-) -> None:
+def test_a_divided_engine_answers_as_one_worker_does(server: Served, of_one: list[Answer]) -> None:
     check(answers(server), of_one)
     metrics = server.settled()
     assert metrics["penstock:preemptions_total"] > 0

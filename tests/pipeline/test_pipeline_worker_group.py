@@ -20,7 +20,9 @@ TOKENS = 75
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served("--device", "null", "--tensor-parallel-size", "3", "--null-step-ms", "20") as running:
+    with served(
+        "--device", "null", "--tensor-parallel-size", "3", "--null-step-ms", "20"
+    ) as running:
         yield running
 
 

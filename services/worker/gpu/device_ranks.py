@@ -10,9 +10,10 @@ from __future__ import annotations
 import datetime
 import logging
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from penstock.services.worker.gpu.nccl import Communicator
@@ -110,12 +111,13 @@ class DeviceRanks:
         self._stage.gather(x, parts)
         return beside(parts.unbind(), out)
 
-    def agree(self, *drawn: Tensor) -> None:
-        for each in drawn:
-            if not each.is_cuda:
-                self._host.agree(each)
-            elif self._all is not None:
+    def agree(self, *drawn: Tensor) -> Callable[[], None]:
+        if not drawn[0].is_cuda:
+            return self._host.agree(*drawn)
+        if self._all is not None:
+            for each in drawn:
                 self._all.broadcast(each)
+        return lambda: None  # what comes next on the stream finds it
 
     def hand_on(self, x: Tensor) -> None:
         if not x.is_cuda:
@@ -132,7 +134,7 @@ class DeviceRanks:
         return x
 
 
-def _communicator(store: dist.Store, name: str, rank: int, size: int) -> Communicator:
+def _communicator(store: Any, name: str, rank: int, size: int) -> Communicator:
     def share(unique: bytes | None) -> bytes:
         if unique is None:
             return bytes.fromhex(store.get(name).decode())

@@ -98,7 +98,7 @@ class RankGpuDecoder(GpuDecoder):
 
     def commit(self, count: int, splits: int) -> None:
         drawn = count * splits
-        self._ranks.agree(self.space.best[:drawn], self.space.token[:drawn])
+        self._ranks.agree(self.space.best[:drawn], self.space.token[:drawn])()
         super().commit(count, splits)
 
 
@@ -113,7 +113,7 @@ class RankGpuExecutor(GpuExecutor):
         ranks: WatchedRanks,
     ) -> None:
         super().__init__(capacity, device, make_decoder)
-        self._ranks = ranks
+        self._ranks, self._has_met = ranks, False
         if ranks.place.rank:
             self.grammars = NoGrammars(0, self.decoder.vocab_size)
 
@@ -121,6 +121,10 @@ class RankGpuExecutor(GpuExecutor):
         self.run_kernels()
 
     def meet(self, meeting: Meeting) -> None:
+        """Once: behind ``reset`` nothing is under way that others could wait for."""
+        if self._has_met:
+            return
+        self._has_met = True
         self._ranks.meet(meeting)
         self.run_kernels_in_turn()
         if self._on_gpu:

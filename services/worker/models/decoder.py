@@ -149,9 +149,7 @@ class Decoder:
         self._embedding_multiplier = torch.tensor(
             specification.embedding_multiplier, dtype=self.dtype
         ).item()
-        self._embedding: Callable[[Tensor], Tensor] = partial(
-            embedding, weight=weights.embedding
-        )
+        self._embedding: Callable[[Tensor], Tensor] = partial(embedding, weight=weights.embedding)
         """Rows [N, hidden] of tokens [N]."""
 
     def prepare(self, max_positions: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from penstock.services.worker.layer_groups import LayerGroups, group_layers, of_layers
 from penstock.services.worker.models.causal_model import StepInputs
 from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.dense import DenseConfig
 from penstock.services.worker.models.rank_shares import with_own_heads
 from penstock.services.worker.models.specification import ModelSpecification, cache_of
 from penstock.services.worker.models.weights import DecoderWeights
@@ -56,6 +58,10 @@ class RankDecoder(Decoder):
         self._embedding = VocabularyShare(weights.embedding, ranks)
         if not specification.embeds:
             self._embedding = self._handed_on
+
+    def whole_vocabulary(self, form: DenseConfig) -> DenseConfig:
+        """The form of this rank's model for the kernels: logits are of all tokens."""
+        return replace(form, vocab_size=self.vocab_size)
 
     def _handed_on(self, tokens: Tensor) -> Tensor:
         rows = self.weights.embedding.new_empty(len(tokens), self.hidden_size)

@@ -72,7 +72,9 @@ def own_model(model: ModelSpecification, place: RankPlace) -> ModelSpecification
     if place.size == 1:
         return model
     chosen = place.layers(len(model.layers))
-    layers = tuple(_own_layer(layer, place.shares) for layer in model.layers[chosen.start : chosen.stop])
+    layers = tuple(
+        _own_layer(layer, place.shares) for layer in model.layers[chosen.start : chosen.stop]
+    )
     return replace(
         model,
         vocab_size=-(-model.vocab_size // place.shares),

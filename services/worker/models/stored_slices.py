@@ -18,9 +18,7 @@ from penstock.services.worker.models.weights import DecoderWeights, named_tensor
 from penstock.services.worker.weight_reading import StoredSlice
 
 
-def own_slices(
-    whole: DecoderWeights, own: DecoderWeights, place: RankPlace
-) -> list[StoredSlice]:
+def own_slices(whole: DecoderWeights, own: DecoderWeights, place: RankPlace) -> list[StoredSlice]:
     """What ``own`` has of the tensors of ``whole``, which is on the meta device and tells shapes
     alone. What no file holds for a rank (rows past the vocabulary, biases that another one adds)
     is made zero."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
@@ -20,7 +20,7 @@ from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.rank_decoder import RankDecoder
 from penstock.services.worker.models.rank_shares import place_of
 from penstock.services.worker.rank_executor import RankExecutor
-from penstock.services.worker.rank_group import HostRanks
+from penstock.services.worker.rank_group import HostRanks, dist
 
 CPU = torch.device("cpu")
 
@@ -33,7 +33,7 @@ class ThreadsMeeting:
     def __init__(self) -> None:
         self._store = dist.HashStore()
 
-    def store(self, limit: datetime.timedelta) -> dist.Store:
+    def store(self, limit: datetime.timedelta) -> Any:
         return self._store
 
     def interface(self) -> str:
@@ -43,15 +43,25 @@ class ThreadsMeeting:
 class Ranks:
     """All ranks of an engine, driven as one executor."""
 
-    def __init__(self, executors: list[RankExecutor], threads: ThreadPoolExecutor) -> None:
+    def __init__(self, executors: list[RankExecutor], threads: list[ThreadPoolExecutor]) -> None:
+        """threads: one of each executor's own, so that none waits for the others."""
         self.executors, self._threads = executors, threads
         self.capacity = executors[0].capacity
+        self._under_way: list[Future[StepResult]] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Of every rank; returns the result of the first."""
-        results = list(self._threads.map(lambda each: each.execute(plan), self.executors))
-        assert all(result.tokens == results[0].tokens for result in results)
-        return results[0]
+        """Of every rank, each when it is ready; waits for the first, and returns its result."""
+        pairs = zip(self._threads, self.executors, strict=True)
+        first, *others = [thread.submit(each.execute, plan) for thread, each in pairs]
+        for one in self._under_way:
+            if one.done():
+                one.result()
+        self._under_way = [one for one in self._under_way if not one.done()] + others
+        for done in as_completed([first, *self._under_way]):
+            result = done.result()
+            if done is first:
+                return result
+        raise AssertionError("the first rank has given no result")
 
 
 @contextmanager
@@ -64,7 +74,8 @@ def ranks_of(
 ) -> Iterator[Ranks]:
     """A model that is divided so. sizes: its groups of layers are filled in."""
     info = read_model_info(folder)
-    with ThreadPoolExecutor(tensor * pipeline) as threads:
+    with ExitStack() as stack:
+        threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(tensor * pipeline)]
         executors = []
         for rank in range(tensor * pipeline):
             ranks = HostRanks(place_of(rank, tensor, pipeline), info.vocab_size)
@@ -75,5 +86,10 @@ def ranks_of(
             executor.grammars.serve(tokenizer_loader(info))
             executors.append(executor)
         meeting = ThreadsMeeting()
-        list(threads.map(lambda each: each.meet(meeting), executors))
+        met = [
+            thread.submit(each.meet, meeting)
+            for thread, each in zip(threads, executors, strict=True)
+        ]
+        for one in met:
+            one.result()
         yield Ranks(executors, threads)

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from plan_driver import GREEDY, PlanDriver
-from ranks_in_threads import ranks_of
+from ranks_in_threads import ThreadsMeeting, ranks_of
 from tiny_models import some_prompts
 
+from penstock.protocol.config import ClusterConfig, Config, ConfigError, ModelConfig
 from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import SlotAdjustments, SlotSampling
 from penstock.services.worker.layer_groups import group_layers
+from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.model_executor import ModelExecutor
-from penstock.services.worker.model_weights import load_model
+from penstock.services.worker.model_weights import load_model, random_model
+from penstock.services.worker.models.rank_shares import place_of, why_not
+from penstock.services.worker.models.registry import adapter_for
+from penstock.services.worker.models.weights import named_tensors
+from penstock.services.worker.rank_choice import check_division
+from penstock.services.worker.rank_group import HostRanks
 
 Folder = Callable[[str], Path]
 LAYOUTS = [
@@ -57,7 +67,9 @@ SAMPLINGS = [GREEDY, SEEDED, PENALISED, SlotSampling(0.0, 0, 1.0, 0, logprobs=2)
 
 
 def alone(folder: Path, sizes: EngineSizes) -> ModelExecutor:
-    model = load_model(read_model_info(folder), torch.float32, torch.device("cpu"), lambda note: None)
+    model = load_model(
+        read_model_info(folder), torch.float32, torch.device("cpu"), lambda note: None
+    )
     return ModelExecutor(model, sizes)
 
 
@@ -95,8 +107,105 @@ def test_ranks_give_the_tokens_and_logprobs_of_one_worker(
     folder = tiny_folder(variant)
     sizes = sizes_for(folder)
     expected, of_one = outputs(alone(folder, sizes))
+    sizes = replace(sizes, micro_batches=pipeline)
     with ranks_of(folder, tensor, pipeline, sizes) as ranks:
         got, of_all = outputs(ranks)
     assert got == expected
     check_alike(of_all.logprobs, of_one.logprobs)
     check_alike(of_all.prompt_logprobs, of_one.prompt_logprobs)
+
+
+def test_random_weights_are_those_of_one_worker(tiny_folder: Folder) -> None:
+    folder = tiny_folder("qwen3")
+    info, cpu = read_model_info(folder), torch.device("cpu")
+    whole = named_tensors(random_model(info, torch.float32, cpu, 7).weights)
+    ranks = HostRanks(place_of(1, 2, 1), info.vocab_size)
+    part = named_tensors(random_model(info, torch.float32, cpu, 7, ranks=ranks).weights)
+    for name, dim in (("self_attn.q_proj", 0), ("self_attn.o_proj", 1), ("mlp.down_proj", 1)):
+        stored = whole[f"model.layers.1.{name}.weight"]
+        assert torch.equal(part[f"model.layers.1.{name}.weight"], stored.chunk(2, dim)[1])
+
+
+@pytest.mark.parametrize(("tensor", "pipeline", "share"), [(2, 1, 0.6), (4, 1, 0.4), (2, 2, 0.4)])
+def test_a_rank_reads_its_part_of_the_files_alone(
+    tensor: int, pipeline: int, share: float, tiny_folder: Folder
+) -> None:
+    info = read_model_info(tiny_folder("llama3"))
+    read: list[LoadReport] = []
+    load_model(info, torch.float32, torch.device("cpu"), lambda note: None, read.append)
+    for rank in range(tensor * pipeline):
+        ranks = HostRanks(place_of(rank, tensor, pipeline), info.vocab_size)
+        cpu = torch.device("cpu")
+        load_model(info, torch.float32, cpu, lambda note: None, read.append, ranks=ranks)
+    whole, *parts = [report.done_bytes for report in read]
+    assert max(parts) < share * whole
+    assert sum(parts) >= whole
+
+
+def two_ranks() -> list[HostRanks]:
+    ranks, meeting = [HostRanks(place_of(rank, 2, 1), 100) for rank in range(2)], ThreadsMeeting()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda each: each.meet(meeting), ranks))
+    return ranks
+
+
+def test_who_waits_for_a_rank_that_is_gone_is_told_at_once() -> None:
+    one, other = two_ranks()
+    del other
+    gc.collect()
+    with pytest.raises(RuntimeError):
+        one.sum(torch.ones(3))
+
+
+def test_who_waits_for_a_rank_that_does_nothing_is_told_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.services.worker.rank_group.LIMIT_SECONDS", 0.5)
+    one, other = two_ranks()
+    with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+        one.sum(torch.ones(3))
+    assert other.place.share == 1
+
+
+def test_sums_have_the_bits_of_their_rows_alone() -> None:
+    x = [torch.randn(7, 33, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+    ranks, meeting = [HostRanks(place_of(rank, 3, 1), 100) for rank in range(3)], ThreadsMeeting()
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda each: each.meet(meeting), ranks))
+
+        def summed(rows: slice) -> torch.Tensor:
+            pairs = zip(ranks, x, strict=True)
+            first, *others = threads.map(lambda pair: pair[0].sum(pair[1][rows].clone()), pairs)
+            assert all(torch.equal(first, other) for other in others)
+            return first
+
+        assert torch.equal(summed(slice(0, 7))[4], summed(slice(4, 5))[0])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "words"),
+    [
+        (3, 1, "--tensor-parallel-size 3: 4 attention heads are no multiple of it; sizes that work: "
+         "1, 2, 4"),
+        (1, 3, "--pipeline-parallel-size 3: the model has 2 layers; at most 2 stages work"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_divided_is_refused_with_the_sizes_that_work(
+    tensor: int, pipeline: int, words: str, tiny_folder: Folder
+) -> None:
+    info = read_model_info(tiny_folder("llama3"))
+    assert why_not(adapter_for(info).specification(info), tensor, pipeline) == words
+
+
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [("olmo2", "norms of queries and keys go over all heads"), ("gpt-neox", "families of our own")],
+)
+def test_a_model_that_no_rank_can_share_is_refused_by_name(
+    variant: str, words: str, tiny_folder: Folder
+) -> None:
+    folder = tiny_folder(variant)
+    cluster = ClusterConfig(tensor_parallel_size=2)
+    config = Config(model=ModelConfig(model=str(folder)), cluster=cluster)
+    with pytest.raises(ConfigError, match=words):
+        check_division(config, read_model_info(folder))

@@ -44,7 +44,8 @@ def cpu_account(
     if cache.num_kv_blocks is not None or cache.kv_cache_memory_bytes is not None:
         limit = "KV memory as given"
     else:
-        left = min(left, int(CPU_KV_SHARE * cache.share() * left))
+        together = config.cluster.world_size  # ranks on the same host, as all of them are on CPUs
+        left = min(left, int(CPU_KV_SHARE * cache.share() * left / together))
         limit += "" if cache.share() == 1.0 else f", and of that --memory-share {cache.share():g}"
     parts = merged([weights, *step])
     usable = left + sum(part.num_bytes for part in parts)

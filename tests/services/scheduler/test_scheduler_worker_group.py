@@ -93,9 +93,9 @@ def test_all_ranks_answer_for_the_epoch_before_the_group_is_attached() -> None:
     assert world.group.take(99, Attached(epoch, 1, SIZES)) is None
     assert list(world.look(*RANKS)) == [RANKS[1].address, RANKS[2].address]
     assert world.attach(RANKS[2], num_blocks=90) is None
-    whole = world.attach(RANKS[1], num_blocks=95)
+    whole = world.attach(RANKS[1], num_blocks=95, max_model_len=200)
     assert whole is not None
-    assert whole.sizes == msgspec.structs.replace(SIZES, num_blocks=90)
+    assert whole.sizes == msgspec.structs.replace(SIZES, num_blocks=90, max_model_len=200)
     assert world.look(*RANKS) == {}
 
 

@@ -123,9 +123,9 @@ def test_ranks_on_gpus_give_the_tokens_of_one_worker(
         for one in met:
             one.result()
         executors: Any = [InTurn(executor, turn) for executor, _ in pairs]
-        prompts = some_prompts([1, 35])
-        got = PlanDriver(Ranks(executors, threads), 1).run(prompts, 3, preemptions=1)
-    assert got == generated(variant, prompts, 3)
+        prompts = some_prompts([1, 20])
+        got = PlanDriver(Ranks(executors, threads), 1).run(prompts, 2)
+    assert got == generated(variant, prompts, 2)
 
 
 class FakeNccl:
@@ -174,7 +174,7 @@ def test_collectives_are_given_pointers_counts_types_and_the_communicator() -> N
 
 
 def test_an_error_of_nccl_says_what_was_called_and_by_whom() -> None:
-    with pytest.raises(NcclError, match="ncclCommInitRank: remote process exited .rank 1 of 2"):
+    with pytest.raises(NcclError, match=r"ncclCommInitRank: remote process exited \(rank 1 of 2"):
         Communicator(1, 2, lambda unique: bytes(UNIQUE_ID_BYTES), FakeNccl(6))
 
 

@@ -185,11 +185,15 @@ def test_sums_have_the_bits_of_their_rows_alone() -> None:
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "words"),
     [
-        (3, 1, "--tensor-parallel-size 3: 4 attention heads are no multiple of it; sizes that work: "
-         "1, 2, 4"),
+        (
+            3,
+            1,
+            "--tensor-parallel-size 3: 4 attention heads are no multiple of it; sizes that work: "
+            "1, 2, 4",
+        ),
         (1, 3, "--pipeline-parallel-size 3: the model has 2 layers; at most 2 stages work"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_divided_is_refused_with_the_sizes_that_work(
     tensor: int, pipeline: int, words: str, tiny_folder: Folder
 ) -> None:

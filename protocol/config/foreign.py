@@ -43,7 +43,9 @@ _RENAMED = {
     "uvicorn_log_level": "log_level",
 }
 
-_NO_EXPERTS = "not supported yet: --tensor-parallel-size and --pipeline-parallel-size divide a model otherwise"
+_NO_EXPERTS = (
+    "not supported yet: a model is divided by --tensor-parallel-size and --pipeline-parallel-size"
+)
 _EXECUTOR = "leave it out: `penstock serve` starts a worker for each device"
 _NO_QUANTIZATION = (
     "not supported yet: weights are float32, bfloat16 or float16, as --dtype says; on Hopper GPUs "

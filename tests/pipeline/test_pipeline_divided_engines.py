@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,27 +76,29 @@ def bodies() -> list[dict[str, Any]]:
     ]
 
 
-def answers(server: Served, kill: int | None = None) -> list[Answer]:
-    """Of all at once; the worker of rank ``kill`` is killed when tokens have come."""
+def answers(
+    server: Served, kill: int | None = None, by: signal.Signals = signal.SIGKILL
+) -> list[Answer]:
+    """Of all at once; the worker of rank ``kill`` gets a signal when tokens have come."""
 
     async def run() -> list[Answer]:
         timeout = aiohttp.ClientTimeout(total=150)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             asked = [asyncio.ensure_future(ask(session, server.url, one)) for one in bodies()]
             if kill is not None:
-                await asyncio.to_thread(kill_rank, server, kill)
+                await asyncio.to_thread(kill_rank, server, kill, by)
             return await asyncio.gather(*asked)
 
     return asyncio.run(run())
 
 
-def kill_rank(server: Served, rank: int) -> None:
+def kill_rank(server: Served, rank: int, by: signal.Signals) -> None:
     first = server.metrics().get("penstock:generation_tokens_total", 0.0)
     deadline = time.monotonic() + 60
     while server.metrics().get("penstock:generation_tokens_total", 0.0) < first + 40:
         assert time.monotonic() < deadline, "no tokens came"
         time.sleep(0.1)
-    os.kill(workers(server)[rank], 9)
+    os.kill(workers(server)[rank], by)
 
 
 def workers(server: Served) -> dict[int, int]:
@@ -158,9 +161,14 @@ def test_a_divided_engine_answers_as_one_worker_does(server: Served, of_one: lis
 
 
 @pytest.mark.timeout(600)
-def test_the_loss_of_a_rank_changes_no_answer(server: Served, of_one: list[Answer]) -> None:
+@pytest.mark.parametrize(
+    "by", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
+def test_the_loss_of_a_rank_changes_no_answer(
+    by: signal.Signals, server: Served, of_one: list[Answer]
+) -> None:
     before = workers(server)
-    check(answers(server, kill=server.ranks - 1), of_one)
+    check(answers(server, kill=server.ranks - 1, by=by), of_one)
     after = workers(server)
     lost = [number for number in before if before[number] != after[number]]
     assert lost == list(range(server.ranks)), "all ranks of the engine begin anew, no others"

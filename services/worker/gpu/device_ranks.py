@@ -84,7 +84,7 @@ class DeviceRanks:
             group.recv([nobody], (place.rank + 1) % place.size, _WATCH).wait()
         except RuntimeError as failure:
             self._lost = f"rank {(place.rank + 1) % place.size} is gone: {failure}"
-            _log.warning("%s", self._lost)
+            _log.info("%s", self._lost)
             with self._lock:
                 for each in (self._stage, self._all):
                     if each is not None:

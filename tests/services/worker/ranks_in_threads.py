@@ -45,13 +45,13 @@ class Ranks:
 
     def __init__(self, executors: list[RankExecutor], threads: list[ThreadPoolExecutor]) -> None:
         """threads: one of each executor's own, so that none waits for the others."""
-        self.executors, self._threads = executors, threads
+        self.executors, self.threads = executors, threads
         self.capacity = executors[0].capacity
         self._under_way: list[Future[StepResult]] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Of every rank, each when it is ready; waits for the first, and returns its result."""
-        pairs = zip(self._threads, self.executors, strict=True)
+        pairs = zip(self.threads, self.executors, strict=True)
         first, *others = [thread.submit(each.execute, plan) for thread, each in pairs]
         for one in self._under_way:
             if one.done():

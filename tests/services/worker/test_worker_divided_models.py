@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,16 +21,23 @@ from penstock.protocol.config import ClusterConfig, Config, ConfigError, ModelCo
 from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.protocol.wire.messages.steps import SlotAdjustments, SlotSampling
+from penstock.protocol.wire.messages.steps import (
+    Chunk,
+    NewSlot,
+    SlotAdjustments,
+    SlotSampling,
+    StepPlan,
+)
 from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.load_report import LoadReport
-from penstock.services.worker.model_executor import ModelExecutor
+from penstock.services.worker.model_executor import Hidden, ModelExecutor
 from penstock.services.worker.model_weights import load_model, random_model
 from penstock.services.worker.models.rank_shares import place_of, why_not
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.weights import named_tensors
 from penstock.services.worker.rank_choice import check_division
 from penstock.services.worker.rank_group import HostRanks
+from penstock.services.worker.slots import PlannedStep
 
 Folder = Callable[[str], Path]
 LAYOUTS = [
@@ -213,3 +221,41 @@ def test_a_model_that_no_rank_can_share_is_refused_by_name(
     config = Config(model=ModelConfig(model=str(folder)), cluster=cluster)
     with pytest.raises(ConfigError, match=words):
         check_division(config, read_model_info(folder))
+
+
+def prefill(step: int, slot: int) -> StepPlan:
+    ids, sampling = np.arange(5, dtype="<i4").tobytes(), SEEDED.packed()
+    new = NewSlot(slot, ids, 5, 0, [], sampling, choice=slot)
+    return StepPlan(1, step, step == 1, [], [new], [], [Chunk(slot, 0, 5, True, [slot])])
+
+
+def decode(step: int, micro_batch: int) -> StepPlan:
+    return StepPlan(1, step, False, [], [], [], [], micro_batch=micro_batch)
+
+
+def test_a_stage_goes_on_with_the_next_micro_batch_while_the_last_one_is_not_drawn(
+    tiny_folder: Folder,
+) -> None:
+    folder = tiny_folder("qwen3")
+    sizes = replace(sizes_for(folder), micro_batches=2)
+    with ranks_of(folder, 1, 2, sizes) as ranks:
+        last, first = ranks.executors
+        for plan in (prefill(1, 0), prefill(2, 1)):
+            ranks.execute(plan)
+        may_go_on = threading.Event()
+        compute = last.hidden
+
+        def held(step: PlannedStep) -> Hidden:
+            assert may_go_on.wait(60)
+            return compute(step)
+
+        last.hidden = held  # type: ignore[method-assign]
+        plans = [decode(3, 0), decode(4, 1), decode(5, 0)]
+        ahead = [ranks.threads[1].submit(first.execute, plan) for plan in plans]
+        behind = [ranks.threads[0].submit(last.execute, plan) for plan in plans]
+        ahead[1].result(60)
+        assert not ahead[2].done(), "it decodes what the first of them draws"
+        assert not behind[0].done()
+        may_go_on.set()
+        assert [len(one.result(60).tokens) for one in behind] == [4, 4, 4]
+        ahead[2].result(60)

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
@@ -41,6 +41,12 @@ LAYOUTS = [
     {"data": 2, "tensor": 2},
 ]
 ONE_OF_THEM = LAYOUTS[4]
+
+
+class Divided(NamedTuple):
+    server: Served
+    ranks: int
+    """Of each engine."""
 
 
 @pytest.fixture(scope="module")
@@ -144,18 +150,20 @@ def flags_of(layout: dict[str, int]) -> list[str]:
     ],
     ids=str,
 )
-def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
+def divided(request: pytest.FixtureRequest, folder: Path) -> Iterator[Divided]:
     layout = request.param
     with served(str(folder), *FLAGS, *flags_of(layout)) as running:
-        running.ranks = layout.get("tensor", 1) * layout.get("pipeline", 1)
-        assert len(workers(running)) == running.ranks * layout.get("data", 1)
-        yield running
+        ranks = layout.get("tensor", 1) * layout.get("pipeline", 1)
+        assert len(workers(running)) == ranks * layout.get("data", 1)
+        yield Divided(running, ranks)
 
 
 @pytest.mark.timeout(600)
-def test_a_divided_engine_answers_as_one_worker_does(server: Served, of_one: list[Answer]) -> None:
-    check(answers(server), of_one)
-    metrics = server.settled()
+def test_a_divided_engine_answers_as_one_worker_does(
+    divided: Divided, of_one: list[Answer]
+) -> None:
+    check(answers(divided.server), of_one)
+    metrics = divided.server.settled()
     assert metrics["penstock:preemptions_total"] > 0
     assert metrics["penstock:prefix_cache_hit_tokens_total"] > 0
 
@@ -165,10 +173,11 @@ def test_a_divided_engine_answers_as_one_worker_does(server: Served, of_one: lis
     "by", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
 )
 def test_the_loss_of_a_rank_changes_no_answer(
-    by: signal.Signals, server: Served, of_one: list[Answer]
+    by: signal.Signals, divided: Divided, of_one: list[Answer]
 ) -> None:
+    server, ranks = divided
     before = workers(server)
-    check(answers(server, kill=server.ranks - 1, by=by), of_one)
+    check(answers(server, kill=ranks - 1, by=by), of_one)
     after = workers(server)
     lost = [number for number in before if before[number] != after[number]]
-    assert lost == list(range(server.ranks)), "all ranks of the engine begin anew, no others"
+    assert lost == list(range(ranks)), "all ranks of the engine begin anew, no others"

@@ -86,8 +86,9 @@ class LoadedModel(NamedTuple):
 
     @property
     def _grouped(self) -> LayerGroups:
-        ranked = isinstance(self.model, RankDecoder)
-        return self.model.grouped if ranked else group_layers(self.caches)
+        if isinstance(self.model, RankDecoder):
+            return self.model.grouped
+        return group_layers(self.caches)
 
     @property
     def compressed(self) -> bool:

@@ -22,7 +22,8 @@ def own_slices(whole: DecoderWeights, own: DecoderWeights, place: RankPlace) -> 
     """What ``own`` has of the tensors of ``whole``, which is on the meta device and tells shapes
     alone. What no file holds for a rank (rows past the vocabulary, biases that another one adds)
     is made zero."""
-    names, found = own.names, []
+    names = own.names
+    found: list[StoredSlice] = []
     vocabulary = {f"{names.embedding}.weight", f"{names.lm_head}.weight"}
     stored = named_tensors(whole)
     linears = set[str]()

@@ -166,10 +166,12 @@ def _engines(config: Config, devices: int) -> Iterator[str]:
             f"devices{after}, but {have}"
         )
     elif world * engines > left:
-        own = "a CUDA device of its own" if world == 1 else f"{world} CUDA devices of its own"
+        each = "engines, each on a CUDA device of its own"
+        if world > 1:
+            each = f"engines, each on {world} CUDA devices of its own"
         yield (
-            f"--data-parallel-size {engines} starts {engines} engines, each on {own}{after}, but "
-            f"{have}; use --data-parallel-size {left // world}, or more devices"
+            f"--data-parallel-size {engines} starts {engines} {each}{after}, but {have}; use "
+            f"--data-parallel-size {left // world}, or more devices"
         )
 
 

@@ -7,8 +7,8 @@ logprobs, tasks), and tells the others the tokens: so all agree, whatever each h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,10 @@ from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
     ChunkLogprobs,
-    NewSlot,
     RowFailure,
     SampledLogprobs,
-    SlotAdjustments,
 )
-from penstock.services.worker.grammar_rows import GrammarRows
-from penstock.services.worker.grammar_slots import PATIENCE_SECONDS
+from penstock.services.worker.grammar_rows import NoGrammars
 from penstock.services.worker.layer_groups import LayerGroups
 from penstock.services.worker.model_executor import PROMPT_ROWS, Hidden, ModelExecutor
 from penstock.services.worker.models.rank_decoder import RankDecoder
@@ -34,9 +31,6 @@ from penstock.services.worker.plain_attention import REFERENCE, AnyAttention
 from penstock.services.worker.rank_group import THREADS, Meeting
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep
 from penstock.services.worker.step_inputs import RowPadding
-
-if TYPE_CHECKING:
-    from llguidance import LLTokenizer
 
 
 class RankExecutor(ModelExecutor):
@@ -129,18 +123,3 @@ class SilentExecutor(RankExecutor):
             rows = self._inputs.chosen_rows(first + begin + np.arange(count))
             self._model.logits(hidden.residual, rows)
         return ChunkLogprobs(chunk.slot, chunk.start, PackedLogprobs(0, b""))
-
-
-class NoGrammars(GrammarRows):
-    """Of a rank that draws nothing."""
-
-    def serve(
-        self, load_tokenizer: Callable[[], LLTokenizer], patience: float = PATIENCE_SECONDS
-    ) -> None:
-        return
-
-    def begin(self, added: list[NewSlot], adjustments: Sequence[SlotAdjustments | None]) -> None:
-        return
-
-    def following(self, at: IntArray) -> IntArray:
-        return np.zeros(0, np.int64)

@@ -19,10 +19,10 @@ from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.compressed_layers import no_compression
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.executor import GpuExecutor, MakeDecoder
+from penstock.services.worker.grammar_rows import NoGrammars
 from penstock.services.worker.layer_groups import LayerGroups
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.dense import DenseConfig, DenseWeights
-from penstock.services.worker.rank_executor import NoGrammars
 from penstock.services.worker.rank_group import Meeting, RankGroup
 
 

@@ -73,7 +73,7 @@ def _load(config: Config, progress: Progress, loaded: Loaded) -> Executor:
         from penstock.services.worker.encoders.loading import load_encoder_executor
 
         return load_encoder_executor(config, info, progress, loaded)
-    if config.device.device == "cpu" or config.cluster.world_size > 1:
+    if config.device.device == "cpu":
         return _load_model(config, progress, loaded, None)
     begin_early()
     ahead = AheadCompilation(config)

@@ -27,6 +27,8 @@ LIMIT_SECONDS = 120.0
 """Most time that a rank waits for the others: the longest step, and what ranks may lie apart."""
 
 
+MEET_SECONDS = 30.0
+"""Most time that a rank waits for the others to come."""
 THREADS = 8
 """Broadcasts that a rank may wait for at once: as many as micro-batches are under way."""
 
@@ -88,6 +90,7 @@ class HostRanks:
     def meet(self, meeting: Meeting) -> None:
         place, limit = self.place, datetime.timedelta(seconds=LIMIT_SECONDS)
         self._handed_on.clear()
+        all_there(meeting, place)
         self._all = connected("all", meeting, place.rank, place.size, limit)
         if place.shares > 1:
             name = f"stage {place.stage}"
@@ -135,6 +138,15 @@ class HostRanks:
         place = self.place
         self._all.recv([x], place.rank_at(place.stage - 1, place.share), 0).wait()
         return x
+
+
+def all_there(meeting: Meeting, place: RankPlace) -> None:
+    """Wait until all ranks have come, which are asked to at the same time: who connects waits much
+    longer for one that has not. Raises ``RuntimeError``."""
+    limit = datetime.timedelta(seconds=MEET_SECONDS)
+    store = meeting.store(limit)
+    store.set(f"{meeting.name}/{place.rank}", "here")
+    store.wait([f"{meeting.name}/{rank}" for rank in range(place.size)], limit)
 
 
 def connected(name: str, meeting: Meeting, rank: int, size: int, limit: datetime.timedelta) -> Any:

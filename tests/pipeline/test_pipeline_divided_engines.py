@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ class Divided(NamedTuple):
     server: Served
     ranks: int
     """Of each engine."""
+    engines: int
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,17 @@ def workers(server: Served) -> dict[int, int]:
     return found
 
 
+def ready(server: Served) -> int:
+    """Engines that take requests."""
+    with urllib.request.urlopen(server.url + "/playground/status", timeout=10) as answer:
+        processes = json.load(answer)["processes"]
+    return sum(one["service"] == "scheduler" and one["phase"] == "ready" for one in processes)
+
+
+def replaced(before: dict[int, int], after: dict[int, int]) -> list[int]:
+    return sorted(number for number in after if before[number] != after[number])
+
+
 def check(got: list[Answer], expected: list[Answer]) -> None:
     for number, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
         assert (ours.error, ours.done) == (None, True), number
@@ -154,8 +167,9 @@ def divided(request: pytest.FixtureRequest, folder: Path) -> Iterator[Divided]:
     layout = request.param
     with served(str(folder), *FLAGS, *flags_of(layout)) as running:
         ranks = layout.get("tensor", 1) * layout.get("pipeline", 1)
-        assert len(workers(running)) == ranks * layout.get("data", 1)
-        yield Divided(running, ranks)
+        engines = layout.get("data", 1)
+        assert len(workers(running)) == ranks * engines
+        yield Divided(running, ranks, engines)
 
 
 @pytest.mark.timeout(600)
@@ -164,7 +178,7 @@ def test_a_divided_engine_answers_as_one_worker_does(
 ) -> None:
     check(answers(divided.server), of_one)
     metrics = divided.server.settled()
-    assert metrics["penstock:preemptions_total"] > 0
+    assert metrics["penstock:preemptions_total"] > 0 or divided.engines > 1
     assert metrics["penstock:prefix_cache_hit_tokens_total"] > 0
 
 
@@ -175,9 +189,13 @@ def test_a_divided_engine_answers_as_one_worker_does(
 def test_the_loss_of_a_rank_changes_no_answer(
     by: signal.Signals, divided: Divided, of_one: list[Answer]
 ) -> None:
-    server, ranks = divided
+    server, ranks, engines = divided
     before = workers(server)
     check(answers(server, kill=ranks - 1, by=by), of_one)
-    after = workers(server)
-    lost = [number for number in before if before[number] != after[number]]
-    assert lost == list(range(ranks)), "all ranks of the engine begin anew, no others"
+    deadline = time.monotonic() + 120
+    while (lost := replaced(before, workers(server))) != list(range(ranks)):
+        assert time.monotonic() < deadline, f"{lost} have begun anew, not all of the engine's alone"
+        time.sleep(0.2)
+    while ready(server) < engines:
+        assert time.monotonic() < deadline, "the ranks have not met again"
+        time.sleep(0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -173,6 +174,14 @@ def test_who_waits_for_a_rank_that_does_nothing_is_told_in_time(
     with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
         one.sum(torch.ones(3))
     assert other.place.share == 1
+
+
+def test_who_comes_to_a_meeting_alone_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.services.worker.rank_group.MEET_SECONDS", 0.5)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"[Tt]imeout|[Tt]imed out"):
+        HostRanks(place_of(0, 2, 1), 100).meet(ThreadsMeeting())
+    assert time.monotonic() - began < 30
 
 
 def test_sums_have_the_bits_of_their_rows_alone() -> None:

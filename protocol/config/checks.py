@@ -45,7 +45,7 @@ def contradictions(
         *_device(config, sources, machine),
         *_network(config, sources),
         *_serving(config, sources),
-        *_model(config, info),
+        *_model(config, sources, info),
     ]
 
 
@@ -361,14 +361,15 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _model(config: Config, info: ModelInfo | None) -> Iterator[str]:
+def _model(config: Config, sources: Provenance, info: ModelInfo | None) -> Iterator[str]:
     given = config.model.max_model_len
     if info is not None and given is not None and given > info.max_model_len:
         yield (
             f"--max-model-len {given}: --model {info.folder} was trained for "
             f"{info.max_model_len} positions (max_position_embeddings in config.json)"
         )
-    if info is not None and config.device.device != "null":
+    told = sources["device"].origin not in {"default", "derived"}  # a tokenizer has no device
+    if info is not None and told and config.device.device != "null":
         yield from _division(config.cluster, info)
 
 

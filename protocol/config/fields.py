@@ -356,3 +356,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     launch: LaunchConfig = LaunchConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     test: TestConfig = TestConfig()
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that serve starts for a model; on GPUs each has a device of its own."""
+        return self.launch.data_parallel_size * self.cluster.world_size

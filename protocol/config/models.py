@@ -72,7 +72,7 @@ def of_each(
     models = config.model.models
     if not models:
         return [(config, sources)]
-    each = config.launch.data_parallel_size * config.cluster.world_size
+    each = config.num_workers
     enough = config.device.device_index + len(models) * each <= devices
     apart = enough and config.device.device in ("auto", "cuda") and not _shares(config)
     found = []

@@ -64,8 +64,9 @@ class RankGroup(Protocol):
 class Meeting(Protocol):
     """Where the ranks of a group meet."""
 
-    name: str
-    """Of the group, unlike that of any other."""
+    @property
+    def name(self) -> str:
+        """Unlike that of any other meeting."""
 
     def store(self, limit: datetime.timedelta) -> Any:
         """What all of them can read and write."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.process.participant import Ended
@@ -38,6 +38,11 @@ def rendezvous_of(config: Config, mailbox: str) -> Rendezvous | None:
     return Rendezvous(own_host(mailbox), listens=not config.cluster.rank)
 
 
+def cannot_go_on(reason: str) -> Ended:
+    """For a rank that has not executed a plan: others may be in that step, and wait for it."""
+    return Ended(f"{reason}; the other ranks of its engine cannot go on without it: all begin anew")
+
+
 class Rendezvous:
     """One rank's end of it."""
 
@@ -49,16 +54,11 @@ class Rendezvous:
         """``host:port`` where the others find this rank; empty for all but rank 0."""
         self._epoch = 0
         """The one for which the ranks have met."""
-        self._meeting: GroupMeeting | None = None
-        """What the others find each other by: they may ask for as long as rank 0 lives."""
+        self._store: Any = None
         self._listener: socket.socket | None = None
         if listens:
             self._listener = _listening(host)
             self.address = f"{host}:{self._listener.getsockname()[1]}"
-
-    def of(self, address: str, name: str) -> GroupMeeting:
-        """The meeting of one group. address: of its rank 0; name: unlike any other group's."""
-        return GroupMeeting(address, name, self.host, self._listener)
 
     def meet(self, executor: Executor, message: Attach) -> None:
         """Let an executor meet those of the other ranks, which are asked to attach at the same
@@ -66,9 +66,9 @@ class Rendezvous:
         not heard of. Raises ``Ended`` where they do not come."""
         if message.epoch == self._epoch:
             return
-        self._meeting = self.of(message.rendezvous, f"{message.group} {message.epoch}")
+        name = f"{message.group} {message.epoch}"
         try:
-            executor.meet(self._meeting)
+            executor.meet(EpochMeeting(name, self, message.rendezvous))
         except Exception as error:
             raise Ended(
                 f"the ranks of its engine have not met at {message.rendezvous}: "
@@ -76,41 +76,49 @@ class Rendezvous:
             ) from error
         self._epoch = message.epoch
 
-
-class GroupMeeting:
-    """See ``rank_group.Meeting``."""
-
-    def __init__(self, address: str, name: str, host: str, listener: socket.socket | None) -> None:
-        self.name = name
-        self._address, self._host, self._listener = address, host, listener
-        self._store: Any = None
-
-    def store(self, limit: datetime.timedelta) -> Any:
-        """Of rank 0 the one that all use. Raises ``RuntimeError`` where it cannot be reached."""
+    def store(self, address: str, limit: datetime.timedelta) -> Any:
+        """What all ranks can read and write, the same in every epoch: rank 0 has it, and the others
+        know its address. Raises ``RuntimeError`` where it cannot be reached in time."""
         from torch import distributed
 
         if self._store is None:
-            host, _, port = self._address.rpartition(":")
+            host, _, port = address.rpartition(":")
             listens = self._listener is not None
             # The store closes it.
             handle = os.dup(self._listener.fileno()) if self._listener is not None else None
             self._store = distributed.TCPStore(  # type: ignore[attr-defined]
-
-                host, int(port), None, listens, limit, wait_for_workers=False,
+                host,
+                int(port),
+                None,
+                listens,
+                limit,
+                wait_for_workers=False,
                 master_listen_fd=handle,
-            )  # fmt: skip
+            )
         return self._store
+
+
+class EpochMeeting(NamedTuple):
+    """See ``rank_group.Meeting``."""
+
+    name: str
+    rendezvous: Rendezvous
+    address: str
+    """Of rank 0."""
+
+    def store(self, limit: datetime.timedelta) -> Any:
+        """See ``Rendezvous.store``."""
+        return self.rendezvous.store(self.address, limit)
 
     def interface(self) -> str:
         """The address at which this rank listens to the others."""
-        return self._host
+        return self.rendezvous.host
 
 
 def _listening(host: str) -> socket.socket:
     failure: OSError | None = None
-    for interface in (
-        (host, "") if host != LOOPBACK else (host,)
-    ):  # "": the host is an advertised one
+    interfaces = (host,) if host == LOOPBACK else (host, "")  # it may be an advertised one
+    for interface in interfaces:
         try:
             return socket.create_server((interface, 0), backlog=1024)
         except OSError as error:

@@ -26,7 +26,7 @@ from penstock.services.worker.executor import Executor
 from penstock.services.worker.executor_report import say_account, say_summary
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor
-from penstock.services.worker.rendezvous import Rendezvous, rendezvous_of
+from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
 from penstock.services.worker.step_limit import StepLimits
 
 LOAD_LIMIT_SECONDS = 1800.0
@@ -201,8 +201,7 @@ class WorkerService(LoopService):
             self._answer_again(plan.step)
             return
         if self._rendezvous is not None and plan.step != self._launched + 1:
-            reason = f"plan {plan.step} came, plan {self._launched + 1} was due"
-            raise self._broken(RuntimeError(reason))
+            raise cannot_go_on(f"plan {plan.step} came, plan {self._launched + 1} was due")
         old = plan.step <= self._launched  # it came twice, and late: its blocks are others' by now
         if (not plan.full or old) and plan.step != self._expected:
             if self._expected:
@@ -263,7 +262,7 @@ class WorkerService(LoopService):
         )
         self.log.error("result not sent", step=result.step, reason=reason)
         if self._rendezvous is not None:
-            raise self._broken(RuntimeError(reason))
+            raise cannot_go_on(reason)
         self._reset(executor)
         self._expected = 0
         self._tell_failed(result.step, reason)
@@ -299,8 +298,8 @@ class WorkerService(LoopService):
                 self.mailbox.send(self.scheduler, result)
 
     def _fail(self, plan: StepPlan, reason: str, missed: bool = False) -> None:
-        if self._rendezvous is not None:  # where others are in the step, no rank can leave it alone
-            raise self._broken(RuntimeError(reason))
+        if self._rendezvous is not None:
+            raise cannot_go_on(f"step {plan.step} failed: {reason}")
         if self.executor is not None:
             self._collect(self.executor, wait=True)
             self._reset(self.executor)

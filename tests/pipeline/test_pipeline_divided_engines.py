@@ -42,6 +42,7 @@ LAYOUTS = [
     {"data": 2, "tensor": 2},
 ]
 ONE_OF_THEM = LAYOUTS[4]
+SCHEDULER = -1
 
 
 class Divided(NamedTuple):
@@ -101,23 +102,32 @@ def answers(
 
 
 def kill_rank(server: Served, rank: int, by: signal.Signals) -> None:
+    """rank: ``SCHEDULER`` for that of the first engine."""
     first = server.metrics().get("penstock:generation_tokens_total", 0.0)
     deadline = time.monotonic() + 60
     while server.metrics().get("penstock:generation_tokens_total", 0.0) < first + 40:
         assert time.monotonic() < deadline, "no tokens came"
         time.sleep(0.1)
-    os.kill(workers(server)[rank], by)
+    os.kill(schedulers(server)[0] if rank == SCHEDULER else workers(server)[rank], by)
 
 
-def workers(server: Served) -> dict[int, int]:
-    """Pids by number."""
+def pids(server: Served, role: str) -> dict[int, int]:
+    """By number."""
     found = {}
     for process in server.processes().values():
-        if server.role_of(process) == "worker":
-            number = re.search(r"worker.*? (\d+)", " ".join(process.cmdline()))
+        if server.role_of(process) == role:
+            number = re.search(rf"{role}.*? (\d+)", " ".join(process.cmdline()))
             assert number is not None
             found[int(number[1])] = process.pid
     return found
+
+
+def workers(server: Served) -> dict[int, int]:
+    return pids(server, "worker")
+
+
+def schedulers(server: Served) -> dict[int, int]:
+    return pids(server, "scheduler")
 
 
 def ready(server: Served) -> int:
@@ -199,3 +209,13 @@ def test_the_loss_of_a_rank_changes_no_answer(
     while ready(server) < engines:
         assert time.monotonic() < deadline, "the ranks have not met again"
         time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ranks_go_on_for_another_scheduler(divided: Divided, of_one: list[Answer]) -> None:
+    before = workers(divided.server)
+    check(answers(divided.server, kill=SCHEDULER), of_one)
+    same = replaced(before, workers(divided.server))
+    assert same in ([], list(range(divided.ranks))), "all, where some had begun a step, or none"
+    check(answers(divided.server), of_one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
@@ -48,6 +49,7 @@ class Ranks:
         self.executors, self.threads = executors, threads
         self.capacity = executors[0].capacity
         self._under_way: list[Future[StepResult]] = []
+        self._launched: deque[StepResult] = deque()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Of every rank, each when it is ready; waits for the first, and returns its result."""
@@ -62,6 +64,12 @@ class Ranks:
             if done is first:
                 return result
         raise AssertionError("the first rank has given no result")
+
+    def launch(self, plan: StepPlan) -> None:
+        self._launched.append(self.execute(plan))
+
+    def finished(self, wait: bool = False) -> StepResult | None:
+        return self._launched.popleft() if self._launched else None
 
 
 @contextmanager

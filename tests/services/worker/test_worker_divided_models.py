@@ -15,6 +15,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from plan_driver import GREEDY, PlanDriver
+from pooled_prompts import pooled
 from ranks_in_threads import ThreadsMeeting, ranks_of
 from tiny_models import some_prompts
 
@@ -36,6 +37,8 @@ from penstock.services.worker.model_weights import load_model, random_model
 from penstock.services.worker.models.rank_shares import place_of, why_not
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.weights import named_tensors
+from penstock.services.worker.pooling import floats
+from penstock.services.worker.prompt_sums import PromptSums
 from penstock.services.worker.rank_choice import check_division
 from penstock.services.worker.rank_group import HostRanks
 from penstock.services.worker.slots import PlannedStep
@@ -268,3 +271,32 @@ def test_a_stage_goes_on_with_the_next_micro_batch_while_the_last_one_is_not_dra
         may_go_on.set()
         assert [len(one.result(60).tokens) for one in behind] == [4, 4, 4]
         ahead[2].result(60)
+
+
+@pytest.mark.parametrize(("over", "tensor", "pipeline"), [("mean", 2, 2), (None, 2, 1)])
+def test_ranks_give_the_vectors_of_one_worker(
+    over: Any, tensor: int, pipeline: int, tiny_folder: Folder
+) -> None:
+    folder = tiny_folder("qwen3")
+    sizes, prompts = replace(sizes_for(folder), max_num_seqs=3), some_prompts([1, 40, 17])
+
+    def asked(executor: ModelExecutor) -> None:
+        executor.tasks, executor.generates = {"embed": Embed()}, False
+        executor.sums = PromptSums(over) if over else None
+
+    one = alone(folder, sizes)
+    asked(one)
+    expected = pooled(one, prompts, chunk=16)
+    with ranks_of(folder, tensor, pipeline, sizes) as ranks:
+        for each in ranks.executors:
+            asked(each)
+        got = pooled(ranks, prompts, chunk=16)
+    for mine, theirs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+class Embed:
+    name = "embed"
+
+    def pool(self, hidden: Any) -> bytes:
+        return floats(hidden)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
 from penstock.protocol.config import ClusterConfig, Config, DeviceConfig
 from penstock.protocol.process.participant import Ended
@@ -20,9 +22,11 @@ from penstock.protocol.wire.messages.steps import (
     StepFailed,
     StepPlan,
 )
+from penstock.services.worker.models.rank_shares import place_of
 from penstock.services.worker.null_engine import NullExecutor
-from penstock.services.worker.rank_group import Meeting
-from penstock.services.worker.service import DeviceFailed, WorkerService
+from penstock.services.worker.rank_group import HostRanks, Meeting
+from penstock.services.worker.rendezvous import Rendezvous
+from penstock.services.worker.service import WorkerService
 
 EPOCH = 5
 
@@ -106,10 +110,8 @@ def test_a_rank_that_computes_with_others_ends_when_it_has_missed_a_plan(
     full: bool, computing: Rank
 ) -> None:
     assert computing.plan(1, full=True) == computing.plan(2) == []
-    with pytest.raises(DeviceFailed, match="plan 4 came, plan 3 was due"):
+    with pytest.raises(Ended, match="plan 4 came, plan 3 was due"):
         computing.plan(4, full=full)
-    with pytest.raises(DeviceFailed):
-        computing.service.work(0.0)
     assert not computing.failures, "the others may wait for it in plan 3: nothing can be mended"
 
 
@@ -133,3 +135,19 @@ def test_ranks_that_do_not_meet_begin_anew(computing: Rank) -> None:
     service.executor.meet = nobody  # type: ignore[method-assign]
     with pytest.raises(Ended, match=r"have not met at 127.0.0.1:9: RuntimeError: timed out"):
         service.on_message(1, Attach(EPOCH + 1, "ipc:///s", [], "127.0.0.1:9"), 0.0)
+
+
+def test_ranks_find_each_other_at_the_address_of_the_first_in_every_epoch() -> None:
+    ends = [Rendezvous("127.0.0.1", listens=not rank) for rank in range(2)]
+    ranks = [HostRanks(place_of(rank, 2, 1), 100) for rank in range(2)]
+    assert ends[0].address.startswith("127.0.0.1:") and not ends[1].address
+
+    def attached(rank: int, epoch: int) -> list[float]:
+        executor = NullExecutor(EngineSizes(8, 16, 2, 32, 64, 100), [])
+        executor.meet = ranks[rank].meet  # type: ignore[method-assign]
+        ends[rank].meet(executor, Attach(epoch, "ipc:///s", [7, 9], ends[0].address))
+        return ranks[rank].sum(torch.full((2,), rank + 1.0)).tolist()
+
+    with ThreadPoolExecutor(2) as threads:
+        for epoch in (3, 4, 9):
+            assert list(threads.map(attached, range(2), [epoch] * 2)) == [[3.0, 3.0]] * 2

@@ -3,12 +3,15 @@ exchange goes by gloo: the same code but for graphs, streams and NCCL."""
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from torch import Tensor
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
+from penstock.services.worker.gpu.device_ranks import DeviceRanks, RankLost
 from penstock.services.worker.gpu.nccl import UNIQUE_ID_BYTES, Communicator, NcclError
 from penstock.services.worker.gpu.rank_decoder import RankGpuExecutor, rank_executor
 from penstock.services.worker.model_weights import load_model
@@ -27,7 +31,7 @@ from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.dense_form import dense_model
 from penstock.services.worker.models.rank_decoder import RankDecoder
 from penstock.services.worker.models.rank_shares import RankPlace, place_of
-from penstock.services.worker.rank_group import HostRanks
+from penstock.services.worker.rank_group import HostRanks, connected
 
 Folder = Callable[[str], Path]
 
@@ -182,3 +186,21 @@ def test_a_collective_takes_no_tensor_with_gaps() -> None:
     group = Communicator(1, 2, lambda unique: bytes(UNIQUE_ID_BYTES), FakeNccl())
     with pytest.raises(ValueError, match="contiguous"):
         group.sum(torch.zeros(4, 4)[:, :2])
+
+
+def test_a_rank_learns_that_its_neighbour_is_gone_and_ends_what_waits_for_it() -> None:
+    aborted: list[str] = []
+    ranks, meeting = DeviceRanks(place_of(0, 2, 1), 100), ThreadsMeeting()
+    ranks._all = cast(Communicator, SimpleNamespace(abort=lambda: aborted.append("all")))
+    ranks._stage = cast(Communicator, SimpleNamespace(abort=lambda: aborted.append("stage")))
+    with ThreadPoolExecutor(2) as threads:
+        watching = threads.submit(ranks._watch, meeting)
+        neighbour = [connected("watch", meeting, 1, 2, timedelta(seconds=60))]
+        ranks.check()
+        assert not watching.done()
+        neighbour.clear()  # as the end of its process does, this closes its connections
+        gc.collect()
+        watching.result(60)
+    assert sorted(aborted) == ["all", "stage"]
+    with pytest.raises(RankLost, match="rank 1 is gone"):
+        ranks.check()

@@ -25,8 +25,6 @@ dist: Any = torch.distributed
 """Its compiled part has no types."""
 LIMIT_SECONDS = 120.0
 """Most time that a rank waits for the others: the longest step, and what ranks may lie apart."""
-
-
 MEET_SECONDS = 30.0
 """Most time that a rank waits for the others to come."""
 THREADS = 8
@@ -55,7 +53,8 @@ class RankGroup(Protocol):
         waits until it is there, on the device or the host where it lies."""
 
     def hand_on(self, x: Tensor) -> None:
-        """Give ``x`` to the next stage."""
+        """Give ``x`` to the next stage. On a host it must not change any more: it may still be on
+        its way when this returns; on a device what comes later on the stream may change it."""
 
     def take(self, x: Tensor) -> Tensor:
         """``x`` with what the stage ahead has handed on in it."""

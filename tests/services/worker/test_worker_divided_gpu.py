@@ -65,6 +65,9 @@ class TurnRanks(HostRanks):
             super().agree(*drawn)()
         return lambda: None
 
+    def hand_on(self, x: Tensor) -> None:
+        super().hand_on(x.clone())  # memory of the step, which on a GPU the stream would guard
+
     def take(self, x: Tensor) -> Tensor:
         with self._waiting():
             return super().take(x)

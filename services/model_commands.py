@@ -69,7 +69,8 @@ def main(name: str, arguments: Sequence[str]) -> int:
         config, sources = with_named_model(config, sources, only_look=False)
         machine = read_machine(environment=os.environ)
         if gpu is not None:
-            machine = msgspec.structs.replace(machine, gpus=max(1, machine.gpus))
+            devices = config.device.device_index + config.cluster.world_size
+            machine = msgspec.structs.replace(machine, gpus=max(devices, machine.gpus))
         config, sources = complete(config, sources, machine, may_lack_model=False)
         if parsed.show_config:
             print(show(config, sources, groups))

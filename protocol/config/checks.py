@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.protocol.config.api_keys import read_api_keys
-from penstock.protocol.config.fields import Config
+from penstock.protocol.config.fields import ClusterConfig, Config
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import contradictions_of_several
 from penstock.protocol.config.server_fields import ServerConfig
@@ -45,7 +45,7 @@ def contradictions(
         *_device(config, sources, machine),
         *_network(config, sources),
         *_serving(config, sources),
-        *_model(config, info),
+        *_model(config, sources, info),
     ]
 
 
@@ -107,13 +107,6 @@ def _memory(config: Config, sources: Provenance) -> Iterator[str]:
 
 def _device(config: Config, sources: Provenance, machine: Machine | None) -> Iterator[str]:
     device, model, cache = config.device, config.model, config.cache
-    world = config.cluster.world_size
-    told = sources["device"].origin not in {"default", "derived"}  # a router has no device
-    if world > 1 and told and device.device != "null":
-        yield (
-            f"--world-size {world} with --device {device.device}: tensor parallelism is not "
-            "supported yet, an engine runs on one device; --data-parallel-size N starts N engines"
-        )
     if device.device == "cpu" and model.dtype == "float16":
         yield "--device cpu cannot compute in --dtype float16; use bfloat16 or float32"
     if device.device in {"cpu", "null"} and _given(config, sources, "gpu_memory_utilization"):
@@ -152,22 +145,33 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
     if device.device == "cuda" and not machine.gpus:
         yield "--device cuda: this machine has no CUDA device; use --device cpu"
     elif device.device == "cuda":
-        yield from _engines(device.device_index, config.launch.data_parallel_size, machine.gpus)
+        yield from _engines(config, machine.gpus)
     if device.threads and device.threads > machine.cores:
         yield f"--threads {device.threads} is more than this machine's {machine.cores} cores"
 
 
-def _engines(first: int, engines: int, devices: int) -> Iterator[str]:
-    """Each engine has a CUDA device of its own, from ``first`` on."""
+def _engines(config: Config, devices: int) -> Iterator[str]:
+    """Each worker has a CUDA device of its own, those of an engine one after another."""
+    first, engines = config.device.device_index, config.launch.data_parallel_size
+    world = config.cluster.world_size
     have = f"this machine has {devices} CUDA device{'s' if devices > 1 else ''}"
+    after = f" from --device-index {first} on" if first else ""
+    left = devices - first
     if first >= devices:
         yield f"--device-index {first}: {have}, counted from 0; choose one of them"
-    elif first + engines > devices:
-        left = devices - first
-        after = f" from --device-index {first} on" if first else ""
+    elif world > left:
         yield (
-            f"--data-parallel-size {engines} starts {engines} engines, each on a CUDA device of "
-            f"its own{after}, but {have}; use --data-parallel-size {left}, or more devices"
+            f"--tensor-parallel-size {config.cluster.tensor_parallel_size} and "
+            f"--pipeline-parallel-size {config.cluster.pipeline_parallel_size} need {world} CUDA "
+            f"devices{after}, but {have}"
+        )
+    elif world * engines > left:
+        each = "engines, each on a CUDA device of its own"
+        if world > 1:
+            each = f"engines, each on {world} CUDA devices of its own"
+        yield (
+            f"--data-parallel-size {engines} starts {engines} {each}{after}, but {have}; use "
+            f"--data-parallel-size {left // world}, or more devices"
         )
 
 
@@ -357,10 +361,40 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _model(config: Config, info: ModelInfo | None) -> Iterator[str]:
+def _model(config: Config, sources: Provenance, info: ModelInfo | None) -> Iterator[str]:
     given = config.model.max_model_len
     if info is not None and given is not None and given > info.max_model_len:
         yield (
             f"--max-model-len {given}: --model {info.folder} was trained for "
             f"{info.max_model_len} positions (max_position_embeddings in config.json)"
+        )
+    told = sources["device"].origin not in {"default", "derived"}  # a tokenizer has no device
+    if info is not None and told and config.device.device != "null":
+        yield from _division(config.cluster, info)
+
+
+def _division(cluster: ClusterConfig, info: ModelInfo) -> Iterator[str]:
+    """What ``config.json`` alone shows; the worker knows more of its families."""
+    layers = info.config.get("num_hidden_layers")
+    if type(layers) is int and cluster.pipeline_parallel_size > layers > 0:
+        yield (
+            f"--pipeline-parallel-size {cluster.pipeline_parallel_size}: the model has {layers} "
+            f"layers; at most {layers} stages work"
+        )
+    heads = info.config.get("num_attention_heads")
+    kv_heads = info.config.get("num_key_value_heads") or heads
+    if type(heads) is not int or type(kv_heads) is not int or not heads >= kv_heads > 0:
+        return
+    width = info.config.get("intermediate_size")
+
+    def divides(size: int) -> bool:
+        columns = width if type(width) is int else 0
+        shared = not kv_heads % size or not size % kv_heads
+        return not heads % size and shared and not columns % size
+
+    if not divides(size := cluster.tensor_parallel_size):
+        sizes = ", ".join(str(each) for each in range(1, heads + 1) if divides(each))
+        yield (
+            f"--tensor-parallel-size {size} does not divide the model's {heads} attention heads, "
+            f"{kv_heads} KV heads and MLP of {width} columns; sizes that work: {sizes}"
         )

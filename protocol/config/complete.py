@@ -72,10 +72,10 @@ def with_another_model(
 def _beside(config: Config, running: list[Config], devices: int) -> Config:
     """On devices of its own where some are free, and else with what is left of the memory of those
     that it shares. Raises ``ConfigError``."""
-    engines, first = config.launch.data_parallel_size, config.device.device_index
+    count, first = config.num_workers, config.device.device_index
     taken = {at for one in running for at in _devices_of(one)}
-    for index in range(first, devices - engines + 1):
-        if not config.cache.memory_share and taken.isdisjoint(range(index, index + engines)):
+    for index in range(first, devices - count + 1):
+        if not config.cache.memory_share and taken.isdisjoint(range(index, index + count)):
             device = msgspec.structs.replace(config.device, device_index=index)
             return msgspec.structs.replace(config, device=device)
     if config.cache.num_kv_blocks or config.cache.kv_cache_memory_bytes:
@@ -98,4 +98,4 @@ _LEAST_SHARE = 0.01
 
 def _devices_of(config: Config) -> range:
     first = config.device.device_index
-    return range(first, first + config.launch.data_parallel_size)
+    return range(first, first + config.num_workers)

@@ -263,14 +263,28 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     rank: Annotated[
         int, Meta(ge=0, le=1023, description="Number of this worker within its engine, from 0.")
     ] = 0
-    world_size: Annotated[
+    tensor_parallel_size: Annotated[
         int,
         Meta(
             ge=1,
             le=1024,
-            description="Workers that form one engine; more than one only on the null device.",
+            description="Devices among which an engine divides each layer, by heads and columns.",
         ),
     ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Stages among which an engine divides the layers; each has as many "
+            "devices as --tensor-parallel-size says.",
+        ),
+    ] = 1
+
+    @property
+    def world_size(self) -> int:
+        """Workers of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -355,3 +369,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     launch: LaunchConfig = LaunchConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     test: TestConfig = TestConfig()
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that serve starts for a model; on GPUs each has a device of its own."""
+        return self.launch.data_parallel_size * self.cluster.world_size

@@ -29,6 +29,8 @@ _RENAMED = {
     "num_gpu_blocks_override": "num_kv_blocks",
     "num_threads": "threads",
     "page_size": "block_size",
+    "pp": "pipeline_parallel_size",
+    "pp_size": "pipeline_parallel_size",
     "random_seed": "seed",
     "schedule_policy": "scheduling_policy",
     "ssl_certfile": "tls_cert",
@@ -36,12 +38,15 @@ _RENAMED = {
     "tokenizer_worker_num": "tokenizers",
     "tool_call_parser": "tool_parser",
     "tool_strict_level": "tool_strictness",
+    "tp": "tensor_parallel_size",
+    "tp_size": "tensor_parallel_size",
     "uvicorn_log_level": "log_level",
 }
 
-_NO_PARALLEL = (
-    "not supported yet: an engine runs on one device; --data-parallel-size N starts N engines"
+_NO_EXPERTS = (
+    "not supported yet: a model is divided by --tensor-parallel-size and --pipeline-parallel-size"
 )
+_EXECUTOR = "leave it out: `penstock serve` starts a worker for each device"
 _NO_QUANTIZATION = (
     "not supported yet: weights are float32, bfloat16 or float16, as --dtype says; on Hopper GPUs "
     "--compress-weights stores bfloat16 without loss in less memory"
@@ -80,16 +85,16 @@ _EXPLAINED = {
     "disable_log_stats": _FEWER_LOGS,
     "disable_radix_cache": "use --no-enable-prefix-caching",
     "dist_init_addr": _BY_HAND,
-    "distributed_executor_backend": _NO_PARALLEL,
+    "distributed_executor_backend": _EXECUTOR,
     "download_dir": "set the environment variable HF_HUB_CACHE",
     "enable_auto_tool_choice": _ALWAYS,
     "enable_chunked_prefill": _ALWAYS,
-    "enable_expert_parallel": _NO_PARALLEL,
+    "enable_expert_parallel": _NO_EXPERTS,
     "enable_lora": _NO_LORA,
     "enable_metrics": "leave it out: /metrics is always there",
     "enable_reasoning": _ALWAYS,
     "enforce_eager": _GRAPHS,
-    "ep_size": _NO_PARALLEL,
+    "ep_size": _NO_EXPERTS,
     "generation_config": _FOLDER,
     "grammar_backend": _GRAMMARS,
     "guided_decoding_backend": _GRAMMARS,
@@ -114,9 +119,6 @@ _EXPLAINED = {
     "num_speculative_tokens": _NO_SPECULATION,
     "otlp_traces_endpoint": "not supported yet: OpenTelemetry; `penstock trace` records a timeline",
     "override_generation_config": "edit generation_config.json in a copy of the model's folder",
-    "pipeline_parallel_size": _NO_PARALLEL,
-    "pp": _NO_PARALLEL,
-    "pp_size": _NO_PARALLEL,
     "q": _NO_QUANTIZATION,
     "quantization": _NO_QUANTIZATION,
     "quantize": _NO_QUANTIZATION,
@@ -129,14 +131,11 @@ _EXPLAINED = {
     "speculative_model": _NO_SPECULATION,
     "structured_outputs_config": _GRAMMARS,
     "swap_space": _NO_OFFLOAD,
-    "tensor_parallel_size": _NO_PARALLEL,
     "tokenizer": _FOLDER,
     "tokenizer_mode": _FOLDER,
     "tokenizer_path": _FOLDER,
     "tokenizer_revision": _REVISION,
     "torchao_config": _NO_QUANTIZATION,
-    "tp": _NO_PARALLEL,
-    "tp_size": _NO_PARALLEL,
     "trust_remote_code": _NO_CODE,
     "watchdog_timeout": "leave it out: a process that hangs is always found and replaced",
 }

@@ -72,8 +72,8 @@ def of_each(
     models = config.model.models
     if not models:
         return [(config, sources)]
-    engines = config.launch.data_parallel_size
-    enough = config.device.device_index + len(models) * engines <= devices
+    each = config.num_workers
+    enough = config.device.device_index + len(models) * each <= devices
     apart = enough and config.device.device in ("auto", "cuda") and not _shares(config)
     found = []
     for place, model in enumerate(models):
@@ -84,7 +84,7 @@ def of_each(
         cache, own_sources = _memory_of(config, sources, place, alone=apart)
         device = config.device
         if apart:
-            first = device.device_index + place * engines
+            first = device.device_index + place * each
             device = msgspec.structs.replace(device, device_index=first)
         one = msgspec.structs.replace(config, model=changed, cache=cache, device=device)
         found.append((one, own_sources))

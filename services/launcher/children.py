@@ -87,13 +87,12 @@ def children_of_model(
     for number in range(config.launch.data_parallel_size):
         engine = place * config.launch.data_parallel_size + number
         scheduler = {**own, "PENSTOCK_ENGINE": str(engine)}
-        worker = scheduler
-        if config.device.device == "cuda":
-            device = config.device.device_index + number
-            worker = {**scheduler, "PENSTOCK_DEVICE_INDEX": str(device)}
         world = config.cluster.world_size
         for rank in range(world):
-            ranked = worker if world == 1 else {**worker, "PENSTOCK_RANK": str(rank)}
+            ranked = scheduler if world == 1 else {**scheduler, "PENSTOCK_RANK": str(rank)}
+            if config.device.device == "cuda":
+                device = config.device.device_index + number * world + rank
+                ranked = {**ranked, "PENSTOCK_DEVICE_INDEX": str(device)}
             rank_number = engine * world + rank
             engines.append(Child("worker", rank_number, ranked, model=of, render=render))
         engines.append(Child("scheduler", engine, scheduler, model=of, render=render))

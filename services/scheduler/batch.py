@@ -26,6 +26,9 @@ class RunningBatch:
         self._slots: list[Sequence | None] = [None] * limits.max_num_seqs
         self._free_slots = list(range(limits.max_num_seqs))
         """A heap: low slots first keeps the worker's batch dense."""
+        self._micro_batches = limits.micro_batches
+        self._turn = 0
+        """The micro-batch that has decoded last."""
         self._decoding: list[Sequence] | None = []
         self.sequences: dict[int, Sequence] = {}
         """Sequences by their number, in order of admission."""
@@ -46,6 +49,15 @@ class RunningBatch:
             self._decoding = [s for s in self._slots if s is not None and s.decoding]
         return self._decoding
 
+    def next_micro_batch(self) -> tuple[int, list[Sequence]]:
+        """The micro-batch whose turn it is, of those with decoding sequences, and these."""
+        count, decoding = self._micro_batches, self.decoding
+        for number in range(self._turn + 1, self._turn + 1 + count):
+            if own := [s for s in decoding if s.slot % count == number % count]:
+                self._turn = number % count
+                return self._turn, own
+        return self._turn, []
+
     @property
     def prefilling(self) -> list[Sequence]:
         """In order of admission."""
@@ -58,11 +70,21 @@ class RunningBatch:
 
     def admit(self, sequence: Sequence) -> None:
         """Give a sequence the lowest free slot; it has no blocks yet and begins with prefill."""
-        slot = heapq.heappop(self._free_slots)
+        slot = heapq.heappop(self._free_slots) if self._micro_batches == 1 else self._evenly()
         sequence.slot = slot
         sequence.decoding = False
         self._slots[slot] = sequence
         self.sequences[sequence.number] = sequence
+
+    def _evenly(self) -> int:
+        """Take the lowest free slot of the smallest micro-batch."""
+        sizes = [0] * self._micro_batches
+        for sequence in self.sequences.values():
+            sizes[sequence.slot % len(sizes)] += 1
+        slot = min(self._free_slots, key=lambda slot: (sizes[slot % len(sizes)], slot))
+        self._free_slots.remove(slot)
+        heapq.heapify(self._free_slots)
+        return slot
 
     def start_decoding(self, sequence: Sequence) -> None:
         """All its known tokens are planned: from the next plan on it has a decode row."""

@@ -95,7 +95,8 @@ class SchedulerCore:
         self.prefixes = CachedPrefixes() if enable_prefix_caching else None
         """What the prefix cache holds, for the router."""
         self._numbers = itertools.count()
-        self._in_flight = StepsInFlight(max_in_flight, most_in_flight, shape)
+        least = max(max_in_flight, limits.micro_batches + 1)
+        self._in_flight = StepsInFlight(least, most_in_flight, shape, limits.micro_batches)
         self._failures = FailureHandler(self._sequences, self._in_flight, num_ranks > 1)
         self._results = ResultReader(self._sequences, self._failures)
         self._new_planner()
@@ -238,6 +239,7 @@ class SchedulerCore:
             grown=step.grown,
             chunks=step.chunks,
             prompts=step.shared_prompts,
+            micro_batch=step.micro_batch,
         )
 
     def drain(self) -> Batches:

@@ -21,8 +21,10 @@ class StepsInFlight:
     at once, it would do without them, and so would the step behind it.
     """
 
-    def __init__(self, limit: int, most: int, shape: StepShape) -> None:
+    def __init__(self, limit: int, most: int, shape: StepShape, at_once: int = 1) -> None:
+        """at_once: steps that the stages of a pipeline compute beside each other."""
         self._shape = shape
+        self._certain_share = shape.certain_share / at_once
         self.steps: deque[Step] = deque()
         self.last = 0
         """Number of the newest step of the epoch."""
@@ -53,7 +55,7 @@ class StepsInFlight:
     def push(self, step: Step, prefill_seconds: float, now: float) -> bool:
         """Note a new step, whose prefill is predicted to take so long. Returns whether its plan
         must be full: it then tells the worker to drop every slot first."""
-        step.least_seconds = self._shape.certain_share * prefill_seconds
+        step.least_seconds = self._certain_share * prefill_seconds
         self._busy_until = max(self._busy_until, now) + step.least_seconds
         self.steps.append(step)
         self.last = step.number

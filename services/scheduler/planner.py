@@ -47,6 +47,8 @@ class Step:
     number: int
     now: float = 0.0
     """When it is planned, in the scheduler's monotonic seconds."""
+    micro_batch: int = 0
+    """The one that decodes."""
     budget: int = 0
     """Positions that may still be added."""
     added: list[NewSlot] = field(default_factory=list)
@@ -120,6 +122,8 @@ class Planner:
         self._row_tokens = limits.max_row_tokens
         """Tokens that a row may bring, at most: as many positions are reserved for it."""
         self._row_blocks = self.kv.num_groups * self.kv.blocks_for(limits.max_row_tokens)
+        self._in_turn = limits.micro_batches > 1
+        """Micro-batches take turns."""
         self._whole = limits.task_prompts == "whole"
         """A prompt is computed in one step."""
         self._tasks_compute_all = limits.task_prompts != "chunks"
@@ -136,7 +140,10 @@ class Planner:
         step = Step(number, now)
         self._isolate_suspect()
         preempted = self._grow(step)
-        decoding = self.batch.decoding
+        if self._in_turn:
+            step.micro_batch, decoding = self.batch.next_micro_batch()
+        else:
+            decoding = self.batch.decoding
         step.num_decoding = len(decoding)
         step.budget = self._budget(decoding)
         sampled: list[Sequence] = []
@@ -168,7 +175,7 @@ class Planner:
         so many that large steps have a whole number of the device's ``row_units``."""
         rows = len(decoding) * self._row_tokens
         left = self.limits.max_num_batched_tokens - rows
-        waiting = len(self._waiting) + len(self.batch) - len(decoding)
+        waiting = len(self._waiting) + len(self.batch) - len(self.batch.decoding)
         if not waiting or not any(sequence.request.head.streamed for sequence in decoding):
             return left
         bound = self._prefill_budget.most_tokens(len(decoding), waiting)

@@ -22,8 +22,8 @@ from penstock.services.scheduler.limits import Limits
 ATTACH_SECONDS = 1.0
 WITHOUT_YOU = [0]
 """A group that nobody is in: whoever is asked to join it ends."""
-MAY_DIFFER = frozenset({"num_blocks"})
-"""Sizes in which ranks may differ: the smallest counts."""
+MAY_DIFFER = ("num_blocks", "max_model_len")
+"""Sizes in which ranks may differ, for their memory may: the smallest counts."""
 
 
 class WorkerGroup:
@@ -81,12 +81,16 @@ class WorkerGroup:
                 self.note = (
                     self._refused or f"{self._name(rank)} {latest.phase} {latest.note}".strip()
                 )
-                self._send(peer.address, Attach(self.epoch, self._address, group))
+                meeting = self._peers[0].identity.rendezvous
+                self._send(peer.address, Attach(self.epoch, self._address, group, meeting))
 
     def _form(self, found: dict[int, Peer]) -> bool:
         """Make a group of the workers by rank, if they are all there."""
         if strangers := sorted(rank for rank in found if rank >= self._size):
-            self._refuse(f"there is a worker of rank {strangers[0]}, but --world-size {self._size}")
+            self._refuse(
+                f"there is a worker of rank {strangers[0]}, but the engine has {self._size} by "
+                "--tensor-parallel-size and --pipeline-parallel-size"
+            )
             return False
         missing = [rank for rank in range(self._size) if rank not in found]
         if missing:
@@ -117,8 +121,8 @@ class WorkerGroup:
         if len(self._answers) < self._size:
             return None
         answers = [self._answers[number] for number in range(self._size)]
-        fewest = min(answer.sizes.num_blocks for answer in answers)
-        sizes = msgspec.structs.replace(answers[0].sizes, num_blocks=fewest)
+        least = {name: min(getattr(one.sizes, name) for one in answers) for name in MAY_DIFFER}
+        sizes = msgspec.structs.replace(answers[0].sizes, **least)
         if reason := self._difference(answers) or _unfit(sizes):
             self._refuse(reason)
             self._answers.clear()

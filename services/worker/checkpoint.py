@@ -8,7 +8,8 @@ imported. Only the safetensors format is read: nothing in a checkpoint is ever e
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from penstock.services.worker.safetensors_file import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.services.worker.weight_reading import PinnedBuffers
+    from penstock.services.worker.weight_reading import PinnedBuffers, StoredSlice, TensorRead
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -145,41 +146,50 @@ class Checkpoint:
 
     def load(
         self,
-        targets: Mapping[str, Tensor],
+        targets: Mapping[str, Tensor] | Sequence[StoredSlice],
         progress: Callable[[str], None],
         may_be_zero: Callable[[str], bool],
         buffers: PinnedBuffers | None = None,
     ) -> LoadReport:
-        """Copy every tensor of ``targets`` in place. Call ``check`` first. buffers: for targets on
-        a GPU.
+        """Copy every tensor of ``targets``, or slices of them, in place. Call ``check`` first.
+        buffers: for targets on a GPU.
 
         A tensor of which every byte is zero is damage (an interrupted download leaves zeros)
         unless ``may_be_zero`` says of its name that models mean it. Raises ``BadModelFolder``.
         """
-        from penstock.services.worker.weight_reading import DTYPES, TensorRead, WeightReader
+        from penstock.services.worker.weight_reading import StoredSlice, WeightReader
 
-        reads = []
-        for name, target in targets.items():
-            file = self._files[name]
-            entry = file.entries[name]
-            reads.append(TensorRead(name, file.path, entry.begin, DTYPES[entry.dtype], target))
-        reader = WeightReader(reads, buffers)
+        slices = (
+            [StoredSlice(*one) for one in targets.items()]
+            if isinstance(targets, Mapping)
+            else targets
+        )
+        reader = WeightReader([self._read(each) for each in slices], buffers)
         seconds = reader.run(lambda read: progress(str(read)))
         zeros = reader.zero_tensors
-        self._refuse_zeros(targets, zeros, may_be_zero)
-        return LoadReport(
-            reader.total_bytes, seconds, [name for name in zeros if targets[name].dim() > 1]
-        )
+        self._refuse_zeros({each.name for each in slices}, zeros, may_be_zero)
+        matrices = {each.name for each in slices if each.target.dim() > 1}
+        return LoadReport(reader.total_bytes, seconds, [name for name in zeros if name in matrices])
+
+    def _read(self, part: StoredSlice) -> TensorRead:
+        from penstock.services.worker.weight_reading import DTYPES, TensorRead
+
+        file, target = self._files[part.name], part.target
+        entry, dtype = file.entries[part.name], DTYPES[file.entries[part.name].dtype]
+        pitch = math.prod(entry.shape[1:]) * dtype.itemsize
+        begin = entry.begin + part.row * pitch + part.column * dtype.itemsize
+        divided = target.shape[1:] != entry.shape[1:]
+        return TensorRead(part.name, file.path, begin, dtype, target, pitch if divided else 0)
 
     def _refuse_zeros(
-        self, targets: Mapping[str, Tensor], zeros: list[str], may_be_zero: Callable[[str], bool]
+        self, names: Collection[str], zeros: list[str], may_be_zero: Callable[[str], bool]
     ) -> None:
         damaged = [name for name in zeros if not may_be_zero(name)]
         if not damaged:
             return
         zero = set(zeros)
         for path in dict.fromkeys(self._files[name].path for name in damaged):
-            if all(name in zero for name in targets if self._files[name].path == path):
+            if all(name in zero for name in names if self._files[name].path == path):
                 raise BadModelFolder(
                     f"{path}: every tensor is all zeros: a download that was interrupted; "
                     "fetch the file again"

@@ -6,13 +6,16 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.protocol.process.trace import DEVICE, STEP, TRACE
 from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.pooling import PromptTask
+
+if TYPE_CHECKING:
+    from penstock.services.worker.rank_group import Meeting
 
 PLAIN_KERNELS = "plain torch kernels"
 """How the summary of an executor begins that could not have the kernels of its device."""
@@ -46,6 +49,10 @@ class Executor(Protocol):
     @property
     def in_flight(self) -> int:
         """Steps that are launched and not yet collected."""
+
+    def meet(self, meeting: Meeting) -> None:
+        """Find the other ranks of the engine, where the model is divided among them; ahead of the
+        first plan of an epoch. Raises ``RuntimeError`` where they do not come in time."""
 
     def reset(self) -> None:
         """Drop all slots and steps; the next plan must be full. KV memory is kept, its content
@@ -102,6 +109,10 @@ class DirectExecutor(ABC):
         self._results.append(self.execute(plan))
         if began:
             TRACE.add(STEP, began, plan.step, DEVICE)
+
+    def meet(self, meeting: Meeting) -> None:
+        """See ``Executor.meet``."""
+        return
 
     def finished(self, wait: bool = False) -> StepResult | None:
         return self._results.popleft() if self._results else None

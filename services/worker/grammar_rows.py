@@ -144,6 +144,21 @@ class GrammarRows:
             self._slots.took(slots.tolist(), tokens.tolist())
 
 
+class NoGrammars(GrammarRows):
+    """Of a rank that draws nothing."""
+
+    def serve(
+        self, load_tokenizer: Callable[[], LLTokenizer], patience: float = PATIENCE_SECONDS
+    ) -> None:
+        return
+
+    def begin(self, added: list[NewSlot], adjustments: Sequence[SlotAdjustments | None]) -> None:
+        return
+
+    def following(self, at: IntArray) -> IntArray:
+        return np.zeros(0, np.int64)
+
+
 def _failures(rows: IntArray, failed: dict[int, Failure]) -> list[RowFailure]:
     return [
         RowFailure(int(rows[at]), f"{SUBJECT}: {failure.reason}", failure.status)

@@ -64,12 +64,14 @@ class KernelNeeds(msgspec.Struct, frozen=True):
 
 def kernel_needs(config: Config, info: ModelInfo, device: PlannedDevice, facts: DeviceFacts,
                  *, everything: bool = False) -> KernelNeeds | str:  # fmt: skip
-    """For a worker with this configuration, or why our kernels compute nothing of it.
+    """For a worker with this configuration, or why none are compiled ahead for it.
 
     everything: what is needed on such a GPU whatever its memory.
 
     Raises ``BadModelFolder`` and ``ConfigError``.
     """
+    if config.cluster.world_size > 1:
+        return "kernels of a model that is divided are compiled when they are first launched"
     shape = read_shape(info, config)
     longest, planner = config.model.max_model_len or info.max_model_len, Planner(info, device)
     model = attention = None

@@ -56,6 +56,17 @@ def group_layers(caches: Sequence[CacheSpecification]) -> LayerGroups:
     return LayerGroups(groups, size, [places[layer] for layer in range(len(caches))])
 
 
+def of_layers(grouped: LayerGroups, chosen: range) -> LayerGroups:
+    """The same groups with some of the model's layers alone, for one that has no others: a block
+    holds as many layers as it has of the group that it has most of."""
+    counts = [0] * max(1, len(grouped.groups))
+    places = []
+    for group, _ in grouped.places[chosen.start : chosen.stop]:
+        places.append((group, counts[group]))
+        counts[group] += 1
+    return LayerGroups(grouped.groups, max(counts), places)
+
+
 def _layers_of_a_block(counts: list[int], full: bool) -> int:
     """The size with the least waste of those that give few enough groups; counts: layers of each
     kind, those of full attention first if there are any."""

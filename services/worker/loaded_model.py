@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
 from penstock.services.worker.executor import PLAIN_KERNELS
-from penstock.services.worker.layer_groups import group_layers
+from penstock.services.worker.layer_groups import LayerGroups, group_layers
 from penstock.services.worker.memory_plan import block_bytes
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_shape import BY_TRANSFORMERS
@@ -20,9 +20,11 @@ from penstock.services.worker.models.dense import (
     paged_config,
 )
 from penstock.services.worker.models.dense_form import DenseModel, dense_model
+from penstock.services.worker.models.rank_decoder import RankDecoder
 from penstock.services.worker.models.specification import CacheSpecification, ModelSpecification
 from penstock.services.worker.models.transformers_model import TransformersModel
 from penstock.services.worker.plain_attention import REFERENCE, AnyAttention
+from penstock.services.worker.rank_executor import RankExecutor, SilentExecutor
 
 if TYPE_CHECKING:
     from penstock.services.worker.gpu.compressed_layers import Compression
@@ -51,14 +53,24 @@ class LoadedModel(NamedTuple):
 
     def executor(self, capacity: EngineSizes) -> AnyExecutor:
         if isinstance(self.kernels, str):
-            return ModelExecutor(self.model, capacity, self.attention)
+            return self._plain(capacity)
         if isinstance(self.kernels, AttentionAlone):
             from penstock.services.worker.gpu.model_decoder import model_executor
 
             return model_executor(self.model, f"{PLAIN_KERNELS}: {self.kernels.reason}", capacity)
+        if isinstance(self.model, RankDecoder):
+            from penstock.services.worker.gpu.rank_decoder import rank_executor
+
+            return rank_executor(*self.kernels, capacity, self.model.ranks, self.model.grouped)
         from penstock.services.worker.gpu.decoder import dense_executor
 
         return dense_executor(*self.kernels, capacity, self.compression)
+
+    def _plain(self, capacity: EngineSizes) -> ModelExecutor:
+        if not isinstance(self.model, RankDecoder):
+            return ModelExecutor(self.model, capacity, self.attention)
+        kind = SilentExecutor if self.model.ranks.place.rank else RankExecutor
+        return kind(self.model, capacity, self.attention)
 
     @property
     def caches(self) -> Sequence[CacheSpecification]:
@@ -70,7 +82,13 @@ class LoadedModel(NamedTuple):
     @property
     def groups(self) -> list[LayerGroup]:
         """Groups of layers with a block table each."""
-        return group_layers(self.caches).groups
+        return self._grouped.groups
+
+    @property
+    def _grouped(self) -> LayerGroups:
+        if isinstance(self.model, RankDecoder):
+            return self.model.grouped
+        return group_layers(self.caches)
 
     @property
     def compressed(self) -> bool:
@@ -79,7 +97,7 @@ class LoadedModel(NamedTuple):
 
     def block_bytes(self, block_size: int) -> int:
         """K and V of one block, which holds the layers of a group."""
-        return block_bytes(self.caches, block_size, self.model.dtype.itemsize)
+        return block_bytes(self.caches, block_size, self.model.dtype.itemsize, self._grouped)
 
 
 def kernels_for(model: CausalModel, block_size: int) -> DenseModel | AttentionAlone | str:
@@ -96,7 +114,11 @@ def kernels_for(model: CausalModel, block_size: int) -> DenseModel | AttentionAl
     if isinstance(model, Decoder):
         form = form_for_kernels(model.specification, model.dtype.itemsize, block_size)
         if isinstance(form, DenseConfig):
+            if isinstance(model, RankDecoder):
+                form = model.whole_vocabulary(form)
             return dense_model(form, model.specification, model.weights)
+        if isinstance(model, RankDecoder):
+            return f"{form}, and the model is divided among ranks"
         return _attention_alone(model, block_size, form)
     return _attention_alone(model, block_size, words_of_others(model))
 

@@ -18,6 +18,7 @@ from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import NULL_BLOCKS, plan_capacity, whole_prompts
 from penstock.services.worker.null_engine import NullExecutor
 from penstock.services.worker.pooling_tasks import null_tasks
+from penstock.services.worker.rank_choice import check_division
 
 Progress = Callable[[str], None]
 Loaded = Callable[[LoadReport], None]
@@ -62,6 +63,7 @@ def _load_null(config: Config) -> Executor:
 
 
 def _load(config: Config, progress: Progress, loaded: Loaded) -> Executor:
+    check_division(config, read_model_info(config.model.model))
     if config.loading.load_format != "dummy":
         Checkpoint(read_model_info(config.model.model).folder)  # damage is told before torch loads
     set_up_cpu_libraries()

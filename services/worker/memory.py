@@ -53,6 +53,7 @@ def plan_capacity(
         max_model_len=longest,
         vocab_size=info.vocab_size,
         groups=list(groups),
+        micro_batches=_micro_batches(config),
     )
     tokens = capacity.kv_tokens
     if tokens < 1 <= blocks:
@@ -76,6 +77,13 @@ def plan_capacity(
     return msgspec.structs.replace(
         capacity, num_blocks=min(blocks, useful), max_model_len=min(longest, tokens)
     )
+
+
+def _micro_batches(config: Config) -> int:
+    """One for each stage of a pipeline, where stages compute beside each other."""
+    if config.device.device != "cpu":
+        return 1
+    return min(config.cluster.pipeline_parallel_size, config.scheduler.max_num_seqs)
 
 
 def whole_prompts(capacity: EngineSizes) -> EngineSizes:

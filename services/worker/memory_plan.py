@@ -9,19 +9,27 @@ import msgspec
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import LayerGroup
-from penstock.services.worker.layer_groups import block_shapes, group_layers
+from penstock.services.worker.layer_groups import LayerGroups, block_shapes, group_layers
 from penstock.services.worker.memory import EXTRA_BLOCKS, check_fits, plan_capacity
 from penstock.services.worker.memory_account import MemoryAccount, MemoryPart, merged, shown_bytes
 from penstock.services.worker.models.specification import CacheSpecification
 
 CPU_KV_SHARE = 0.25
+RANKS_BYTES = 1 << 30
+"""What NCCL takes to connect ranks, after the profile of a step; not yet measured."""
 OUTSIDE = "outside"
 """The part of an account that its worker does not take."""
 
 
-def block_bytes(caches: Sequence[CacheSpecification], block_size: int, item_bytes: int) -> int:
-    """K and V of one block, which holds the layers of a group."""
-    shapes = block_shapes(caches, group_layers(caches))
+def block_bytes(
+    caches: Sequence[CacheSpecification],
+    block_size: int,
+    item_bytes: int,
+    grouped: LayerGroups | None = None,
+) -> int:
+    """K and V of one block, which holds the layers of a group. grouped: the layers, where they are
+    not grouped by themselves alone."""
+    shapes = block_shapes(caches, grouped or group_layers(caches))
     return sum(2 * kv_heads * dim for kv_heads, dim in shapes) * block_size * item_bytes
 
 
@@ -36,7 +44,8 @@ def cpu_account(
     if cache.num_kv_blocks is not None or cache.kv_cache_memory_bytes is not None:
         limit = "KV memory as given"
     else:
-        left = min(left, int(CPU_KV_SHARE * cache.share() * left))
+        together = config.cluster.world_size  # ranks on the same host, as all of them are on CPUs
+        left = min(left, int(CPU_KV_SHARE * cache.share() * left / together))
         limit += "" if cache.share() == 1.0 else f", and of that --memory-share {cache.share():g}"
     parts = merged([weights, *step])
     usable = left + sum(part.num_bytes for part in parts)
@@ -50,6 +59,8 @@ def cuda_account(
     the driver's context, loaded kernels, other processes; parts: all that the worker takes beside
     them; block: bytes of a block."""
     cache, share = config.cache, config.cache.share()
+    if config.cluster.world_size > 1:
+        parts = [*parts, MemoryPart("ranks", RANKS_BYTES, "NCCL's buffers")]
     usable = int(cache.gpu_memory_utilization * total)
     # Other models' memory is within their shares, and is not taken from this one's.
     own = min(usable - outside, int(share * usable))

@@ -36,7 +36,7 @@ from penstock.services.worker.cpu_threads import StepThreads, ThreadReview
 from penstock.services.worker.executor import DirectExecutor
 from penstock.services.worker.grammar_rows import GrammarRows, Masks, only
 from penstock.services.worker.kv_memory import KVMemory
-from penstock.services.worker.layer_groups import group_layers
+from penstock.services.worker.layer_groups import LayerGroups, group_layers
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.placement import placement
@@ -99,7 +99,7 @@ class ModelExecutor(DirectExecutor):
         self.grammars = GrammarRows(capacity.max_num_seqs, model.vocab_size)
         self._adjuster = SlotAdjuster(capacity.max_num_seqs, model.vocab_size, model.device)
         blocks = capacity.num_blocks + EXTRA_BLOCKS
-        grouped = group_layers(model.caches)
+        grouped = self._grouped()
         if capacity.groups != grouped.groups:
             raise ValueError("the capacity is not that of the model's groups of layers")
         of_layers = [
@@ -119,10 +119,7 @@ class ModelExecutor(DirectExecutor):
             )
             for group, cache in distinct
         ]  # fmt: skip
-        rows = RowPadding(1, 1)
-        if exact:
-            packed, plain = RowPadding(1, PACKED_ROW_MINIMUM), RowPadding(ROW_MULTIPLE, 1)
-            rows = packed if model.packed else plain
+        rows = self._exact_rows() if exact else RowPadding(1, 1)
         with torch.inference_mode():
             self._memory = KVMemory(
                 model.caches, grouped, blocks, capacity.block_size, model.dtype, model.device
@@ -134,6 +131,15 @@ class ModelExecutor(DirectExecutor):
         self._finite_keys = attention.finite_keys
         self.sums: PromptSums | None = None
         """Tasks get a state of all positions of their prompt; ``None``: the last one's."""
+
+    def _grouped(self) -> LayerGroups:
+        return group_layers(self._model.caches)
+
+    def _exact_rows(self) -> RowPadding:
+        """The numbers of rows with which products give a row the same bits in every step."""
+        return (
+            RowPadding(1, PACKED_ROW_MINIMUM) if self._model.packed else RowPadding(ROW_MULTIPLE, 1)
+        )
 
     def prepare(self) -> None:
         self.grammars.prepare()

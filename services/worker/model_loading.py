@@ -41,6 +41,8 @@ from penstock.services.worker.model_weights import Loaded, Progress, make_model
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense_form import DenseModel
+from penstock.services.worker.models.rank_decoder import RankDecoder
+from penstock.services.worker.models.rank_shares import RankPlace
 from penstock.services.worker.plain_attention import (
     AnyAttention,
     AttentionOfKinds,
@@ -54,6 +56,8 @@ from penstock.services.worker.pooling_tasks import (
     token_ids,
 )
 from penstock.services.worker.prompt_sums import PromptSums
+from penstock.services.worker.rank_choice import rank_place
+from penstock.services.worker.rank_group import HostRanks, RankGroup
 from penstock.services.worker.step_profile import run_once
 
 if TYPE_CHECKING:
@@ -102,11 +106,15 @@ def _load(
     info = read_model_info(config.model.model)
     device = choose_device(config.device.device, config.device.device_index)
     dtype = choose_dtype(config.model.dtype, info, device)
-    cores = read_machine().physical_cores
+    place = rank_place(config)
+    ranks = ranks_of(place, info, device) if place.size > 1 else None
+    cores = max(1, read_machine().physical_cores // place.size)
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
     headless = not pooling.generates and not pooling.is_judge
-    model = make_model(config, info, dtype, device, progress, loaded, headless=headless)
+    model = make_model(
+        config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
+    )
     judged = judge_of(model, info, pooling) if pooling.is_judge else None
     kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
     if not pooling.tasks and not without:
@@ -116,7 +124,7 @@ def _load(
     elif isinstance(kernels, AttentionAlone):
         subject = LoadedModel(model, kernels)
     else:
-        compression = choose_compression(kernels, config, progress)
+        compression = None if ranks else choose_compression(kernels, config, progress)
         subject = LoadedModel(model, kernels, compression=compression)
     if ahead is not None and not isinstance(kernels, str):
         if ahead.processes:
@@ -156,6 +164,15 @@ def _load(
         account = in_use(account, CudaMemory(device))
     executor.account = account
     return executor
+
+
+def ranks_of(place: RankPlace, info: ModelInfo, device: torch.device) -> RankGroup:
+    """Those among whom the model is divided."""
+    if device.type == "cpu":
+        return HostRanks(place, info.vocab_size)
+    from penstock.services.worker.gpu.device_ranks import DeviceRanks
+
+    return DeviceRanks(place, info.vocab_size)
 
 
 def judge_of(model: CausalModel, info: ModelInfo, pooling: Pooling) -> Layer:
@@ -217,14 +234,14 @@ def choose_compression(kernels: DenseModel, config: Config, progress: Progress) 
 def set_threads(executor: ModelExecutor, model: CausalModel, given: int | None, cores: int) -> str:
     """Compute with as many threads as ``given``, or as are fastest; returns the reason."""
     if given is None:
-        trial = ModelExecutor(model, trial_capacity(executor.capacity))
+        trial = type(executor)(model, trial_capacity(executor.capacity))
         counts = candidates(cores)
         if model.dtype == torch.float32:
             counts = agreeing(trial, counts)
         threads = ThreadTrial(trial, counts)
         choice = threads.start()
         executor.threads = choice.threads
-        if len(counts) > 1:
+        if len(counts) > 1 and not isinstance(model, RankDecoder):  # which the others wait for
             executor.review = ThreadReview(threads)
         run_once(executor, 1)
         return str(choice)

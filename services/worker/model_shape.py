@@ -15,6 +15,7 @@ from penstock.protocol.pooling import read_pooling
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.models.dense import DenseConfig, dense_config, specification_of
+from penstock.services.worker.models.rank_shares import own_model
 from penstock.services.worker.models.registry import adapter_for, is_native
 from penstock.services.worker.models.sizes import fp32_norms, num_parameters
 from penstock.services.worker.models.specification import (
@@ -23,6 +24,7 @@ from penstock.services.worker.models.specification import (
     cache_of,
 )
 from penstock.services.worker.models.stored_form import as_stored
+from penstock.services.worker.rank_choice import check_division, rank_place
 
 BY_TRANSFORMERS = "computed by transformers' modelling code"
 _REPEATED = ("JetMoeForCausalLM",)
@@ -64,15 +66,16 @@ class ModelShape(msgspec.Struct, frozen=True):
 
 
 def read_shape(info: ModelInfo, config: Config) -> ModelShape:
-    """Raises ``BadModelFolder`` and ``ConfigError``."""
+    """Of what this rank has of the model. Raises ``BadModelFolder`` and ``ConfigError``."""
     if read_pooling(info, config.model).encoder:
         raise BadModelFolder(
             f"{info.folder}: {info.architecture} is an encoder, which keeps no keys and values: "
             "there is no KV memory to plan"
         )
+    check_division(config, info)
     model = choose_model(info, config).specification
     if model is not None:
-        return shape_of(_stored(info, config, model))
+        return shape_of(own_model(_stored(info, config, model), rank_place(config)))
     if (model := _known(info)) is not None:
         shape = shape_of(_stored(info, config, model))
         return msgspec.structs.replace(shape, dense=BY_TRANSFORMERS)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
@@ -17,10 +18,18 @@ from penstock.services.worker.model_choice import ModelChoice, choose_model
 from penstock.services.worker.models.adapter import may_be_zero
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.rank_shares import own_model
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.specification import ModelSpecification, for_length
 from penstock.services.worker.models.stored_form import as_stored
-from penstock.services.worker.models.weights import allocate_weights, in_halves, named_tensors
+from penstock.services.worker.models.stored_slices import own_slices
+from penstock.services.worker.models.weights import (
+    DecoderWeights,
+    allocate_weights,
+    in_halves,
+    named_tensors,
+)
+from penstock.services.worker.rank_group import RankGroup
 from penstock.services.worker.weight_reading import PinnedBuffers
 
 Progress = Callable[[str], None]
@@ -41,9 +50,10 @@ def make_model(
     loaded: Loaded,
     *,
     headless: bool = False,
+    ranks: RankGroup | None = None,
 ) -> CausalModel:
     """The model that the configuration names; ``loaded`` is told what was read. headless: nobody
-    asks for logits, and the folder may lack what makes them.
+    asks for logits, and the folder may lack what makes them. ranks: those that share the model.
 
     One of our own families, or by transformers' modelling code. Raises ``BadModelFolder``.
     """
@@ -54,8 +64,10 @@ def make_model(
         return _by_transformers(choice, info, dtype, device, random=random, seed=seed)
     longest = config.model.max_model_len
     if random:
-        return random_model(info, dtype, device, seed, longest)
-    return load_model(info, dtype, device, progress, loaded, longest, headless=headless)
+        return random_model(info, dtype, device, seed, longest, ranks)
+    return load_model(
+        info, dtype, device, progress, loaded, longest, headless=headless, ranks=ranks
+    )
 
 
 def _by_transformers(
@@ -93,10 +105,12 @@ def load_model(
     longest: int | None = None,
     *,
     headless: bool = False,
+    ranks: RankGroup | None = None,
 ) -> Decoder:
     """Check the whole checkpoint, then allocate and read the weights. longest: positions that a
     sequence may have, by default all that the model was trained for. headless: as in
-    ``make_model``; the embedding stands for the LM head then."""
+    ``make_model``; the embedding stands for the LM head then. ranks: this one of them reads its
+    part alone."""
     adapter = adapter_for(info)
     model = for_length(adapter.specification(info), longest or info.max_model_len)
     progress("checking the checkpoint")
@@ -106,19 +120,35 @@ def load_model(
         model = replace(model, tie_word_embeddings=True)
     # Pinned while the device starts and memory is taken for the weights.
     buffers = PinnedBuffers(checkpoint.total_bytes) if device.type == "cuda" else None
-    expected = named_tensors(allocate_weights(model, dtype, torch.device("meta"), names))
-    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    whole = allocate_weights(model, dtype, torch.device("meta"), names)
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(whole).items()}
     checkpoint.check(
         shapes,
         lambda name: is_harmless(model, name) or (headless and name.startswith(_HEADS)),
     )
-    weights = allocate_weights(model, dtype, device, names)
+    own = model if ranks is None else own_model(model, ranks.place)
+    weights = allocate_weights(own, dtype, device, names, ranks)
     with torch.inference_mode():
-        targets = named_tensors(weights)
-        report = checkpoint.load(targets, progress, may_be_zero(names, model), buffers)
+        targets = (
+            named_tensors(weights) if ranks is None else own_slices(whole, weights, ranks.place)
+        )
+        zero = may_be_zero(names, model, divided=ranks is not None)
+        report = checkpoint.load(targets, progress, zero, buffers)
         loaded(replace(report, notes=notes))
-        model = in_halves(model, weights)
-    return Decoder(model, weights)
+        return _decoder(model, in_halves(own, weights), weights, ranks)
+
+
+def _decoder(
+    whole: ModelSpecification,
+    own: ModelSpecification,
+    weights: DecoderWeights,
+    ranks: RankGroup | None,
+) -> Decoder:
+    if ranks is None:
+        return Decoder(own, weights)
+    from penstock.services.worker.models.rank_decoder import RankDecoder
+
+    return RankDecoder(whole, own, weights, ranks)
 
 
 def random_model(
@@ -127,21 +157,33 @@ def random_model(
     device: torch.device,
     seed: int,
     longest: int | None = None,
+    ranks: RankGroup | None = None,
 ) -> Decoder:
-    """The model of ``config.json`` with random weights, drawn on the device; norms are 1. longest:
-    see ``load_model``."""
+    """The model of ``config.json`` with random weights, drawn on the device; norms are 1. longest,
+    ranks: see ``load_model``; each rank draws the whole, a tensor at a time, and keeps its part."""
     adapter = adapter_for(info)
     model = for_length(adapter.specification(info), longest or info.max_model_len)
-    weights = allocate_weights(model, dtype, device, adapter.names)
+    own = model if ranks is None else own_model(model, ranks.place)
+    weights = allocate_weights(own, dtype, device, adapter.names, ranks)
     generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(name: str, tensor: Tensor) -> Tensor:
+        if "norm" in name and name.endswith(".weight"):
+            return tensor.fill_(0.0 if model.norm.plus_one else 1.0)
+        return tensor.normal_(0.0, DUMMY_STD, generator=generator)
+
     with torch.inference_mode():
-        for name, tensor in named_tensors(weights).items():
-            if "norm" in name and name.endswith(".weight"):
-                tensor.fill_(0.0 if model.norm.plus_one else 1.0)
-            else:
-                tensor.normal_(0.0, DUMMY_STD, generator=generator)
-        model = in_halves(model, weights)
-    return Decoder(model, weights)
+        if ranks is None:
+            for name, tensor in named_tensors(weights).items():
+                draw(name, tensor)
+        else:
+            whole = allocate_weights(model, dtype, torch.device("meta"), adapter.names)
+            slices = own_slices(whole, weights, ranks.place)
+            for name, tensor in named_tensors(whole).items():
+                drawn = draw(name, torch.empty_like(tensor, device=device))
+                for part in (each for each in slices if each.name == name):
+                    part.target.copy_(part.of(drawn))
+        return _decoder(model, in_halves(own, weights), weights, ranks)
 
 
 def is_harmless(model: ModelSpecification, name: str) -> bool:

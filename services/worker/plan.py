@@ -113,7 +113,7 @@ class Planner:
 
     def account(self, config: Config) -> MemoryAccount:
         """With KV memory. Raises ``ConfigError`` where none fits, or less than is asked for."""
-        compressed = self._with_kv(config, compressed=True)
+        compressed = self._with_kv(config, compressed=config.cluster.world_size == 1)
         if isinstance(compressed, MemoryAccount):
             longest = config.model.max_model_len or self.info.max_model_len
             given = config.cache.num_kv_blocks or config.cache.kv_cache_memory_bytes

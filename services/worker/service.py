@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -21,15 +22,18 @@ from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.protocol.wire.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
-from penstock.services.worker.executor import PLAIN_KERNELS, Executor
+from penstock.services.worker.executor import Executor
+from penstock.services.worker.executor_report import say_account, say_summary
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor
-from penstock.services.worker.memory_account import table
+from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
 from penstock.services.worker.step_limit import StepLimits
 
 LOAD_LIMIT_SECONDS = 1800.0
 KEPT_ANSWERS = 8
 IDLE_SECONDS = 0.5
+MEET_LIMIT_SECONDS = 300.0
+"""For finding the other ranks of the engine."""
 IMPROVE_LIMIT_SECONDS = 60.0
 """For what a pause is used for."""
 TURN_SECONDS = 0.05
@@ -76,6 +80,11 @@ class WorkerService(LoopService):
         """Incarnations of its engine's workers, itself among them."""
         self._device_failed: DeviceFailed | None = None
 
+    @cached_property
+    def _rendezvous(self) -> Rendezvous | None:
+        """Where it meets the ranks that it computes with; ``None``: it computes alone."""
+        return rendezvous_of(self.config, self.mailbox.address)
+
     def identity(self) -> Identity:
         cluster, folder = self.config.cluster, Path(self.config.model.model)
         return Identity(
@@ -85,6 +94,7 @@ class WorkerService(LoopService):
             cluster.rank,
             model=self.config.model.names()[0],
             fingerprint=fingerprint(folder),
+            rendezvous="" if self._rendezvous is None else self._rendezvous.address,
         )
 
     def start(self) -> None:
@@ -123,8 +133,8 @@ class WorkerService(LoopService):
         self.executor = self._loaded
         self._loader = None
         if self.executor.summary:
-            self._say_summary(self.executor)
-        self._say_account(self.executor)
+            say_summary(self.executor, self.log)
+        say_account(self.executor, self.log)
         if not self.executor.generates or self.executor.tasks:
             self.log.info(self.executor.described)
         self.status.capacity = Capacity(
@@ -139,27 +149,6 @@ class WorkerService(LoopService):
         self._idle_since = self._paused_since = time.monotonic()
         if self._pending_attach is not None:
             self._attach(self._pending_attach)
-
-    def _say_summary(self, executor: Executor) -> None:
-        """What was chosen matters to few; that it is slower than the device could be, to all."""
-        slow = executor.summary.startswith(PLAIN_KERNELS)
-        say = self.log.warning if slow else self.log.debug
-        say("executor", summary=executor.summary)
-
-    def _say_account(self, executor: Executor) -> None:
-        """What its memory is used for: a line for each part, so that they stay aligned."""
-        account = executor.account
-        if account is None:
-            return
-        for line in table(account):
-            self.log.info(f"memory  {line}")
-        if account.overdrawn:
-            self.log.warning(
-                "more memory is in use than was counted: steps may fail for want of it; lower "
-                "--gpu-memory-utilization",
-                counted=account.counted,
-                in_use=account.in_use,
-            )
 
     def on_message(self, sender: int, message: Message, now: float) -> None:
         match message:
@@ -183,6 +172,10 @@ class WorkerService(LoopService):
         self._group = message.group
         if message.epoch != self.epoch:
             self._reset(self.executor)
+            if self._rendezvous is not None:
+                self.status.begin(MEET_LIMIT_SECONDS)
+                self._rendezvous.meet(self.executor, message)
+                self.status.done()
             self.epoch = message.epoch
             self.scheduler = message.reply_to
             self._launched = 0
@@ -207,6 +200,8 @@ class WorkerService(LoopService):
         if plan.step < self._expected:
             self._answer_again(plan.step)
             return
+        if self._rendezvous is not None and plan.step != self._launched + 1:
+            raise cannot_go_on(f"plan {plan.step} came, plan {self._launched + 1} was due")
         old = plan.step <= self._launched  # it came twice, and late: its blocks are others' by now
         if (not plan.full or old) and plan.step != self._expected:
             if self._expected:
@@ -266,6 +261,8 @@ class WorkerService(LoopService):
             "prompts at once?), or the scheduler takes none"
         )
         self.log.error("result not sent", step=result.step, reason=reason)
+        if self._rendezvous is not None:
+            raise cannot_go_on(reason)
         self._reset(executor)
         self._expected = 0
         self._tell_failed(result.step, reason)
@@ -301,6 +298,8 @@ class WorkerService(LoopService):
                 self.mailbox.send(self.scheduler, result)
 
     def _fail(self, plan: StepPlan, reason: str, missed: bool = False) -> None:
+        if self._rendezvous is not None:
+            raise cannot_go_on(f"step {plan.step} failed: {reason}")
         if self.executor is not None:
             self._collect(self.executor, wait=True)
             self._reset(self.executor)
@@ -380,7 +379,7 @@ class WorkerService(LoopService):
         self._improving = executor.improve(now, now - self._paused_since)
         self.status.done()
         if executor.summary != summary:
-            self._say_summary(executor)
+            say_summary(executor, self.log)
 
 
 def run(config: Config) -> int:

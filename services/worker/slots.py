@@ -69,6 +69,7 @@ class SlotTable:
         """``table_multiple``: block tables are this many entries wide, or a multiple of it;
         ``empty_block``: what stands in the entries that have no block."""
         self.capacity = capacity
+        self._micro_batches = capacity.micro_batches
         slots = capacity.max_num_seqs
         self.blocks = BlockTables(capacity, table_multiple, empty_block)
         self.added: list[int] = []
@@ -147,6 +148,8 @@ class SlotTable:
             self._check_grown(plan.grown)
             self.blocks.grow(plan.grown)
         decoding = self.decoding()
+        if self._micro_batches > 1:
+            decoding = decoding[decoding % self._micro_batches == plan.micro_batch]
         if len(decoding):
             self._check_decoding(decoding)
             self.blocks.step_windows(decoding, self.position[decoding])

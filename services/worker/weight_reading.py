@@ -52,6 +52,27 @@ class TensorRead(NamedTuple):
     """The stored type."""
     target: Tensor
     """Same shape; any type, layout and device."""
+    pitch: int = 0
+    """Bytes from the beginning of one row to that of the next, where others lie between them; 0:
+    nothing does."""
+
+
+class StoredSlice(NamedTuple):
+    """Values of a stored tensor, and where they go."""
+
+    name: str
+    target: Tensor
+    row: int = 0
+    """The first row in the stored tensor, …"""
+    column: int = 0
+    """… and the first column; whole rows where they are as long as the target's."""
+
+    def of(self, stored: Tensor) -> Tensor:
+        """The values, of the whole tensor."""
+        rows = stored[self.row : self.row + len(self.target)]
+        if self.target.dim() < 2:
+            return rows
+        return rows[:, self.column : self.column + self.target.shape[1]]
 
 
 class _Piece(NamedTuple):
@@ -60,20 +81,24 @@ class _Piece(NamedTuple):
     """The part of the target that this piece fills."""
     begin: int
     size: int
-    """Bytes in the file."""
+    """Bytes of it in the file …"""
+    stretch: int
+    """… of which so many at a time lie in one piece."""
 
 
 def _pieces(read: TensorRead, piece_bytes: int) -> Iterator[_Piece]:
-    """Cut a tensor along its first dimension, a contiguous one anywhere."""
+    """Cut a tensor along its first dimension, anywhere if it is contiguous here and there."""
     target = read.target
-    flat = target.view(-1) if target.is_contiguous() else target
+    flat = target.view(-1) if target.is_contiguous() and not read.pitch else target
     if not target.numel():
         return
     row = flat[0].numel() * read.dtype.itemsize
     count = max(1, piece_bytes // row)
     for first in range(0, len(flat), count):
         rows = flat[first : first + count]
-        yield _Piece(read, rows, read.begin + first * row, len(rows) * row)
+        size = len(rows) * row
+        begin = read.begin + first * (read.pitch or row)
+        yield _Piece(read, rows, begin, size, row if read.pitch else size)
 
 
 class _Stage(Protocol):
@@ -234,9 +259,9 @@ class WeightReader:
     @property
     def zero_tensors(self) -> list[str]:
         return [
-            read.name
-            for read in self._reads
-            if read.name not in self._nonzero and read.target.numel()
+            name
+            for name in dict.fromkeys(read.name for read in self._reads if read.target.numel())
+            if name not in self._nonzero
         ]
 
     def run(self, progress: Callable[[ReadProgress], None], threads: int = THREADS) -> float:
@@ -322,18 +347,23 @@ class _OpenFile:
                 self.close()
                 self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 self._path = path
-            done = 0
-            while done < len(memory):
-                count = os.preadv(self._descriptor, [memory[done:]], piece.begin + done)
-                if not count:
-                    raise BadModelFolder(
-                        f"{path}: truncated while tensor {piece.read.name!r} was read"
-                    )
-                done += count
+            for number, first in enumerate(range(0, len(memory), piece.stretch)):
+                stretch = memory[first : first + piece.stretch]
+                self._fill(piece, stretch, piece.begin + number * piece.read.pitch)
         except OSError as error:
             raise BadModelFolder(
                 f"{path}: tensor {piece.read.name!r} cannot be read: {error.strerror or error}"
             ) from None
+
+    def _fill(self, piece: _Piece, memory: memoryview, begin: int) -> None:
+        done = 0
+        while done < len(memory):
+            count = os.preadv(self._descriptor, [memory[done:]], begin + done)
+            if not count:
+                raise BadModelFolder(
+                    f"{piece.read.path}: truncated while tensor {piece.read.name!r} was read"
+                )
+            done += count
 
     def close(self) -> None:
         if self._descriptor >= 0:

@@ -28,7 +28,7 @@ ELSEWHERE = {"--help", "--config", "--show-config"}
 SINCE = {
     *("--allowed-origins", "--compress-weights", "--insecure", "--max-tenant-share"),
     *("--download", "--max-wait-s", "--max-waiting-tokens", "--published-host"),
-    *("--device-index", "--restart-wait-s", "--world-size"),
+    *("--device-index", "--restart-wait-s", "--tensor-parallel-size", "--pipeline-parallel-size"),
     *("--memory-share", "--expected-models", "--model-impl", "--tool-strictness"),
     *("--tool-parser", "--reasoning-parser", "--response-store", "--response-store-bytes"),
     *("--grpc-host", "--grpc-port", "--grpc-tokenizer", "--task", "--pooling"),

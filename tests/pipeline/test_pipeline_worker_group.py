@@ -20,7 +20,9 @@ TOKENS = 75
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served("--device", "null", "--world-size", "3", "--null-step-ms", "20") as running:
+    with served(
+        "--device", "null", "--tensor-parallel-size", "3", "--null-step-ms", "20"
+    ) as running:
         yield running
 
 
@@ -94,9 +96,17 @@ def test_streams_end_with_the_same_text_when_a_rank_is_killed(
     assert texts(server, victim=rank) == undisturbed
 
 
-def test_several_ranks_on_another_device_are_refused_by_name() -> None:
-    done = called("serve", "--device", "cpu", "--world-size", "2")
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--tensor-parallel-size", "3"), "sizes that work: 1, 2"),
+        (("--pipeline-parallel-size", "99"), "stages work"),
+        (("--model-impl", "transformers", "--tensor-parallel-size", "2"), "families of our own"),
+    ],
+)
+def test_a_model_that_cannot_be_divided_is_refused_with_what_works(
+    flags: tuple[str, ...], words: str
+) -> None:
+    done = called("serve", "--device", "cpu", *flags)
     assert done.returncode
-    assert "--world-size 2 with --device cpu: tensor parallelism is not supported yet" in (
-        done.stderr
-    )
+    assert " ".join(flags[-2:]) in done.stderr and words in done.stderr

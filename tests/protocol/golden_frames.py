@@ -74,13 +74,15 @@ def _head(size: int, fixed: int, fixed_limit: int, small: int | None) -> bytes:
 _GROUPS = [e.LayerGroup(), e.LayerGroup("window", 512)]
 _GROUPS_ROW: list[Any] = [["full", 0], ["window", 512]]
 _SIZES: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5]
-_CAPACITY = m.Capacity(*_SIZES, _GROUPS, "whole", ["embed"], False, ["no"])
-_CAPACITY_ROW: list[Any] = [*_SIZES, _GROUPS_ROW, "whole", ["embed"], False, ["no"]]
+_CAPACITY = m.Capacity(*_SIZES, _GROUPS, "whole", 3, ["embed"], False, ["no"])
+_CAPACITY_ROW: list[Any] = [*_SIZES, _GROUPS_ROW, "whole", 3, ["embed"], False, ["no"]]
 _DEMAND = m.Demand(70, 6, 70000, 900, 64, "me")
 _DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64, "me"]
-_IDENTITY = m.Identity(4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de")
+_IDENTITY = m.Identity(
+    4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de", "h:1"
+)
 _IDENTITY_ROW: list[Any] = [
-    4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de",
+    4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de", "h:1",
 ]  # fmt: skip
 _PEER = m.Peer("worker", "ipc:///run/w.sock", 7, _IDENTITY, "ready", "", _CAPACITY, 3)
 _PEER_ROW: list[Any] = [
@@ -230,26 +232,28 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
             [[0, _EVENT_ROWS, [3, 1, 1, 2]]],
         ],
     ),
-    "Attach": (s.Attach(1, "ipc:///s", [7, 300]), [40, 1, "ipc:///s", [7, 300]]),
+    "Attach": (
+        s.Attach(1, "ipc:///s", [7, 300], "h:1"), [40, 1, "ipc:///s", [7, 300], "h:1"]
+    ),
     "Attached": (
         s.Attached(
-            1, 2, e.EngineSizes(*_SIZES, _GROUPS, "all"),
+            1, 2, e.EngineSizes(*_SIZES, _GROUPS, "all", 2),
             e.StepShape([256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125), ["embed"], False,
             ["no"],
         ),
         [
-            41, 1, 2, [*_SIZES, _GROUPS_ROW, "all"],
+            41, 1, 2, [*_SIZES, _GROUPS_ROW, "all", 2],
             [[256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125], ["embed"], False, ["no"],
         ],
     ),
     "StepPlan": (
         s.StepPlan(
             1, 2, True, [0], [_SLOT], [1, 9], [s.Chunk(3, 0, 2, True, [7])],
-            [_IDS],
+            [_IDS], 1,
         ),
         [
             *(42, 1, 2, True, [0], [_SLOT_ROW], [1, 9], [[3, 0, 2, True, [7]]]),
-            [_IDS],
+            [_IDS], 1,
         ],
     ),
     "StepResult": (
@@ -323,7 +327,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "eea1a01dafc156f9"
+SCHEMA_HASH = "10fa52e92e35fe84"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -334,9 +338,9 @@ GOLDEN: dict[str, str] = {
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
         "dc001003a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb40"
-        "24000000000000059ccd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a5"
-        "77686f6c6591a5656d626564c291a26e6fc4016d0291964606ce00011170cd038440a26d6591a26d659403cd"
-        "012cc40868656c6468656c64c408676f6e65676f6e6591a3796f75"
+        "24000000000000059dcd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a5"
+        "77686f6c650391a5656d626564c291a26e6fc4016d0291964606ce00011170cd038440a26d6591a26d659403"
+        "cd012cc40868656c6468656c64c408676f6e65676f6e6591a3796f75"
     ),
     "BeatAnswer": "9404cf7fffffffffffffff91964606ce00011170cd038440a26d65cd012c",
     "WhoAreYou": "920505",
@@ -344,10 +348,10 @@ GOLDEN: dict[str, str] = {
     "Died": "9307ce00010000a6686f73742d61",
     "Fenced": "920801",
     "Members": (
-        "990909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0798cd1092a6686f73742d61a1"
-        "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a57265616479a09c"
-        "cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a577686f6c6591a5656d"
-        "626564c291a26e6f03920b0c0291ccc891a26d6591a3796f75"
+        "990909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0799cd1092a6686f73742d61a1"
+        "3001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a3683a31a5726561"
+        "6479a09dcd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a577686f6c65"
+        "0391a5656d626564c291a26e6f03920b0c0291ccc891a26d6591a3796f75"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (
@@ -383,15 +387,15 @@ GOLDEN: dict[str, str] = {
         "a663616c6c2d31a16693a9617267756d656e747300a27b7d92a6766563746f72c40801000000ff7f000092a6"
         "73636f726573c40801000000ff7f000092a3696473c40801000000ff7f00009403010102"
     ),
-    "Attach": "942801a86970633a2f2f2f739207cd012c",
+    "Attach": "952801a86970633a2f2f2f739207cd012ca3683a31",
     "Attached": (
-        "9829010299cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c98"
-        "92cd0100cc80cd0200cb3ff8000000000000cb3fe0000000000000cb4010000000000000cb3fe80000000000"
-        "00cb3fd0000000000000cb3fc000000000000091a5656d626564c291a26e6f"
+        "982901029acd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c02"
+        "9892cd0100cc80cd0200cb3ff8000000000000cb3fe0000000000000cb4010000000000000cb3fe800000000"
+        "0000cb3fd0000000000000cb3fc000000000000091a5656d626564c291a26e6f"
     ),
     "StepPlan": (
-        "992a0102c39100919c03c40801000000ff7f00000100920506c40873616d706c696e6701020400a5656d6265"
-        "64079201099195030002c3910791c40801000000ff7f0000"
+        "9a2a0102c39100919c03c40801000000ff7f00000100920506c40873616d706c696e6701020400a5656d6265"
+        "64079201099195030002c3910791c40801000000ff7f000001"
     ),
     "StepResult": (
         "9c2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f000091930310"
@@ -399,8 +403,8 @@ GOLDEN: dict[str, str] = {
     ),
     "StepFailed": "952c0102a4626f6f6dc3",
     "Identity": (
-        "98cd1092a6686f73742d61a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a4"
-        "63306465"
+        "99cd1092a6686f73742d61a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a4"
+        "63306465a3683a31"
     ),
     "MetricsReport": "919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000",
     "Work chat": (

@@ -459,9 +459,9 @@ def test_a_wrong_flag_is_told_in_three_lines(capsys: pytest.CaptureFixture[str])
         ("--context-length", "use --max-model-len"),
         ("--mem-fraction-static", "use --gpu-memory-utilization"),
         ("--dp", "use --data-parallel-size"),
-        ("--tensor-parallel-size", "not supported yet"),
-        ("-tp", "not supported yet"),
-        ("--tp", "not supported yet"),
+        ("-tp", "use --tensor-parallel-size"),
+        ("--tp", "use --tensor-parallel-size"),
+        ("--enable-expert-parallel", "not supported yet"),
         ("--quantization", "not supported yet"),
         ("--chat-template", "not supported yet"),
         ("--trust-remote-code", "leave it out"),
@@ -488,7 +488,7 @@ def test_a_flag_of_another_command_is_told_so(capsys: pytest.CaptureFixture[str]
 
 
 def test_an_unknown_key_or_variable_is_told_the_way_out(tmp_path: Path) -> None:
-    path = written(tmp_path / "c.toml", {"prot": 1, "max-seq-len": 2, "tensor_parallel_size": 2})
+    path = written(tmp_path / "c.toml", {"prot": 1, "max-seq-len": 2, "quantization": 2})
     lines = fault_of("--config", path).splitlines()
     assert [line.partition("key ")[2] for line in lines[:2]] == [
         "'prot': did you mean port?",

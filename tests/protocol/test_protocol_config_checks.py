@@ -151,6 +151,40 @@ def test_more_engines_than_cuda_devices_are_refused_with_both_numbers(
     assert [name for name in names if name not in fault] == [], fault
 
 
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"tensor_parallel_size": 8}, ("--tensor-parallel-size 8", "4 CUDA devices")),
+        ({"pipeline_parallel_size": 3, "device_index": 2}, ("need 3", "--device-index 2 on")),
+        (
+            {"tensor_parallel_size": 2, "data_parallel_size": 3},
+            ("3 engines, each on 2 CUDA devices", "use --data-parallel-size 2"),
+        ),
+    ],
+)
+def test_engines_of_more_devices_than_there_are_are_refused_with_both_numbers(
+    settings: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    four = msgspec.structs.replace(SERVER, gpus=4)
+    (fault,) = faults_of({"device": "cuda", **settings}, four)
+    assert [name for name in names if name not in fault] == [], fault
+
+
+def test_a_model_is_divided_only_by_sizes_that_work(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "little", num_heads=8, num_kv_heads=2, hidden_size=64)
+    info = read_model_info(folder)
+
+    def faults(**sizes: int) -> list[str]:
+        config, sources = resolve(GROUPS, {"model": str(folder), "device": "cpu", **sizes}, {})
+        return contradictions(config, sources, LAPTOP, info)
+
+    assert faults(tensor_parallel_size=8, pipeline_parallel_size=2) == []
+    (fault,) = faults(tensor_parallel_size=3)
+    assert "8 attention heads, 2 KV heads" in fault and "sizes that work: 1, 2, 4, 8" in fault
+    (fault,) = faults(pipeline_parallel_size=3)
+    assert "the model has 2 layers" in fault
+
+
 def test_as_many_engines_as_devices_and_any_number_on_the_cpu_are_fine() -> None:
     eight = msgspec.structs.replace(SERVER, gpus=8)
     assert faults_of({"device": "cuda", "data_parallel_size": 8}, eight) == []

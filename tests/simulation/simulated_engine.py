@@ -21,6 +21,7 @@ from penstock.protocol.config.fields import (
     AdmissionConfig,
     CacheConfig,
     ClusterConfig,
+    DeviceConfig,
     ModelConfig,
     SchedulerConfig,
 )
@@ -146,8 +147,12 @@ class EngineNode(Node):
         traits = self.traits
         return Config(
             model=ModelConfig(model=MODEL),
+            device=DeviceConfig(device="null"),
             cluster=ClusterConfig(
-                router=ROUTER, engine=self.engine, rank=self.rank, world_size=traits.world_size
+                router=ROUTER,
+                engine=self.engine,
+                rank=self.rank,
+                tensor_parallel_size=traits.world_size,
             ),
             cache=CacheConfig(enable_prefix_caching=traits.caching),
             scheduler=SchedulerConfig(scheduling_policy=traits.policy),

@@ -67,6 +67,9 @@ class EngineSizes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Each has block tables of its own, and all draw on the same blocks; none: one group of full
     attention."""
     task_prompts: TaskPrompts = "chunks"
+    micro_batches: int = 1
+    """A step decodes the slots of one of so many micro-batches: those whose numbers leave the same
+    rest when divided by it. So the stages of a pipeline compute different ones at a time."""
 
     @property
     def longest_task_prompt(self) -> int:

@@ -82,6 +82,9 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``host:port`` where a frontend listens."""
     fingerprint: str = ""
     """The fingerprint of the model's files; empty for a process without a model."""
+    rendezvous: str = ""
+    """``host:port`` where a worker of rank 0 lets the other ranks of its engine find it; empty for
+    any other process."""
 
     def is_of(self, model: str) -> bool:
         """Whether the process serves the model. Where either says no name there is one model."""

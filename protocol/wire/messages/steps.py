@@ -6,7 +6,7 @@ changes nothing is a few bytes, whatever the batch.
 
 The rows of a step, in the order in which ``StepResult.tokens`` lists them:
 
-1. every decoding slot, in ascending slot order;
+1. every decoding slot of the plan's micro-batch, in ascending slot order;
 2. every chunk of the plan with ``sample``, in plan order (its slot decodes from the next step on).
 """
 
@@ -31,6 +31,8 @@ class Attach(msgspec.Struct, frozen=True, array_like=True, tag=40, gc=False):
     """Incarnations of the engine's workers in the order of their ranks. A worker belongs to one
     group for life: asked to join another one, or a group that it is not in, it ends, and its
     replacement begins anew. Empty: no matter which."""
+    rendezvous: str = ""
+    """Where rank 0 lets the others find it: its ``Identity.rendezvous``."""
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
@@ -168,6 +170,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=42, gc=False):
     chunks: list[Chunk]
     prompts: list[bytes] = []
     """Prompts that ``added`` points into: the choices of a request share one copy."""
+    micro_batch: int = 0
+    """The one that decodes; see ``EngineSizes.micro_batches``."""
 
 
 class SampledLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -32,6 +32,7 @@ from penstock.services.worker.gpu.layer_products import (
 from penstock.services.worker.gpu.static_memory import layer_operations
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 from penstock.services.worker.gpu.workspace import Workspace, make_workspace
+from penstock.services.worker.layer_groups import LayerGroups
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.dense import (
     DenseConfig,
@@ -58,8 +59,10 @@ class GpuDecoder(StepDecoder):
         max_positions: int,
         max_rows: int,
         compressed: bool = False,
+        grouped: LayerGroups | None = None,
     ) -> None:
-        """compressed: whether steps of few rows read the layers' compressed weights."""
+        """compressed: whether steps of few rows read the layers' compressed weights; grouped: see
+        ``LayerAttention``."""
         device, dtype = weights.embedding.device, weights.embedding.dtype
         self.config, self.weights, self.state = config, weights, state
         self.vocab_size, self.num_kv_heads = config.vocab_size, config.num_kv_heads
@@ -82,6 +85,7 @@ class GpuDecoder(StepDecoder):
                 block_size,
                 eps,
                 "" if stored else "takes norms of heads in the type of the model",
+                grouped,
             )
         self.products, self.gated = products.result(), gated.result()
         if self.products.kernels:
@@ -113,13 +117,10 @@ class GpuDecoder(StepDecoder):
         self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
     ) -> None:
         """See ``StepDecoder``; the last layer up to its attention."""
-        state, weights = self.state, self.weights
+        weights = self.weights
         self.attention.plan(num_decode, shared)
         tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
-        embed(
-            weights.embedding, tokens, state.rows, state.last_token, self.space.residual[:rows],
-            self._embedding_multiplier,
-        )  # fmt: skip
+        self._embed(tokens, rows)
         products = self._products(rows, mixed=chunks is not None)
         products.begin(rows)
         last = len(weights.layers) - 1
@@ -128,6 +129,14 @@ class GpuDecoder(StepDecoder):
             self.attention.attend(index, rows, num_decode, chunks, shared, layer.sinks)
             if index < last:
                 self._behind_attention(products, index, rows)
+
+    def _embed(self, tokens: Tensor, rows: int) -> None:
+        """Write ``residual``."""
+        state = self.state
+        embed(
+            self.weights.embedding, tokens, state.rows, state.last_token,
+            self.space.residual[:rows], self._embedding_multiplier,
+        )  # fmt: skip
 
     @staticmethod
     def _behind_attention(products: LayerProducts, layer: int, rows: int) -> None:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -36,6 +37,9 @@ from penstock.services.worker.placement import placement
 from penstock.services.worker.pooling import PromptTask
 from penstock.services.worker.slots import PlannedStep, SlotTable
 from penstock.services.worker.step_logprobs import asking_chunks
+
+if TYPE_CHECKING:
+    from penstock.services.worker.rank_group import Meeting
 
 STEP_SHAPE = StepShape(
     row_units=ROW_UNITS,
@@ -144,6 +148,9 @@ class GpuExecutor:
     def improve(self, now: float, pause: float) -> bool:
         return False
 
+    def meet(self, meeting: Meeting) -> None:
+        return
+
     def reset(self) -> None:
         """Drop all slots, and the steps that are under way."""
         self.slots.reset()
@@ -182,6 +189,10 @@ class GpuExecutor:
     def warm_up(self) -> None:
         """Compile every kernel that a step may need, and capture the graphs."""
         self.run_kernels()
+        self.capture_graphs()
+
+    def capture_graphs(self) -> None:
+        """All kernels must have run."""
         with torch.inference_mode():
             self.graphs.capture(self.capacity.max_num_seqs)
         if self.graphs.why_none:

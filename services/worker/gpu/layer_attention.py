@@ -35,7 +35,7 @@ from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.side_stream import SideStream
-from penstock.services.worker.layer_groups import group_layers
+from penstock.services.worker.layer_groups import LayerGroups, group_layers
 from penstock.services.worker.models.specification import CacheSpecification
 
 
@@ -64,9 +64,11 @@ class LayerAttention:
         block_size: int,
         eps: float,
         unfit: str = "",
+        grouped: LayerGroups | None = None,
     ) -> None:
         """heads, caches: of each layer; eps: of the norms of heads; unfit: why no kernel for Hopper
-        can norm and rotate them.
+        can norm and rotate them; grouped: the layers, where they are not grouped by themselves
+        alone.
 
         Raises ``ValueError`` where the state's block tables are not those of the caches' groups.
         """
@@ -74,7 +76,7 @@ class LayerAttention:
         _, num_heads, dim = rows.query.shape
         kv_heads = (rows.qkv.shape[1] - num_heads) // 2
         slots, device = len(state.rows), rows.qkv.device
-        grouped = group_layers(caches)
+        grouped = grouped or group_layers(caches)
         if len(state.tables) != max(1, len(grouped.groups)):
             raise ValueError("the capacity is not that of the model's groups of layers")
         self.pool = KVPool(

@@ -26,7 +26,7 @@ from penstock.services.worker.gpu.row_linears import (
 )
 from penstock.services.worker.gpu.workspace import Workspace
 from penstock.services.worker.models.dense import DenseLayer, DenseWeights
-from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.linear import Linear, SummedLinear
 from penstock.services.worker.models.linear_specification import LayerLinears
 
 if TYPE_CHECKING:
@@ -176,6 +176,9 @@ class HopperProducts(LayerProducts):
         linears = hopper_linears(
             weights.layers, space, self.bounds, activation, compressed=compressed
         )
+        if is_divided(weights.layers):
+            summed = library_linears(weights.layers, space)
+            linears = linears._replace(output=summed.output, down=summed.down)
         super().__init__(weights, space, eps, linears, activation)
         if compressed and weights.lm_head.compressed is not None:
             from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
@@ -190,7 +193,14 @@ def most_fused_rows(layers: Sequence[DenseLayer], activation: str = "silu") -> i
     return min(_most_fused_rows(layer, activation) for layer in layers)
 
 
+def is_divided(layers: Sequence[DenseLayer]) -> bool:
+    """Whether ranks sum what the output and down projections give: kernels of ours do not."""
+    return any(isinstance(layer.linears.down, SummedLinear) for layer in layers)
+
+
 def _most_fused_rows(layer: DenseLayer, activation: str) -> int:
+    if is_divided([layer]):
+        return 0
     dtype = layer.linears.qkv.weight.dtype
     if dtype == torch.float16 or activation != "silu" or layer.output_norm is not None:
         return 0

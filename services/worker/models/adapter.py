@@ -53,11 +53,16 @@ class ModelAdapter(Protocol):
         """Raises ``BadModelFolder`` for a feature that is not implemented."""
 
 
-def may_be_zero(names: TensorNames, model: ModelSpecification) -> Callable[[str], bool]:
+def may_be_zero(
+    names: TensorNames, model: ModelSpecification, *, divided: bool = False
+) -> Callable[[str], bool]:
     """Tells of a name whether sound checkpoints hold that tensor as zeros: biases of models trained
     without; what writes into the residual stream, in blocks that were added to a model and not yet
-    trained; norms that multiply by 1 + weight; sinks, which begin there."""
+    trained; norms that multiply by 1 + weight; sinks, which begin there. divided: of the rows of a
+    vocabulary only some are read, which may be those that no token has."""
     suffixes = [".bias", f"{names.output}.weight", f"{names.down}.weight", names.sinks]
+    if divided:
+        suffixes += [f"{names.embedding}.weight", f"{names.lm_head}.weight"]
     if model.norm.plus_one:
         suffixes.append("norm.weight")
     return lambda name: name.endswith(tuple(suffixes))

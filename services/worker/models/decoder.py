@@ -6,6 +6,9 @@ bits depend on nothing but its own sequence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
@@ -146,6 +149,8 @@ class Decoder:
         self._embedding_multiplier = torch.tensor(
             specification.embedding_multiplier, dtype=self.dtype
         ).item()
+        self._embedding: Callable[[Tensor], Tensor] = partial(embedding, weight=weights.embedding)
+        """Rows [N, hidden] of tokens [N]."""
 
     def prepare(self, max_positions: int) -> None:
         """Make what ``hidden`` needs for positions below ``max_positions``. May be called again.
@@ -166,7 +171,8 @@ class Decoder:
         self._layers = [_Layer(*each) for each in zip(layers, weights.layers, strict=True)]
         weights.layers.clear()  # nobody needs their norms any more
         self._norm = _norm(self.specification.norm, weights.norm)
-        weights.lm_head.pack()
+        if self.specification.predicts:
+            weights.lm_head.pack()
         self._lm_head = weights.lm_head
 
     @property
@@ -206,7 +212,7 @@ class Decoder:
             rotary: (_at(cos, step.positions), _at(sin, step.positions))
             for rotary, (cos, sin) in self._tables.items()
         }
-        residual = embedding(step.tokens, self.weights.embedding)
+        residual = self._embedding(step.tokens)
         if self._embedding_multiplier != 1.0:
             residual = residual * self._embedding_multiplier
         last = self._layers[-1]

@@ -19,6 +19,7 @@ from penstock.services.worker.models.linear_specification import LinearSpecifica
 
 if TYPE_CHECKING:
     from penstock.kernels.gpu.compressed_weights import CompressedWeight
+    from penstock.services.worker.rank_group import RankGroup
 
 
 class Linear:
@@ -108,3 +109,50 @@ class Linear:
         if self.bias is None:
             return torch.mm(x, self.weight.t(), out=out)
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
+
+
+class SummedLinear(Linear):
+    """A linear layer whose inputs are divided among ranks: each has some columns of the weight, and
+    the results of all are summed. Its bias is zero on all ranks but the first."""
+
+    def __init__(
+        self,
+        specification: LinearSpecification,
+        weight: Tensor,
+        bias: Tensor | None,
+        ranks: RankGroup,
+    ) -> None:
+        super().__init__(specification, weight, bias)
+        self._ranks = ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ranks.sum(super().__call__(x))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return self(x).add_(residual)
+
+    def apply(self, x: Tensor, out: Tensor) -> Tensor:
+        return self._ranks.sum(super().apply(x, out))
+
+
+class GatheredLinear(Linear):
+    """A linear layer whose outputs are divided among ranks: each has some rows of the weight, and
+    the first rank gets the results of all, the others something of that shape."""
+
+    def __init__(
+        self,
+        specification: LinearSpecification,
+        weight: Tensor,
+        outputs: int,
+        ranks: RankGroup,
+    ) -> None:
+        """outputs: of all ranks together."""
+        super().__init__(specification, weight)
+        self._outputs, self._ranks = outputs, ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = x.new_empty(len(x), self._outputs)
+        return self._ranks.columns(super().__call__(x), out)
+
+    def apply(self, x: Tensor, out: Tensor) -> Tensor:
+        return self._ranks.columns(super().apply(x, x.new_empty(len(x), len(self.weight))), out)

@@ -91,4 +91,5 @@ def layer_linears(
 
 def head_linear(model: ModelSpecification, names: TensorNames = LLAMA_NAMES) -> LinearSpecification:
     """The LM head, whose outputs are the vocabulary."""
-    return LinearSpecification(model.hidden_size, (model.vocab_size,), (names.lm_head,))
+    rows = model.table_rows if model.tie_word_embeddings else model.head_rows
+    return LinearSpecification(model.hidden_size, (rows,), (names.lm_head,))

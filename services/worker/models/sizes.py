@@ -16,9 +16,9 @@ from penstock.services.worker.models.specification import (
 
 def num_parameters(model: ModelSpecification) -> int:
     """What ``allocate_weights`` allocates."""
-    head = 0 if model.tie_word_embeddings else head_linear(model).num_parameters
+    head = head_linear(model).num_parameters if model.head_rows else 0
     layers = sum(_layer(layer, model.hidden_size) for layer in model.layers)
-    table = model.vocab_size * model.hidden_size
+    table = model.table_rows * model.hidden_size
     return table + head + layers + _norm(model.norm, model.hidden_size)
 
 

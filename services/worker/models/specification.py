@@ -114,6 +114,23 @@ class ModelSpecification(msgspec.Struct, frozen=True):
     logit_multiplier: float = 1.0
     logit_softcap: float = 0.0
     """Logits become softcap * tanh(logit / softcap), behind the multiplier; 0: they stay."""
+    embeds: bool = True
+    """Whether it begins with the embedding; else with rows of an earlier stage."""
+    predicts: bool = True
+    """Whether it ends with norm and LM head; else a later stage does."""
+    first_layer: int = 0
+    """Number of its first layer in the checkpoint."""
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the embedding's table, which is the LM head's too where they are tied."""
+        used = self.embeds or (self.predicts and self.tie_word_embeddings)
+        return self.vocab_size if used else 0
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of an LM head of its own."""
+        return self.vocab_size if self.predicts and not self.tie_word_embeddings else 0
 
 
 def for_length(model: ModelSpecification, longest: int) -> ModelSpecification:

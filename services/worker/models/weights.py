@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.services.worker.models.adapter import LLAMA_NAMES, TensorNames
-from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.linear import GatheredLinear, Linear, SummedLinear
 from penstock.services.worker.models.linear_specification import (
     LayerLinears,
     LinearSpecification,
@@ -21,6 +23,9 @@ from penstock.services.worker.models.specification import (
     ModelSpecification,
     Norm,
 )
+
+if TYPE_CHECKING:
+    from penstock.services.worker.rank_group import RankGroup
 
 
 class NormWeights(msgspec.Struct):
@@ -53,6 +58,8 @@ class DecoderWeights(msgspec.Struct):
     """Its weight is the embedding itself when tied."""
     names: TensorNames
     """Of the checkpoint that they are read from."""
+    first_layer: int = 0
+    """Number of the first of ``layers`` there."""
 
 
 def allocate_weights(
@@ -60,15 +67,19 @@ def allocate_weights(
     dtype: torch.dtype,
     device: torch.device,
     names: TensorNames = LLAMA_NAMES,
+    ranks: RankGroup | None = None,
 ) -> DecoderWeights:
     """Uninitialized weights. On the meta device they cost nothing and tell the shapes. names: of
-    the checkpoint."""
-    memory = _Memory(model.hidden_size, dtype, device, names)
-    table = memory.empty(model.vocab_size, model.hidden_size)
+    the checkpoint; ranks: those among whom the model is divided, if it is."""
+    memory = _Memory(model.hidden_size, dtype, device, names, ranks)
+    table = memory.empty(model.table_rows, model.hidden_size)
     layers = [memory.layer(layer) for layer in model.layers]
     head = head_linear(model, names)
     lm_head = Linear(head, table) if model.tie_word_embeddings else memory.linear(head)
-    return DecoderWeights(table, layers, memory.norm(model.norm), lm_head, names)
+    if ranks is not None:
+        lm_head = GatheredLinear(head, lm_head.weight, ranks.vocab_size, ranks)
+    norm = memory.norm(model.norm)
+    return DecoderWeights(table, layers, norm, lm_head, names, model.first_layer)
 
 
 def named_tensors(weights: DecoderWeights) -> dict[str, Tensor]:
@@ -77,7 +88,7 @@ def named_tensors(weights: DecoderWeights) -> dict[str, Tensor]:
     named = {f"{names.embedding}.weight": weights.embedding} | _named_norm(names.norm, weights.norm)
     if weights.lm_head.weight is not weights.embedding:
         named |= weights.lm_head.named()
-    for index, layer in enumerate(weights.layers):
+    for index, layer in enumerate(weights.layers, weights.first_layer):
         prefix = names.layer.format(index)
         named |= {prefix + name: each for name, each in _named_layer(names, layer).items()}
     return named
@@ -111,15 +122,24 @@ def _named_norm(name: str, norm: NormWeights | None) -> dict[str, Tensor]:
 
 class _Memory:
     def __init__(
-        self, hidden: int, dtype: torch.dtype, device: torch.device, names: TensorNames
+        self,
+        hidden: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        names: TensorNames,
+        ranks: RankGroup | None,
     ) -> None:
         self._hidden, self._dtype, self._device, self._names = hidden, dtype, device, names
+        self._ranks = ranks
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=self._dtype, device=self._device)
 
     def linear(self, specification: LinearSpecification) -> Linear:
-        return Linear.allocate(specification, self._dtype, self._device)
+        linear = Linear.allocate(specification, self._dtype, self._device)
+        if self._ranks is not None and specification.shard == "inputs":
+            return SummedLinear(specification, linear.weight, linear.bias, self._ranks)
+        return linear
 
     def layer(self, layer: Layer) -> LayerWeights:
         attention, linears = layer.attention, layer_linears(layer, self._hidden, self._names)

@@ -19,7 +19,7 @@ import pytest
 
 import penstock
 from penstock.protocol.config import Config, resolve
-from penstock.protocol.config.fields import DeviceConfig, LaunchConfig
+from penstock.protocol.config.fields import ClusterConfig, DeviceConfig, LaunchConfig
 from penstock.protocol.config.models import of_each
 from penstock.protocol.config.terminal import Style
 from penstock.protocol.model_info import BadModelFolder, read_model_info
@@ -143,6 +143,22 @@ def test_launcher_gives_each_engine_a_cuda_device_of_its_own(
     assert found == indices
 
 
+def test_launcher_gives_each_rank_of_an_engine_a_device_of_its_own() -> None:
+    config = Config(
+        device=DeviceConfig(device="cuda", device_index=1),
+        cluster=ClusterConfig(tensor_parallel_size=2, pipeline_parallel_size=2),
+        launch=LaunchConfig(data_parallel_size=2),
+    )
+    children = make_children([config], None, {}).all
+    workers = [child._environment for child in children if child.service == "worker"]
+    found = [
+        (one["PENSTOCK_ENGINE"], one["PENSTOCK_RANK"], one["PENSTOCK_DEVICE_INDEX"])
+        for one in workers
+    ]
+    ranks = [(engine, rank) for engine in range(2) for rank in range(4)]
+    assert found == [(str(e), str(r), str(1 + 4 * e + r)) for e, r in ranks]
+
+
 def children_of(devices: int, **settings: Any) -> list[Any]:
     given = {"model": ["/m/a", "/m/b"], "device": "cuda", "data_parallel_size": "2", **settings}
     config, sources = resolve(COMMANDS["serve"].groups, given, {}, several=True)
@@ -176,6 +192,8 @@ def test_launcher_starts_a_tokenizer_and_engines_of_each_model_numbered_through(
         (3, {}, ["0", "1", "0", "1"], ["0.5"] * 4),
         (4, {}, ["0", "1", "2", "3"], [None] * 4),
         (5, {"device_index": "1"}, ["1", "2", "3", "4"], [None] * 4),
+        (8, {"tensor_parallel_size": "2"}, list("01234567"), [None] * 8),
+        (4, {"tensor_parallel_size": "2"}, list("01230123"), ["0.5"] * 8),
         (4, {"memory_share": ["0.7", "0.3"]}, ["0", "1"] * 2, ["0.7", "0.7", "0.3", "0.3"]),
     ],
 )

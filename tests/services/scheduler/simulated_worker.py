@@ -172,7 +172,12 @@ class SimulatedWorker:
         require(plan.full or not self._needs_full, "only a full plan can follow a failure")
         self._needs_full = False
         self._rearrange(plan)
-        decoding = [slot for _, slot in sorted(self.slots.items()) if slot.decoding]
+        parts = self.limits.micro_batches
+        decoding = [
+            slot
+            for number, slot in sorted(self.slots.items())
+            if slot.decoding and number % parts == plan.micro_batch
+        ]
         work = self._work(plan, decoding)
         try:
             self._write(plan, work)

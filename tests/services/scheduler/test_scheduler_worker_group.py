@@ -93,9 +93,9 @@ def test_all_ranks_answer_for_the_epoch_before_the_group_is_attached() -> None:
     assert world.group.take(99, Attached(epoch, 1, SIZES)) is None
     assert list(world.look(*RANKS)) == [RANKS[1].address, RANKS[2].address]
     assert world.attach(RANKS[2], num_blocks=90) is None
-    whole = world.attach(RANKS[1], num_blocks=95)
+    whole = world.attach(RANKS[1], num_blocks=95, max_model_len=200)
     assert whole is not None
-    assert whole.sizes == msgspec.structs.replace(SIZES, num_blocks=90)
+    assert whole.sizes == msgspec.structs.replace(SIZES, num_blocks=90, max_model_len=200)
     assert world.look(*RANKS) == {}
 
 
@@ -145,7 +145,10 @@ def test_the_tasks_of_a_group_are_those_of_all_its_ranks_in_any_order() -> None:
 def test_a_worker_whose_rank_is_none_of_the_engines_is_refused_by_name() -> None:
     world = World(1)
     assert world.look(RANKS[0], worker(1, 11)) == {}
-    assert world.complaints == ["there is a worker of rank 1, but --world-size 1"]
+    assert world.complaints == [
+        "there is a worker of rank 1, but the engine has 1 by --tensor-parallel-size and "
+        "--pipeline-parallel-size"
+    ]
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

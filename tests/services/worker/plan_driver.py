@@ -142,10 +142,13 @@ class PlanDriver:
                     )
                 )
                 active.append(sequence)
+            self.step += 1
+            micro_batches = self.executor.capacity.micro_batches
+            turn = self.step % micro_batches
             rows, grown, chunks = [], [], []
             budget = self.executor.capacity.max_num_batched_tokens
             for sequence in sorted(active, key=lambda s: s.slot):
-                if sequence.decoding:
+                if sequence.decoding and sequence.slot % micro_batches == turn:
                     budget -= 1
                     for block in self._take(sequence, sequence.computed + 1):
                         grown += [sequence.slot, block]
@@ -163,9 +166,8 @@ class PlanDriver:
                 if size == left:
                     rows.append(sequence)
                     sequence.decoding = True
-            self.step += 1
             full = self.step == 1
-            plan = StepPlan(1, self.step, full, gone, added, grown, chunks)
+            plan = StepPlan(1, self.step, full, gone, added, grown, chunks, micro_batch=turn)
             result = self.executor.execute(plan)
             assert (result.epoch, result.step) == (1, self.step)
             tokens = np.frombuffer(result.tokens, "<i4").tolist()

@@ -163,6 +163,18 @@ def test_a_plan_shows_what_a_gpu_holds_and_imports_no_torch(tmp_path: Path) -> N
     assert "8 sequences at once: each may have 5" in text
 
 
+def test_a_plan_of_a_divided_model_is_that_of_one_of_its_devices(tmp_path: Path) -> None:
+    text, code = planned(tmp_path, LLAMA_70B, "--gpu", "h100", "--tensor-parallel-size", "4")
+    assert code == 0, text
+    # Norms are on every device; 80 layers of 8192 * (8192 + 2048) / 4 ..., and tables, are divided.
+    assert "32.86 GiB  17.64 B parameters in bfloat16" in text
+    # 2 * 80 layers * 2 heads * 128 * 2 bytes
+    assert "80.0 KiB a token" in text
+    assert "NCCL's buffers" in text
+    text, code = planned(tmp_path, LLAMA_70B, "--gpu", "h100", "--tensor-parallel-size", "12")
+    assert code and "sizes that work: 1, 2, 4, 8, 16, 32, 64" in text
+
+
 def test_a_model_that_cannot_fit_ends_with_the_numbers_and_what_would(tmp_path: Path) -> None:
     text, code = planned(tmp_path, LLAMA_70B, "--gpu", "h200")
     assert code == plan.CANNOT_FIT == 1

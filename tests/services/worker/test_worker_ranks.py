@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import torch
 
-from penstock.protocol.config import ClusterConfig, Config
+from penstock.protocol.config import ClusterConfig, Config, DeviceConfig
+from penstock.protocol.process.participant import Ended
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
@@ -18,7 +22,10 @@ from penstock.protocol.wire.messages.steps import (
     StepFailed,
     StepPlan,
 )
+from penstock.services.worker.models.rank_shares import place_of
 from penstock.services.worker.null_engine import NullExecutor
+from penstock.services.worker.rank_group import HostRanks, Meeting
+from penstock.services.worker.rendezvous import Rendezvous
 from penstock.services.worker.service import WorkerService
 
 EPOCH = 5
@@ -27,9 +34,11 @@ EPOCH = 5
 class Rank:
     """The worker of rank 1, and what it has told of its steps."""
 
-    def __init__(self, router: str) -> None:
-        cluster = ClusterConfig(router=router, rank=1, world_size=2)
-        self.service = WorkerService(Config(cluster=cluster))
+    def __init__(self, router: str, device: Literal["null", "cpu"] = "null") -> None:
+        """device: only on others than the null device ranks compute together."""
+        cluster = ClusterConfig(router=router, rank=1, tensor_parallel_size=2)
+        config = Config(cluster=cluster, device=DeviceConfig(device=device))
+        self.service = WorkerService(config)
         self.service.executor = NullExecutor(EngineSizes(8, 16, 2, 32, 64, 100), [])
         self.failures: list[int] = []
         self._take(Attach(EPOCH, self.service.mailbox.address))
@@ -87,3 +96,58 @@ def test_a_full_plan_that_comes_again_after_a_failure_is_not_executed_again(rank
     assert rank.plan(4) == [4], "plan 3 was due"
     assert rank.plan(1, full=True) == [1], "its blocks belong to others by now"
     assert rank.plan(5, full=True) == rank.plan(6) == []
+
+
+@pytest.fixture
+def computing(tmp_path: Path) -> Iterator[Rank]:
+    rank = Rank(f"ipc://{tmp_path}/router.sock", "cpu")
+    yield rank
+    rank.service.mailbox.close()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_rank_that_computes_with_others_ends_when_it_has_missed_a_plan(
+    full: bool, computing: Rank
+) -> None:
+    assert computing.plan(1, full=True) == computing.plan(2) == []
+    with pytest.raises(Ended, match="plan 4 came, plan 3 was due"):
+        computing.plan(4, full=full)
+    assert not computing.failures, "the others may wait for it in plan 3: nothing can be mended"
+
+
+def test_ranks_meet_once_in_each_epoch_under_another_name(computing: Rank) -> None:
+    met: list[str] = []
+    service = computing.service
+    assert service.executor is not None
+    service.executor.meet = lambda meeting: met.append(meeting.name)  # type: ignore[method-assign]
+    for epoch in (EPOCH, EPOCH + 1, EPOCH + 1, EPOCH + 2):
+        service.mailbox.send = lambda address, message: True  # type: ignore[method-assign]
+        service.on_message(1, Attach(epoch, service.mailbox.address, [], "127.0.0.1:9"), 0.0)
+    assert len(met) == len(set(met)) == 2
+
+
+def test_ranks_that_do_not_meet_begin_anew(computing: Rank) -> None:
+    def nobody(meeting: Meeting) -> None:
+        raise RuntimeError("timed out")
+
+    service = computing.service
+    assert service.executor is not None
+    service.executor.meet = nobody  # type: ignore[method-assign]
+    with pytest.raises(Ended, match=r"have not met at 127.0.0.1:9: RuntimeError: timed out"):
+        service.on_message(1, Attach(EPOCH + 1, "ipc:///s", [], "127.0.0.1:9"), 0.0)
+
+
+def test_ranks_find_each_other_at_the_address_of_the_first_in_every_epoch() -> None:
+    ends = [Rendezvous("127.0.0.1", listens=not rank) for rank in range(2)]
+    ranks = [HostRanks(place_of(rank, 2, 1), 100) for rank in range(2)]
+    assert ends[0].address.startswith("127.0.0.1:") and not ends[1].address
+
+    def attached(rank: int, epoch: int) -> list[float]:
+        executor = NullExecutor(EngineSizes(8, 16, 2, 32, 64, 100), [])
+        executor.meet = ranks[rank].meet  # type: ignore[method-assign]
+        ends[rank].meet(executor, Attach(epoch, "ipc:///s", [7, 9], ends[0].address))
+        return ranks[rank].sum(torch.full((2,), rank + 1.0)).tolist()
+
+    with ThreadPoolExecutor(2) as threads:
+        for epoch in (3, 4, 9):
+            assert list(threads.map(attached, range(2), [epoch] * 2)) == [[3.0, 3.0]] * 2

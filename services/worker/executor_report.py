@@ -1,0 +1,30 @@
+"""What a worker logs of its executor."""
+
+from __future__ import annotations
+
+from penstock.protocol.process.plain_structlog import Logger
+from penstock.services.worker.executor import PLAIN_KERNELS, Executor
+from penstock.services.worker.memory_account import table
+
+
+def say_summary(executor: Executor, log: Logger) -> None:
+    """What was chosen matters to few; that it is slower than the device could be, to all."""
+    slow = executor.summary.startswith(PLAIN_KERNELS)
+    say = log.warning if slow else log.debug
+    say("executor", summary=executor.summary)
+
+
+def say_account(executor: Executor, log: Logger) -> None:
+    """What its memory is used for: a line for each part, so that they stay aligned."""
+    account = executor.account
+    if account is None:
+        return
+    for line in table(account):
+        log.info(f"memory  {line}")
+    if account.overdrawn:
+        log.warning(
+            "more memory is in use than was counted: steps may fail for want of it; lower "
+            "--gpu-memory-utilization",
+            counted=account.counted,
+            in_use=account.in_use,
+        )

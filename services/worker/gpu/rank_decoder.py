@@ -1,0 +1,161 @@
+"""One rank of several that share a model, on a CUDA device.
+
+Its layers are the same kernels over its share, with sums across the ranks behind the output and
+down projections. All of them are launched on the step's stream and recorded in its graphs, of which
+every rank replays the same: what a step launches follows from its plan alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.steps import StepResult
+from penstock.services.worker.gpu.batch_state import BatchState
+from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.compressed_layers import no_compression
+from penstock.services.worker.gpu.decoder import GpuDecoder
+from penstock.services.worker.gpu.executor import GpuExecutor, MakeDecoder
+from penstock.services.worker.grammar_rows import NoGrammars
+from penstock.services.worker.layer_groups import LayerGroups
+from penstock.services.worker.memory import EXTRA_BLOCKS
+from penstock.services.worker.models.dense import DenseConfig, DenseWeights
+from penstock.services.worker.rank_group import Meeting, RankGroup
+
+
+class WatchedRanks(RankGroup, Protocol):
+    """Ranks of which one may be lost without an error in a step."""
+
+    def check(self) -> None:
+        """Raises ``RuntimeError`` where what was computed may mean nothing."""
+
+
+class RankGpuDecoder(GpuDecoder):
+    """A share of the layers. Rank 0 draws for all: what others draw is overwritten."""
+
+    def __init__(
+        self,
+        config: DenseConfig,
+        weights: DenseWeights,
+        state: BatchState,
+        num_blocks: int,
+        block_size: int,
+        max_positions: int,
+        max_rows: int,
+        ranks: RankGroup,
+        grouped: LayerGroups,
+    ) -> None:
+        """config: of this rank, but with the vocabulary of all; grouped: this rank's layers in the
+        groups of all."""
+        super().__init__(
+            config, weights, state, num_blocks, block_size, max_positions, max_rows,
+            grouped=grouped,
+        )  # fmt: skip
+        self._ranks, self._place = ranks, ranks.place
+
+    def _embed(self, tokens: Tensor, rows: int) -> None:
+        residual = self.space.residual[:rows]
+        if not self._place.is_first:
+            self._ranks.take(residual)
+            return
+        state, table = self.state, self.weights.embedding
+        tokens = tokens.clone()
+        decoding = tokens[: len(state.rows)]
+        latest = state.last_token.index_select(0, state.rows[: len(decoding)].clamp(min=0))
+        decoding.copy_(torch.where(decoding < 0, latest, decoding))
+        tokens -= self._place.share * len(table)
+        others = (tokens < 0) | (tokens >= len(table))
+        torch.index_select(table, 0, tokens.masked_fill_(others, 0), out=residual)
+        residual.masked_fill_(others.unsqueeze(1), 0.0)
+        self._ranks.sum(residual)
+        if self._embedding_multiplier != 1.0:
+            residual *= self._embedding_multiplier
+
+    def body(
+        self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
+    ) -> None:
+        super().body(rows, num_decode, chunks, shared)
+        if not self._place.is_last:
+            products = self._products(rows, mixed=chunks is not None)
+            self._behind_attention(products, len(self.weights.layers) - 1, rows)
+            self._ranks.hand_on(self.space.residual[:rows])
+
+    def head(self, count: int) -> None:
+        if self._place.is_last:
+            super().head(count)
+
+    def head_of_all(self, rows: int, count: int) -> None:
+        if self._place.is_last:
+            super().head_of_all(rows, count)
+
+    def row_logits(self, first: int, count: int) -> Tensor:
+        if self._place.is_last:
+            return super().row_logits(first, count)
+        return self.space.logits[:count]
+
+    def commit(self, count: int, splits: int) -> None:
+        drawn = count * splits
+        self._ranks.agree(self.space.best[:drawn], self.space.token[:drawn])()
+        super().commit(count, splits)
+
+
+class RankGpuExecutor(GpuExecutor):
+    """Captures its graphs once the ranks have met: a graph holds the connections."""
+
+    def __init__(
+        self,
+        capacity: EngineSizes,
+        device: torch.device,
+        make_decoder: MakeDecoder,
+        ranks: WatchedRanks,
+    ) -> None:
+        super().__init__(capacity, device, make_decoder)
+        self._ranks, self._has_met = ranks, False
+        if ranks.place.rank:
+            self.grammars = NoGrammars(0, self.decoder.vocab_size)
+
+    def warm_up(self) -> None:
+        self.run_kernels()
+
+    def meet(self, meeting: Meeting) -> None:
+        """Once: behind ``reset`` nothing is under way that others could wait for."""
+        if self._has_met:
+            return
+        self._has_met = True
+        self._ranks.meet(meeting)
+        self.run_kernels_in_turn()
+        if self._on_gpu:
+            self.capture_graphs()
+
+    def run_kernels_in_turn(self) -> None:
+        """Launch every kernel once with the others, in an order that all have: NCCL connects at the
+        first call of each kind, which no graph can hold."""
+        with torch.inference_mode():
+            self.decoder.draw(1)
+            self.graphs.run_padding(self.capacity.max_num_seqs)
+
+    def finished(self, wait: bool = False) -> StepResult | None:
+        result = super().finished(wait)
+        self._ranks.check()
+        return result
+
+
+def rank_executor(
+    config: DenseConfig,
+    weights: DenseWeights,
+    capacity: EngineSizes,
+    ranks: Any,
+    grouped: LayerGroups,
+) -> RankGpuExecutor:
+    def make(state: BatchState, max_rows: int) -> RankGpuDecoder:
+        return RankGpuDecoder(
+            config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
+            capacity.max_model_len, max_rows, ranks, grouped,
+        )  # fmt: skip
+
+    executor = RankGpuExecutor(capacity, weights.embedding.device, make, ranks)
+    executor.summary += f"; {no_compression('the layers are divided among ranks').summary}"
+    return executor

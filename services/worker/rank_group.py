@@ -1,0 +1,180 @@
+"""The ranks of one engine, as one of them sees the others: what they add up, gather and hand on.
+
+A rank loads its share of the model alone. The ranks meet when the scheduler has made a group of
+them: rank 0 listens at an address that every ``Attach`` of the group holds. Before that each takes
+its own part for the whole, so that a step can be measured.
+
+No rank waits for ever: what takes longer than ``LIMIT_SECONDS`` raises, and the end of a process
+closes its connections, which raises at once wherever somebody waits for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from penstock.services.worker.models.rank_shares import RankPlace
+
+dist: Any = torch.distributed
+"""Its compiled part has no types."""
+LIMIT_SECONDS = 120.0
+"""Most time that a rank waits for the others: the longest step, and what ranks may lie apart."""
+MEET_SECONDS = 30.0
+"""Most time that a rank waits for the others to come."""
+THREADS = 8
+"""Broadcasts that a rank may wait for at once: as many as micro-batches are under way."""
+
+
+class RankGroup(Protocol):
+    """Called by all ranks that share a stage, or by all of the engine, in the same order."""
+
+    place: RankPlace
+    vocab_size: int
+    """Of all ranks together."""
+
+    def meet(self, meeting: Meeting) -> None:
+        """Find the other ranks. Raises ``RuntimeError`` where they do not come in time."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """``x`` with the sum over the ranks of a stage in it, the same bits on all of them."""
+
+    def columns(self, x: Tensor, out: Tensor) -> Tensor:
+        """``out`` [R, V] with what the ranks of a stage have side by side in it, as far as there
+        are columns for it; on others than the first perhaps anything. x: [R, n]."""
+
+    def agree(self, *drawn: Tensor) -> Callable[[], None]:
+        """Begin to overwrite what was drawn with what rank 0 has, on all ranks; what is returned
+        waits until it is there, on the device or the host where it lies."""
+
+    def hand_on(self, x: Tensor) -> None:
+        """Give ``x`` to the next stage. On a host it must not change any more: it may still be on
+        its way when this returns; on a device what comes later on the stream may change it."""
+
+    def take(self, x: Tensor) -> Tensor:
+        """``x`` with what the stage ahead has handed on in it."""
+
+
+class Meeting(Protocol):
+    """Where the ranks of a group meet."""
+
+    @property
+    def name(self) -> str:
+        """Unlike that of any other meeting."""
+
+    def store(self, limit: datetime.timedelta) -> Any:
+        """What all of them can read and write."""
+
+    def interface(self) -> str:
+        """The address at which this rank listens to the others."""
+
+
+class HostRanks:
+    """``RankGroup`` on CPUs, by gloo.
+
+    Sums go by rank, from the first to the last: so a row's bits do not depend on where in the
+    tensor it lies, as they do where every rank begins with another part.
+    """
+
+    def __init__(self, place: RankPlace, vocab_size: int) -> None:
+        self.place, self.vocab_size = place, vocab_size
+        self._all: Any = None
+        self._stage: Any = None
+        self._handed_on: deque[tuple[Any, Tensor]] = deque()
+
+    def meet(self, meeting: Meeting) -> None:
+        place, limit = self.place, datetime.timedelta(seconds=LIMIT_SECONDS)
+        self._handed_on.clear()
+        all_there(meeting, place)
+        self._all = connected("all", meeting, place.rank, place.size, limit)
+        if place.shares > 1:
+            name = f"stage {place.stage}"
+            self._stage = connected(name, meeting, place.share, place.shares, limit)
+
+    def sum(self, x: Tensor) -> Tensor:
+        if self._stage is None:
+            return x
+        parts = x.new_empty(self.place.shares, *x.shape)
+        self._stage.allgather([list(parts.unbind())], [x]).wait()
+        return _in_order(parts, x)
+
+    def columns(self, x: Tensor, out: Tensor) -> Tensor:
+        if self._stage is None:
+            return beside([x], out)
+        first = not self.place.share
+        parts = [torch.empty_like(x) for _ in range(self.place.shares)] if first else []
+        self._stage.gather([parts] if first else [], [x], dist.GatherOptions()).wait()
+        return beside(parts, out)
+
+    def agree(self, *drawn: Tensor) -> Callable[[], None]:
+        if self._all is None:
+            return lambda: None
+        begun = [self._all.broadcast([each], dist.BroadcastOptions()) for each in drawn]
+
+        def wait() -> None:
+            for work in begun:
+                work.wait()
+
+        return wait
+
+    def hand_on(self, x: Tensor) -> None:
+        """As many may be under way as there are stages: the next one takes them in its turn."""
+        if self._all is None:
+            return
+        place = self.place
+        work = self._all.send([x], place.rank_at(place.stage + 1, place.share), 0)
+        self._handed_on.append((work, x))
+        if len(self._handed_on) > place.stages:
+            self._handed_on.popleft()[0].wait()
+
+    def take(self, x: Tensor) -> Tensor:
+        if self._all is None:
+            return x.zero_()
+        place = self.place
+        self._all.recv([x], place.rank_at(place.stage - 1, place.share), 0).wait()
+        return x
+
+
+def all_there(meeting: Meeting, place: RankPlace) -> None:
+    """Wait until all ranks have come, which are asked to at the same time: who connects waits much
+    longer for one that has not. Raises ``RuntimeError``."""
+    limit = datetime.timedelta(seconds=MEET_SECONDS)
+    store = meeting.store(limit)
+    store.set(f"{meeting.name}/{place.rank}", "here")
+    store.wait([f"{meeting.name}/{rank}" for rank in range(place.size)], limit)
+
+
+def connected(name: str, meeting: Meeting, rank: int, size: int, limit: datetime.timedelta) -> Any:
+    """Some ranks of a group, for one purpose, under a name. limit: for whatever one of them waits
+    for. Raises ``RuntimeError`` where they do not come."""
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.interface())]
+    options._timeout = limit
+    options._threads = THREADS
+    store = meeting.store(datetime.timedelta(seconds=LIMIT_SECONDS))
+    return dist.ProcessGroupGloo(
+        dist.PrefixStore(f"{meeting.name}/{name}", store), rank, size, options
+    )
+
+
+def _in_order(parts: Tensor, out: Tensor) -> Tensor:
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part
+    return out.copy_(total)
+
+
+def beside(parts: Sequence[Tensor], out: Tensor) -> Tensor:
+    """``out`` [R, V] with the parts [R, n] side by side in it, and zeros behind them."""
+    done, width = 0, out.shape[1]
+    for part in parts:
+        count = min(part.shape[1], width - done)
+        out[:, done : done + count] = part[:, :count]
+        done += count
+    out[:, done:].zero_()
+    return out

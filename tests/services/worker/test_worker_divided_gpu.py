@@ -1,0 +1,209 @@
+"""Ranks on GPUs. Here their kernels run in Triton's interpreter, one rank at a time, and what they
+exchange goes by gloo: the same code but for graphs, streams and NCCL."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from plan_driver import PlanDriver
+from ranks_in_threads import CPU, Ranks, ThreadsMeeting
+from tiny_models import generated, some_prompts
+from torch import Tensor
+
+from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.steps import StepPlan, StepResult
+from penstock.services.worker.gpu.device_ranks import DeviceRanks, RankLost
+from penstock.services.worker.gpu.nccl import UNIQUE_ID_BYTES, Communicator, NcclError
+from penstock.services.worker.gpu.rank_decoder import RankGpuExecutor, rank_executor
+from penstock.services.worker.model_weights import load_model
+from penstock.services.worker.models.dense import DenseConfig, dense_config
+from penstock.services.worker.models.dense_form import dense_model
+from penstock.services.worker.models.rank_decoder import RankDecoder
+from penstock.services.worker.models.rank_shares import RankPlace, place_of
+from penstock.services.worker.rank_group import HostRanks, connected
+
+Folder = Callable[[str], Path]
+
+
+class TurnRanks(HostRanks):
+    """Lets the other ranks compute while this one waits for them: the interpreter knows one thread
+    at a time."""
+
+    def __init__(self, place: RankPlace, vocab_size: int, turn: threading.Lock) -> None:
+        super().__init__(place, vocab_size)
+        self._turn = turn
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._turn.release()
+        try:
+            yield
+        finally:
+            self._turn.acquire()
+
+    def sum(self, x: Tensor) -> Tensor:
+        with self._waiting():
+            return super().sum(x)
+
+    def columns(self, x: Tensor, out: Tensor) -> Tensor:
+        with self._waiting():
+            return super().columns(x, out)
+
+    def agree(self, *drawn: Tensor) -> Callable[[], None]:
+        with self._waiting():
+            super().agree(*drawn)()
+        return lambda: None
+
+    def hand_on(self, x: Tensor) -> None:
+        super().hand_on(x.clone())  # memory of the step, which on a GPU the stream would guard
+
+    def take(self, x: Tensor) -> Tensor:
+        with self._waiting():
+            return super().take(x)
+
+    def check(self) -> None:
+        pass
+
+
+class InTurn:
+    """An executor whose steps run while no other one's does."""
+
+    def __init__(self, executor: RankGpuExecutor, turn: threading.Lock) -> None:
+        self._executor, self._turn = executor, turn
+        self.capacity = executor.capacity
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        with self._turn:
+            return self._executor.execute(plan)
+
+
+def made(folder: Path, rank: int, tensor: int, pipeline: int, turn: threading.Lock) -> Any:
+    """A rank's executor, and its ranks."""
+    info = read_model_info(folder)
+    ranks = TurnRanks(place_of(rank, tensor, pipeline), info.vocab_size, turn)
+    model = load_model(info, torch.float32, CPU, lambda note: None, longest=256, ranks=ranks)
+    assert isinstance(model, RankDecoder)
+    form = dense_config(model.specification)
+    assert isinstance(form, DenseConfig), form
+    sizes = EngineSizes(80, 16, 8, 48, 256, info.vocab_size, groups=model.grouped.groups)
+    config, weights = dense_model(model.whole_vocabulary(form), model.specification, model.weights)
+    with turn:
+        return rank_executor(config, weights, sizes, ranks, model.grouped), ranks
+
+
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize(
+    ("variant", "tensor", "pipeline"),
+    [
+        ("qwen3", 2, 1),
+        pytest.param("qwen3", 2, 2, marks=pytest.mark.slow),
+        pytest.param("llama3", 4, 1, marks=pytest.mark.slow),
+        pytest.param("gemma2", 2, 1, marks=pytest.mark.slow),
+        pytest.param("gemma2", 1, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_on_gpus_give_the_tokens_of_one_worker(
+    variant: str, tensor: int, pipeline: int, tiny_folder: Folder
+) -> None:
+    turn = threading.Lock()
+    folder = tiny_folder(variant)
+    with ExitStack() as stack:
+        count = tensor * pipeline
+        threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(count)]
+        pairs = [made(folder, rank, tensor, pipeline, turn) for rank in range(count)]
+        meeting = ThreadsMeeting()
+        met = [
+            thread.submit(ranks.meet, meeting)
+            for thread, (_, ranks) in zip(threads, pairs, strict=True)
+        ]
+        for one in met:
+            one.result()
+        executors: Any = [InTurn(executor, turn) for executor, _ in pairs]
+        prompts = some_prompts([1, 20])
+        got = PlanDriver(Ranks(executors, threads), 1).run(prompts, 2)
+    assert got == generated(variant, prompts, 2)
+
+
+class FakeNccl:
+    """Notes what it is called with."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self._code = code
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            if name == "ncclGetErrorString":
+                return b"remote process exited"
+            self.calls.append((name, arguments))
+            if name == "ncclCommInitRank":
+                arguments[0]._obj.value = 77
+            return self._code
+
+        return call
+
+
+def test_collectives_are_given_pointers_counts_types_and_the_communicator() -> None:
+    library, told = FakeNccl(), bytes(range(UNIQUE_ID_BYTES))
+    group = Communicator(1, 4, lambda unique: told, library)
+    (name, (_, size, unique, rank)) = library.calls.pop()
+    assert (name, size, bytes(unique), rank) == ("ncclCommInitRank", 4, told, 1)
+    x, out = torch.zeros(3, 5, dtype=torch.bfloat16), torch.zeros(4, 3, 5, dtype=torch.bfloat16)
+    group.sum(x)
+    group.gather(x, out)
+    group.broadcast(torch.zeros(2, dtype=torch.int32))
+    group.send(x, 2)
+    group.receive(x, 3)
+    plain = [
+        (name, [getattr(argument, "value", argument) for argument in arguments])
+        for name, arguments in library.calls
+    ]
+    at, to = x.data_ptr(), out.data_ptr()
+    assert plain[0] == ("ncclAllReduce", [at, at, 15, 9, 0, 77, None])
+    assert plain[1] == ("ncclAllGather", [at, to, 15, 9, 77, None])
+    assert (plain[2][0], plain[2][1][2:]) == ("ncclBroadcast", [2, 2, 0, 77, None])
+    assert plain[3] == ("ncclSend", [at, 15, 9, 2, 77, None])
+    assert plain[4] == ("ncclRecv", [at, 15, 9, 3, 77, None])
+    group.abort()
+    group.abort()
+    assert [name for name, _ in library.calls].count("ncclCommAbort") == 1
+
+
+def test_an_error_of_nccl_says_what_was_called_and_by_whom() -> None:
+    with pytest.raises(NcclError, match=r"ncclCommInitRank: remote process exited \(rank 1 of 2"):
+        Communicator(1, 2, lambda unique: bytes(UNIQUE_ID_BYTES), FakeNccl(6))
+
+
+def test_a_collective_takes_no_tensor_with_gaps() -> None:
+    group = Communicator(1, 2, lambda unique: bytes(UNIQUE_ID_BYTES), FakeNccl())
+    with pytest.raises(ValueError, match="contiguous"):
+        group.sum(torch.zeros(4, 4)[:, :2])
+
+
+def test_a_rank_learns_that_its_neighbour_is_gone_and_ends_what_waits_for_it() -> None:
+    aborted: list[str] = []
+    ranks, meeting = DeviceRanks(place_of(0, 2, 1), 100), ThreadsMeeting()
+    ranks._all = cast(Communicator, SimpleNamespace(abort=lambda: aborted.append("all")))
+    ranks._stage = cast(Communicator, SimpleNamespace(abort=lambda: aborted.append("stage")))
+    with ThreadPoolExecutor(2) as threads:
+        watching = threads.submit(ranks._watch, meeting)
+        neighbour = [connected("watch", meeting, 1, 2, timedelta(seconds=60))]
+        ranks.check()
+        assert not watching.done()
+        neighbour.clear()  # as the end of its process does, this closes its connections
+        gc.collect()
+        watching.result(60)
+    assert sorted(aborted) == ["all", "stage"]
+    with pytest.raises(RankLost, match="rank 1 is gone"):
+        ranks.check()

@@ -121,6 +121,8 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
             f"--gpu-memory-utilization {cache.gpu_memory_utilization} has no meaning with "
             f"--device {device.device}; use --kv-cache-memory-bytes or --num-kv-blocks"
         )
+    if device.device == "cpu" and model.quantization == "fp8":
+        yield "--quantization fp8 with --device cpu: CPUs do not multiply FP8; use int8"
     if device.device == "cpu" and _given(config, sources, "compress_weights"):
         yield (
             f"--compress-weights {config.loading.compress_weights} has no meaning with --device "
@@ -137,6 +139,7 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
         for group, name in (
             (device, "threads"),
             (model, "model_impl"),
+            (model, "quantization"),
             (config.loading, "load_format"),
             (config.loading, "compress_weights"),
             (cache, "kv_cache_memory_bytes"),

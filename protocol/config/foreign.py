@@ -29,6 +29,8 @@ _RENAMED = {
     "num_gpu_blocks_override": "num_kv_blocks",
     "num_threads": "threads",
     "page_size": "block_size",
+    "q": "quantization",
+    "quantize": "quantization",
     "random_seed": "seed",
     "schedule_policy": "scheduling_policy",
     "ssl_certfile": "tls_cert",
@@ -42,10 +44,7 @@ _RENAMED = {
 _NO_PARALLEL = (
     "not supported yet: an engine runs on one device; --data-parallel-size N starts N engines"
 )
-_NO_QUANTIZATION = (
-    "not supported yet: weights are float32, bfloat16 or float16, as --dtype says; on Hopper GPUs "
-    "--compress-weights stores bfloat16 without loss in less memory"
-)
+_NO_TORCHAO = "not supported yet: torchao; --quantization int8, int4 or fp8 rounds plain weights"
 _NO_LORA = "not supported yet: LoRA adapters; merge the adapter into the checkpoint"
 _NO_SPECULATION = "not supported yet: speculative decoding"
 _NO_KV_DTYPE = "not supported yet: KV memory has the model's dtype"
@@ -117,9 +116,6 @@ _EXPLAINED = {
     "pipeline_parallel_size": _NO_PARALLEL,
     "pp": _NO_PARALLEL,
     "pp_size": _NO_PARALLEL,
-    "q": _NO_QUANTIZATION,
-    "quantization": _NO_QUANTIZATION,
-    "quantize": _NO_QUANTIZATION,
     "revision": _REVISION,
     "runner": "use --task, which is generate, embed, score or classify",
     "sampling_backend": _CHOSEN,
@@ -134,7 +130,7 @@ _EXPLAINED = {
     "tokenizer_mode": _FOLDER,
     "tokenizer_path": _FOLDER,
     "tokenizer_revision": _REVISION,
-    "torchao_config": _NO_QUANTIZATION,
+    "torchao_config": _NO_TORCHAO,
     "tp": _NO_PARALLEL,
     "tp_size": _NO_PARALLEL,
     "trust_remote_code": _NO_CODE,

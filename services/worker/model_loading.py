@@ -102,6 +102,7 @@ def _load(
     info = read_model_info(config.model.model)
     device = choose_device(config.device.device, config.device.device_index)
     dtype = choose_dtype(config.model.dtype, info, device)
+    check_quantization(config, device)
     cores = read_machine().physical_cores
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
@@ -167,7 +168,7 @@ def judge_of(model: CausalModel, info: ModelInfo, pooling: Pooling) -> Layer:
         raise BadModelFolder(
             f"{info.folder}: tokens to judge by are {ids}; ids are below {info.vocab_size}"
         )
-    return judge_layer(model.weights.lm_head.weight, ids)
+    return judge_layer(model.weights.lm_head.rows(ids))
 
 
 def add_tasks(
@@ -242,6 +243,14 @@ def choose_device(name: str, index: int = 0) -> torch.device:
         which = f"CUDA device {index} (--device-index) is not" if index else "no CUDA device is"
         raise ConfigError(f"--device cuda: {which} available; use --device cpu")
     return torch.device(name)
+
+
+def check_quantization(config: Config, device: torch.device) -> None:
+    """Raises ``ConfigError`` where the device does not compute what ``--quantization`` makes."""
+    if config.model.quantization == "fp8" and device.type == "cpu":
+        raise ConfigError(
+            "--quantization fp8: CPUs do not multiply FP8; int8 takes as much memory there"
+        )
 
 
 def choose_dtype(name: str, info: ModelInfo, device: torch.device) -> torch.dtype:

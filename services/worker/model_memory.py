@@ -64,7 +64,10 @@ class ModelMemory:
         run_once(self._subject.executor(self._profiled(tokens, 1)), tokens)
         shape, model = self._shape, self._model
         packed = shape.parameters + (shape.head_parameters if model.packed else 0)
-        weights = self._weights(packed * self._item)
+        held = packed * self._item
+        if isinstance(model, Decoder) and model.quantized:
+            held = model.weight_bytes
+        weights = self._weights(held)
         step = plain_parts(shape, self._full, self._item, "cpu")
         return cpu_account(self._config, free_host_bytes(), weights, step, self.block_bytes)
 
@@ -112,7 +115,10 @@ class ModelMemory:
         return min(self._full.max_num_batched_tokens, self._full.max_model_len)
 
     def _weights(self, num_bytes: int) -> MemoryPart:
-        return weights_part(self._shape.parameters, num_bytes, dtype_name(self._model.dtype))
+        model, dtype = self._model, dtype_name(self._model.dtype)
+        if isinstance(model, Decoder) and model.quantized:
+            dtype += ", quantized"
+        return weights_part(self._shape.parameters, num_bytes, dtype)
 
     def _profiled(self, tokens: int, seqs: int) -> EngineSizes:
         groups = max(1, len(self._full.groups))

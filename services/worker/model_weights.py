@@ -14,13 +14,19 @@ from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.model_choice import ModelChoice, choose_model
-from penstock.services.worker.models.adapter import may_be_zero
+from penstock.services.worker.models.adapter import TensorNames, may_be_zero
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.linear_specification import model_linears
+from penstock.services.worker.models.quantized_linear import QuantizedLinear
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.specification import ModelSpecification, for_length
 from penstock.services.worker.models.stored_form import as_stored
 from penstock.services.worker.models.weights import allocate_weights, in_halves, named_tensors
+from penstock.services.worker.quantization.quantization import Quantization
+from penstock.services.worker.quantization.reading import read_quantization
+from penstock.services.worker.quantized_loading import QuantizedReader
+from penstock.services.worker.stored_values import check_sizes, check_values, stored_tensors
 from penstock.services.worker.weight_reading import PinnedBuffers
 
 Progress = Callable[[str], None]
@@ -53,9 +59,12 @@ def make_model(
         progress("loading by transformers")
         return _by_transformers(choice, info, dtype, device, random=random, seed=seed)
     longest = config.model.max_model_len
+    online = config.model.quantization
     if random:
-        return random_model(info, dtype, device, seed, longest)
-    return load_model(info, dtype, device, progress, loaded, longest, headless=headless)
+        return random_model(info, dtype, device, seed, longest, online)
+    return load_model(
+        info, dtype, device, progress, loaded, longest, headless=headless, online=online
+    )
 
 
 def _by_transformers(
@@ -93,32 +102,63 @@ def load_model(
     longest: int | None = None,
     *,
     headless: bool = False,
+    online: str = "none",
 ) -> Decoder:
     """Check the whole checkpoint, then allocate and read the weights. longest: positions that a
     sequence may have, by default all that the model was trained for. headless: as in
-    ``make_model``; the embedding stands for the LM head then."""
-    adapter = adapter_for(info)
+    ``make_model``; the embedding stands for the LM head then. online: as
+    ``--quantization`` says."""
+    adapter, quantization = adapter_for(info), read_quantization(info, online)
     model = for_length(adapter.specification(info), longest or info.max_model_len)
     progress("checking the checkpoint")
     checkpoint = Checkpoint(Path(info.folder))
     model, names, notes = as_stored(model, adapter.names, checkpoint)
     if headless:
         model = replace(model, tie_word_embeddings=True)
+        quantization = None if quantization is None else quantization.without_head()
     # Pinned while the device starts and memory is taken for the weights.
     buffers = PinnedBuffers(checkpoint.total_bytes) if device.type == "cuda" else None
-    expected = named_tensors(allocate_weights(model, dtype, torch.device("meta"), names))
+    meta = torch.device("meta")
+    expected = named_tensors(allocate_weights(model, dtype, meta, names, quantization))
     shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
-    checkpoint.check(
-        shapes,
-        lambda name: is_harmless(model, name) or (headless and name.startswith(_HEADS)),
-    )
-    weights = allocate_weights(model, dtype, device, names)
+    _check(checkpoint, shapes, model, names, quantization, headless=headless)
+    weights = allocate_weights(model, dtype, device, names, quantization)
+    zero = may_be_zero(names, model)
     with torch.inference_mode():
-        targets = named_tensors(weights)
-        report = checkpoint.load(targets, progress, may_be_zero(names, model), buffers)
+        if quantization is None:
+            report = checkpoint.load(named_tensors(weights), progress, zero, buffers)
+        else:
+            report = QuantizedReader(checkpoint, weights, progress, zero, buffers).run()
         loaded(replace(report, notes=notes))
         model = in_halves(model, weights)
     return Decoder(model, weights)
+
+
+def _check(
+    checkpoint: Checkpoint,
+    shapes: dict[str, tuple[int, ...]],
+    model: ModelSpecification,
+    names: TensorNames,
+    quantization: Quantization | None,
+    *,
+    headless: bool,
+) -> None:
+    """Compare files with the model; of quantized weights, scales too. shapes: of plain tensors."""
+
+    def harmless(name: str) -> bool:
+        unused = quantization is not None and quantization.is_unused(name)
+        return unused or is_harmless(model, name) or (headless and name.startswith(_HEADS))
+
+    if quantization is None:
+        checkpoint.check(shapes, harmless)
+        return
+    linears = model_linears(model, names, quantization)
+    check_sizes(linears, names.layer)
+    stored = stored_tensors(linears, names.layer)
+    if model.tie_word_embeddings:  # quantized while it is read, of the embedding
+        stored = {name: each for name, each in stored.items() if not name.startswith(_HEADS)}
+    checkpoint.check(shapes, harmless, stored)
+    check_values(checkpoint, stored)
 
 
 def random_model(
@@ -127,12 +167,13 @@ def random_model(
     device: torch.device,
     seed: int,
     longest: int | None = None,
+    online: str = "none",
 ) -> Decoder:
-    """The model of ``config.json`` with random weights, drawn on the device; norms are 1. longest:
-    see ``load_model``."""
-    adapter = adapter_for(info)
+    """The model of ``config.json`` with random weights, drawn on the device; norms are 1. longest
+    and online: see ``load_model``."""
+    adapter, quantization = adapter_for(info), read_quantization(info, online)
     model = for_length(adapter.specification(info), longest or info.max_model_len)
-    weights = allocate_weights(model, dtype, device, adapter.names)
+    weights = allocate_weights(model, dtype, device, adapter.names, quantization)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.inference_mode():
         for name, tensor in named_tensors(weights).items():
@@ -140,6 +181,10 @@ def random_model(
                 tensor.fill_(0.0 if model.norm.plus_one else 1.0)
             else:
                 tensor.normal_(0.0, DUMMY_STD, generator=generator)
+        linears = [linear for layer in weights.layers for linear in layer.linears]
+        for linear in (*linears, weights.lm_head):
+            if isinstance(linear, QuantizedLinear):
+                linear.draw(DUMMY_STD, generator)
         model = in_halves(model, weights)
     return Decoder(model, weights)
 

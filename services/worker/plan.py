@@ -146,10 +146,12 @@ class Planner:
             vocab_size=self.info.vocab_size,
             groups=group_layers(caches).groups,
         )
-        weights = weights_part(shape.parameters, shape.parameters * item, dtype)
+        weights = weights_of(shape, item, dtype, on_cpu=self.device.is_cpu)
         if self.device.is_cpu:
-            # Weights are packed for products; the embedding stays beside the LM head.
-            held = replace(weights, num_bytes=weights.num_bytes + shape.head_parameters * item)
+            # Weights are packed for products; the embedding stays beside a plain LM head.
+            coded = shape.quantized is not None and shape.quantized.coded_head
+            head = 0 if coded else shape.head_parameters * item
+            held = replace(weights, num_bytes=weights.num_bytes + head)
             free = self.device.total - held.num_bytes - PROCESS_BYTES
             return cpu_account(config, free, held, plain_parts(shape, sizes, item, "cpu"), block)
         kernels, alone = self._kernels(config, shape), self._attention(config, shape)
@@ -208,6 +210,8 @@ class Planner:
     def _compressed(
         self, config: Config, shape: ModelShape, item: int, share: float = 1.0
     ) -> list[MemoryPart]:
+        if shape.quantized is not None:
+            return []
         never = config.loading.compress_weights == "never" or not self.device.hopper
         if never or shape.hidden < _NARROW or self.type_name(config) != "bfloat16":
             return []
@@ -228,8 +232,20 @@ def type_name(config: Config, info: ModelInfo, *, on_cpu: bool = False) -> str:
     return computed_type(info, read_machine() if on_cpu else None)
 
 
+def weights_of(shape: ModelShape, item: int, dtype: str, *, on_cpu: bool) -> MemoryPart:
+    """item: bytes of a plain weight."""
+    if shape.quantized is None:
+        return weights_part(shape.parameters, shape.parameters * item, dtype)
+    size = shape.quantized.cpu if on_cpu else shape.quantized.gpu
+    title = f"{dtype}, quantized ({shape.quantized.title})"
+    return weights_part(shape.parameters, size.num_bytes(item), title)
+
+
 def _dense_bytes(shape: ModelShape, item: int) -> int:
     """Of the weights in the form of the kernels of GPUs."""
+    if shape.quantized is not None:
+        more = shape.fp32_norms * (ITEM_BYTES["float32"] - item)
+        return shape.quantized.gpu.num_bytes(item) + more
     return shape.dense_parameters * item + shape.fp32_norms * (ITEM_BYTES["float32"] - item)
 
 

@@ -12,15 +12,16 @@ from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.linear_specification import (
     LayerLinears,
     LinearSpecification,
-    head_linear,
-    layer_linears,
+    model_linears,
 )
+from penstock.services.worker.models.quantized_linear import QuantizedLinear
 from penstock.services.worker.models.specification import (
     Attention,
     Layer,
     ModelSpecification,
     Norm,
 )
+from penstock.services.worker.quantization.quantization import Quantization
 
 
 class NormWeights(msgspec.Struct):
@@ -60,14 +61,20 @@ def allocate_weights(
     dtype: torch.dtype,
     device: torch.device,
     names: TensorNames = LLAMA_NAMES,
+    quantization: Quantization | None = None,
 ) -> DecoderWeights:
     """Uninitialized weights. On the meta device they cost nothing and tell the shapes. names: of
-    the checkpoint."""
-    memory = _Memory(model.hidden_size, dtype, device, names)
+    the checkpoint; quantization: of its linear layers, those of which have no weights yet.
+
+    An LM head that is the embedding is quantized where weights are while they are read: it is a
+    second form of it then.
+    """
+    memory = _Memory(model.hidden_size, dtype, device)
     table = memory.empty(model.vocab_size, model.hidden_size)
-    layers = [memory.layer(layer) for layer in model.layers]
-    head = head_linear(model, names)
-    lm_head = Linear(head, table) if model.tie_word_embeddings else memory.linear(head)
+    all_linears = model_linears(model, names, quantization)
+    layers = [memory.layer(*each) for each in zip(model.layers, all_linears.layers, strict=True)]
+    head, tied = all_linears.head, model.tie_word_embeddings
+    lm_head = Linear(head, table) if tied and not head.formats else memory.linear(head)
     return DecoderWeights(table, layers, memory.norm(model.norm), lm_head, names)
 
 
@@ -110,19 +117,19 @@ def _named_norm(name: str, norm: NormWeights | None) -> dict[str, Tensor]:
 
 
 class _Memory:
-    def __init__(
-        self, hidden: int, dtype: torch.dtype, device: torch.device, names: TensorNames
-    ) -> None:
-        self._hidden, self._dtype, self._device, self._names = hidden, dtype, device, names
+    def __init__(self, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._hidden, self._dtype, self._device = hidden, dtype, device
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=self._dtype, device=self._device)
 
     def linear(self, specification: LinearSpecification) -> Linear:
+        if specification.formats:
+            return QuantizedLinear(specification, self._dtype, self._device)
         return Linear.allocate(specification, self._dtype, self._device)
 
-    def layer(self, layer: Layer) -> LayerWeights:
-        attention, linears = layer.attention, layer_linears(layer, self._hidden, self._names)
+    def layer(self, layer: Layer, linears: LayerLinears[LinearSpecification]) -> LayerWeights:
+        attention = layer.attention
         norms = self._query_key_norms(attention)
         return LayerWeights(
             linears=LayerLinears(*map(self.linear, linears)),
@@ -177,9 +184,8 @@ def in_halves(model: ModelSpecification, weights: DecoderWeights) -> ModelSpecif
 def reorder_heads(attention: Attention, order: Tensor, weights: LayerWeights) -> None:
     """Let the elements of each query and key head be those of these numbers, [D], in this order."""
     dim, heads = attention.head_dim, attention.num_heads + attention.num_kv_heads
-    order = order.to(weights.linears.qkv.weight.device)
     first = torch.arange(0, heads * dim, dim, device=order.device)
     weights.linears.qkv.reorder((first[:, None] + order).view(-1))
     for norm in (weights.query_norm, weights.key_norm):
         if norm is not None:
-            norm.copy_(norm.view(-1, dim)[:, order].view(norm.shape))
+            norm.copy_(norm.view(-1, dim)[:, order.to(norm.device)].view(norm.shape))

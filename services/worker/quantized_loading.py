@@ -1,0 +1,131 @@
+"""Reads the weights of a quantized model, or quantizes plain ones while they are read.
+
+Layer after layer: what files hold of a layer's weights is read into memory of its own, becomes the
+layer's ``QuantizedWeight`` and is given back. So beside the model one layer is in memory twice, as
+stored and as kept, whatever the format. What can be wrong with scales is found before
+(``stored_values``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.protocol.model_info import BadModelFolder
+from penstock.services.worker.checkpoint import Checkpoint
+from penstock.services.worker.load_report import LoadReport, ReadProgress
+from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.quantized_linear import QuantizedLinear
+from penstock.services.worker.models.weights import DecoderWeights, named_tensors
+from penstock.services.worker.quantization.format import StoredTensor
+from penstock.services.worker.safetensors_file import listed
+from penstock.services.worker.weight_reading import DTYPES, PinnedBuffers
+
+_NAN_CODE = 0x7F
+"""Of e4m3, whatever the sign."""
+_MAY_BE_ZERO = ("zeros", "order")
+
+
+class _LayerTensors(NamedTuple):
+    """What files hold of a layer's quantized linear layers."""
+
+    stored: dict[str, StoredTensor]
+    linears: list[tuple[str, QuantizedLinear]]
+    """With what their names begin with."""
+
+
+class QuantizedReader:
+    """Reads one model, whose files have been checked."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        weights: DecoderWeights,
+        progress: Callable[[str], None],
+        may_be_zero: Callable[[str], bool],
+        buffers: PinnedBuffers | None,
+    ) -> None:
+        self._checkpoint, self._weights = checkpoint, weights
+        self._progress, self._may_be_zero, self._buffers = progress, may_be_zero, buffers
+        self._there = checkpoint.shapes()
+        self._read = ReadProgress(0, 0, 0.0)
+        self._zeros: list[str] = []
+
+    def run(self) -> LoadReport:
+        """Raises ``BadModelFolder``."""
+        weights = self._weights
+        plain, layers = named_tensors(weights), list(self._layers())
+        names = [*plain, *(name for layer in layers for name in layer.stored)]
+        self._read = ReadProgress(0, sum(map(self._size, names)), 0.0)
+        self._load(plain, self._may_be_zero)
+        head = weights.lm_head
+        if isinstance(head, QuantizedLinear) and not self._stored(head):
+            # Quantized while it is read, and the embedding, too: a second form of that.
+            (name,) = head.specification.names
+            head.take({f"{name}.weight": weights.embedding})
+        for layer in layers:
+            self._load_layer(layer)
+        return LoadReport(self._read.done_bytes, self._read.seconds, self._zeros)
+
+    def _layers(self) -> Iterator[_LayerTensors]:
+        weights = self._weights
+        for index, layer in enumerate(weights.layers):
+            yield self._layer(weights.names.layer.format(index), layer.linears)
+        head = weights.lm_head
+        if isinstance(head, QuantizedLinear) and self._stored(head):
+            yield self._layer("", (head,))
+
+    def _layer(self, prefix: str, linears: tuple[Linear, ...]) -> _LayerTensors:
+        found = _LayerTensors({}, [])
+        for linear in linears:
+            if isinstance(linear, QuantizedLinear):
+                stored = linear.specification.stored_tensors(prefix)
+                found.stored.update({n: each for n, each in stored.items() if n in self._there})
+                found.linears.append((prefix, linear))
+        return found
+
+    def _stored(self, head: QuantizedLinear) -> bool:
+        """Whether files hold a weight of the LM head."""
+        return any(name in self._there for name in head.specification.stored_tensors(""))
+
+    def _size(self, name: str) -> int:
+        entry = self._checkpoint.entry(name)
+        return entry.end - entry.begin
+
+    def _load_layer(self, layer: _LayerTensors) -> None:
+        device = self._weights.embedding.device
+        tensors = {}
+        for name in layer.stored:
+            entry = self._checkpoint.entry(name)
+            tensors[name] = torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device=device)
+        zero = {name for name, each in layer.stored.items() if each.role in _MAY_BE_ZERO}
+        self._load(tensors, lambda name: name in zero or self._may_be_zero(name))
+        self._refuse_nan(tensors)
+        for prefix, linear in layer.linears:
+            names = linear.specification.stored_tensors(prefix)
+            own = {n.removeprefix(prefix): tensors.pop(n) for n in names if n in tensors}
+            linear.take(own)
+
+    def _load(self, targets: Mapping[str, Tensor], may_be_zero: Callable[[str], bool]) -> None:
+        report = self._checkpoint.load(
+            targets, self._progress, may_be_zero, self._buffers, self._read
+        )
+        read = ReadProgress(report.done_bytes, report.done_bytes, report.seconds)
+        self._read = read.behind(self._read)
+        self._zeros += report.zero_tensors
+
+    def _refuse_nan(self, tensors: Mapping[str, Tensor]) -> None:
+        wrong = [
+            self._checkpoint.place(name)
+            for name, tensor in tensors.items()
+            if tensor.dtype == torch.float8_e4m3fn
+            and bool(((tensor.view(torch.uint8) & _NAN_CODE) == _NAN_CODE).any())
+        ]
+        if wrong:
+            raise BadModelFolder(
+                f"{self._checkpoint.folder}: tensors with values that are NaN: {listed(wrong)}; "
+                "the files are damaged: fetch them again"
+            )

@@ -58,7 +58,7 @@ def check_values(checkpoint: Checkpoint, stored: Mapping[str, StoredTensor]) -> 
     for name, tensor in stored.items():
         if tensor.role not in ("scales", "factor", "order", "shape") or name not in there:
             continue
-        reason = _why_wrong(checkpoint, name, tensor, stored)
+        reason = _why_wrong(checkpoint, name, tensor)
         if reason:
             wrong.append(f"{checkpoint.place(name)}: {reason}")
     if wrong:
@@ -68,19 +68,13 @@ def check_values(checkpoint: Checkpoint, stored: Mapping[str, StoredTensor]) -> 
         )
 
 
-def _why_wrong(
-    checkpoint: Checkpoint, name: str, tensor: StoredTensor, stored: Mapping[str, StoredTensor]
-) -> str:
+def _why_wrong(checkpoint: Checkpoint, name: str, tensor: StoredTensor) -> str:
     values = checkpoint.read(name)
     if tensor.role == "order":
         return _wrong_order(values, tensor.group)
     if tensor.role == "shape":
-        codes = stored[name.removesuffix("_shape") + "_packed"]
-        outputs, words = codes.shapes[0]
-        rows, inputs = values.tolist()
-        per_word = inputs / words if words else 0
-        fits = rows == outputs and per_word in (4, 8)
-        return "" if fits else f"[{rows}, {inputs}] for codes of {[outputs, words]}"
+        found, wanted = values.tolist(), list(tensor.says)
+        return "" if found == wanted else f"{found} for a weight of {wanted}"
     if values.dtype == torch.uint8:  # e8m0
         return "NaN" if bool((values == 255).any()) else ""
     values = values.float()

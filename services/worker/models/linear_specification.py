@@ -5,6 +5,7 @@ Memory is planned from these without torch; ``linear`` makes layers of them.
 
 from __future__ import annotations
 
+import itertools
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -66,7 +67,10 @@ class LinearSpecification(msgspec.Struct, frozen=True):
     def num_bytes(self, item_bytes: int, *, on_cpu: bool) -> int:
         """Of the layer once it is loaded; item_bytes: of a plain weight and of the bias."""
         found = self.outputs * self.bias * item_bytes
-        for outputs, format in zip(self.stored.values(), self._formats, strict=True):
+        parts = zip(self._formats, self.stored.values(), strict=True)
+        # Neighbours that are stored alike are one weight.
+        for format, group in itertools.groupby(parts, lambda part: part[0]):
+            outputs = sum(part[1] for part in group)
             if format is None:
                 found += outputs * self.inputs * item_bytes
             elif on_cpu:

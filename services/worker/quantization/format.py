@@ -37,6 +37,8 @@ class StoredTensor(msgspec.Struct, frozen=True):
     optional: bool = False
     group: int = 0
     """Of an order: inputs of a group."""
+    says: tuple[int, ...] = ()
+    """Of a shape: what it must be."""
     of: str = ""
     """What has decided on the shape, for errors."""
 

@@ -94,6 +94,8 @@ class GptqFormat(PackedIntegers, frozen=True):
     """Whether ``g_idx`` must be there (``desc_act``)."""
     first_zero: int = 1
     """What is added to stored zeros."""
+    symmetric: bool = True
+    """Whether all zeros are the middle, and need not be kept."""
 
     @property
     def title(self) -> str:
@@ -109,11 +111,13 @@ class GptqFormat(PackedIntegers, frozen=True):
             ".qweight": StoredTensor(((inputs // each, outputs),), _WORDS, "codes", of=of),
             ".qzeros": StoredTensor(((groups, outputs // each),), _WORDS, "zeros", of=of),
             ".scales": scales((groups, outputs), of=of),
-            ".g_idx": StoredTensor(((inputs,),), _WORDS, "order", not self.ordered, self.group, of),
+            ".g_idx": StoredTensor(
+                ((inputs,),), _WORDS, "order", not self.ordered, self.group, of=of
+            ),
         }
 
     def form(self, outputs: int, inputs: int) -> Form:
-        return self._form(inputs, zeros=False, ordered=self.ordered)
+        return self._form(inputs, zeros=not self.symmetric, ordered=self.ordered)
 
     def weight(self, tensors: Mapping[str, Tensor], outputs: int, inputs: int) -> QuantizedWeight:
         from penstock.kernels.packed_codes import along_columns, along_rows, order_of
@@ -173,9 +177,9 @@ class PackQuantized(PackedIntegers, frozen=True):
         found = {
             ".weight_packed": StoredTensor(((outputs, inputs // each),), _WORDS, "codes", of=of),
             ".weight_scale": scales((outputs, groups), of=of),
-            _SHAPE: StoredTensor(((2,),), ("I64", "I32"), "shape", True),
+            _SHAPE: StoredTensor(((2,),), ("I64", "I32"), "shape", True, says=(outputs, inputs)),
             ".weight_g_idx": StoredTensor(
-                ((inputs,),), _WORDS, "order", not self.ordered, self.group, of
+                ((inputs,),), _WORDS, "order", not self.ordered, self.group, of=of
             ),
         }
         if not self.symmetric:

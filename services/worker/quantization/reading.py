@@ -127,7 +127,8 @@ def _gptq(config: QuantizationConfig) -> Quantization:
     if version not in ("gptq", "gptq_v2"):
         raise config.error(f"checkpoint_format {version!r}: gptq and gptq_v2 are read")
     ordered = config.flag("desc_act", False)
-    format = GptqFormat(bits, group, ordered, 0 if version == "gptq_v2" else 1)
+    first, symmetric = 0 if version == "gptq_v2" else 1, config.flag("sym", True)
+    format = GptqFormat(bits, group, ordered, first, symmetric)
     ignored = () if config.flag("lm_head", False) else (Pattern(HEAD),)
     only = config.nested_names("modules_in_block_to_quantize")
     targets = tuple(Pattern(name) for name in only)
@@ -149,7 +150,8 @@ def _dynamic(config: QuantizationConfig, default: GptqFormat) -> list[FormatGrou
         bits = inner.choice("bits", (4, 8), default.bits)
         group = inner.group("group_size", default.group)
         ordered = inner.flag("desc_act", default.ordered)
-        format = GptqFormat(bits, group, ordered, default.first_zero)
+        symmetric = inner.flag("sym", default.symmetric)
+        format = GptqFormat(bits, group, ordered, default.first_zero, symmetric)
         rules.append(FormatGroup((target,), format))
     return rules
 

@@ -174,9 +174,7 @@ def modelopt_nvfp4() -> Writer:
     return Writer(config, store)
 
 
-def compressed(
-    bits: int, size: int, *, symmetric: bool = True, ordered: bool = False
-) -> Writer:
+def compressed(bits: int, size: int, *, symmetric: bool = True, ordered: bool = False) -> Writer:
     """pack-quantized."""
 
     def store(weight: Tensor) -> Stored:

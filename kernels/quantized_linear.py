@@ -51,7 +51,7 @@ def pack_quantized(weight: QuantizedWeight) -> PackedWeight | None:
     outputs, width = weight.shape
     if weight.codes.device.type != "cpu":
         return None
-    if weight.kind == "int8" and weight.scales is None and weight.zeros is None:
+    if weight.kind == "int8" and weight.scales is weight.zeros is weight.offsets is None:
         return PackedWeight(weight, weight.codes, torch.ones(outputs, dtype=torch.bfloat16))
     taken = weight.group in _GROUPS and width % weight.group == 0 and outputs % _INT4_OUTPUTS == 0
     if weight.kind != "int4" or not taken or weight.rows != 1 or weight.scales is None:
@@ -62,6 +62,8 @@ def pack_quantized(weight: QuantizedWeight) -> PackedWeight | None:
     zeros = torch.zeros_like(scales)
     if weight.zeros is not None:
         zeros = (INT4_ZERO - weight.zeros.float()) * scales
+    if weight.offsets is not None:
+        zeros = zeros + weight.offsets
     both = torch.stack((scales, zeros), -1).to(torch.bfloat16).contiguous()
     return PackedWeight(weight, packed, both)
 
@@ -88,8 +90,10 @@ def quantized_product(x: Tensor, packed: PackedWeight) -> Tensor:
 def _by_tiles(x: Tensor, weight: QuantizedWeight) -> Tensor:
     outputs, width = weight.shape
     out = torch.empty(len(x), outputs, dtype=x.dtype)
-    step = max(1, _TILE // width)
+    step, codes = max(1, _TILE // width), weight._replace(factor=None)
     for first in range(0, outputs, step):
         last = min(outputs, first + step)
-        out[:, first:last] = linear(x, weight.columns(x.dtype, first, last))
+        out[:, first:last] = linear(x, codes.columns(x.dtype, first, last))
+    if weight.factor is not None:
+        out *= weight.factor  # in place: rounded to the type of x once more
     return out

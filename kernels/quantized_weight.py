@@ -1,6 +1,7 @@
 """``QuantizedWeight``: the one form in which quantized weights are multiplied, and its reference.
 
-    W[n, k] = factor[n] * scale[k // group, n // rows] * (code[n, k] - zero[k // group, n])
+    W[n, k] = factor[n] * (scale[g, n // rows] * (code[n, k] - zero[g, n]) + offset[g, n])
+    g = k // group
 
 Every format of checkpoints is brought into it without rounding. Codes of four bits lie two in a
 byte: column k of the first half of the width in the low bits, column k + K / 2 in the high ones, so
@@ -46,6 +47,8 @@ class QuantizedWeight(NamedTuple):
     """fp32 [N]; ``None``: 1."""
     order: Tensor | None = None
     """int64 [K]: which input each column is for; ``None``: its own."""
+    offsets: Tensor | None = None
+    """fp32 [ceil(K / group), N]; ``None``: 0."""
 
     @property
     def half_bytes(self) -> bool:
@@ -60,7 +63,9 @@ class QuantizedWeight(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        tensors = (self.codes, self.scales, self.zeros, self.factor, self.order)
+        tensors = (
+            self.codes, self.scales, self.zeros, self.factor, self.order, self.offsets,
+        )  # fmt: skip
         return sum(each.nbytes for each in tensors if each is not None)
 
     def columns(self, dtype: torch.dtype, first: int = 0, last: int | None = None) -> Tensor:
@@ -76,6 +81,8 @@ class QuantizedWeight(NamedTuple):
         if self.scales is not None:
             at = torch.arange(rows.start, rows.stop, device=self.codes.device) // self.rows
             values *= self._spread(self.scales.float().t()[at], width)
+        if self.offsets is not None:
+            values += self._spread(self.offsets[:, rows].t(), width)
         if self.factor is not None:
             values *= self.factor[rows, None]
         return values.to(dtype)
@@ -119,6 +126,7 @@ class QuantizedWeight(NamedTuple):
             rows=1,
             zeros=None if self.zeros is None else _at(self.zeros, rows),
             factor=None if self.factor is None else self.factor[rows],
+            offsets=None if self.offsets is None else _at(self.offsets, rows),
         )
 
 
@@ -142,6 +150,8 @@ def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
         alike = (part.kind, part.group, part.shape[1]) == (first.kind, first.group, first.shape[1])
         if not alike or not _same_order(part.order, first.order):
             return None
+        if (part.offsets is None) != (first.offsets is None):
+            return None
         scales = [each.scales for each in (first, part)]
         if (scales[0] is None) != (scales[1] is None):
             return None
@@ -152,6 +162,7 @@ def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     has_zeros = any(part.zeros is not None for part in parts)
     has_factor = any(part.factor is not None for part in parts)
     scales = [part.scales for part in parts]
+    offsets = [part.offsets for part in parts if part.offsets is not None]
     return QuantizedWeight(
         first.kind,
         _joined_bytes([part.codes for part in parts], 0),
@@ -161,6 +172,7 @@ def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
         torch.cat([_zeros(part) for part in parts], 1) if has_zeros else None,
         torch.cat([_factor(part) for part in parts]) if has_factor else None,
         first.order,
+        torch.cat(offsets, 1) if offsets else None,
     )
 
 

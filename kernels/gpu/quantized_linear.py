@@ -48,6 +48,7 @@ class QuantizedConstants(NamedTuple):
     factor: bool
     bias: bool
     ordered: bool
+    offsets: bool
     block_rows: int
     block_columns: int
     step: int
@@ -95,11 +96,12 @@ def _widened(codes, HIGH: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr):
 
 @triton.jit
 def _tile_product(
-    total, x, scales, zeros, order, codes, row, column, k, rows, columns, groups_stride, x_stride,
+    total, x, scales, zeros, order, offsets, codes, row, column, k, rows, columns, groups_stride,
+    x_stride,
     HIGH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
     SCALE_ROWS: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr, SCALED: tl.constexpr,
-    ZEROS: tl.constexpr, E4M3_SCALES: tl.constexpr, ORDERED: tl.constexpr, ZERO: tl.constexpr,
-    STEP: tl.constexpr,
+    ZEROS: tl.constexpr, E4M3_SCALES: tl.constexpr, ORDERED: tl.constexpr, OFFSETS: tl.constexpr,
+    ZERO: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """``total`` plus the product of a tile of x, [rows, STEP], with one of the weight."""
     at = k + (SPAN if HIGH else 0)
@@ -131,6 +133,9 @@ def _tile_product(
             place = groups[:, None] * groups_stride + scale_column[None, :]
             scale = tl.load(scales + place, mask=mask, other=0)
             right *= _e4m3(scale) if E4M3_SCALES else scale.to(tl.float32)
+        if OFFSETS:
+            place = groups[:, None] * columns + column[None, :]
+            right += tl.load(offsets + place, mask=mask, other=0.0)
     right = tl.where(inside[:, None], right, 0.0)
     if INTERPRETED:
         product = tl.dot(left.to(tl.float32), right, input_precision="ieee")
@@ -139,18 +144,21 @@ def _tile_product(
     if EVEN and SCALED:
         scale = tl.load(scales + group * groups_stride + scale_column, mask=shown, other=0)
         product *= (_e4m3(scale) if E4M3_SCALES else scale.to(tl.float32))[None, :]
+    if EVEN and OFFSETS:
+        offset = tl.load(offsets + group * columns + column, mask=shown, other=0.0)
+        product += tl.sum(left.to(tl.float32), 1)[:, None] * offset[None, :]
     return total + product
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _quantized_kernel(
-    x, codes, scales, zeros, factor, order, bias, out, rows, columns, groups_stride, x_stride,
-    out_stride,
+    x, codes, scales, zeros, factor, order, offsets, bias, out, rows, columns, groups_stride,
+    x_stride, out_stride,
     SPAN: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr,
     KIND: tl.constexpr, EVEN: tl.constexpr, SCALED: tl.constexpr, ZEROS: tl.constexpr,
     E4M3_SCALES: tl.constexpr, FACTOR: tl.constexpr, BIAS: tl.constexpr, ORDERED: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, STEP: tl.constexpr,
-    EARLY: tl.constexpr, ZERO: tl.constexpr,
+    OFFSETS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    STEP: tl.constexpr, EARLY: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
     """A tile [BLOCK_ROWS, BLOCK_COLUMNS] of ``out`` a program."""
     begin_early(EARLY)
@@ -163,15 +171,15 @@ def _quantized_kernel(
         k = begin + tl.arange(0, STEP)
         tile = tl.load(source + k[:, None], mask=(k < SPAN)[:, None] & shown[None, :], other=0)
         total = _tile_product(
-            total, x, scales, zeros, order, tile, row, column, k, rows, columns, groups_stride,
-            x_stride, False, SPAN, GROUP, SCALE_ROWS, KIND, EVEN, SCALED, ZEROS, E4M3_SCALES,
-            ORDERED, ZERO, STEP,
+            total, x, scales, zeros, order, offsets, tile, row, column, k, rows, columns,
+            groups_stride, x_stride, False, SPAN, GROUP, SCALE_ROWS, KIND, EVEN, SCALED, ZEROS,
+            E4M3_SCALES, ORDERED, OFFSETS, ZERO, STEP,
         )  # fmt: skip
         if KIND == 1 or KIND == 3:
             total = _tile_product(
-                total, x, scales, zeros, order, tile, row, column, k, rows, columns, groups_stride,
-                x_stride, True, SPAN, GROUP, SCALE_ROWS, KIND, EVEN, SCALED, ZEROS,
-                E4M3_SCALES, ORDERED, ZERO, STEP,
+                total, x, scales, zeros, order, offsets, tile, row, column, k, rows, columns,
+                groups_stride, x_stride, True, SPAN, GROUP, SCALE_ROWS, KIND, EVEN, SCALED, ZEROS,
+                E4M3_SCALES, ORDERED, OFFSETS, ZERO, STEP,
             )  # fmt: skip
     if FACTOR:
         total *= tl.load(factor + column, mask=shown, other=0.0)[None, :]
@@ -192,16 +200,17 @@ def quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, ou
     constants = QuantizedConstants(
         span, weight.group, weight.rows, _KINDS[weight.kind], step > 0, scales is not None,
         weight.zeros is not None, e4m3, weight.factor is not None, bias is not None,
-        weight.order is not None, 16 if few else 64, 64 if few else 128, step or _LEAST_STEP, EARLY,
-        INT4_ZERO,
+        weight.order is not None, weight.offsets is not None, 16 if few else 64,
+        64 if few else 128, step or _LEAST_STEP, EARLY, INT4_ZERO,
     )  # fmt: skip
     codes = weight.codes.view(torch.uint8) if weight.kind == "fp8" else weight.codes
     if scales is not None and e4m3:
         scales = scales.view(torch.uint8)
     grid = (-(-outputs // constants.block_columns), -(-rows // constants.block_rows))
+    groups_stride = 0 if scales is None else scales.shape[1]
     _quantized_kernel[grid](
-        x, codes, scales, weight.zeros, weight.factor, weight.order, bias, out, rows, outputs,
-        0 if scales is None else scales.shape[1], x.stride(0), out.stride(0), *constants,
+        x, codes, scales, weight.zeros, weight.factor, weight.order, weight.offsets, bias, out,
+        rows, outputs, groups_stride, x.stride(0), out.stride(0), *constants,
         num_warps=4 if few else 8, launch_pdl=EARLY,
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.protocol.conversion import weights_command
 from penstock.protocol.model_info import BadModelFolder, read_text
+from penstock.services.worker.gguf_file import GgufFile, gguf_file
 from penstock.services.worker.load_report import LoadReport, ReadProgress
 from penstock.services.worker.safetensors_file import (
     WEIGHT_TYPES,
@@ -47,13 +48,16 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         """Read every header. Raises ``BadModelFolder``."""
         self.folder = folder
-        self._files: dict[str, SafetensorsFile] = {}
+        self._files: dict[str, SafetensorsFile | GgufFile] = {}
         """File of each tensor, by the tensor's name."""
         if (folder / SINGLE).exists():
             file = SafetensorsFile(folder / SINGLE)
             self._files = dict.fromkeys(file.entries, file)
         elif (folder / INDEX).exists():
             self._open_shards(folder / INDEX)
+        elif (path := gguf_file(folder)) is not None:
+            other = GgufFile(path)
+            self._files = dict.fromkeys(other.entries, other)
         else:
             raise BadModelFolder(f"{folder}: neither {SINGLE} nor {INDEX}; {_instead(folder)}")
 

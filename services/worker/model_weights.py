@@ -23,6 +23,7 @@ from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.specification import ModelSpecification, for_length
 from penstock.services.worker.models.stored_form import as_stored
 from penstock.services.worker.models.weights import allocate_weights, in_halves, named_tensors
+from penstock.services.worker.quantization.format import WEIGHT
 from penstock.services.worker.quantization.quantization import Quantization
 from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.quantized_loading import QuantizedReader
@@ -128,7 +129,8 @@ def load_model(
         if quantization is None:
             report = checkpoint.load(named_tensors(weights), progress, zero, buffers)
         else:
-            report = QuantizedReader(checkpoint, weights, progress, zero, buffers).run()
+            reader = QuantizedReader(checkpoint, weights, quantization, progress, zero, buffers)
+            report = reader.run()
         loaded(replace(report, notes=notes))
         model = in_halves(model, weights)
     return Decoder(model, weights)
@@ -155,6 +157,11 @@ def _check(
     linears = model_linears(model, names, quantization)
     check_sizes(linears, names.layer)
     stored = stored_tensors(linears, names.layer)
+    for name, shape in list(shapes.items()):  # an embedding in blocks
+        format = quantization.named.get(name.removesuffix(WEIGHT))
+        if format is not None and len(shape) == 2:
+            del shapes[name]
+            stored[name] = format.tensors(*shape)[WEIGHT]
     if model.tie_word_embeddings:  # quantized while it is read, of the embedding
         stored = {name: each for name, each in stored.items() if not name.startswith(_HEADS)}
     checkpoint.check(shapes, harmless, stored)
@@ -193,4 +200,6 @@ def is_harmless(model: ModelSpecification, name: str) -> bool:
     """Surplus tensors that older checkpoints hold and no model needs."""
     if name == "lm_head.weight":
         return model.tie_word_embeddings
-    return name.endswith(("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias"))
+    return name.endswith(
+        ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "rope_freqs.weight")
+    )

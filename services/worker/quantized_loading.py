@@ -20,10 +20,13 @@ from penstock.services.worker.load_report import LoadReport, ReadProgress
 from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.quantized_linear import QuantizedLinear
 from penstock.services.worker.models.weights import DecoderWeights, named_tensors
-from penstock.services.worker.quantization.format import StoredTensor
+from penstock.services.worker.quantization.format import WEIGHT, Format, StoredTensor
+from penstock.services.worker.quantization.quantization import Quantization
 from penstock.services.worker.safetensors_file import listed
 from penstock.services.worker.weight_reading import DTYPES, PinnedBuffers
 
+_PIECE = 1 << 22
+"""Numbers that are dequantized at once."""
 _NAN_CODE = 0x7F
 """Of e4m3, whatever the sign."""
 _MAY_BE_ZERO = ("zeros", "order")
@@ -44,13 +47,14 @@ class QuantizedReader:
         self,
         checkpoint: Checkpoint,
         weights: DecoderWeights,
+        quantization: Quantization,
         progress: Callable[[str], None],
         may_be_zero: Callable[[str], bool],
         buffers: PinnedBuffers | None,
     ) -> None:
         self._checkpoint, self._weights = checkpoint, weights
         self._progress, self._may_be_zero, self._buffers = progress, may_be_zero, buffers
-        self._there = checkpoint.shapes()
+        self._there, self._quantization = checkpoint.shapes(), quantization
         self._read = ReadProgress(0, 0, 0.0)
         self._zeros: list[str] = []
 
@@ -60,7 +64,11 @@ class QuantizedReader:
         plain, layers = named_tensors(weights), list(self._layers())
         names = [*plain, *(name for layer in layers for name in layer.stored)]
         self._read = ReadProgress(0, sum(map(self._size, names)), 0.0)
-        self._load(plain, self._may_be_zero)
+        coded = {name: self._format(name) for name in plain}
+        self._load({n: t for n, t in plain.items() if coded[n] is None}, self._may_be_zero)
+        for name, format in coded.items():
+            if format is not None:
+                self._load_plain(name, format, plain[name])
         head = weights.lm_head
         if isinstance(head, QuantizedLinear) and not self._stored(head):
             # Quantized while it is read, and the embedding, too: a second form of that.
@@ -69,6 +77,21 @@ class QuantizedReader:
         for layer in layers:
             self._load_layer(layer)
         return LoadReport(self._read.done_bytes, self._read.seconds, self._zeros)
+
+    def _format(self, name: str) -> Format | None:
+        """Of a tensor that is plain here and none in the file: an embedding in blocks."""
+        format = self._quantization.named.get(name.removesuffix(WEIGHT))
+        return None if format is None or not name.endswith(WEIGHT) else format
+
+    def _load_plain(self, name: str, format: Format, target: Tensor) -> None:
+        """Dequantize a tensor that is no linear layer's into its place."""
+        entry = self._checkpoint.entry(name)
+        stored = torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device=target.device)
+        self._load({name: stored}, self._may_be_zero)
+        step = max(1, _PIECE // target.shape[1])
+        for rows, part in zip(target.split(step), stored.split(step), strict=True):
+            made = format.weight({WEIGHT: part}, *rows.shape)
+            rows.copy_(made if isinstance(made, Tensor) else made.dequantized())
 
     def _layers(self) -> Iterator[_LayerTensors]:
         weights = self._weights

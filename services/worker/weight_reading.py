@@ -26,12 +26,13 @@ from torch import Tensor
 
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.direct_copy import DirectCopies
+from penstock.services.worker.gguf_file import BLOCKS
 from penstock.services.worker.load_report import ReadProgress
 
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
     "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.uint8, **dict.fromkeys(BLOCKS, torch.uint8),
 }  # fmt: skip
 """The stored types, as safetensors files name them."""
 THREADS = max(4, min(8, (os.cpu_count() or 1) // 2))

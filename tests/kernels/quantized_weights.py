@@ -19,6 +19,9 @@ def quantized_weights(outputs: int, inputs: int) -> dict[str, QuantizedWeight]:
         shape = (-(-inputs // group), outputs)
         return torch.randint(0, 17, shape, generator=generator).to(torch.int16)
 
+    def offsets(group: int) -> Tensor:
+        return torch.randn(inputs // group, outputs, generator=generator)
+
     weight = torch.randn(outputs, inputs, generator=generator)
     halves = torch.randint(0, 256, (outputs, inputs // 2), generator=generator, dtype=torch.uint8)
     order = torch.randperm(inputs, generator=generator)
@@ -44,6 +47,12 @@ def quantized_weights(outputs: int, inputs: int) -> dict[str, QuantizedWeight]:
         "int4 in small groups with zeros and a factor": QuantizedWeight(
             "int4", halves, 32, positive(inputs // 32, outputs).half(), 1, zeros(32),
             positive(outputs),
+        ),
+        "int4 in groups of 32 with offsets": QuantizedWeight(
+            "int4", halves, 32, positive(inputs // 32, outputs), offsets=offsets(32)
+        ),
+        "int8 in groups of 16 with offsets": QuantizedWeight(
+            "int8", int8, 16, positive(inputs // 16, outputs), offsets=offsets(16)
         ),
         "fp8, a scale a row": quantized(weight, "fp8"),
         "fp8 in blocks": QuantizedWeight("fp8", fp8, 128, blocks, 32),

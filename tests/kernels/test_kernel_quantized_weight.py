@@ -38,6 +38,8 @@ def by_hand(weight: QuantizedWeight, row: int, column: int) -> float:
         value -= int(weight.zeros[group, row])
     if weight.scales is not None:
         value *= float(weight.scales.float()[group, row // weight.rows])
+    if weight.offsets is not None:
+        value += float(weight.offsets[group, row])
     return value if weight.factor is None else value * float(weight.factor[row])
 
 

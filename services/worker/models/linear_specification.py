@@ -71,13 +71,13 @@ class LinearSpecification(msgspec.Struct, frozen=True):
         # Neighbours that are stored alike are one weight.
         for format, group in itertools.groupby(parts, lambda part: part[0]):
             outputs = sum(part[1] for part in group)
-            if format is None:
+            form = None if format is None else format.form(outputs, self.inputs)
+            if form is None:
                 found += outputs * self.inputs * item_bytes
             elif on_cpu:
-                form = format.form(outputs, self.inputs)
                 found += form.cpu_bytes(outputs, self.inputs, item_bytes)
             else:
-                found += format.form(outputs, self.inputs).num_bytes(outputs, self.inputs)
+                found += form.num_bytes(outputs, self.inputs)
         return found
 
     @property

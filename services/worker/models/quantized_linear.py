@@ -59,7 +59,10 @@ class QuantizedLinear(Linear):
                 continue
             ahead = f"{name}."
             own = {n.removeprefix(name): t for n, t in tensors.items() if n.startswith(ahead)}
-            parts.append(format.weight(own, outputs, specification.inputs))
+            made = format.weight(own, outputs, specification.inputs)
+            if isinstance(made, Tensor):
+                made = _plain(made.to(self.weight.dtype), name)
+            parts.append(made)
         self.pieces = _joined(parts)
 
     def draw(self, std: float, generator: torch.Generator) -> None:
@@ -70,10 +73,10 @@ class QuantizedLinear(Linear):
             tensors[name] = plain.normal_(0.0, std, generator=generator)
         parts: list[Piece] = []
         for (name, plain), format in zip(tensors.items(), specification.formats, strict=True):
-            if format is None:
+            form = None if format is None else format.form(*plain.shape)
+            if form is None:
                 parts.append(_plain(plain.to(self.weight.dtype), name))
                 continue
-            form = format.form(*plain.shape)
             # Where a scale has other columns than these kinds, plans differ by scales alone.
             kind = "fp8" if form.kind == "fp4" else form.kind
             group = form.group if kind == "int4" else 0

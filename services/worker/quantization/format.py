@@ -54,6 +54,7 @@ class Form(msgspec.Struct, frozen=True):
     zeros: bool = False
     ordered: bool = False
     factor: bool = False
+    offsets: bool = False
 
     def num_bytes(self, outputs: int, inputs: int) -> int:
         codes = outputs * inputs * _BITS[self.kind] // 8
@@ -63,6 +64,7 @@ class Form(msgspec.Struct, frozen=True):
             groups = -(-inputs // self.group)
             rest += groups * -(-outputs // self.rows) * self.scale_bytes
             rest += groups * outputs * 2 if self.zeros else 0
+            rest += groups * outputs * 4 if self.offsets else 0
         return codes + rest
 
     def computed_on_cpu(self, outputs: int) -> bool:
@@ -99,11 +101,13 @@ class Format(msgspec.Struct, frozen=True):
         """By what follows the layer's name: ``.qweight``."""
 
     @abstractmethod
-    def form(self, outputs: int, inputs: int) -> Form:
-        """Of the weight, once it is read."""
+    def form(self, outputs: int, inputs: int) -> Form | None:
+        """Of the weight, once it is read; ``None``: it is plain."""
 
     @abstractmethod
-    def weight(self, tensors: Mapping[str, Tensor], outputs: int, inputs: int) -> QuantizedWeight:
+    def weight(
+        self, tensors: Mapping[str, Tensor], outputs: int, inputs: int
+    ) -> QuantizedWeight | Tensor:
         """Of tensors by the names of ``tensors``; optional ones may be missing. On their device,
         without rounding. The tensors may be overwritten."""
 

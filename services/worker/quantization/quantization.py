@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -62,16 +63,22 @@ class Quantization(msgspec.Struct, frozen=True):
     """Names that are plain whatever the groups say."""
     online: bool = False
     """Whether weights are quantized while they are read."""
+    named: Mapping[str, Format] = MappingProxyType({})
+    """Formats of modules by their names, in place of groups; not of linear layers alone."""
 
     def format_of(self, name: str) -> Format | None:
         """Of a linear layer by its name in the checkpoint; ``None``: it is plain."""
+        if self.named:
+            return self.named.get(name)
         if any(each.matches(name) for each in self.ignored):
             return None
         return next((group.format for group in self.groups if group.matches(name)), None)
 
     def without_head(self) -> Quantization:
         """With a plain LM head."""
-        return msgspec.structs.replace(self, ignored=(*self.ignored, Pattern(HEAD)))
+        named = {name: each for name, each in self.named.items() if name != HEAD}
+        ignored = (*self.ignored, Pattern(HEAD))
+        return msgspec.structs.replace(self, ignored=ignored, named=named)
 
     def is_unused(self, name: str) -> bool:
         """Whether a tensor of a quantized checkpoint is none that a layer needs."""
@@ -80,7 +87,8 @@ class Quantization(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         """What the layers are, for people: ``GPTQ, 4 bits in groups of 128``."""
-        titles = dict.fromkeys(group.format.title for group in self.groups if group.format)
+        formats = [group.format for group in self.groups if group.format]
+        titles = dict.fromkeys(each.title for each in (*formats, *self.named.values()))
         return ", ".join(titles)
 
 

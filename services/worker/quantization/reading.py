@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_text
+from penstock.services.worker.gguf_file import gguf_file
 from penstock.services.worker.quantization.compressed_tensors import compressed_tensors
 from penstock.services.worker.quantization.config import QuantizationConfig
 from penstock.services.worker.quantization.fp4 import NVFP4_GROUP, Fp4Format
 from penstock.services.worker.quantization.fp8 import Fp8Format
+from penstock.services.worker.quantization.gguf import gguf_quantization
 from penstock.services.worker.quantization.online import OnlineFormat
 from penstock.services.worker.quantization.packed_integers import AwqFormat, GptqFormat
 from penstock.services.worker.quantization.quantization import (
@@ -24,6 +26,10 @@ from penstock.services.worker.quantization.quantization import (
     all_but,
 )
 
+_TWICE = (
+    "the weights are quantized already ({}), and --quantization {} quantizes plain ones: leave it "
+    "out, or give the folder that this one was made from"
+)
 _MODELOPT_FILE = "hf_quant_config.json"
 _PLAIN = "use the checkpoint in bfloat16 and --quantization"
 NEAREST = {
@@ -55,14 +61,16 @@ def read_quantization(info: ModelInfo, online: str = "none") -> Quantization | N
     is to be quantized and is already.
     """
     values = _values(info)
+    path = gguf_file(info.folder) if values is None and not _safetensors(info) else None
+    if path is not None:
+        if online != "none":
+            raise BadModelFolder(f"{path}: {_TWICE.format('GGUF', online)}")
+        return gguf_quantization(path, info)
     if values is None:
         return None if online == "none" else online_quantization(online)
     config = QuantizationConfig(values, info.folder / "config.json")
     if online != "none":
-        raise config.error(
-            f"the weights are quantized already ({config.method}), and --quantization {online} "
-            "quantizes plain ones: leave it out, or give the folder that this one was made from"
-        )
+        raise config.error(_TWICE.format(config.method, online))
     read = _METHODS.get(config.method)
     if read is not None:
         return read(config)
@@ -72,6 +80,10 @@ def read_quantization(info: ModelInfo, online: str = "none") -> Quantization | N
         f"quant_method {config.method!r} is not known; read are {', '.join(sorted(_METHODS))}; or "
         f"{_PLAIN} int8, int4 or fp8"
     )
+
+
+def _safetensors(info: ModelInfo) -> bool:
+    return any(info.folder.glob("*.safetensors"))
 
 
 def _values(info: ModelInfo) -> dict[str, Any] | None:

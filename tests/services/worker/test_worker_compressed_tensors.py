@@ -74,6 +74,10 @@ PRESETS: dict[str, Preset] = {
 }  # fmt: skip
 
 
+IN_BF16 = ("NVFP4A16",)
+"""The library dequantizes them in bf16, and so rounds what ours does not."""
+
+
 def limits(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor]:
     """The lowest and the highest number of what shares a scale."""
     match args.strategy:
@@ -124,4 +128,8 @@ def test_logits_are_those_of_the_librarys_own_dequantized_weights(
 ) -> None:
     writer = library_writer(PRESETS[name])
     quantized, plain = write_twins(tiny_folder("llama3-wide"), tmp_path, writer)
-    torch.testing.assert_close(our_logits(quantized), our_logits(plain), rtol=5e-4, atol=5e-4)
+    ours, theirs = our_logits(quantized), our_logits(plain)
+    if name in IN_BF16:
+        assert float((ours - theirs).norm() / theirs.norm()) < 1e-2
+    else:
+        torch.testing.assert_close(ours, theirs, rtol=5e-4, atol=5e-4)

@@ -224,7 +224,7 @@ def quantized(weight: Tensor, kind: Kind, group: int = 0) -> QuantizedWeight:
     """
     parts = [
         _quantized_rows(rows.float(), kind, group)
-        for rows in weight.split(max(1, _PIECE // weight.shape[1]))
+        for rows in torch.split(weight, max(1, _PIECE // weight.shape[1]))
     ]
     found = joined(parts)
     if found is None:

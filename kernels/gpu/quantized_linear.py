@@ -217,9 +217,6 @@ def quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, ou
 
 def _step(group: int, span: int, *, halves: bool) -> int:
     """Columns of a tile that lie in one group, with those half the width apart; 0: too few."""
-    common = math.gcd(group, span) if halves and group <= span else group
-    if halves and group > span:
-        # One group of all: both halves are in it.
-        common = group
-    step = math.gcd(common, _LARGEST_STEP)
+    within = math.gcd(group, span) if halves and group < 2 * span else group
+    step = math.gcd(within, _LARGEST_STEP)
     return step if step >= _LEAST_STEP else 0

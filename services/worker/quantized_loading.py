@@ -89,7 +89,7 @@ class QuantizedReader:
         stored = torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device=target.device)
         self._load({name: stored}, self._may_be_zero)
         step = max(1, _PIECE // target.shape[1])
-        for rows, part in zip(target.split(step), stored.split(step), strict=True):
+        for rows, part in zip(torch.split(target, step), torch.split(stored, step), strict=True):
             made = format.weight({WEIGHT: part}, *rows.shape)
             rows.copy_(made if isinstance(made, Tensor) else made.dequantized())
 

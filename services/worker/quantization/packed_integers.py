@@ -26,7 +26,7 @@ from penstock.services.worker.quantization.format import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.kernels.quantized_weight import QuantizedWeight
+    from penstock.kernels.quantized_weight import Kind, QuantizedWeight
 
 _WORDS = ("I32",)
 _SHAPE = ".weight_shape"
@@ -46,7 +46,7 @@ class PackedIntegers(Format, frozen=True):
 
     def _form(self, inputs: int, *, zeros: bool, ordered: bool) -> Form:
         group = inputs if self.group < 0 else min(self.group, inputs)
-        kind = "int4" if self.bits == 4 else "int8"
+        kind: Kind = "int4" if self.bits == 4 else "int8"
         if kind == "int8" and group == inputs and not zeros:
             return Form("int8", 0)
         return Form(kind, group, 1, 2, zeros, ordered)

@@ -39,7 +39,7 @@ NEAREST = {
     "bitnet": f"{_PLAIN} int4",
     "eetq": f"{_PLAIN} int8",
     "fp_quant": f"{_PLAIN} int4",
-    "gguf": f"{_PLAIN} int4 or int8",
+    "gguf": "leave quantization_config out: a GGUF file beside config.json is read for what it is",
     "higgs": f"{_PLAIN} int4",
     "hqq": f"{_PLAIN} int4",
     "mxfp4": "that is the format of mixtures of experts, which have no quantized layers here yet; "

@@ -55,7 +55,7 @@ def _halves(data: Tensor) -> Tensor:
 def _low_high(data: Tensor, run: int) -> Tensor:
     """Codes of four bits of which ``run`` low ones come ahead of as many high ones: [N, B, C] →
     uint8 [N, B, 2 C]."""
-    runs = data.unflatten(-1, (-1, run))
+    runs = data.reshape(*data.shape[:-1], -1, run)
     return torch.stack((runs & 15, runs >> 4), -2).flatten(2)
 
 
@@ -109,7 +109,7 @@ def _q5_k(blocks: Tensor) -> _Parts:
 def _scales_and_offsets(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """fp32 [N, 8 B] of Q4_K and Q5_K."""
     whole = _halves(blocks[..., :4]).float()
-    first, second, rest = blocks[..., 4:16].split(4, -1)
+    first, second, rest = torch.split(blocks[..., 4:16], 4, -1)
     scales = torch.cat((first & 63, (rest & 15) | ((first >> 2) & 48)), -1)
     minima = torch.cat((second & 63, (rest >> 4) | ((second >> 2) & 48)), -1)
     found = whole[..., :1] * scales.float(), -whole[..., 1:] * minima.float()
@@ -119,7 +119,7 @@ def _scales_and_offsets(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def _q6_k(blocks: Tensor) -> _Parts:
     low, high = blocks[..., :128], blocks[..., 128:192]
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device)
-    pairs = (high.unflatten(-1, (2, 1, 32)) >> shifts[:, None]) & 3
+    pairs = (high.reshape(*high.shape[:-1], 2, 1, 32) >> shifts[:, None]) & 3
     codes = _low_high(low, 64) | (pairs.flatten(2) << 4)
     scales = blocks[..., 192:208].contiguous().view(torch.int8).float()
     whole = _halves(blocks[..., 208:]).float()

@@ -1,8 +1,9 @@
 """Linear layers with quantized weights on a CPU: y = x Wᵀ.
 
-A few rows are multiplied by torch's kernels for packed weights, which read the codes themselves:
-those rows take as long as it takes to read the weights. More rows are multiplied with tiles of the
-weight that are dequantized one after the other. Reference: ``QuantizedWeight.dequantized``.
+int8 with a scale a row is multiplied as ``two_level_linear`` says, where the processor and torch
+have that. Else, and in int4, a few rows are multiplied by torch's kernels for packed weights, which
+read the codes themselves, more rows with tiles of the weight that are dequantized one after the
+other. Reference: ``QuantizedWeight.dequantized``.
 
 torch's kernels take int8 with one scale a row, and int4 in groups of 32 to 256 columns; they
 multiply bf16 activations (those for fp32 are not vectorized: 25 times as slow), so that a row of an
@@ -89,6 +90,9 @@ def quantized_product(x: Tensor, packed: PackedWeight) -> Tensor:
 
 def _by_tiles(x: Tensor, weight: QuantizedWeight) -> Tensor:
     outputs, width = weight.shape
+    dtype = x.dtype
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        x = x.float()  # whose products are ten times as fast there
     out = torch.empty(len(x), outputs, dtype=x.dtype)
     step, codes = max(1, _TILE // width), weight._replace(factor=None)
     for first in range(0, outputs, step):
@@ -96,4 +100,4 @@ def _by_tiles(x: Tensor, weight: QuantizedWeight) -> Tensor:
         out[:, first:last] = linear(x, codes.columns(x.dtype, first, last))
     if weight.factor is not None:
         out *= weight.factor  # in place: rounded to the type of x once more
-    return out
+    return out.to(dtype)

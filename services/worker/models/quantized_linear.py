@@ -14,11 +14,16 @@ from torch import Tensor
 
 from penstock.kernels.quantized_linear import PackedWeight, pack_quantized, quantized_product
 from penstock.kernels.quantized_weight import QuantizedWeight, joined, quantized
+from penstock.kernels.two_level_linear import (
+    TwoLevelWeight,
+    two_level_product,
+    two_level_weight,
+)
 from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.linear_specification import LinearSpecification
 from penstock.services.worker.quantization.format import WEIGHT
 
-Piece = QuantizedWeight | PackedWeight | Linear
+Piece = QuantizedWeight | PackedWeight | TwoLevelWeight | Linear
 """Some consecutive outputs; a plain part is a ``Linear`` of its own."""
 
 
@@ -61,8 +66,9 @@ class QuantizedLinear(Linear):
             own = {n.removeprefix(name): t for n, t in tensors.items() if n.startswith(ahead)}
             made = format.weight(own, outputs, specification.inputs)
             if isinstance(made, Tensor):
-                made = _plain(made.to(self.weight.dtype), name)
-            parts.append(made)
+                parts.append(_plain(made.to(self.weight.dtype), name))
+            else:
+                parts.append(made)
         self.pieces = _joined(parts)
 
     def draw(self, std: float, generator: torch.Generator) -> None:
@@ -126,13 +132,16 @@ class QuantizedLinear(Linear):
         while self.pieces:  # one plain weight at a time stands beside its codes
             piece = self.pieces.pop(0)
             if isinstance(piece, QuantizedWeight):
-                plain = piece.dequantized
-                piece = pack_quantized(piece) or _plain(plain(self.weight.dtype), "part")
+                piece = self._for_cpu(piece)
             if isinstance(piece, Linear):
                 piece.pack()
             pieces.append(piece)
         self.pieces = pieces
         self.packed = all(not isinstance(piece, Linear) or piece.packed for piece in pieces)
+
+    def _for_cpu(self, weight: QuantizedWeight) -> Piece:
+        packed = two_level_weight(weight) or pack_quantized(weight)
+        return packed or _plain(weight.dequantized(self.weight.dtype), "part")
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.device.type == "cpu":
@@ -193,6 +202,8 @@ def _joined(parts: list[Piece]) -> list[Piece]:
 def _cpu_product(piece: Piece, x: Tensor) -> Tensor:
     if isinstance(piece, PackedWeight):
         return quantized_product(x, piece)
+    if isinstance(piece, TwoLevelWeight):
+        return two_level_product(x, piece)
     if isinstance(piece, Linear):
         return piece(x)
     return torch.nn.functional.linear(x, piece.dequantized(x.dtype))

@@ -80,7 +80,7 @@ class Form(msgspec.Struct, frozen=True):
             return outputs * inputs * item_bytes
         held = self.num_bytes(outputs, inputs)
         if self.kind == "int8":
-            return held + 2 * outputs
+            return held
         # Once packed for few rows and once as read, for many.
         return held + outputs * inputs // 2 + 4 * outputs * (inputs // self.group)
 

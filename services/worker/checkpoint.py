@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.protocol.conversion import weights_command
 from penstock.protocol.model_info import BadModelFolder, read_text
-from penstock.services.worker.gguf_file import GgufFile, gguf_file
+from penstock.services.worker.gguf_file import GgufFile, gguf_file, read_gguf
 from penstock.services.worker.load_report import LoadReport, ReadProgress
 from penstock.services.worker.safetensors_file import (
     WEIGHT_TYPES,
@@ -56,7 +56,7 @@ class Checkpoint:
         elif (folder / INDEX).exists():
             self._open_shards(folder / INDEX)
         elif (path := gguf_file(folder)) is not None:
-            other = GgufFile(path)
+            other = read_gguf(path)
             self._files = dict.fromkeys(other.entries, other)
         else:
             raise BadModelFolder(f"{folder}: neither {SINGLE} nor {INDEX}; {_instead(folder)}")

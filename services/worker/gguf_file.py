@@ -8,6 +8,7 @@ Everything is checked against the file before it is used. Needs no torch.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from pathlib import Path
@@ -66,6 +67,21 @@ def gguf_file(folder: Path) -> Path | None:
         names = ", ".join(shown(path.name) for path in found)
         raise BadModelFolder(f"{folder}: several GGUF files: {names}; leave one, which is served")
     return found[0] if found else None
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """As ``GgufFile``; a header, which may hold a vocabulary, is read once as long as the file is
+    the same."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise BadModelFolder(f"{path}: {error.strerror or error}") from None
+    return _read_once(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_once(path: Path, size: int, changed: int) -> GgufFile:
+    return GgufFile(path)
 
 
 class GgufFile:

@@ -54,6 +54,7 @@ from penstock.services.worker.pooling_tasks import (
     token_ids,
 )
 from penstock.services.worker.prompt_sums import PromptSums
+from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.step_profile import run_once
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def _load(
     pooling = read_pooling(info, config.model)
     headless = not pooling.generates and not pooling.is_judge
     model = make_model(config, info, dtype, device, progress, loaded, headless=headless)
+    leave_codes(model, without)
     judged = judge_of(model, info, pooling) if pooling.is_judge else None
     kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
     if not pooling.tasks and not without:
@@ -150,6 +152,7 @@ def _load(
         if ahead is not None:
             ahead.complete()
             executor.summary += f"; {ahead.summary}" if ahead.summary else ""
+    executor.summary += words_of_weights(config, info)
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, judged, random=random)
@@ -157,6 +160,24 @@ def _load(
         account = in_use(account, CudaMemory(device))
     executor.account = account
     return executor
+
+
+def leave_codes(model: CausalModel, without: str) -> None:
+    """Make quantized weights plain on a GPU where no kernel of ours can multiply them; without: why
+    there are to be none."""
+    from penstock.services.worker.gpu.triton_trial import why_no_kernels
+
+    if not isinstance(model, Decoder) or model.device.type == "cpu" or not model.quantized:
+        return
+    if reason := without or why_no_kernels(model.device):
+        _log.warning("quantized weights become plain, which takes more memory: %s", reason)
+        model.make_plain()
+
+
+def words_of_weights(config: Config, info: ModelInfo) -> str:
+    """What quantized weights are, for the log."""
+    quantization = read_quantization(info, config.model.quantization)
+    return "" if quantization is None else f"; weights: {quantization.title}"
 
 
 def judge_of(model: CausalModel, info: ModelInfo, pooling: Pooling) -> Layer:

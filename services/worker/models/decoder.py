@@ -180,6 +180,11 @@ class Decoder:
     def quantized(self) -> bool:
         return any(linear.quantized for linear in self._linears())
 
+    def make_plain(self) -> None:
+        """Make plain weights of quantized ones, one linear layer after the other."""
+        for linear in self._linears():
+            linear.make_plain()
+
     @property
     def weight_bytes(self) -> int:
         """Of all weights, linear layers in the forms that they have now."""

@@ -93,6 +93,9 @@ class Linear:
                 order = outputs.to(tensor.device)
                 tensor[: len(outputs)] = tensor.index_select(0, order)
 
+    def make_plain(self) -> None:
+        """Leave codes for a plain weight, where it is quantized."""
+
     def pack(self) -> None:
         """Bring the weight into the layout in which this CPU is fastest, where it has one."""
         packed = packed_weight(self.weight)

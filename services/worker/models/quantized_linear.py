@@ -124,6 +124,11 @@ class QuantizedLinear(Linear):
             else:
                 raise ValueError("a packed weight is not reordered any more")
 
+    def make_plain(self) -> None:
+        for place, piece in enumerate(self.pieces):
+            if isinstance(piece, QuantizedWeight):
+                self.pieces[place] = _plain(piece.dequantized(self.weight.dtype), "part")
+
     def pack(self) -> None:
         """For a CPU: what its kernels take is packed, all else becomes plain."""
         if self.device.type != "cpu":

@@ -10,7 +10,8 @@ from typing import Any
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.quantization.quantization import Pattern
 
-_LONGEST_REGEX = 512
+_LONGEST_REGEX = 2048
+_MOST_REPEATS = 4
 _MOST_NAMES = 100_000
 _LARGEST_GROUP = 65_536
 
@@ -114,9 +115,15 @@ class QuantizationConfig:
         return QuantizationConfig(value, self._path, f"{self._where}.{key}")
 
     def regex(self, text: str) -> Pattern:
+        """A regular expression that no name takes long to be matched with."""
+        bare = re.sub(r"\\.", "", text)
+        repeats = len(re.findall(r"[*+{]", bare))
+        if len(text) > _LONGEST_REGEX or repeats > _MOST_REPEATS or re.search(r"\)[*+{]", bare):
+            raise self.error(
+                f"{text!r:.80}: a regular expression with repeated groups or more than "
+                f"{_MOST_REPEATS} repeats may take forever, and is not matched"
+            )
         try:
-            if len(text) > _LONGEST_REGEX:
-                raise self.error(f"a regular expression of {len(text)} characters")
             re.compile(text)
         except re.error as failure:
             raise self.error(f"{text!r} is no regular expression: {failure}") from None

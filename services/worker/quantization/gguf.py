@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
-from penstock.services.worker.gguf_file import BLOCKS, GgufFile
+from penstock.services.worker.gguf_file import BLOCKS, read_gguf
 from penstock.services.worker.quantization.format import WEIGHT, Form, Format, StoredTensor
 from penstock.services.worker.quantization.quantization import Quantization
 from penstock.services.worker.safetensors_file import WEIGHT_TYPES
@@ -76,7 +76,7 @@ class GgufFormat(Format, frozen=True):
 
 def gguf_quantization(path: Path, info: ModelInfo) -> Quantization:
     """Raises ``BadModelFolder``."""
-    file = GgufFile(path)
+    file = read_gguf(path)
     paired = file.architecture == _PAIRED
     heads = {}
     if paired:

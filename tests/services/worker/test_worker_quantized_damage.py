@@ -243,6 +243,10 @@ NOT_READ: dict[str, tuple[Any, str]] = {
         compressed(4, 32).config | {"ignore": ["re:("]},
         "no regular expression",
     ),
+    "an expression that may take forever": (
+        compressed(4, 32).config | {"ignore": ["re:(.*a)*b"]},
+        "repeated groups or more than 4 repeats may take forever",
+    ),
     "names that are numbers": (compressed(4, 32).config | {"ignore": [3]}, "a list of names"),
 }
 

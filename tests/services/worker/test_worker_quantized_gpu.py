@@ -66,6 +66,18 @@ def test_tokens_are_those_of_the_dequantized_weights(
     assert PlanDriver(executor, 1).run(prompts, count) == wanted
 
 
+def test_without_kernels_weights_become_plain(tiny_folder: Folder, tmp_path: Path) -> None:
+    writer, plain_names = CASES["plain keys beside int4"]
+    quantized, plain = write_twins(tiny_folder("llama3-wide"), tmp_path, writer, plain_names)
+    model, other = load(quantized), load(plain)
+    before = model.weight_bytes
+    model.make_plain()
+    assert model.weight_bytes == other.weight_bytes > 2 * before
+    ours, theirs = (each.weights.layers[0].linears.qkv for each in (model, other))
+    x = torch.randn(3, 128).to(DEVICE)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+
+
 def test_kernels_that_read_plain_weights_are_not_used(tiny_folder: Folder) -> None:
     weights = in_form(load(tiny_folder("llama3-wide"), online="int8")).weights
     assert most_fused_rows(weights.layers) == 0

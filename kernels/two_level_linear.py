@@ -21,6 +21,7 @@ with AVX2, one thread, beside fp32 packed by oneDNN and torch's ``_weight_int8pa
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any, NamedTuple
 
@@ -40,21 +41,20 @@ _MOST_ERROR = 1e-3
 
 class TwoLevelWeight(NamedTuple):
     handle: Any
-    """The library's own copy of the codes."""
-    factor: Tensor
-    """fp32 [N]."""
+    """The library's own copy of the codes, with the factors of their rows."""
+    outputs: int
     inputs: int
     order: Tensor | None
     """As in ``QuantizedWeight``."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self.factor), self.inputs
+        return self.outputs, self.inputs
 
     @property
     def num_bytes(self) -> int:
         order = 0 if self.order is None else self.order.nbytes
-        return len(self.factor) * self.inputs + self.factor.nbytes + order
+        return self.outputs * (self.inputs + 4) + order
 
 
 def two_level_weight(weight: QuantizedWeight) -> TwoLevelWeight | None:
@@ -67,20 +67,23 @@ def two_level_weight(weight: QuantizedWeight) -> TwoLevelWeight | None:
     if factor is None:
         factor = torch.ones(outputs, dtype=torch.float32)
     try:
-        made = TwoLevelWeight(_handle(weight.codes), factor, inputs, weight.order)
+        made = TwoLevelWeight(_handle(weight.codes, factor), outputs, inputs, weight.order)
         return made if _agrees(made, weight) else None
     except (AttributeError, RuntimeError, NotImplementedError):
         return None
 
 
-def _handle(codes: Tensor) -> Any:
+def _handle(codes: Tensor, factor: Tensor) -> Any:
     """Raises what torch raises where it has no FBGEMM, or none for this processor."""
     engine = torch.backends.quantized.engine
     with warnings.catch_warnings(), torch.inference_mode(False):
         warnings.simplefilter("ignore")  # says that quantized tensors will go
         try:
             torch.backends.quantized.engine = "fbgemm"
-            quantized = torch._make_per_tensor_quantized_tensor(codes.clone(), 1.0, 0)
+            zeros = torch.zeros(len(codes), dtype=torch.int64)
+            quantized = torch._make_per_channel_quantized_tensor(
+                codes.clone(), factor.double(), zeros, 0
+            )
             return torch.ops.quantized.linear_prepack(quantized, None)
         finally:
             torch.backends.quantized.engine = engine
@@ -110,15 +113,23 @@ def two_level_product(x: Tensor, weight: TwoLevelWeight) -> Tensor:
 
 def _product(x: Tensor, weight: TwoLevelWeight) -> Tensor:
     count = len(x)
-    scale = x.abs().amax(1, keepdim=True).float().clamp_(min=1e-30).div_(_MOST)
+    span = torch.linalg.vector_norm(x, torch.inf, 1, True, dtype=torch.float32)
+    scale = span.clamp_(min=1e-30).div_(_MOST)
     given = torch.empty(2 * count + 1, x.shape[1], dtype=torch.float32)
-    high, low, last = given[:count], given[count : 2 * count], given[2 * count]
+    high, low = given[:count], given[count : 2 * count]
     torch.div(x, scale, out=low)
     torch.round(low, out=high)
     low.sub_(high).mul_(_STEPS).round_()
+    given[2 * count] = _limits(x.shape[1])
     given.nan_to_num_(0.0, 0.0, 0.0)  # else another row's company would change the library's scale
-    last.zero_()
-    last[0], last[1] = -_MOST - 1, _MOST
     both: Tensor = torch.ops.quantized.linear_dynamic(given, weight.handle, True)
     product = torch.add(both[:count], both[count : 2 * count], alpha=1 / _STEPS)
-    return product.mul_(scale).mul_(weight.factor).to(x.dtype)
+    return product.mul_(scale).to(x.dtype)
+
+
+@functools.cache
+def _limits(inputs: int) -> Tensor:
+    """A row whose lowest and highest number are those that the library shall find."""
+    row = torch.zeros(inputs)
+    row[0], row[1] = -_MOST - 1, _MOST
+    return row

@@ -76,7 +76,7 @@ def test_other_weights_are_left_to_other_products() -> None:
 
 
 def test_where_torch_has_it_no_more_the_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(codes: torch.Tensor) -> None:
+    def gone(codes: torch.Tensor, factor: torch.Tensor) -> None:
         raise AttributeError("linear_prepack")
 
     monkeypatch.setattr(two_level_linear, "_handle", gone)
@@ -88,5 +88,5 @@ def test_a_library_that_computes_something_else_is_not_used(
 ) -> None:
     other = two_level_weight(WEIGHT._replace(codes=-WEIGHT.codes))
     assert other is not None
-    monkeypatch.setattr(two_level_linear, "_handle", lambda codes: other.handle)
+    monkeypatch.setattr(two_level_linear, "_handle", lambda codes, factor: other.handle)
     assert two_level_weight(WEIGHT) is None

@@ -74,6 +74,8 @@ PRESETS: dict[str, Preset] = {
 }  # fmt: skip
 
 
+IN_14_BITS = ("W8A16", "W8A8")
+"""A CPU multiplies them with activations of so many."""
 IN_BF16 = ("NVFP4A16",)
 """The library dequantizes them in bf16, and so rounds what ours does not: weights by 0.14 %."""
 
@@ -129,7 +131,9 @@ def test_logits_are_those_of_the_librarys_own_dequantized_weights(
     writer = library_writer(PRESETS[name])
     quantized, plain = write_twins(tiny_folder("llama3-wide"), tmp_path, writer)
     ours, theirs = our_logits(quantized), our_logits(plain)
-    if name in IN_BF16:
+    if name in IN_14_BITS:
+        assert float((ours - theirs).norm() / theirs.norm()) < 2e-3
+    elif name in IN_BF16:
         assert float((ours - theirs).norm() / theirs.norm()) < 2e-2
     else:
         torch.testing.assert_close(ours, theirs, rtol=5e-4, atol=5e-4)

@@ -35,6 +35,14 @@ Folder = Callable[[str], Path]
 WIDE = "llama3-wide"
 
 
+def assert_alike(ours: torch.Tensor, theirs: torch.Tensor, *, whole_numbers: bool) -> None:
+    """whole_numbers: whether products are of these, with activations of 14 bits."""
+    if whole_numbers:
+        assert float((ours - theirs).norm() / theirs.norm()) < 2e-3
+    else:
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4)
+
+
 def twins(tiny_folder: Folder, folder: Path, writer: Writer, variant: str = WIDE) -> Twins:
     return write_twins(tiny_folder(variant), folder, writer)
 
@@ -44,7 +52,7 @@ def test_logits_are_those_of_the_dequantized_weights(
     name: str, tiny_folder: Folder, tmp_path: Path
 ) -> None:
     quantized, plain = twins(tiny_folder, tmp_path, WRITERS[name])
-    torch.testing.assert_close(our_logits(quantized), our_logits(plain), rtol=2e-4, atol=2e-4)
+    assert_alike(our_logits(quantized), our_logits(plain), whole_numbers=name == "packed-8-rows")
 
 
 def test_parts_that_are_stored_otherwise_are_computed_beside_the_others(

@@ -211,7 +211,7 @@ def quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, ou
     _quantized_kernel[grid](
         x, codes, scales, weight.zeros, weight.factor, weight.order, weight.offsets, bias, out,
         rows, outputs, groups_stride, x.stride(0), out.stride(0), *constants,
-        num_warps=4 if few else 8, launch_pdl=EARLY,
+        num_warps=4 if few else 8, num_stages=3 if constants.even else 2, launch_pdl=EARLY,
     )  # fmt: skip
 
 

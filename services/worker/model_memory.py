@@ -25,6 +25,7 @@ from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense_form import DenseModel
 from penstock.services.worker.placement import placement
 from penstock.services.worker.plain_memory import later_plain_parts, plain_parts
+from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.step_profile import run_all_rows, run_once
 
 CPU_PROFILE_TOKENS = 512
@@ -43,6 +44,7 @@ class ModelMemory:
         model = subject.model
         self._subject, self._model, self._config = subject, model, config
         self._item = model.dtype.itemsize
+        self._quantization = read_quantization(info, config.model.quantization)
         self.block_bytes = subject.block_bytes(config.cache.block_size)
         if isinstance(model, Decoder):
             self._shape = shape_of(model.specification)
@@ -115,9 +117,9 @@ class ModelMemory:
         return min(self._full.max_num_batched_tokens, self._full.max_model_len)
 
     def _weights(self, num_bytes: int) -> MemoryPart:
-        model, dtype = self._model, dtype_name(self._model.dtype)
-        if isinstance(model, Decoder) and model.quantized:
-            dtype += ", quantized"
+        dtype = dtype_name(self._model.dtype)
+        if self._quantization is not None:
+            dtype += f", quantized ({self._quantization.title})"
         return weights_part(self._shape.parameters, num_bytes, dtype)
 
     def _profiled(self, tokens: int, seqs: int) -> EngineSizes:

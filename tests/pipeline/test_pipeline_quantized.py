@@ -22,7 +22,7 @@ def test_answers_come_from_rounded_weights_and_the_log_says_so(tmp_path: Path) -
             assert status == 200, answer
             assert answer["usage"]["completion_tokens"] == 8
             chosen[kind] = answer["choices"][0]["logprobs"]["token_logprobs"][0]
-            said = "weights: int8, quantized while it is read" in server.output
+            said = "in float32, quantized (int8, quantized while it is read)" in server.output
             assert said == (kind == "int8")
     assert chosen["none"] != chosen["int8"]
     assert abs(chosen["none"] - chosen["int8"]) < 0.2

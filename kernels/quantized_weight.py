@@ -117,6 +117,42 @@ class QuantizedWeight(NamedTuple):
             factor = torch.ones(self.shape[0], dtype=torch.float32, device=self.codes.device)
         return self._replace(factor=factor * number)
 
+    def part(self, outputs: range, inputs: range) -> QuantizedWeight:
+        """Some consecutive outputs and inputs, as one of several has them that share the weight.
+
+        Raises ``ValueError`` for inputs that are no whole groups, or of which groups have some
+        alone (``order``).
+        """
+        width = self.shape[1]
+        rows = self.reordered(torch.arange(outputs.start, outputs.stop))
+        if inputs == range(width):
+            return rows
+        first, last = inputs.start, inputs.stop
+        whole = self.scales is self.zeros is self.offsets is None
+        ends = (first % self.group, 0 if last == width else last % self.group)
+        if self.order is not None or (any(ends) and not whole):
+            raise ValueError(f"inputs {first} to {last} of {width} are no whole groups")
+        groups = slice(first // self.group, -(-last // self.group))
+
+        def of_groups(values: Tensor | None) -> Tensor | None:
+            if values is None:
+                return None
+            return _bytes(values)[groups].contiguous().view(values.dtype)
+
+        codes = _bytes(rows.codes)
+        if self.half_bytes:
+            both = torch.cat((codes & 15, codes >> 4), 1)
+            codes = in_half_bytes(both[:, first:last])
+        else:
+            codes = codes[:, first:last].contiguous()
+        return rows._replace(
+            codes=codes.view(self.codes.dtype),
+            group=min(self.group, last - first) if whole else self.group,
+            scales=of_groups(rows.scales),
+            zeros=of_groups(rows.zeros),
+            offsets=of_groups(rows.offsets),
+        )
+
     def reordered(self, rows: Tensor) -> QuantizedWeight:
         """A weight of these rows, int64 [M], in their order."""
         rows = rows.to(self.codes.device)
@@ -128,6 +164,11 @@ class QuantizedWeight(NamedTuple):
             factor=None if self.factor is None else self.factor[rows],
             offsets=None if self.offsets is None else _at(self.offsets, rows),
         )
+
+
+def _bytes(values: Tensor) -> Tensor:
+    """8-bit floats as what torch has all operations for; others as they are."""
+    return values.view(torch.uint8) if values.dtype == torch.float8_e4m3fn else values
 
 
 def _rows_of(codes: Tensor, rows: Tensor) -> Tensor:

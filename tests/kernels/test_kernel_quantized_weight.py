@@ -66,6 +66,22 @@ def test_rows_may_be_taken_reordered_and_multiplied(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_part_has_the_numbers_of_the_whole(kind: str) -> None:
+    weight = WEIGHTS[kind]
+    whole = weight.dequantized()
+    assert torch.equal(weight.part(range(5, 40), range(192)).dequantized(), whole[5:40])
+    if weight.order is not None or (weight.group > 96 and weight.scales is not None):
+        with pytest.raises(ValueError, match="inputs 96 to 192 of 192 are no whole groups"):
+            weight.part(range(48), range(96, 192))
+        return
+    size = 64 if weight.group == 64 else 96
+    for first in range(0, 192, size):
+        part = weight.part(range(16, 48), range(first, first + size))
+        assert part.shape == (32, size)
+        assert torch.equal(part.dequantized(), whole[16:48, first : first + size])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_weights_that_are_alike_are_one_below_the_other(kind: str) -> None:
     """Blocks of rows that do not end with a part are spread over its rows."""
     first, second = WEIGHTS[kind], WEIGHTS[kind].multiplied(3.0)

@@ -1,8 +1,9 @@
-"""A checkpoint folder: ``model.safetensors``, or shards named by ``model.safetensors.index.json``.
+"""A checkpoint folder: ``model.safetensors``, shards named by ``model.safetensors.index.json``, or
+one GGUF file.
 
 The headers of all files are read and compared with what the model expects before any memory is
 taken, and everything that is wrong is named at once; what the files alone show, before torch is
-imported. Only the safetensors format is read: nothing in a checkpoint is ever executed.
+imported. No other format is read: nothing in a checkpoint is ever executed.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ INT4_ZERO = 8
 """The zero of ``int4`` where a weight has no zeros."""
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 """Shares of a group's range that ``quantized`` tries for int4."""
+_LEAST = 1e-30
+"""Groups of smaller numbers become zeros."""
 _PIECE = 1 << 22
 """Numbers that are quantized at once."""
 
@@ -67,6 +69,12 @@ class QuantizedWeight(NamedTuple):
             self.codes, self.scales, self.zeros, self.factor, self.order, self.offsets,
         )  # fmt: skip
         return sum(each.nbytes for each in tensors if each is not None)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all that codes are multiplied with, and what is added, is."""
+        tensors = (self.scales, self.factor, self.offsets)
+        return all(bool(each.float().isfinite().all()) for each in tensors if each is not None)
 
     def columns(self, dtype: torch.dtype, first: int = 0, last: int | None = None) -> Tensor:
         """Rows ``first`` to ``last`` of the weight, its columns in the order of the codes. Computed
@@ -261,7 +269,8 @@ def quantized(weight: Tensor, kind: Kind, group: int = 0) -> QuantizedWeight:
     """A weight [N, K] of any float type, rounded; group: columns of a scale, 0: one scale a row.
 
     int8, fp8: the largest number of a row is the largest code. int4: of six ranges, from all that a
-    group spans to three quarters of it, the one with the least squared error; scales are bf16.
+    group spans to three quarters of it, the one with the least squared error; scales are bf16, and
+    negative where a group's farthest number is positive.
     """
     parts = [
         _quantized_rows(rows.float(), kind, group)
@@ -292,10 +301,12 @@ def _quantized_rows(weight: Tensor, kind: Kind, group: int) -> QuantizedWeight:
 
 def _best_int4(groups: Tensor) -> tuple[Tensor, Tensor]:
     """Codes, uint8 of the shape of ``groups`` [N, G, group], and scales, bf16 [N, G]."""
-    span = groups.abs().amax(-1) / 7.0
+    # The number that is farthest from 0 gets the code -8, of which there is no positive twin.
+    farthest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
+    span = torch.where(farthest.abs() < _LEAST, 1.0, farthest / -8.0)
     best: tuple[Tensor, Tensor, Tensor] | None = None
     for share in _SHRINK:
-        scale = (span * share).clamp_min(1e-12).to(torch.bfloat16)
+        scale = (span * share).to(torch.bfloat16)
         wide = scale.float()[..., None]
         codes = (groups / wide).round_().clamp_(-8, 7)
         error = (codes * wide - groups).square_().sum(-1)

@@ -91,7 +91,10 @@ class QuantizedReader:
         step = max(1, _PIECE // target.shape[1])
         for rows, part in zip(torch.split(target, step), torch.split(stored, step), strict=True):
             made = format.weight({WEIGHT: part}, *rows.shape)
-            rows.copy_(made if isinstance(made, Tensor) else made.dequantized())
+            values = made if isinstance(made, Tensor) else made.dequantized()
+            if not bool(values.isfinite().all()):
+                raise self._damaged([self._checkpoint.place(name)])
+            rows.copy_(values)
 
     def _layers(self) -> Iterator[_LayerTensors]:
         weights = self._weights
@@ -129,8 +132,11 @@ class QuantizedReader:
         self._refuse_nan(tensors)
         for prefix, linear in layer.linears:
             names = linear.specification.stored_tensors(prefix)
+            own_names = [name for name in names if name in tensors]
             own = {n.removeprefix(prefix): tensors.pop(n) for n in names if n in tensors}
             linear.take(own)
+            if not linear.is_finite:  # scales that lie among codes, as in GGUF
+                raise self._damaged([self._checkpoint.place(name) for name in own_names])
 
     def _load(self, targets: Mapping[str, Tensor], may_be_zero: Callable[[str], bool]) -> None:
         report = self._checkpoint.load(
@@ -148,7 +154,10 @@ class QuantizedReader:
             and bool(((tensor.view(torch.uint8) & _NAN_CODE) == _NAN_CODE).any())
         ]
         if wrong:
-            raise BadModelFolder(
-                f"{self._checkpoint.folder}: tensors with values that are NaN: {listed(wrong)}; "
-                "the files are damaged: fetch them again"
-            )
+            raise self._damaged(wrong)
+
+    def _damaged(self, places: list[str]) -> BadModelFolder:
+        return BadModelFolder(
+            f"{self._checkpoint.folder}: tensors with values that are NaN or infinite: "
+            f"{listed(places)}; the files are damaged: fetch them again"
+        )

@@ -104,9 +104,9 @@ def test_what_differs_is_not_joined() -> None:
     assert joined((int4, wide)) is None
 
 
-@pytest.mark.parametrize(("kind", "most"), [("int8", 0.008), ("fp8", 0.03), ("int4", 0.095)])
+@pytest.mark.parametrize(("kind", "most"), [("int8", 0.008), ("fp8", 0.03), ("int4", 0.085)])
 def test_a_weight_is_rounded_by_no_more_than_its_codes_allow(kind: str, most: float) -> None:
-    """int4: with the best range of a group, 0.117 where it is always the whole one."""
+    """int4: with the best range of a group; 0.097 with the whole one to either side."""
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
     made = quantized(weight, kind, 32 if kind == "int4" else 0)  # type: ignore[arg-type]
     assert float((made.dequantized() - weight).norm() / weight.norm()) < most

@@ -71,6 +71,12 @@ class QuantizedLinear(Linear):
                 parts.append(made)
         self.pieces = _joined(parts)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether scales are, before they are packed."""
+        coded = [piece for piece in self.pieces if isinstance(piece, QuantizedWeight)]
+        return all(piece.is_finite for piece in coded)
+
     def draw(self, std: float, generator: torch.Generator) -> None:
         """Make a random weight, in the form that a checkpoint's would have."""
         specification, tensors = self.specification, {}

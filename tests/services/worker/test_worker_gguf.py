@@ -223,6 +223,26 @@ def test_a_missing_tensor_is_named_as_in_other_files(
         load_model(read_model_info(path.parent), torch.float32, torch.device("cpu"), print)
 
 
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        ("blk.1.ffn_up.weight", r"1\.mlp\.up_proj\.weight'"),
+        ("token_embd.weight", r"model\.embed_tokens\.weight'"),
+    ],
+)
+def test_a_scale_among_codes_that_is_nan_is_found(
+    stored: str, name: str, file: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(file.parent, tmp_path / "model")
+    path = tmp_path / "model" / "tiny.gguf"
+    data = bytearray(path.read_bytes())
+    begin = GgufFile(path).entries[name_of(stored)].begin
+    data[begin + 34 : begin + 36] = b"\xff\x7f"  # the scale of the second block
+    path.write_bytes(data)
+    with pytest.raises(BadModelFolder, match=f"that are NaN or infinite: .*{name}"):
+        load_model(read_model_info(path.parent), torch.float32, torch.device("cpu"), print)
+
+
 def test_several_files_are_one_too_many_and_none_is_rounded_again(
     file: Path, tmp_path: Path
 ) -> None:

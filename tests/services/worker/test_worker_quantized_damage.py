@@ -162,7 +162,7 @@ def test_codes_that_are_nan_are_found_while_they_are_read(
 ) -> None:
     folder = damaged(quantized("fp8-block"), tmp_path / "model", nan_code)
     with pytest.raises(
-        BadModelFolder, match=r"values that are NaN: .*1\.self_attn\.o_proj\.weight'"
+        BadModelFolder, match=r"values that are NaN or infinite: .*1\.self_attn\.o_proj\.weight'"
     ):
         load(folder)
 

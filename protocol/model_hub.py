@@ -167,7 +167,7 @@ def _check_formats(name: str, files: Iterable[str]) -> None:
         whole = re.sub(r"-gguf$", "", name, flags=re.IGNORECASE)
         use = f"for instance {whole}" if whole != name else "usually named without GGUF"
         raise BadModelFolder(
-            f"{name}: holds GGUF files, which are not supported; use the repository with the "
+            f"{name}: holds GGUF files, which are not downloaded; use the repository with the "
             f"model's safetensors, {use}"
         )
     raise BadModelFolder(

@@ -211,14 +211,16 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def no_gguf(root: Path) -> None:
-    """Raises ``BadModelFolder`` for a GGUF file, and for a folder that has nothing else."""
+    """Raises ``BadModelFolder`` for a GGUF file as a model, and for a folder that has nothing
+    else."""
     files = [root] if root.suffix == ".gguf" else []
     if root.is_dir() and not (root / "config.json").exists():
         files = sorted(root.glob("*.gguf"))
     if files:
         raise BadModelFolder(
-            f"{files[0]}: GGUF files are not supported; use the folder, or the repository on the "
-            "Hugging Face hub, with the model's config.json and safetensors"
+            f"{files[0]}: a GGUF file alone is not served; put config.json and tokenizer of the "
+            "model that it was made from beside it and give the folder, or use the repository on "
+            "the Hugging Face hub with the model's safetensors"
         )
 
 

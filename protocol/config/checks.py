@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.protocol.config.api_keys import read_api_keys
-from penstock.protocol.config.fields import ClusterConfig, Config
+from penstock.protocol.config.division import contradictions_of_division
+from penstock.protocol.config.fields import Config
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import contradictions_of_several
 from penstock.protocol.config.server_fields import ServerConfig
@@ -114,6 +115,8 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
             f"--gpu-memory-utilization {cache.gpu_memory_utilization} has no meaning with "
             f"--device {device.device}; use --kv-cache-memory-bytes or --num-kv-blocks"
         )
+    if device.device == "cpu" and model.quantization == "fp8":
+        yield "--quantization fp8 with --device cpu: CPUs do not multiply FP8; use int8"
     if device.device == "cpu" and _given(config, sources, "compress_weights"):
         yield (
             f"--compress-weights {config.loading.compress_weights} has no meaning with --device "
@@ -130,6 +133,7 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
         for group, name in (
             (device, "threads"),
             (model, "model_impl"),
+            (model, "quantization"),
             (config.loading, "load_format"),
             (config.loading, "compress_weights"),
             (cache, "kv_cache_memory_bytes"),
@@ -370,31 +374,4 @@ def _model(config: Config, sources: Provenance, info: ModelInfo | None) -> Itera
         )
     told = sources["device"].origin not in {"default", "derived"}  # a tokenizer has no device
     if info is not None and told and config.device.device != "null":
-        yield from _division(config.cluster, info)
-
-
-def _division(cluster: ClusterConfig, info: ModelInfo) -> Iterator[str]:
-    """What ``config.json`` alone shows; the worker knows more of its families."""
-    layers = info.config.get("num_hidden_layers")
-    if type(layers) is int and cluster.pipeline_parallel_size > layers > 0:
-        yield (
-            f"--pipeline-parallel-size {cluster.pipeline_parallel_size}: the model has {layers} "
-            f"layers; at most {layers} stages work"
-        )
-    heads = info.config.get("num_attention_heads")
-    kv_heads = info.config.get("num_key_value_heads") or heads
-    if type(heads) is not int or type(kv_heads) is not int or not heads >= kv_heads > 0:
-        return
-    width = info.config.get("intermediate_size")
-
-    def divides(size: int) -> bool:
-        columns = width if type(width) is int else 0
-        shared = not kv_heads % size or not size % kv_heads
-        return not heads % size and shared and not columns % size
-
-    if not divides(size := cluster.tensor_parallel_size):
-        sizes = ", ".join(str(each) for each in range(1, heads + 1) if divides(each))
-        yield (
-            f"--tensor-parallel-size {size} does not divide the model's {heads} attention heads, "
-            f"{kv_heads} KV heads and MLP of {width} columns; sizes that work: {sizes}"
-        )
+        yield from contradictions_of_division(config.cluster, info)

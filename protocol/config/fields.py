@@ -45,6 +45,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "float32 on a CPU that is slow in bfloat16."
         ),
     ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8", "int4", "fp8"],
+        Meta(
+            description="Round plain weights while they are read, to take less memory and to be "
+            "read faster; none keeps them. A checkpoint that is quantized already needs no flag."
+        ),
+    ] = "none"
     model_impl: Annotated[
         Literal["auto", "native", "transformers"],
         Meta(

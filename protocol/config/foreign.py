@@ -31,6 +31,8 @@ _RENAMED = {
     "page_size": "block_size",
     "pp": "pipeline_parallel_size",
     "pp_size": "pipeline_parallel_size",
+    "q": "quantization",
+    "quantize": "quantization",
     "random_seed": "seed",
     "schedule_policy": "scheduling_policy",
     "ssl_certfile": "tls_cert",
@@ -47,10 +49,7 @@ _NO_EXPERTS = (
     "not supported yet: a model is divided by --tensor-parallel-size and --pipeline-parallel-size"
 )
 _EXECUTOR = "leave it out: `penstock serve` starts a worker for each device"
-_NO_QUANTIZATION = (
-    "not supported yet: weights are float32, bfloat16 or float16, as --dtype says; on Hopper GPUs "
-    "--compress-weights stores bfloat16 without loss in less memory"
-)
+_NO_TORCHAO = "not supported yet: torchao; --quantization int8, int4 or fp8 rounds plain weights"
 _NO_LORA = "not supported yet: LoRA adapters; merge the adapter into the checkpoint"
 _NO_SPECULATION = "not supported yet: speculative decoding"
 _NO_KV_DTYPE = "not supported yet: KV memory has the model's dtype"
@@ -119,9 +118,6 @@ _EXPLAINED = {
     "num_speculative_tokens": _NO_SPECULATION,
     "otlp_traces_endpoint": "not supported yet: OpenTelemetry; `penstock trace` records a timeline",
     "override_generation_config": "edit generation_config.json in a copy of the model's folder",
-    "q": _NO_QUANTIZATION,
-    "quantization": _NO_QUANTIZATION,
-    "quantize": _NO_QUANTIZATION,
     "revision": _REVISION,
     "runner": "use --task, which is generate, embed, score or classify",
     "sampling_backend": _CHOSEN,
@@ -135,7 +131,7 @@ _EXPLAINED = {
     "tokenizer_mode": _FOLDER,
     "tokenizer_path": _FOLDER,
     "tokenizer_revision": _REVISION,
-    "torchao_config": _NO_QUANTIZATION,
+    "torchao_config": _NO_TORCHAO,
     "trust_remote_code": _NO_CODE,
     "watchdog_timeout": "leave it out: a process that hangs is always found and replaced",
 }

@@ -9,6 +9,8 @@ from penstock.protocol.model_info import BadModelFolder, ModelInfo
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """The types that a model may be computed in."""
+_NUMBERS_OF_A_BYTE = 2
+"""At most, of quantized weights: some formats become plain ones on a CPU."""
 _WEIGHTS_SHARE = 0.5
 """Of the memory that is free: what weights in float32 may take where bfloat16 would do."""
 
@@ -32,7 +34,10 @@ def computed_type(info: ModelInfo, cpu: Machine | None = None) -> str:
     if cpu is None or name == "float32":
         return name
     room = _WEIGHTS_SHARE * cpu.free_bytes
-    wide = _stored_bytes(info.folder) * ITEM_BYTES["float32"] // ITEM_BYTES[name]
+    stored = _stored_bytes(info.folder)
+    if info.config.get("quantization_config"):
+        stored *= _NUMBERS_OF_A_BYTE * ITEM_BYTES[name]
+    wide = stored * ITEM_BYTES["float32"] // ITEM_BYTES[name]
     return "bfloat16" if cpu.multiplies_bf16 or wide > room else "float32"
 
 
@@ -46,4 +51,5 @@ def reason_for(chosen: str, stored: str) -> str:
 
 
 def _stored_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    paths = [path for ending in ("safetensors", "gguf") for path in folder.glob(f"*.{ending}")]
+    return sum(path.stat().st_size for path in paths)

@@ -1,8 +1,9 @@
-"""A checkpoint folder: ``model.safetensors``, or shards named by ``model.safetensors.index.json``.
+"""A checkpoint folder: ``model.safetensors``, shards named by ``model.safetensors.index.json``, or
+one GGUF file.
 
 The headers of all files are read and compared with what the model expects before any memory is
 taken, and everything that is wrong is named at once; what the files alone show, before torch is
-imported. Only the safetensors format is read: nothing in a checkpoint is ever executed.
+imported. No other format is read: nothing in a checkpoint is ever executed.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock.protocol.conversion import weights_command
 from penstock.protocol.model_info import BadModelFolder, read_text
-from penstock.services.worker.load_report import LoadReport
+from penstock.services.worker.gguf_file import GgufFile, gguf_file, read_gguf
+from penstock.services.worker.load_report import LoadReport, ReadProgress
 from penstock.services.worker.safetensors_file import (
-    ITEM_BYTES,
+    WEIGHT_TYPES,
     SafetensorsFile,
+    TensorEntry,
     listed,
     shown,
     unique_keys,
@@ -27,6 +31,7 @@ from penstock.services.worker.safetensors_file import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.services.worker.quantization.format import StoredTensor
     from penstock.services.worker.weight_reading import PinnedBuffers, StoredSlice, TensorRead
 
 SINGLE = "model.safetensors"
@@ -45,13 +50,16 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         """Read every header. Raises ``BadModelFolder``."""
         self.folder = folder
-        self._files: dict[str, SafetensorsFile] = {}
+        self._files: dict[str, SafetensorsFile | GgufFile] = {}
         """File of each tensor, by the tensor's name."""
         if (folder / SINGLE).exists():
             file = SafetensorsFile(folder / SINGLE)
             self._files = dict.fromkeys(file.entries, file)
         elif (folder / INDEX).exists():
             self._open_shards(folder / INDEX)
+        elif (path := gguf_file(folder)) is not None:
+            other = read_gguf(path)
+            self._files = dict.fromkeys(other.entries, other)
         else:
             raise BadModelFolder(f"{folder}: neither {SINGLE} nor {INDEX}; {_instead(folder)}")
 
@@ -64,6 +72,26 @@ class Checkpoint:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of every tensor, by its name."""
         return {name: file.entries[name].shape for name, file in self._files.items()}
+
+    def entry(self, name: str) -> TensorEntry:
+        """Of a tensor that is there."""
+        return self._files[name].entries[name]
+
+    def place(self, name: str) -> str:
+        """A tensor that is there, for errors."""
+        return f"{shown(name)} in {self._files[name].path.name}"
+
+    def read(self, name: str) -> Tensor:
+        """A small tensor, in memory of its own. Raises ``BadModelFolder``."""
+        import torch
+
+        from penstock.services.worker.weight_reading import DTYPES, TensorRead, WeightReader
+
+        file, entry = self._files[name], self.entry(name)
+        target = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        read = TensorRead(name, file.path, entry.begin, DTYPES[entry.dtype], target)
+        WeightReader([read]).run(lambda progress: None, 1)
+        return target
 
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors are stored with the same type, shape and bytes: reads them up to the
@@ -115,30 +143,44 @@ class Checkpoint:
         if twice:
             raise BadModelFolder(f"{index}: tensors in more than one file: {listed(twice)}")
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], harmless: Callable[[str], bool]) -> None:
+    def check(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        harmless: Callable[[str], bool],
+        quantized: Mapping[str, StoredTensor] = MappingProxyType({}),
+    ) -> None:
         """Compare all names, shapes and dtypes with what the model expects.
 
-        ``harmless`` tells which surplus names are ignored. Raises one ``BadModelFolder`` that
-        lists everything missing, surplus, misshapen or of a wrong type.
+        ``harmless`` tells which surplus names are ignored; quantized: what it expects beside
+        ``shapes``. Raises one ``BadModelFolder`` that lists everything missing, surplus, misshapen
+        or of a wrong type.
         """
-        missing = [shown(name) for name in shapes if name not in self._files]
-        surplus, misshapen, mistyped = [], [], []
-        for name, file in self._files.items():
-            entry = file.entries[name]
-            place = f"{shown(name)} in {file.path.name}"
-            if name not in shapes:
+        required = [name for name, stored in quantized.items() if not stored.optional]
+        missing = [shown(name) for name in (*shapes, *required) if name not in self._files]
+        surplus, misshapen, mistyped, mistyped_codes = [], [], [], []
+        for name in self._files:
+            entry, place = self.entry(name), self.place(name)
+            stored = quantized.get(name)
+            if stored is None and name not in shapes:
                 if not harmless(name):
                     surplus.append(place)
                 continue
-            if entry.shape != shapes[name]:
-                misshapen.append(f"{place}: {list(entry.shape)} instead of {list(shapes[name])}")
-            if entry.dtype not in ITEM_BYTES:
+            allowed = (shapes[name],) if stored is None else stored.shapes
+            if entry.shape not in allowed:
+                of = f" ({stored.of})" if stored is not None and stored.of else ""
+                wanted = " or ".join(str(list(shape)) for shape in allowed)
+                misshapen.append(f"{place}: {list(entry.shape)} instead of {wanted}{of}")
+            if stored is None and entry.dtype not in WEIGHT_TYPES:
                 mistyped.append(f"{place}: {shown(entry.dtype)}")
+            if stored is not None and entry.dtype not in stored.types:
+                words = " or ".join(stored.types)
+                mistyped_codes.append(f"{place}: {shown(entry.dtype)} instead of {words}")
         kinds = {
             "missing": missing,
             "not of this model": surplus,
             "of a wrong shape": misshapen,
-            f"of a type other than {', '.join(ITEM_BYTES)}": mistyped,
+            f"of a type other than {', '.join(WEIGHT_TYPES)}": mistyped,
+            "of a wrong type": mistyped_codes,
         }
         wrong = [f"{kind}: {listed(names)}" for kind, names in kinds.items() if names]
         if wrong:
@@ -150,9 +192,11 @@ class Checkpoint:
         progress: Callable[[str], None],
         may_be_zero: Callable[[str], bool],
         buffers: PinnedBuffers | None = None,
+        before: ReadProgress | None = None,
     ) -> LoadReport:
         """Copy every tensor of ``targets``, or slices of them, in place. Call ``check`` first.
-        buffers: for targets on a GPU.
+        buffers: for targets on a GPU; before: what was read of the model already, where these are
+        a part of it.
 
         A tensor of which every byte is zero is damage (an interrupted download leaves zeros)
         unless ``may_be_zero`` says of its name that models mean it. Raises ``BadModelFolder``.
@@ -165,7 +209,9 @@ class Checkpoint:
             else targets
         )
         reader = WeightReader([self._read(each) for each in slices], buffers)
-        seconds = reader.run(lambda read: progress(str(read)))
+        seconds = reader.run(
+            lambda read: progress(str(read if before is None else read.behind(before)))
+        )
         zeros = reader.zero_tensors
         self._refuse_zeros({each.name for each in slices}, zeros, may_be_zero)
         matrices = {each.name for each in slices if each.target.dim() > 1}

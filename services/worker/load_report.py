@@ -15,6 +15,11 @@ class ReadProgress(msgspec.Struct, frozen=True):
     seconds: float
     """Seconds since the reading began."""
 
+    def behind(self, before: ReadProgress) -> ReadProgress:
+        """Of the whole, of which ``before`` was read ahead of this part."""
+        done, seconds = before.done_bytes + self.done_bytes, before.seconds + self.seconds
+        return ReadProgress(done, before.total_bytes, seconds)
+
     def __str__(self) -> str:
         """``reading weights 45%: 0.54 of 1.19 GB, 1.30 GB/s``; the launcher draws it as a bar."""
         percent = 100 * self.done_bytes // max(1, self.total_bytes)

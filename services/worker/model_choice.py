@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
-from penstock.services.worker.models.registry import adapter_for, is_native
+from penstock.services.worker.models.registry import ADAPTERS, adapter_for, is_native
 from penstock.services.worker.models.specification import ModelSpecification
+from penstock.services.worker.quantization.quantization import Quantization
+from penstock.services.worker.quantization.reading import read_quantization
 
 
 class ModelChoice(NamedTuple):
@@ -19,21 +21,38 @@ class ModelChoice(NamedTuple):
 
 def choose_model(info: ModelInfo, config: Config) -> ModelChoice:
     """As ``--model-impl`` says. With ``auto`` a model that its family refuses, for a setting that
-    it does not implement, is left to transformers; but a quantized one, which is served by none.
+    it does not implement, is left to transformers; but a quantized one, which that code does not
+    compute here.
 
     Raises ``BadModelFolder``.
     """
     impl = config.model.model_impl
+    quantization = read_quantization(info, config.model.quantization)
     if impl == "transformers" or (impl == "auto" and not is_native(info)):
+        if quantization is not None:
+            raise BadModelFolder(_not_by_transformers(info, quantization))
         return ModelChoice(None)
     adapter = adapter_for(info)
     try:
         return ModelChoice(adapter.specification(info))
     except BadModelFolder as refusal:
-        if info.config.get("quantization_config") is not None:
+        if quantization is not None:
             raise
         if impl == "auto":
             return ModelChoice(None, str(refusal))
         raise BadModelFolder(
             f"{refusal}; transformers' code may compute it: --model-impl transformers"
         ) from None
+
+
+def _not_by_transformers(info: ModelInfo, quantization: Quantization) -> str:
+    asked = (
+        f"--quantization {quantization.method}"
+        if quantization.online
+        else f"the weights are quantized ({quantization.method})"
+    )
+    return (
+        f"{info.folder / 'config.json'}: {asked}, and {info.architecture} is computed by "
+        "transformers' code, for which weights must be plain: quantized layers are those of "
+        f"{', '.join(sorted(ADAPTERS))}"
+    )

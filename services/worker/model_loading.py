@@ -56,6 +56,7 @@ from penstock.services.worker.pooling_tasks import (
     token_ids,
 )
 from penstock.services.worker.prompt_sums import PromptSums
+from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.rank_choice import rank_place
 from penstock.services.worker.rank_group import HostRanks, RankGroup
 from penstock.services.worker.step_profile import run_once
@@ -106,6 +107,7 @@ def _load(
     info = read_model_info(config.model.model)
     device = choose_device(config.device.device, config.device.device_index)
     dtype = choose_dtype(config.model.dtype, info, device)
+    check_quantization(config, device)
     place = rank_place(config)
     ranks = ranks_of(place, info, device) if place.size > 1 else None
     cores = max(1, read_machine().physical_cores // place.size)
@@ -115,6 +117,7 @@ def _load(
     model = make_model(
         config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
     )
+    leave_codes(model, without)
     judged = judge_of(model, info, pooling) if pooling.is_judge else None
     kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
     if not pooling.tasks and not without:
@@ -157,6 +160,7 @@ def _load(
         if ahead is not None:
             ahead.complete()
             executor.summary += f"; {ahead.summary}" if ahead.summary else ""
+    executor.summary += words_of_weights(config, info)
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, judged, random=random)
@@ -175,6 +179,24 @@ def ranks_of(place: RankPlace, info: ModelInfo, device: torch.device) -> RankGro
     return DeviceRanks(place, info.vocab_size)
 
 
+def leave_codes(model: CausalModel, without: str) -> None:
+    """Make quantized weights plain on a GPU where no kernel of ours can multiply them; without: why
+    there are to be none."""
+    from penstock.services.worker.gpu.triton_trial import why_no_kernels
+
+    if not isinstance(model, Decoder) or model.device.type == "cpu" or not model.quantized:
+        return
+    if reason := without or why_no_kernels(model.device):
+        _log.warning("quantized weights become plain, which takes more memory: %s", reason)
+        model.make_plain()
+
+
+def words_of_weights(config: Config, info: ModelInfo) -> str:
+    """What quantized weights are, for the log."""
+    quantization = read_quantization(info, config.model.quantization)
+    return "" if quantization is None else f"; weights: {quantization.title}"
+
+
 def judge_of(model: CausalModel, info: ModelInfo, pooling: Pooling) -> Layer:
     """What makes logits of "no" and "yes". To be called before the model is prepared."""
     if not isinstance(model, Decoder):
@@ -184,7 +206,7 @@ def judge_of(model: CausalModel, info: ModelInfo, pooling: Pooling) -> Layer:
         raise BadModelFolder(
             f"{info.folder}: tokens to judge by are {ids}; ids are below {info.vocab_size}"
         )
-    return judge_layer(model.weights.lm_head.weight, ids)
+    return judge_layer(model.weights.lm_head.rows(ids))
 
 
 def add_tasks(
@@ -259,6 +281,14 @@ def choose_device(name: str, index: int = 0) -> torch.device:
         which = f"CUDA device {index} (--device-index) is not" if index else "no CUDA device is"
         raise ConfigError(f"--device cuda: {which} available; use --device cpu")
     return torch.device(name)
+
+
+def check_quantization(config: Config, device: torch.device) -> None:
+    """Raises ``ConfigError`` where the device does not compute what ``--quantization`` makes."""
+    if config.model.quantization == "fp8" and device.type == "cpu":
+        raise ConfigError(
+            "--quantization fp8: CPUs do not multiply FP8; int8 takes as much memory there"
+        )
 
 
 def choose_dtype(name: str, info: ModelInfo, device: torch.device) -> torch.dtype:

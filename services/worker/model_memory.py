@@ -25,6 +25,7 @@ from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense_form import DenseModel
 from penstock.services.worker.placement import placement
 from penstock.services.worker.plain_memory import later_plain_parts, plain_parts
+from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.step_profile import run_all_rows, run_once
 
 CPU_PROFILE_TOKENS = 512
@@ -43,6 +44,7 @@ class ModelMemory:
         model = subject.model
         self._subject, self._model, self._config = subject, model, config
         self._item = model.dtype.itemsize
+        self._quantization = read_quantization(info, config.model.quantization)
         self.block_bytes = subject.block_bytes(config.cache.block_size)
         if isinstance(model, Decoder):
             self._shape = shape_of(model.specification)
@@ -64,7 +66,10 @@ class ModelMemory:
         run_once(self._subject.executor(self._profiled(tokens, 1)), tokens)
         shape, model = self._shape, self._model
         packed = shape.parameters + (shape.head_parameters if model.packed else 0)
-        weights = self._weights(packed * self._item)
+        held = packed * self._item
+        if isinstance(model, Decoder) and model.quantized:
+            held = model.weight_bytes
+        weights = self._weights(held)
         step = plain_parts(shape, self._full, self._item, "cpu")
         return cpu_account(self._config, free_host_bytes(), weights, step, self.block_bytes)
 
@@ -112,7 +117,10 @@ class ModelMemory:
         return min(self._full.max_num_batched_tokens, self._full.max_model_len)
 
     def _weights(self, num_bytes: int) -> MemoryPart:
-        return weights_part(self._shape.parameters, num_bytes, dtype_name(self._model.dtype))
+        dtype = dtype_name(self._model.dtype)
+        if self._quantization is not None:
+            dtype += f", quantized ({self._quantization.title})"
+        return weights_part(self._shape.parameters, num_bytes, dtype)
 
     def _profiled(self, tokens: int, seqs: int) -> EngineSizes:
         groups = max(1, len(self._full.groups))

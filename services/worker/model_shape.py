@@ -15,20 +15,37 @@ from penstock.protocol.pooling import read_pooling
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.models.dense import DenseConfig, dense_config, specification_of
+from penstock.services.worker.models.linear_specification import model_linears
 from penstock.services.worker.models.rank_shares import own_model
 from penstock.services.worker.models.registry import adapter_for, is_native
-from penstock.services.worker.models.sizes import fp32_norms, num_parameters
+from penstock.services.worker.models.sizes import (
+    WeightSize,
+    fp32_norms,
+    num_parameters,
+    quantized_size,
+)
 from penstock.services.worker.models.specification import (
     CacheSpecification,
     ModelSpecification,
     cache_of,
 )
 from penstock.services.worker.models.stored_form import as_stored
+from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.rank_choice import check_division, rank_place
 
 BY_TRANSFORMERS = "computed by transformers' modelling code"
 _REPEATED = ("JetMoeForCausalLM",)
 """Whose code repeats keys and values for all heads, ahead of attention."""
+
+
+class QuantizedShape(msgspec.Struct, frozen=True):
+    """Weights of a quantized model."""
+
+    title: str
+    cpu: WeightSize
+    gpu: WeightSize
+    coded_head: bool = False
+    """Whether the LM head is quantized."""
 
 
 class ModelShape(msgspec.Struct, frozen=True):
@@ -50,6 +67,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     """Numbers of the weights in that form, with heads filled up ..."""
     fp32_norms: int = 0
     """... and of those of them that are fp32 whatever the model's type."""
+    quantized: QuantizedShape | None = None
     estimated: bool = False
     """Whether heads and windows are taken from the usual names in ``config.json``, of a model that
     only the code of others knows."""
@@ -75,7 +93,9 @@ def read_shape(info: ModelInfo, config: Config) -> ModelShape:
     check_division(config, info)
     model = choose_model(info, config).specification
     if model is not None:
-        return shape_of(own_model(_stored(info, config, model), rank_place(config)))
+        stored = _stored(info, config, model)
+        own = own_model(stored, rank_place(config))
+        return msgspec.structs.replace(shape_of(own), quantized=_quantized(info, config, own))
     if (model := _known(info)) is not None:
         shape = shape_of(_stored(info, config, model))
         return msgspec.structs.replace(shape, dense=BY_TRANSFORMERS)
@@ -87,6 +107,18 @@ def read_shape(info: ModelInfo, config: Config) -> ModelShape:
     shapes = Checkpoint(info.folder).shapes()
     sinks = any(name.endswith(".sinks") for name in shapes)
     return shape_of_others(info, sum(map(math.prod, shapes.values())), sinks=sinks)
+
+
+def _quantized(info: ModelInfo, config: Config, model: ModelSpecification) -> QuantizedShape | None:
+    quantization = read_quantization(info, config.model.quantization)
+    if quantization is None:
+        return None
+    names = adapter_for(info).names
+    linears = model_linears(model, names, quantization)
+    cpu, gpu = (
+        quantized_size(model, quantization, on_cpu=on_cpu, names=names) for on_cpu in (True, False)
+    )
+    return QuantizedShape(quantization.title, cpu, gpu, bool(linears.head.formats))
 
 
 def _known(info: ModelInfo) -> ModelSpecification | None:

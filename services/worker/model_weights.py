@@ -15,9 +15,11 @@ from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.model_choice import ModelChoice, choose_model
-from penstock.services.worker.models.adapter import may_be_zero
+from penstock.services.worker.models.adapter import TensorNames, may_be_zero
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.linear_specification import model_linears
+from penstock.services.worker.models.quantized_linear import QuantizedLinear
 from penstock.services.worker.models.rank_shares import own_model
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.specification import ModelSpecification, for_length
@@ -29,7 +31,12 @@ from penstock.services.worker.models.weights import (
     in_halves,
     named_tensors,
 )
+from penstock.services.worker.quantization.format import WEIGHT
+from penstock.services.worker.quantization.quantization import Quantization
+from penstock.services.worker.quantization.reading import read_quantization
+from penstock.services.worker.quantized_loading import QuantizedReader
 from penstock.services.worker.rank_group import RankGroup
+from penstock.services.worker.stored_values import check_sizes, check_values, stored_tensors
 from penstock.services.worker.weight_reading import PinnedBuffers
 
 Progress = Callable[[str], None]
@@ -63,11 +70,13 @@ def make_model(
         progress("loading by transformers")
         return _by_transformers(choice, info, dtype, device, random=random, seed=seed)
     longest = config.model.max_model_len
+    online = config.model.quantization
     if random:
-        return random_model(info, dtype, device, seed, longest, ranks)
+        return random_model(info, dtype, device, seed, longest, online=online, ranks=ranks)
     return load_model(
-        info, dtype, device, progress, loaded, longest, headless=headless, ranks=ranks
-    )
+        info, dtype, device, progress, loaded, longest,
+        headless=headless, online=online, ranks=ranks,
+    )  # fmt: skip
 
 
 def _by_transformers(
@@ -105,35 +114,38 @@ def load_model(
     longest: int | None = None,
     *,
     headless: bool = False,
+    online: str = "none",
     ranks: RankGroup | None = None,
 ) -> Decoder:
     """Check the whole checkpoint, then allocate and read the weights. longest: positions that a
     sequence may have, by default all that the model was trained for. headless: as in
-    ``make_model``; the embedding stands for the LM head then. ranks: this one of them reads its
-    part alone."""
-    adapter = adapter_for(info)
+    ``make_model``; the embedding stands for the LM head then. online: as ``--quantization`` says.
+    ranks: this one of them reads its part alone, of plain weights."""
+    adapter, quantization = adapter_for(info), read_quantization(info, online)
     model = for_length(adapter.specification(info), longest or info.max_model_len)
     progress("checking the checkpoint")
     checkpoint = Checkpoint(Path(info.folder))
     model, names, notes = as_stored(model, adapter.names, checkpoint)
     if headless:
         model = replace(model, tie_word_embeddings=True)
+        quantization = None if quantization is None else quantization.without_head()
     # Pinned while the device starts and memory is taken for the weights.
     buffers = PinnedBuffers(checkpoint.total_bytes) if device.type == "cuda" else None
-    whole = allocate_weights(model, dtype, torch.device("meta"), names)
+    whole = allocate_weights(model, dtype, torch.device("meta"), names, quantization)
     shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(whole).items()}
-    checkpoint.check(
-        shapes,
-        lambda name: is_harmless(model, name) or (headless and name.startswith(_HEADS)),
-    )
+    _check(checkpoint, shapes, model, names, quantization, headless=headless)
     own = model if ranks is None else own_model(model, ranks.place)
-    weights = allocate_weights(own, dtype, device, names, ranks)
+    weights = allocate_weights(own, dtype, device, names, quantization, ranks)
+    zero = may_be_zero(names, model, divided=ranks is not None)
     with torch.inference_mode():
-        targets = (
-            named_tensors(weights) if ranks is None else own_slices(whole, weights, ranks.place)
-        )
-        zero = may_be_zero(names, model, divided=ranks is not None)
-        report = checkpoint.load(targets, progress, zero, buffers)
+        if quantization is not None:
+            reader = QuantizedReader(checkpoint, weights, quantization, progress, zero, buffers)
+            report = reader.run()
+        elif ranks is not None:
+            slices = own_slices(whole, weights, ranks.place)
+            report = checkpoint.load(slices, progress, zero, buffers)
+        else:
+            report = checkpoint.load(named_tensors(weights), progress, zero, buffers)
         loaded(replace(report, notes=notes))
         return _decoder(model, in_halves(own, weights), weights, ranks)
 
@@ -151,20 +163,55 @@ def _decoder(
     return RankDecoder(whole, own, weights, ranks)
 
 
+def _check(
+    checkpoint: Checkpoint,
+    shapes: dict[str, tuple[int, ...]],
+    model: ModelSpecification,
+    names: TensorNames,
+    quantization: Quantization | None,
+    *,
+    headless: bool,
+) -> None:
+    """Compare files with the model; of quantized weights, scales too. shapes: of plain tensors."""
+
+    def harmless(name: str) -> bool:
+        unused = quantization is not None and quantization.is_unused(name)
+        return unused or is_harmless(model, name) or (headless and name.startswith(_HEADS))
+
+    if quantization is None:
+        checkpoint.check(shapes, harmless)
+        return
+    linears = model_linears(model, names, quantization)
+    check_sizes(linears, names.layer)
+    stored = stored_tensors(linears, names.layer)
+    for name, shape in list(shapes.items()):  # an embedding in blocks
+        format = quantization.named.get(name.removesuffix(WEIGHT))
+        if format is not None and len(shape) == 2:
+            del shapes[name]
+            stored[name] = format.tensors(*shape)[WEIGHT]
+    if model.tie_word_embeddings:  # quantized while it is read, of the embedding
+        stored = {name: each for name, each in stored.items() if not name.startswith(_HEADS)}
+    checkpoint.check(shapes, harmless, stored)
+    check_values(checkpoint, stored)
+
+
 def random_model(
     info: ModelInfo,
     dtype: torch.dtype,
     device: torch.device,
     seed: int,
     longest: int | None = None,
+    *,
+    online: str = "none",
     ranks: RankGroup | None = None,
 ) -> Decoder:
     """The model of ``config.json`` with random weights, drawn on the device; norms are 1. longest,
-    ranks: see ``load_model``; each rank draws the whole, a tensor at a time, and keeps its part."""
-    adapter = adapter_for(info)
+    online, ranks: see ``load_model``; each rank draws the whole, a tensor at a time, and keeps its
+    part."""
+    adapter, quantization = adapter_for(info), read_quantization(info, online)
     model = for_length(adapter.specification(info), longest or info.max_model_len)
     own = model if ranks is None else own_model(model, ranks.place)
-    weights = allocate_weights(own, dtype, device, adapter.names, ranks)
+    weights = allocate_weights(own, dtype, device, adapter.names, quantization, ranks)
     generator = torch.Generator(device).manual_seed(seed)
 
     def draw(name: str, tensor: Tensor) -> Tensor:
@@ -183,6 +230,10 @@ def random_model(
                 drawn = draw(name, torch.empty_like(tensor, device=device))
                 for part in (each for each in slices if each.name == name):
                     part.target.copy_(part.of(drawn))
+        linears = [linear for layer in weights.layers for linear in layer.linears]
+        for linear in (*linears, weights.lm_head):
+            if isinstance(linear, QuantizedLinear):
+                linear.draw(DUMMY_STD, generator)
         return _decoder(model, in_halves(own, weights), weights, ranks)
 
 
@@ -190,4 +241,6 @@ def is_harmless(model: ModelSpecification, name: str) -> bool:
     """Surplus tensors that older checkpoints hold and no model needs."""
     if name == "lm_head.weight":
         return model.tie_word_embeddings
-    return name.endswith(("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias"))
+    return name.endswith(
+        ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "rope_freqs.weight")
+    )

@@ -8,6 +8,7 @@ ask a GPU of this machine for its memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -36,7 +37,7 @@ from penstock.services.worker.memory_account import (
     weights_part,
 )
 from penstock.services.worker.memory_plan import block_bytes, cpu_account, cuda_account, with_kv
-from penstock.services.worker.model_shape import ModelShape, read_shape
+from penstock.services.worker.model_shape import BY_TRANSFORMERS, ModelShape, read_shape
 from penstock.services.worker.models.dense import DenseConfig, caches_of, paged_config
 from penstock.services.worker.models.specification import CacheSpecification
 from penstock.services.worker.plain_memory import activations, plain_parts
@@ -52,6 +53,7 @@ _NARROW, _COMPRESSED_SHARE, _MOST_MEMORY, _MOST_LEFT = 2048, 0.76, 0.1, 0.25
 _WIDE_HEADS, _LARGE_SHARED = 128, ((9, 0), (10, 0))
 """Wider heads take more shared memory in fp32 than programs have on other compute capabilities
 than these, as in ``penstock.kernels.gpu.prefill_attention``."""
+_ROUNDED: tuple[Literal["int8", "int4"], ...] = ("int8", "int4")
 _GPUS_NAMED = 3
 _WORTH_SAYING = 1.01
 _ESTIMATE = [
@@ -146,10 +148,12 @@ class Planner:
             vocab_size=self.info.vocab_size,
             groups=group_layers(caches).groups,
         )
-        weights = weights_part(shape.parameters, shape.parameters * item, dtype)
+        weights = weights_of(shape, item, dtype, on_cpu=self.device.is_cpu)
         if self.device.is_cpu:
-            # Weights are packed for products; the embedding stays beside the LM head.
-            held = replace(weights, num_bytes=weights.num_bytes + shape.head_parameters * item)
+            # Weights are packed for products; the embedding stays beside a plain LM head.
+            coded = shape.quantized is not None and shape.quantized.coded_head
+            head = 0 if coded else shape.head_parameters * item
+            held = replace(weights, num_bytes=weights.num_bytes + head)
             free = self.device.total - held.num_bytes - PROCESS_BYTES
             return cpu_account(config, free, held, plain_parts(shape, sizes, item, "cpu"), block)
         kernels, alone = self._kernels(config, shape), self._attention(config, shape)
@@ -171,6 +175,11 @@ class Planner:
 
     def type_name(self, config: Config) -> str:
         return type_name(config, self.info, on_cpu=self.device.is_cpu)
+
+    def may_quantize(self, config: Config) -> bool:
+        """Whether weights are plain and may be rounded while they are read."""
+        shape = read_shape(self.info, config)
+        return shape.quantized is None and shape.dense != BY_TRANSFORMERS
 
     def _kernels(self, config: Config, shape: ModelShape) -> DenseConfig | None:
         """What the kernels of GPUs compute of layers; ``None``: nothing."""
@@ -208,6 +217,8 @@ class Planner:
     def _compressed(
         self, config: Config, shape: ModelShape, item: int, share: float = 1.0
     ) -> list[MemoryPart]:
+        if shape.quantized is not None:
+            return []
         never = config.loading.compress_weights == "never" or not self.device.hopper
         if never or shape.hidden < _NARROW or self.type_name(config) != "bfloat16":
             return []
@@ -228,8 +239,20 @@ def type_name(config: Config, info: ModelInfo, *, on_cpu: bool = False) -> str:
     return computed_type(info, read_machine() if on_cpu else None)
 
 
+def weights_of(shape: ModelShape, item: int, dtype: str, *, on_cpu: bool) -> MemoryPart:
+    """item: bytes of a plain weight."""
+    if shape.quantized is None:
+        return weights_part(shape.parameters, shape.parameters * item, dtype)
+    size = shape.quantized.cpu if on_cpu else shape.quantized.gpu
+    title = f"{dtype}, quantized ({shape.quantized.title})"
+    return weights_part(shape.parameters, size.num_bytes(item), title)
+
+
 def _dense_bytes(shape: ModelShape, item: int) -> int:
     """Of the weights in the form of the kernels of GPUs."""
+    if shape.quantized is not None:
+        more = shape.fp32_norms * (ITEM_BYTES["float32"] - item)
+        return shape.quantized.gpu.num_bytes(item) + more
     return shape.dense_parameters * item + shape.fp32_norms * (ITEM_BYTES["float32"] - item)
 
 
@@ -330,6 +353,12 @@ def alternatives(planner: Planner, config: Config) -> Iterator[tuple[str, Config
     model, cache, scheduler = config.model, config.cache, config.scheduler
     if planner.type_name(config) == "float32":
         yield "--dtype bfloat16", replace(config, model=replace(model, dtype="bfloat16"))
+    if planner.may_quantize(config):
+        for kind in _ROUNDED:
+            yield (
+                f"--quantization {kind}",
+                replace(config, model=replace(model, quantization=kind)),
+            )
     if not planner.device.is_cpu and cache.gpu_memory_utilization < _TRIED_SHARE:
         changed = replace(cache, gpu_memory_utilization=_TRIED_SHARE)
         yield f"--gpu-memory-utilization {_TRIED_SHARE:g}", replace(config, cache=changed)

@@ -159,6 +159,6 @@ def token_ids(folder: Path, texts: Sequence[str]) -> list[int]:
     return [ids[0] for ids in found]
 
 
-def judge_layer(lm_head: Tensor, ids: Sequence[int]) -> Layer:
-    """Logits of some tokens. lm_head: [vocab, hidden]."""
-    return Layer(lm_head[list(ids)].float().cpu().numpy())
+def judge_layer(rows: Tensor) -> Layer:
+    """Logits of some tokens. rows: of the LM head for them, [tokens, hidden] fp32."""
+    return Layer(rows.cpu().numpy())

@@ -7,6 +7,8 @@ from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.pooling import read_pooling
 from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.models.rank_shares import RankPlace, place_of, why_not
+from penstock.services.worker.quantization.quantization import Quantization
+from penstock.services.worker.quantization.reading import read_quantization
 
 
 def rank_place(config: Config) -> RankPlace:
@@ -44,11 +46,29 @@ def check_division(config: Config, info: ModelInfo) -> None:
             f"{sizes(config)}: transformers' code computes {name}{because}, and only families of "
             "our own can be divided; --data-parallel-size N starts N engines"
         )
+    quantization = read_quantization(info, config.model.quantization)
+    if quantization is not None:
+        raise ConfigError(_quantized(config, info, quantization))
     reason = why_not(
         choice.specification, cluster.tensor_parallel_size, cluster.pipeline_parallel_size
     )
     if reason:
         raise ConfigError(f"{reason} ({info.folder})")
+
+
+def _quantized(config: Config, info: ModelInfo, quantization: Quantization) -> str:
+    """Why quantized weights are not divided, with what to do instead."""
+    if quantization.online:
+        return (
+            f"{sizes(config)} with --quantization {quantization.method}: quantized weights are not "
+            "divided yet; leave --quantization out, or leave the sizes out: "
+            "--data-parallel-size N starts N engines"
+        )
+    return (
+        f"{sizes(config)}: the weights of {info.folder} are quantized ({quantization.method}), and "
+        "such weights are not divided yet; give the plain checkpoint, or leave the sizes out: "
+        "--data-parallel-size N starts N engines"
+    )
 
 
 def sizes(config: Config) -> str:

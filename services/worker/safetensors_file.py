@@ -21,8 +21,13 @@ from penstock.protocol.model_info import LFS_POINTER, BadModelFolder
 MAX_HEADER_BYTES = 100 * 1000 * 1000
 MAX_TENSORS = 1_000_000
 MAX_DIMENSIONS = 8
-ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
-"""The types that weights may have."""
+ITEM_BYTES = {
+    "F32": 4, "F16": 2, "BF16": 2, "F64": 8,
+    "I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E8M0": 1,
+}  # fmt: skip
+"""The types that are read."""
+WEIGHT_TYPES = ("F32", "F16", "BF16", "F64")
+"""Those that plain weights may have; of the others are quantized ones."""
 _LOOKED_AT = 64 * 1024
 MAX_NAMED = 8
 """How many names an error lists of each kind."""

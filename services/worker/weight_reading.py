@@ -26,9 +26,14 @@ from torch import Tensor
 
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.direct_copy import DirectCopies
+from penstock.services.worker.gguf_file import BLOCKS
 from penstock.services.worker.load_report import ReadProgress
 
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+DTYPES = {
+    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
+    "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.uint8, **dict.fromkeys(BLOCKS, torch.uint8),
+}  # fmt: skip
 """The stored types, as safetensors files name them."""
 THREADS = max(4, min(8, (os.cpu_count() or 1) // 2))
 """Eight read as fast from the page cache as an H200's link takes it."""
@@ -89,6 +94,8 @@ class _Piece(NamedTuple):
 def _pieces(read: TensorRead, piece_bytes: int) -> Iterator[_Piece]:
     """Cut a tensor along its first dimension, anywhere if it is contiguous here and there."""
     target = read.target
+    if not target.dim():
+        target = target.view(1)
     flat = target.view(-1) if target.is_contiguous() and not read.pitch else target
     if not target.numel():
         return

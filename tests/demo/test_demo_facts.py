@@ -30,6 +30,7 @@ SINCE = {
     *("--download", "--max-wait-s", "--max-waiting-tokens", "--published-host"),
     *("--device-index", "--restart-wait-s", "--tensor-parallel-size", "--pipeline-parallel-size"),
     *("--memory-share", "--expected-models", "--model-impl", "--tool-strictness"),
+    "--quantization",
     *("--tool-parser", "--reasoning-parser", "--response-store", "--response-store-bytes"),
     *("--grpc-host", "--grpc-port", "--grpc-tokenizer", "--task", "--pooling"),
     *("--allow-dimensions", "--keys-file", "--limits-url", "--root-path", "--tls-cert"),

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from dependent_launch import Given, waits
 from pretended_gpu import CAPABILITY, SHARED_BYTES
+from quantized_weights import quantized_weights
 
 from penstock.kernels.gpu import prefill_attention, rows_linear_hopper
 from penstock.kernels.gpu.adjust_logits import adjust_logits
@@ -41,6 +42,7 @@ from penstock.kernels.gpu.packed_rows import (
     packed_attention,
     pool_rows,
 )
+from penstock.kernels.gpu.quantized_linear import quantized_linear
 from penstock.kernels.gpu.recorded_launches import Recorded, Recorder
 from penstock.kernels.gpu.rotate_heads import rotate_heads
 from penstock.kernels.gpu.row_inputs import pack_heads, row_inputs
@@ -120,6 +122,14 @@ def compressed() -> None:
         small = compress(weight, gated=gated, splits=splits)
         x = torch.zeros(64, width, dtype=torch.bfloat16)
         CompressedLinear(x, [small], [None], (rows, rows), gated=gated)
+
+
+def quantized(dtype: torch.dtype) -> None:
+    """Products with weights in every form, of few rows and of many."""
+    for weight in quantized_weights(64, 384).values():
+        for rows in (1, 64):
+            x = torch.zeros(rows, 384, dtype=dtype)
+            quantized_linear(x, weight, None, torch.zeros(rows, 64, dtype=dtype))
 
 
 def sample(vocab: int, dtype: torch.dtype) -> None:
@@ -221,6 +231,7 @@ def main() -> None:
             with patch.object(kernel_choice, "HOPPER", (0, 0)):
                 steps(config, block_size, dtype)
         rows_of_others(heads, kv_heads, dim, dtype)
+        quantized(dtype)
         prompts_of_encoders(heads, kv_heads, dim, dtype)
         patterns(heads, kv_heads, dim, dtype)
         for vocab in vocabularies:

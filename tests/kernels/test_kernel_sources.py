@@ -28,6 +28,7 @@ CONSTANTS = {
     ("compressed_linear_hopper", "CompressedConstants"): (
         "compressed_linear_hopper", "_compressed_kernel",
     ),
+    ("quantized_linear", "QuantizedConstants"): ("quantized_linear", "_quantized_kernel"),
     ("gated_linear_hopper", "GatedConstants"): ("gated_linear_hopper", "_gated_kernel"),
 }  # fmt: skip
 """Structs of a launch's constants, and the kernels that they are for."""

@@ -462,7 +462,8 @@ def test_a_wrong_flag_is_told_in_three_lines(capsys: pytest.CaptureFixture[str])
         ("-tp", "use --tensor-parallel-size"),
         ("--tp", "use --tensor-parallel-size"),
         ("--enable-expert-parallel", "not supported yet"),
-        ("--quantization", "not supported yet"),
+        ("--torchao-config", "not supported yet: torchao; --quantization int8"),
+        ("--quantize", "use --quantization"),
         ("--chat-template", "not supported yet"),
         ("--trust-remote-code", "leave it out"),
     ],
@@ -488,7 +489,7 @@ def test_a_flag_of_another_command_is_told_so(capsys: pytest.CaptureFixture[str]
 
 
 def test_an_unknown_key_or_variable_is_told_the_way_out(tmp_path: Path) -> None:
-    path = written(tmp_path / "c.toml", {"prot": 1, "max-seq-len": 2, "quantization": 2})
+    path = written(tmp_path / "c.toml", {"prot": 1, "max-seq-len": 2, "torchao-config": 2})
     lines = fault_of("--config", path).splitlines()
     assert [line.partition("key ")[2] for line in lines[:2]] == [
         "'prot': did you mean port?",

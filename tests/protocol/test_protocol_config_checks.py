@@ -42,6 +42,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"device": "cpu", "null_step_ms": 5}, ("--null-step-ms 5", "--device null")),
     ({"device": "null", "threads": 2}, ("--threads 2", "--device null")),
     ({"device": "null", "load_format": "dummy"}, ("--load-format dummy", "--device null")),
+    ({"device": "null", "quantization": "int8"}, ("--quantization int8", "--device null")),
+    ({"device": "cpu", "quantization": "fp8"}, ("--quantization fp8", "--device cpu", "int8")),
     ({"device": "null", "compress_weights": "never"}, ("--compress-weights", "--device null")),
     ({"device": "cpu", "compress_weights": "never"}, ("--compress-weights never", "--device cpu")),
     ({"device": "null", "kv_cache_memory_bytes": 10**9},

@@ -161,7 +161,7 @@ def test_what_the_hub_refuses_is_told_with_what_to_do(hub: Hub, tmp_path: Path) 
     assert said[0].endswith("hf download org/none")
     assert f"accept its terms at {hub.url}/{NAME}" in said[1]
     assert said[1].endswith(f"hf download {NAME}")
-    assert "GGUF files, which are not supported" in said[2]
+    assert "GGUF files, which are not downloaded" in said[2]
     assert said[2].endswith("for instance org/little")
     assert "no safetensors" in said[3]
     assert said[3].endswith("org/pickles pickles")
@@ -171,5 +171,5 @@ def test_what_the_hub_refuses_is_told_with_what_to_do(hub: Hub, tmp_path: Path) 
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_gguf_is_named_as_not_supported_with_what_to_use(what: str, tmp_path: Path) -> None:
     (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
-    with pytest.raises(BadModelFolder, match=r"model-q4\.gguf: GGUF .*not supported.*safetensors"):
+    with pytest.raises(BadModelFolder, match=r"model-q4\.gguf: a GGUF file alone.*safetensors"):
         read_model_info(tmp_path if what == "folder" else tmp_path / "model-q4.gguf")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import read_machine
-from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.protocol.pooling import Pooling, attends_both_ways, read_pooling
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.encoders.bidirectional_decoder import load_bidirectional
@@ -26,6 +26,7 @@ from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import plan_capacity, whole_prompts
 from penstock.services.worker.model_loading import choose_device, choose_dtype
 from penstock.services.worker.pooling_tasks import classifier_layer, folder_tasks
+from penstock.services.worker.quantization.reading import read_quantization
 
 DUMMY_STD = 0.02
 Shapes = dict[str, tuple[int, ...]]
@@ -43,6 +44,16 @@ def load_encoder_executor(
         raise ConfigError(
             f"--model-impl transformers: {info.architecture} is an encoder, which Penstock's own "
             "code computes; leave the flag out"
+        )
+    if config.model.quantization != "none":
+        raise ConfigError(
+            f"--quantization {config.model.quantization}: {info.architecture} is an encoder, whose "
+            "weights stay plain; leave the flag out"
+        )
+    if read_quantization(info) is not None and not attends_both_ways(info):
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: quantization_config: the weights of encoders "
+            f"({info.architecture}) must be plain; use the checkpoint in bfloat16 or float32"
         )
     device = choose_device(config.device.device, config.device.device_index)
     dtype = choose_dtype(config.model.dtype, info, device)

@@ -77,6 +77,8 @@ def why_never(weights: DenseWeights) -> str:
         return reason
     if weights.embedding.dtype != torch.bfloat16:
         return f"only bfloat16 is, not {str(weights.embedding.dtype).removeprefix('torch.')}"
+    if any(linear.quantized for layer in weights.layers for linear in layer.linears):
+        return "they are quantized"
     if width < NARROW:
         return f"steps of {width} columns are not bound by reading them"
     return ""

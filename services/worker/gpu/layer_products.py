@@ -42,6 +42,9 @@ and 1,933 with the library's; of Qwen3-8B 4,190 at one row (4,297 with ``skinny_
 8, 4,480 at 16 and 5,425 at 64 (library: 5,136 and 5,830; H200, contexts of 400, 2026-11-22)."""
 
 
+_QUANTIZED = "does not read quantized weights"
+
+
 class LayerProducts:
     """What is done for the first ``rows`` rows of the workspace: ``begin``, then for each layer
     ``qkv``, attention, ``output``, ``gate_up`` and ``down``, then ``end``.
@@ -202,6 +205,8 @@ def _most_fused_rows(layer: DenseLayer, activation: str) -> int:
     if is_divided([layer]):
         return 0
     dtype = layer.linears.qkv.weight.dtype
+    if any(linear.quantized for linear in layer.linears):
+        return 0
     if dtype == torch.float16 or activation != "silu" or layer.output_norm is not None:
         return 0
     linears = [linear.specification for linear in layer.linears]
@@ -264,6 +269,8 @@ def choose_gated(
 def _why_not(linears: Sequence[Linear], why_not: Callable[[torch.dtype, int, int], str]) -> str:
     """Why a kernel that is compiled once cannot compute this linear layer of every layer; empty if
     it can. why_not: for a type, inputs and columns."""
+    if any(linear.quantized for linear in linears):
+        return _QUANTIZED
     kinds = {(each.specification, each.weight.dtype) for each in linears}
     if len(kinds) > 1:
         return "takes layers of one size"

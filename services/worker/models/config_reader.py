@@ -46,11 +46,6 @@ class ConfigReader:
         self._path = info.folder / "config.json"
         self._max_positions = info.max_model_len
         self._vocab_size = info.vocab_size
-        if self._config.get("quantization_config") is not None:
-            raise self.error(
-                "quantization_config: quantized checkpoints are not supported; "
-                "use one in float32, bfloat16 or float16"
-            )
         self.hidden_size = self.integer("hidden_size")
         self.num_layers = self.integer("num_hidden_layers")
         if self.num_layers > MAX_LAYERS:

@@ -6,7 +6,7 @@ bits depend on nothing but its own sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -178,8 +178,38 @@ class Decoder:
     @property
     def packed(self) -> bool:
         """Whether every linear layer is packed (see ``penstock.kernels.linear``)."""
-        linears = [linear for layer in self._layers for linear in layer.linears]
-        return all(linear.packed for linear in (*linears, self._lm_head) if linear is not None)
+        return self._lm_head is not None and all(linear.packed for linear in self._linears())
+
+    @property
+    def quantized(self) -> bool:
+        return any(linear.quantized for linear in self._linears())
+
+    def make_plain(self) -> None:
+        """Make plain weights of quantized ones, one linear layer after the other."""
+        for linear in self._linears():
+            linear.make_plain()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights, linear layers in the forms that they have now."""
+        item, plain, found = self.dtype.itemsize, self.num_parameters, 0
+        for linear in self._linears():
+            own = linear.specification.num_parameters
+            plain -= 0 if linear is self.weights.lm_head and self._tied else own
+            found += linear.num_bytes
+        if self._tied and self.weights.lm_head.weight is self.weights.embedding:
+            found -= self.weights.lm_head.num_bytes
+        return plain * item + found
+
+    @property
+    def _tied(self) -> bool:
+        return self.specification.tie_word_embeddings
+
+    def _linears(self) -> Iterator[Linear]:
+        layers = self._layers or self.weights.layers
+        for layer in layers:
+            yield from layer.linears
+        yield self.weights.lm_head
 
     def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
         """[len(rows), vocab]: of some rows of what ``hidden`` returned; ``None``: of all."""

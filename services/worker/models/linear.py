@@ -2,12 +2,13 @@
 
 A weight is read into one plain tensor, whatever pieces a checkpoint has it in. On a CPU that is
 replaced by a packed one; on a GPU a compressed one may stand beside it, for steps of few rows.
-What computes a layer takes tensors from here and nowhere else.
+What computes a layer takes tensors from here and nowhere else. ``QuantizedLinear`` is the same of
+a weight that is kept in codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +33,8 @@ class Linear:
         self.bias = bias
         """[outputs]."""
         self.packed = False
+        self.quantized = False
+        """Whether ``weight`` tells shape and type alone: see ``QuantizedLinear``."""
         self.compressed: CompressedWeight | None = None
         """The same weight, beside the plain one."""
 
@@ -73,6 +76,10 @@ class Linear:
                 found |= {f"{name}.{kind}": part for name, part in zip(stored, parts, strict=True)}
         return found
 
+    def rows(self, outputs: Sequence[int]) -> Tensor:
+        """The weight of some outputs, in fp32; before it is packed."""
+        return self.weight[list(outputs)].float()
+
     def multiply_by(self, factor: float) -> None:
         """Multiply its results from now on."""
         for tensor in (self.weight, self.bias):
@@ -84,7 +91,11 @@ class Linear:
         first."""
         for tensor in (self.weight, self.bias):
             if tensor is not None:
-                tensor[: len(outputs)] = tensor.index_select(0, outputs)
+                order = outputs.to(tensor.device)
+                tensor[: len(outputs)] = tensor.index_select(0, order)
+
+    def make_plain(self) -> None:
+        """Leave codes for a plain weight, where it is quantized."""
 
     def pack(self) -> None:
         """Bring the weight into the layout in which this CPU is fastest, where it has one."""

@@ -5,12 +5,17 @@ Memory is planned from these without torch; ``linear`` makes layers of them.
 
 from __future__ import annotations
 
+import itertools
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.services.worker.models.adapter import LLAMA_NAMES, TensorNames
 from penstock.services.worker.models.specification import Layer, ModelSpecification
+from penstock.services.worker.quantization.format import WEIGHT, Format, StoredTensor
+from penstock.services.worker.quantization.quantization import Quantization
+from penstock.services.worker.safetensors_file import WEIGHT_TYPES
 
 Item = TypeVar("Item")
 
@@ -29,6 +34,15 @@ class LinearSpecification(msgspec.Struct, frozen=True):
     shard: Literal["outputs", "inputs"] = "outputs"
     """What is divided where several compute it: outputs, each part for itself; or inputs, and the
     results are summed."""
+    formats: tuple[Format | None, ...] = ()
+    """Of what is stored under each name, ``None``: plain. Empty: all is."""
+
+    def quantized_by(self, quantization: Quantization | None, prefix: str) -> LinearSpecification:
+        """The layer as it is stored, by its names behind a prefix."""
+        if quantization is None:
+            return self
+        formats = tuple(quantization.format_of(prefix + name) for name in self.stored)
+        return replace(self, formats=formats) if any(formats) else self
 
     @property
     def outputs(self) -> int:
@@ -50,11 +64,45 @@ class LinearSpecification(msgspec.Struct, frozen=True):
             return {self.names[0]: self.outputs}
         return dict(zip(self.names, self.parts, strict=True))
 
+    def num_bytes(self, item_bytes: int, *, on_cpu: bool) -> int:
+        """Of the layer once it is loaded; item_bytes: of a plain weight and of the bias."""
+        found = self.outputs * self.bias * item_bytes
+        parts = zip(self._formats, self.stored.values(), strict=True)
+        # Neighbours that are stored alike are one weight.
+        for format, group in itertools.groupby(parts, lambda part: part[0]):
+            outputs = sum(part[1] for part in group)
+            form = None if format is None else format.form(outputs, self.inputs)
+            if form is None:
+                found += outputs * self.inputs * item_bytes
+            elif on_cpu:
+                found += form.cpu_bytes(outputs, self.inputs, item_bytes)
+            else:
+                found += form.num_bytes(outputs, self.inputs)
+        return found
+
+    @property
+    def _formats(self) -> tuple[Format | None, ...]:
+        return self.formats or (None,) * len(self.stored)
+
+    def stored_tensors(self, prefix: str) -> dict[str, StoredTensor]:
+        """What a checkpoint holds of the weight of a quantized layer, by the names there; none of a
+        plain one."""
+        found: dict[str, StoredTensor] = {}
+        for (name, outputs), format in zip(self.stored.items(), self.formats, strict=False):
+            shape = (outputs, self.inputs)
+            if format is None:
+                found[prefix + name + WEIGHT] = StoredTensor((shape,), WEIGHT_TYPES, "codes")
+            else:
+                tensors = format.tensors(*shape).items()
+                found |= {prefix + name + kind: stored for kind, stored in tensors}
+        return found
+
     def shapes(self, prefix: str) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that a checkpoint holds, by their names."""
+        """Of the plain tensors that a checkpoint holds, by their names."""
         found: dict[str, tuple[int, ...]] = {}
         for name, outputs in self.stored.items():
-            found[f"{prefix}{name}.weight"] = (outputs, self.inputs)
+            if not self.formats:
+                found[f"{prefix}{name}.weight"] = (outputs, self.inputs)
             if self.bias:
                 found[f"{prefix}{name}.bias"] = (outputs,)
         return found
@@ -93,3 +141,28 @@ def head_linear(model: ModelSpecification, names: TensorNames = LLAMA_NAMES) -> 
     """The LM head, whose outputs are the vocabulary."""
     rows = model.table_rows if model.tie_word_embeddings else model.head_rows
     return LinearSpecification(model.hidden_size, (rows,), (names.lm_head,))
+
+
+class ModelLinears(NamedTuple):
+    """Of a whole model."""
+
+    layers: list[LayerLinears[LinearSpecification]]
+    head: LinearSpecification
+
+
+def model_linears(
+    model: ModelSpecification,
+    names: TensorNames = LLAMA_NAMES,
+    quantization: Quantization | None = None,
+) -> ModelLinears:
+    """Every linear layer as it is kept. An LM head that is the embedding is plain, unless weights
+    are quantized while they are read."""
+    layers = []
+    for index, layer in enumerate(model.layers, model.first_layer):
+        prefix = names.layer.format(index)
+        linears = layer_linears(layer, model.hidden_size, names)
+        layers.append(LayerLinears(*(each.quantized_by(quantization, prefix) for each in linears)))
+    head = head_linear(model, names)
+    if quantization is not None and (quantization.online or not model.tie_word_embeddings):
+        head = head.quantized_by(quantization, "")
+    return ModelLinears(layers, head)

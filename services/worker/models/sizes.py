@@ -5,13 +5,21 @@ Models in the form of the kernels of GPUs are counted by ``dense.specification_o
 
 from __future__ import annotations
 
-from penstock.services.worker.models.linear_specification import head_linear, layer_linears
+from typing import NamedTuple
+
+from penstock.services.worker.models.adapter import LLAMA_NAMES, TensorNames
+from penstock.services.worker.models.linear_specification import (
+    head_linear,
+    layer_linears,
+    model_linears,
+)
 from penstock.services.worker.models.specification import (
     Attention,
     Layer,
     ModelSpecification,
     Norm,
 )
+from penstock.services.worker.quantization.quantization import Quantization
 
 
 def num_parameters(model: ModelSpecification) -> int:
@@ -20,6 +28,49 @@ def num_parameters(model: ModelSpecification) -> int:
     layers = sum(_layer(layer, model.hidden_size) for layer in model.layers)
     table = model.table_rows * model.hidden_size
     return table + head + layers + _norm(model.norm, model.hidden_size)
+
+
+class WeightSize(NamedTuple):
+    """Of all weights of a model, some of them quantized."""
+
+    coded_bytes: int
+    plain_numbers: int
+    """Numbers in the model's type."""
+
+    def num_bytes(self, item_bytes: int) -> int:
+        return self.coded_bytes + self.plain_numbers * item_bytes
+
+
+def quantized_size(
+    model: ModelSpecification,
+    quantization: Quantization,
+    *,
+    on_cpu: bool,
+    names: TensorNames = LLAMA_NAMES,
+) -> WeightSize:
+    """Once they are loaded. names: of the checkpoint."""
+    coded = _quantized_bytes(model, quantization, 0, on_cpu, names)
+    return WeightSize(coded, _quantized_bytes(model, quantization, 1, on_cpu, names) - coded)
+
+
+def _quantized_bytes(
+    model: ModelSpecification,
+    quantization: Quantization,
+    item_bytes: int,
+    on_cpu: bool,
+    names: TensorNames,
+) -> int:
+    linears = model_linears(model, names, quantization)
+    found = num_parameters(model) * item_bytes
+    for layer in linears.layers:
+        for each in layer:
+            found -= each.num_parameters * item_bytes
+            found += each.num_bytes(item_bytes, on_cpu=on_cpu)
+    head = linears.head
+    if not head.formats:
+        return found
+    plain = 0 if model.tie_word_embeddings else head.num_parameters * item_bytes
+    return found - plain + head.num_bytes(item_bytes, on_cpu=on_cpu)
 
 
 def fp32_norms(model: ModelSpecification) -> int:

@@ -14,15 +14,16 @@ from penstock.services.worker.models.linear import GatheredLinear, Linear, Summe
 from penstock.services.worker.models.linear_specification import (
     LayerLinears,
     LinearSpecification,
-    head_linear,
-    layer_linears,
+    model_linears,
 )
+from penstock.services.worker.models.quantized_linear import QuantizedLinear
 from penstock.services.worker.models.specification import (
     Attention,
     Layer,
     ModelSpecification,
     Norm,
 )
+from penstock.services.worker.quantization.quantization import Quantization
 
 if TYPE_CHECKING:
     from penstock.services.worker.rank_group import RankGroup
@@ -67,15 +68,22 @@ def allocate_weights(
     dtype: torch.dtype,
     device: torch.device,
     names: TensorNames = LLAMA_NAMES,
+    quantization: Quantization | None = None,
     ranks: RankGroup | None = None,
 ) -> DecoderWeights:
     """Uninitialized weights. On the meta device they cost nothing and tell the shapes. names: of
-    the checkpoint; ranks: those among whom the model is divided, if it is."""
-    memory = _Memory(model.hidden_size, dtype, device, names, ranks)
+    the checkpoint; quantization: of its linear layers, those of which have no weights yet; ranks:
+    those among whom the model is divided, if it is.
+
+    An LM head that is the embedding is quantized where weights are while they are read: it is a
+    second form of it then.
+    """
+    memory = _Memory(model.hidden_size, dtype, device, ranks)
     table = memory.empty(model.table_rows, model.hidden_size)
-    layers = [memory.layer(layer) for layer in model.layers]
-    head = head_linear(model, names)
-    lm_head = Linear(head, table) if model.tie_word_embeddings else memory.linear(head)
+    all_linears = model_linears(model, names, quantization)
+    layers = [memory.layer(*each) for each in zip(model.layers, all_linears.layers, strict=True)]
+    head, tied = all_linears.head, model.tie_word_embeddings
+    lm_head = Linear(head, table) if tied and not head.formats else memory.linear(head)
     if ranks is not None:
         lm_head = GatheredLinear(head, lm_head.weight, ranks.vocab_size, ranks)
     norm = memory.norm(model.norm)
@@ -122,27 +130,23 @@ def _named_norm(name: str, norm: NormWeights | None) -> dict[str, Tensor]:
 
 class _Memory:
     def __init__(
-        self,
-        hidden: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        names: TensorNames,
-        ranks: RankGroup | None,
+        self, hidden: int, dtype: torch.dtype, device: torch.device, ranks: RankGroup | None
     ) -> None:
-        self._hidden, self._dtype, self._device, self._names = hidden, dtype, device, names
-        self._ranks = ranks
+        self._hidden, self._dtype, self._device, self._ranks = hidden, dtype, device, ranks
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=self._dtype, device=self._device)
 
     def linear(self, specification: LinearSpecification) -> Linear:
+        if specification.formats:
+            return QuantizedLinear(specification, self._dtype, self._device)
         linear = Linear.allocate(specification, self._dtype, self._device)
         if self._ranks is not None and specification.shard == "inputs":
             return SummedLinear(specification, linear.weight, linear.bias, self._ranks)
         return linear
 
-    def layer(self, layer: Layer) -> LayerWeights:
-        attention, linears = layer.attention, layer_linears(layer, self._hidden, self._names)
+    def layer(self, layer: Layer, linears: LayerLinears[LinearSpecification]) -> LayerWeights:
+        attention = layer.attention
         norms = self._query_key_norms(attention)
         return LayerWeights(
             linears=LayerLinears(*map(self.linear, linears)),
@@ -197,9 +201,8 @@ def in_halves(model: ModelSpecification, weights: DecoderWeights) -> ModelSpecif
 def reorder_heads(attention: Attention, order: Tensor, weights: LayerWeights) -> None:
     """Let the elements of each query and key head be those of these numbers, [D], in this order."""
     dim, heads = attention.head_dim, attention.num_heads + attention.num_kv_heads
-    order = order.to(weights.linears.qkv.weight.device)
     first = torch.arange(0, heads * dim, dim, device=order.device)
     weights.linears.qkv.reorder((first[:, None] + order).view(-1))
     for norm in (weights.query_norm, weights.key_norm):
         if norm is not None:
-            norm.copy_(norm.view(-1, dim)[:, order].view(norm.shape))
+            norm.copy_(norm.view(-1, dim)[:, order.to(norm.device)].view(norm.shape))

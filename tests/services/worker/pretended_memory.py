@@ -41,7 +41,8 @@ class PretendedMemory(TorchDispatchMode):
         known = self._storages.get(storage._cdata)
         if known is not None and not known[0].expired():
             return False
-        size = 0 if self._host else storage.nbytes()
+        nowhere = self._host or tensor.device.type == "meta"
+        size = 0 if nowhere else storage.nbytes()
         self._storages[storage._cdata] = StorageWeakRef(storage), size
         return True
 

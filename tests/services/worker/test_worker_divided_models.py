@@ -16,6 +16,7 @@ import torch
 from msgspec.structs import replace
 from plan_driver import GREEDY, PlanDriver
 from pooled_prompts import pooled
+from quantized_folders import WRITERS, write_twins
 from ranks_in_threads import ThreadsMeeting, ranks_of
 from tiny_models import some_prompts
 
@@ -233,6 +234,24 @@ def test_a_model_that_no_rank_can_share_is_refused_by_name(
     config = Config(model=ModelConfig(model=str(folder)), cluster=cluster)
     with pytest.raises(ConfigError, match=words):
         check_division(config, read_model_info(folder))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "flag"),
+    [(2, 1, "--tensor-parallel-size 2"), (1, 2, "--pipeline-parallel-size 2")],
+)
+def test_quantized_weights_are_not_divided_and_the_flags_are_named(
+    tensor: int, pipeline: int, flag: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    folder = tiny_folder("llama3-wide")
+    cluster = ClusterConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    rounded = Config(model=ModelConfig(model=str(folder), quantization="int8"), cluster=cluster)
+    with pytest.raises(ConfigError, match=f"{flag} with --quantization int8: .*leave"):
+        check_division(rounded, read_model_info(folder))
+    stored = write_twins(folder, tmp_path, WRITERS["fp8-rows"]).quantized
+    config = Config(model=ModelConfig(model=str(stored)), cluster=cluster)
+    with pytest.raises(ConfigError, match=rf"{flag}: .*\(fbgemm_fp8\).*the plain checkpoint"):
+        check_division(config, read_model_info(stored))
 
 
 def prefill(step: int, slot: int) -> StepPlan:

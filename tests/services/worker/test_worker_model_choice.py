@@ -89,12 +89,22 @@ def test_what_neither_computes_is_refused_with_both_reasons(
         load_executor(config_for(folder), lambda note: None)
 
 
-def test_a_quantized_model_is_left_to_nobody(tiny_folder: Folder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("impl", ["auto", "transformers"])
+def test_a_quantized_model_is_not_left_to_transformers(
+    impl: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    """Neither one that only that code computes, nor one that its own family refuses."""
+    quantization = {"quant_method": "fp8"}
     folder = configured(
-        tiny_folder("llama"), tmp_path / "model", quantization_config={"quant_method": "gptq"}
+        tiny_folder("nemotron"), tmp_path / "other", quantization_config=quantization
     )
-    with pytest.raises(BadModelFolder, match="quantized checkpoints are not supported"):
-        choose_model(read_model_info(folder), config_for(folder))
+    with pytest.raises(BadModelFolder, match=r"quantized \(fp8\), and Nemotron.*weights must be"):
+        choose_model(read_model_info(folder), config_for(folder, impl))
+    changes = {"quantization_config": quantization, "hidden_act": "mish"}
+    refused = configured(tiny_folder("llama"), tmp_path / "refused", **changes)
+    message = "'mish'" if impl == "auto" else "weights must be plain"
+    with pytest.raises(BadModelFolder, match=message):
+        choose_model(read_model_info(refused), config_for(refused, impl))
 
 
 def test_a_setting_that_the_familys_code_does_not_read_is_none_of_ours(

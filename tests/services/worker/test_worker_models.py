@@ -231,7 +231,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"architectures": ["MambaForCausalLM"]},
         "'MambaForCausalLM' is not supported.*LlamaForCausalLM.*Qwen2ForCausalLM, Qwen3ForCausalLM",
     ),
-    "quantization": ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     "activation": ({"hidden_act": "mish"}, "'mish': supported are silu, swish, gelu"),
     "rope type": (
         {"rope_parameters": {"rope_type": "xpos", "factor": 4.0}},

@@ -179,7 +179,9 @@ def test_a_model_that_cannot_fit_ends_with_the_numbers_and_what_would(tmp_path: 
     text, code = planned(tmp_path, LLAMA_70B, "--gpu", "h200")
     assert code == plan.CANNOT_FIT == 1
     assert "takes 13" in text and "124.2 GiB of 138.9 GiB may be used by it" in text
-    assert "--gpu b200: " in text
+    assert "--gpu b200: " in text and "--quantization int4: " in text
+    text, code = planned(tmp_path, LLAMA_70B, "--gpu", "h200", "--quantization", "int8")
+    assert code == 0 and "bfloat16, quantized (int8, quantized while it is read)" in text
     text, code = planned(
         tmp_path, LLAMA_8B | {"dtype": "float32"}, "--gpu", "4090", "--max-model-len", "8192"
     )

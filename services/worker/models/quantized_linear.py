@@ -1,0 +1,226 @@
+"""``QuantizedLinear``: a linear layer whose weight is kept in codes.
+
+What a checkpoint has of it is read part by part and becomes ``QuantizedWeight``, without rounding;
+parts that are stored alike are one weight, as gate and up, others are computed side by side. On a
+CPU weights are packed for its kernels, and those that have none become plain ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.quantized_linear import PackedWeight, pack_quantized, quantized_product
+from penstock.kernels.quantized_weight import QuantizedWeight, joined, quantized
+from penstock.kernels.two_level_linear import (
+    TwoLevelWeight,
+    two_level_product,
+    two_level_weight,
+)
+from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.linear_specification import LinearSpecification
+from penstock.services.worker.quantization.format import WEIGHT
+
+Piece = QuantizedWeight | PackedWeight | TwoLevelWeight | Linear
+"""Some consecutive outputs; a plain part is a ``Linear`` of its own."""
+
+
+class QuantizedLinear(Linear):
+    """``weight`` is on the meta device: it tells shape and type of the plain one."""
+
+    def __init__(
+        self, specification: LinearSpecification, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Without a weight until ``take`` or ``draw``."""
+        outputs, inputs = specification.outputs, specification.inputs
+        bias = torch.empty(outputs, dtype=dtype, device=device) if specification.bias else None
+        weight = torch.empty(outputs, inputs, dtype=dtype, device="meta")
+        super().__init__(specification, weight, bias)
+        self.quantized, self.device = True, device
+        self.pieces: list[Piece] = []
+
+    @property
+    def num_bytes(self) -> int:
+        bias = 0 if self.bias is None else self.bias.nbytes
+        return bias + sum(piece.num_bytes for piece in self.pieces)
+
+    def named(self) -> dict[str, Tensor]:
+        """What is read as it is: biases."""
+        return {name: each for name, each in super().named().items() if not name.endswith(WEIGHT)}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Make the weight of what a checkpoint holds: of the names of
+        ``LinearSpecification.stored_tensors``, without a prefix."""
+        parts: list[Piece] = []
+        specification = self.specification
+        for (name, outputs), format in zip(
+            specification.stored.items(), specification.formats, strict=True
+        ):
+            if format is None:
+                plain = tensors[name + WEIGHT].to(self.weight.dtype)
+                parts.append(_plain(plain, name))
+                continue
+            ahead = f"{name}."
+            own = {n.removeprefix(name): t for n, t in tensors.items() if n.startswith(ahead)}
+            made = format.weight(own, outputs, specification.inputs)
+            if isinstance(made, Tensor):
+                parts.append(_plain(made.to(self.weight.dtype), name))
+            else:
+                parts.append(made)
+        self.pieces = _joined(parts)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether scales are, before they are packed."""
+        coded = [piece for piece in self.pieces if isinstance(piece, QuantizedWeight)]
+        return all(piece.is_finite for piece in coded)
+
+    def draw(self, std: float, generator: torch.Generator) -> None:
+        """Make a random weight, in the form that a checkpoint's would have."""
+        specification, tensors = self.specification, {}
+        for name, outputs in specification.stored.items():
+            plain = torch.empty(outputs, specification.inputs, device=self.device)
+            tensors[name] = plain.normal_(0.0, std, generator=generator)
+        parts: list[Piece] = []
+        for (name, plain), format in zip(tensors.items(), specification.formats, strict=True):
+            form = None if format is None else format.form(*plain.shape)
+            if form is None:
+                parts.append(_plain(plain.to(self.weight.dtype), name))
+                continue
+            # Where a scale has other columns than these kinds, plans differ by scales alone.
+            kind = "fp8" if form.kind == "fp4" else form.kind
+            group = form.group if kind == "int4" else 0
+            parts.append(quantized(plain, kind, group))
+        self.pieces = _joined(parts)
+
+    def rows(self, outputs: Sequence[int]) -> Tensor:
+        (piece,) = self.pieces
+        if not isinstance(piece, QuantizedWeight):
+            raise ValueError("a packed weight has no rows any more")
+        return piece.reordered(torch.tensor(list(outputs))).dequantized()
+
+    def multiply_by(self, factor: float) -> None:
+        if factor == 1.0:
+            return
+        if self.bias is not None:
+            self.bias.mul_(factor)
+        for place, piece in enumerate(self.pieces):
+            if isinstance(piece, QuantizedWeight):
+                self.pieces[place] = piece.multiplied(factor)
+            elif isinstance(piece, Linear):
+                piece.multiply_by(factor)
+            else:
+                raise ValueError("a packed weight is not multiplied any more")
+
+    def reorder(self, outputs: Tensor) -> None:
+        """See ``Linear``; outputs stay among those of their part."""
+        if self.bias is not None:
+            self.bias[: len(outputs)] = self.bias.index_select(0, outputs.to(self.device))
+        for place, (first, last, piece) in enumerate(list(self._places())):
+            own = outputs[first:last].cpu() - first
+            if not len(own):
+                continue
+            rest = torch.arange(len(own), last - first)
+            if isinstance(piece, QuantizedWeight):
+                self.pieces[place] = piece.reordered(torch.cat((own, rest)))
+            elif isinstance(piece, Linear):
+                piece.reorder(own)
+            else:
+                raise ValueError("a packed weight is not reordered any more")
+
+    def make_plain(self) -> None:
+        for place, piece in enumerate(self.pieces):
+            if isinstance(piece, QuantizedWeight):
+                self.pieces[place] = _plain(piece.dequantized(self.weight.dtype), "part")
+
+    def pack(self) -> None:
+        """For a CPU: what its kernels take is packed, all else becomes plain."""
+        if self.device.type != "cpu":
+            return
+        pieces: list[Piece] = []
+        while self.pieces:  # one plain weight at a time stands beside its codes
+            piece = self.pieces.pop(0)
+            if isinstance(piece, QuantizedWeight):
+                piece = self._for_cpu(piece)
+            if isinstance(piece, Linear):
+                piece.pack()
+            pieces.append(piece)
+        self.pieces = pieces
+        self.packed = all(not isinstance(piece, Linear) or piece.packed for piece in pieces)
+
+    def _for_cpu(self, weight: QuantizedWeight) -> Piece:
+        packed = two_level_weight(weight) or pack_quantized(weight)
+        return packed or _plain(weight.dequantized(self.weight.dtype), "part")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.device.type == "cpu":
+            parts = [_cpu_product(piece, x) for piece in self.pieces]
+            product = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+            return product if self.bias is None else product + self.bias
+        out = torch.empty(len(x), self.specification.outputs, dtype=x.dtype, device=x.device)
+        return self.apply(x, out)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return self(x).add_(residual)
+
+    def apply(self, x: Tensor, out: Tensor) -> Tensor:
+        for first, last, piece in self._places():
+            bias = None if self.bias is None else self.bias[first:last]
+            own = out[:, first:last]
+            if isinstance(piece, QuantizedWeight):
+                _device_product(x, piece, bias, own)
+            else:
+                own.copy_(_cpu_product(piece, x))
+                if bias is not None:
+                    own.add_(bias)
+        return out
+
+    def _places(self) -> Iterator[tuple[int, int, Piece]]:
+        """First and last output of each piece, and the piece."""
+        first = 0
+        for piece in self.pieces:
+            if isinstance(piece, Linear):
+                last = first + piece.specification.outputs
+            else:
+                weight = piece.weight if isinstance(piece, PackedWeight) else piece
+                last = first + weight.shape[0]
+            yield first, last, piece
+            first = last
+
+
+def _plain(weight: Tensor, name: str) -> Linear:
+    outputs, inputs = weight.shape
+    return Linear(LinearSpecification(inputs, (outputs,), (name,)), weight)
+
+
+def _joined(parts: list[Piece]) -> list[Piece]:
+    """Neighbours as one where they can be."""
+    found: list[Piece] = []
+    for part in parts:
+        last = found[-1] if found else None
+        one = None
+        if isinstance(last, QuantizedWeight) and isinstance(part, QuantizedWeight):
+            one = joined((last, part))
+        if one is None:
+            found.append(part)
+        else:
+            found[-1] = one
+    return found
+
+
+def _cpu_product(piece: Piece, x: Tensor) -> Tensor:
+    if isinstance(piece, PackedWeight):
+        return quantized_product(x, piece)
+    if isinstance(piece, TwoLevelWeight):
+        return two_level_product(x, piece)
+    if isinstance(piece, Linear):
+        return piece(x)
+    return torch.nn.functional.linear(x, piece.dequantized(x.dtype))
+
+
+def _device_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor) -> None:
+    from penstock.kernels.gpu.quantized_linear import quantized_linear
+
+    quantized_linear(x, weight, bias, out)

@@ -1,0 +1,1 @@
+"""Formats of quantized checkpoints, each declared once: its tensors, its checks, its bytes."""

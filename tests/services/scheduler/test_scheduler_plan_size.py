@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -14,7 +15,7 @@ from simulated_worker import token_bytes
 from penstock.protocol.sampling import SamplingParams, resolve
 from penstock.protocol.wire import codec
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.protocol.wire.messages.requests import TokenWork
+from penstock.protocol.wire.messages.requests import ChoiceState, TokenWork
 from penstock.protocol.wire.messages.steps import StepPlan
 from penstock.protocol.wire.messages.tokens import End, EndReason
 from penstock.services.scheduler import planner
@@ -84,6 +85,7 @@ def sampled(work: TokenWork, params: SamplingParams, bad_words: Sequence[bytes] 
         sampling=sampling.packed(),
         reads_output=adjustments is not None,
         reads_prompt=adjustments is not None and adjustments.reads_prompt,
+        reads_logits=adjustments is not None and adjustments.steers,
     )
 
 
@@ -224,3 +226,23 @@ def test_a_plan_is_never_longer_than_was_reckoned(
     assert plan is not None
     parts = msgspec.msgpack.encode((plan.added, plan.chunks, plan.prompts))
     assert len(parts) <= core._in_flight.steps[-1].added_bytes + 30
+
+
+def test_a_sequence_that_mirostat_steers_begins_anew_once_it_has_output() -> None:
+    engine = NullEngine()
+    prompt = list(range(64))
+    for request_id, params in enumerate(({}, {"mirostat_mode": 2}), 1):
+        work = asking(prompt, max_tokens=8, **params)
+        assert engine.core.add(request_id, 0, "t", work, 0.0) is None
+        engine.run()
+    fresh = [new for plan in engine.plans for new in plan.added][-1]
+    assert fresh.num_computed == 48  # the prompt's blocks are cached
+    for request_id, params in enumerate(({}, {"mirostat_mode": 2}), 3):
+        work = asking(prompt, max_tokens=40, **params)
+        state = ChoiceState(0, array("i", [5] * 20).tobytes())
+        continued = msgspec.structs.replace(work, choices=[state])
+        assert engine.core.add(request_id, 0, "t", continued, 0.0) is None
+        engine.run()
+        new = [new for plan in engine.plans for new in plan.added][-1]
+        assert new.num_computed == (0 if params else 64)
+        assert (new.start, new.length) == (new.num_computed, 84)

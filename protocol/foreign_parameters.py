@@ -50,7 +50,7 @@ _EXPLAINED = {
     "model's tokenizer, chats with those of its chat template",
     "adapter": _NO_LORA,
     "audio": _NO_MULTIMODAL,
-    "best_of": "not supported yet: choosing among more answers than n",
+    "best_of": "not supported yet: choosing among more answers than n; /v1/completions does it",
     "do_sample": "use temperature: 0 for the likeliest tokens",
     "documents": "not supported yet: put them into a message",
     "dry_early_exit_match_len": _ALL_MATCHES,

@@ -173,7 +173,6 @@ UNSUPPORTED: list[dict[str, Any]] = [
     {"structural_tag": "{}"},
     {"tools": [{"type": "function", "function": {"name": "f"}}]},
     {"tool_choice": "required"},
-    {"best_of": 3},
     {"guided_json": {}},
     {"suffix": "x"},
 ]

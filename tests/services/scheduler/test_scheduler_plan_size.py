@@ -75,10 +75,12 @@ def asking(prompt: list[int], n: int = 1, max_tokens: int = 2, **params: object)
     return sampled(token_work(prompt, max_tokens, n=n), SamplingParams(**params))
 
 
-def sampled(work: TokenWork, params: SamplingParams, bad_words: Sequence[bytes] = ()) -> TokenWork:
+def sampled(
+    work: TokenWork, params: SamplingParams, bad_words: Sequence[bytes] = (), breakers: bytes = b""
+) -> TokenWork:
     """As a tokenizer sends it that was asked for this."""
     resolved = resolve(params, {}, 1)
-    sampling = slot_sampling(resolved, work.stop_ids, list(bad_words))
+    sampling = slot_sampling(resolved, work.stop_ids, list(bad_words), breakers)
     adjustments = sampling.adjustments
     return msgspec.structs.replace(
         work,
@@ -174,10 +176,11 @@ def test_the_longest_sequence_with_all_that_it_may_ask_for_fits_a_frame() -> Non
     params = SamplingParams(
         temperature=1.0, top_p=1.0, top_k=0, seed=1, max_tokens=1, repetition_penalty=2.0,
         allowed_token_ids=list(range(2**18)), logit_bias=dict.fromkeys(range(1024), 1.0),
+        dry_multiplier=1.0, typical_p=0.5,
     )  # fmt: skip
     bad_words = [token_bytes([1] * 16)] * 128
     plain = token_work(prompt, 1, n=2, stop_ids=list(range(64)))
-    work = sampled(plain, params, bad_words)
+    work = sampled(plain, params, bad_words, token_bytes(list(range(2**18))))
     assert engine.core.add(1, 0, "t", work, 0.0) is None
     engine.run()
     assert len(engine.ends) == 2

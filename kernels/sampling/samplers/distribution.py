@@ -6,6 +6,7 @@ A row's logits z may hold -inf, which is a token that is dropped already; one at
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 Row = npt.NDArray[np.float64]
+_LEADING = 1024
+"""Tokens that are put in order first."""
 
 
 class Measures(NamedTuple):
@@ -39,6 +42,23 @@ def measures(z: Tensor) -> Measures:
 def keep_from(z: Tensor, floor: float) -> Tensor:
     """The logits at or above ``floor``; the highest stay whatever it is."""
     return z.masked_fill(z < torch.minimum(z.max(), z.new_tensor(floor)), -math.inf)
+
+
+def first_reaching(
+    keys: Tensor, share: float, log_p_of: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The highest key such that the probabilities of tokens from it on reach ``share``; the lowest
+    where rounding keeps them below. Most rows need no sort of all their tokens.
+
+    keys: [V]; log_p_of: ln p of tokens by their keys, descending, and their ids.
+    """
+    for width in (min(_LEADING, len(keys)), len(keys)):
+        ordered, at = keys.topk(width)
+        reached = log_p_of(ordered, at).exp().cumsum(0)
+        if float(reached[-1]) >= share:
+            break
+    number = int(torch.searchsorted(reached, reached.new_tensor([share])))
+    return ordered[min(number, width - 1)]
 
 
 def probabilities(z: Row) -> Row:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from penstock.kernels.sampling.samplers.distribution import (
     Row,
     dropped,
+    first_reaching,
     keep_from,
+    measures,
     probabilities,
 )
 
@@ -23,8 +24,6 @@ def reference(z: Row, share: float) -> Row:
 
 
 def apply(z: Tensor, share: float) -> Tensor:
-    ordered = z.sort(descending=True).values
-    weights = (ordered - ordered[0]).exp()
-    reached = weights.cumsum(0)
-    number = int(torch.searchsorted(reached, reached[-1:] * share)) + 1
-    return keep_from(z, float(ordered[min(number, len(z)) - 1]))
+    found = measures(z)
+    last = first_reaching(z, share, lambda ordered, _: ordered - (found.top + found.log_total))
+    return keep_from(z, float(last))

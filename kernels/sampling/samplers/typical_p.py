@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from penstock.kernels.sampling.samplers.distribution import (
     Row,
     dropped,
     entropy_of,
+    first_reaching,
     measures,
     probabilities,
     surprise,
@@ -35,8 +35,6 @@ def reference(z: Row, share: float) -> Row:
 def apply(z: Tensor, share: float) -> Tensor:
     found = measures(z)
     log_p = z - (found.top + found.log_total)
-    distance = (log_p + found.entropy).abs_()
-    ordered, at = distance.sort()
-    reached = log_p.exp()[at].cumsum(0)
-    number = int(torch.searchsorted(reached, reached.new_tensor([share])))
-    return z.masked_fill(distance > ordered[min(number, len(z) - 1)], -math.inf)
+    closeness = (log_p + found.entropy).abs_().neg_()
+    last = first_reaching(closeness, share, lambda ordered, at: log_p[at])
+    return z.masked_fill(closeness < last, -math.inf)

@@ -36,6 +36,8 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "repetition_penalty": 1.1, "frequency_penalty": 0.2},
     {"temperature": 1.0, "presence_penalty": 0.5, "logprobs": 5},
     {"temperature": 1.0, "n": 2},
+    {"temperature": 1.1, "typical_p": 0.9, "xtc_probability": 0.5, "sampler_order": ["xtc"]},
+    {"temperature": 0.9, "mirostat_mode": 2, "dry_multiplier": 0.8, "tfs": 0.95},
     {"temperature": 0, "prompt_logprobs": 2},
 )
 

@@ -23,6 +23,16 @@ _RENAMED = {
     "stop_sequences": "stop",
     "stop_strings": "stop",
     "temp": "temperature",
+    "dry_penalty_last_n": "dry_range",
+    "dynatemp_low": "dynatemp_min",
+    "dynatemp_high": "dynatemp_max",
+    "eps_cutoff": "epsilon_cutoff",
+    "mirostat": "mirostat_mode",
+    "sampler_priority": "sampler_order",
+    "sequence_breakers": "dry_sequence_breakers",
+    "samplers": "sampler_order",
+    "tfs_z": "tfs",
+    "top_n_sigma": "nsigma",
     "top_n_tokens": "logprobs",
     "truncate": "truncate_prompt_tokens",
 }
@@ -31,7 +41,7 @@ _TOOLS = "tools are for chats: use tools and tool_choice of /v1/chat/completions
 _NO_MULTIMODAL = "not supported yet: models take text alone"
 _NO_LORA = "not supported yet: LoRA adapters"
 _NO_BEAMS = "not supported yet: beam search; n draws several answers"
-_NO_SAMPLER = "not supported yet: this way of sampling; there are temperature, top_p, top_k, min_p"
+_ALL_MATCHES = "leave it out: every repetition is found, however long and however often"
 _WHITESPACE = "use structured_outputs.disable_any_whitespace"
 _THINKING = "use chat_template_kwargs"
 
@@ -40,9 +50,13 @@ _EXPLAINED = {
     "model's tokenizer, chats with those of its chat template",
     "adapter": _NO_LORA,
     "audio": _NO_MULTIMODAL,
-    "best_of": "not supported yet: choosing among more answers than n",
+    "best_of": "not supported yet: choosing among more answers than n; /v1/completions does it",
     "do_sample": "use temperature: 0 for the likeliest tokens",
     "documents": "not supported yet: put them into a message",
+    "dry_early_exit_match_len": _ALL_MATCHES,
+    "dry_max_ngram": _ALL_MATCHES,
+    "dry_max_occurrences": _ALL_MATCHES,
+    "dynatemp_range": "use dynatemp_min and dynatemp_max",
     "early_stopping": _NO_BEAMS,
     "ebnf": 'use structured_outputs: {"grammar": …}',
     "enable_thinking": f'{_THINKING}: {{"enable_thinking": …}}',
@@ -67,9 +81,9 @@ _EXPLAINED = {
     "lora": _NO_LORA,
     "lora_path": _NO_LORA,
     "messages": "use /v1/chat/completions",
-    "mirostat": _NO_SAMPLER,
     "modalities": _NO_MULTIMODAL,
     "num_beams": _NO_BEAMS,
+    "typical": "use typical_p",
     "num_ctx": "the server's --max-model-len sets the length of the context",
     "options": "give what it holds beside the other parameters",
     "parameters": "give what it holds beside the other parameters",
@@ -87,8 +101,6 @@ _EXPLAINED = {
     "thinking": f'{_THINKING}: {{"thinking": …}}',
     "tool_choice": _TOOLS,
     "tools": _TOOLS,
-    "top_a": _NO_SAMPLER,
-    "typical_p": _NO_SAMPLER,
     "use_beam_search": _NO_BEAMS,
 }
 

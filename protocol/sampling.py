@@ -19,6 +19,34 @@ from msgspec import Meta
 from penstock.protocol.declared import description_of
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
 from penstock.protocol.grammar.request import Grammar
+from penstock.protocol.sampler_parameters import (
+    DEFAULT_BREAKERS,
+    DryAllowedLength,
+    DryBase,
+    DryBreakers,
+    DryMultiplier,
+    DryRange,
+    DynatempExponent,
+    DynatempMax,
+    DynatempMin,
+    EpsilonCutoff,
+    EtaCutoff,
+    MirostatEta,
+    MirostatMode,
+    MirostatTau,
+    NoRepeatNgram,
+    NSigma,
+    SamplerOrder,
+    Skew,
+    SmoothingCurve,
+    SmoothingFactor,
+    TemperatureLast,
+    Tfs,
+    TopA,
+    TypicalP,
+    XtcProbability,
+    XtcThreshold,
+)
 from penstock.protocol.validation import read
 
 MAX_CHOICES = 128
@@ -240,6 +268,33 @@ class SamplingParams(
         ]
         | None
     ) = None
+    dynatemp_min: DynatempMin = 0.0
+    dynatemp_max: DynatempMax = 0.0
+    dynatemp_exponent: DynatempExponent = 1.0
+    nsigma: NSigma = 0.0
+    top_a: TopA = 0.0
+    tfs: Tfs = 1.0
+    eta_cutoff: EtaCutoff = 0.0
+    epsilon_cutoff: EpsilonCutoff = 0.0
+    typical_p: TypicalP = 1.0
+    smoothing_factor: SmoothingFactor = 0.0
+    smoothing_curve: SmoothingCurve = 1.0
+    xtc_threshold: XtcThreshold = 0.1
+    xtc_probability: XtcProbability = 0.0
+    mirostat_mode: MirostatMode = 0
+    mirostat_tau: MirostatTau = 5.0
+    mirostat_eta: MirostatEta = 0.1
+    skew: Skew = 0.0
+    temperature_last: TemperatureLast = False
+    sampler_order: SamplerOrder = []
+    dry_multiplier: DryMultiplier = 0.0
+    dry_base: DryBase = 1.75
+    dry_allowed_length: DryAllowedLength = 2
+    dry_range: DryRange = 0
+    dry_sequence_breakers: DryBreakers = msgspec.field(
+        default_factory=lambda: list(DEFAULT_BREAKERS)
+    )
+    no_repeat_ngram_size: NoRepeatNgram = 0
 
 
 DEFAULTS: dict[str, Any] = {

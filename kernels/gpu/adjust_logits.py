@@ -31,8 +31,10 @@ from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.sampler_memory import (
     ASKS_BAD_WORDS,
     ASKS_BIASES,
+    ASKS_HISTORY,
     GROUP,
     SPLIT,
+    HistoryEntries,
     SamplerSlots,
     SamplerSpace,
     groups_of,
@@ -42,6 +44,7 @@ from penstock.kernels.sampling.bad_words import WORDS
 
 _BIASES = tl.constexpr(ASKS_BIASES)
 _BAD_WORDS = tl.constexpr(ASKS_BAD_WORDS)
+_HISTORY = tl.constexpr(ASKS_HISTORY)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _CHUNK = 128
 """Entries that are applied at once."""
@@ -66,12 +69,50 @@ def _load_split(asked, ids, mask):
 
 
 @triton.jit
+def _add_biases(asked, token, value, mine):
+    """Write tokens' logits with these biases, penalised and masked as all others."""
+    source, target, counts, allowed, ask, repetition, inverse, frequency, presence = asked
+    new = tl.load(source + token, mask=mine, other=0.0).to(tl.float32) + value
+    asks_penalties = (ask & PENALTIES) != 0
+    count = tl.load(counts + token, mask=mine & asks_penalties, other=0).to(tl.int32)
+    new = penalised(new, count, repetition, inverse, frequency, presence)
+    asks_allowed = (ask & ALLOWED) != 0
+    word = tl.load(allowed + token // 32, mask=mine & asks_allowed, other=-1)
+    new = tl.where(((word >> (token % 32)) & 1) != 0, new, float("-inf"))
+    tl.store(target + token, new, mask=mine)
+
+
+@triton.jit
+def _with_history(
+    asked, first, vocab, begin, end, history_token, history_value,
+    SPLIT: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Write a row's entries of history over a split: biases, then bans."""
+    tl.debug_barrier()
+    for start in range(begin, end, CHUNK):
+        index = start + tl.arange(0, CHUNK)
+        token = tl.load(history_token + index, mask=index < end, other=-1)
+        value = tl.load(history_value + index, mask=index < end, other=0.0)
+        mine = (token >= first) & (token < first + SPLIT) & (token < vocab)
+        _add_biases(asked, token, value, mine & (value > float("-inf")))
+    tl.debug_barrier()
+    for start in range(begin, end, CHUNK):
+        index = start + tl.arange(0, CHUNK)
+        token = tl.load(history_token + index, mask=index < end, other=-1)
+        value = tl.load(history_value + index, mask=index < end, other=0.0)
+        mine = (token >= first) & (token < first + SPLIT) & (token < vocab)
+        tl.store(asked[1] + token, value, mask=mine & (value == float("-inf")))
+    tl.debug_barrier()
+
+
+@triton.jit
 def _with_entries(
     asked, first, vocab, slot, num_output, entry_count, entry_token, entry_value, entry_until,
-    word_ban, entries, SPLIT: tl.constexpr, WORDS: tl.constexpr, CHUNK: tl.constexpr,
+    word_ban, entries, begin, end, history_token, history_value,
+    SPLIT: tl.constexpr, WORDS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Write a slot's entries and word bans over a split that is written already."""
-    source, target, counts, allowed, ask, repetition, inverse, frequency, presence = asked
+    target, ask = asked[1], asked[4]
     tl.debug_barrier()
     if (ask & _BIASES) != 0:
         output = tl.load(num_output + slot)
@@ -83,15 +124,13 @@ def _with_entries(
             until = tl.load(entry_until + entry + index, mask=index < number, other=0)
             value = tl.load(entry_value + entry + index, mask=index < number, other=0.0)
             mine = (token >= first) & (token < first + SPLIT) & (token < vocab)
-            mine = mine & (output < until) & (value > float("-inf"))
-            new = tl.load(source + token, mask=mine, other=0.0).to(tl.float32) + value
-            asks_penalties = (ask & PENALTIES) != 0
-            count = tl.load(counts + token, mask=mine & asks_penalties, other=0).to(tl.int32)
-            new = penalised(new, count, repetition, inverse, frequency, presence)
-            asks_allowed = (ask & ALLOWED) != 0
-            word = tl.load(allowed + token // 32, mask=mine & asks_allowed, other=-1)
-            new = tl.where(((word >> (token % 32)) & 1) != 0, new, float("-inf"))
-            tl.store(target + token, new, mask=mine)
+            _add_biases(asked, token, value, mine & (output < until) & (value > float("-inf")))
+    if (ask & _HISTORY) != 0:
+        _with_history(asked, first, vocab, begin, end, history_token, history_value, SPLIT, CHUNK)
+    if (ask & _BIASES) != 0:
+        output = tl.load(num_output + slot)
+        number = tl.load(entry_count + slot)
+        entry = slot * entries
         tl.debug_barrier()
         for start in range(0, number, CHUNK):
             index = start + tl.arange(0, CHUNK)
@@ -114,6 +153,7 @@ def _with_entries(
 def _adjust_kernel(
     logits, rows, asks, temperature, top_k, top_p, min_p, repetition, frequency, presence,
     num_output, counts, allowed, entry_count, entry_token, entry_value, entry_until, word_ban,
+    history_start, history_token, history_value,
     adjusted, group_max, split_max, split_min, split_mass, bad,
     vocab, splits, groups, mask_words, entries, each, greedy_below,
     SPLIT: tl.constexpr, GROUP: tl.constexpr, WORDS: tl.constexpr, CHUNK: tl.constexpr,
@@ -139,6 +179,11 @@ def _adjust_kernel(
         return
     _, target, _, mask_row, _, factor, inverse, per_count, once = asked
     scale = 1.0 / tl.maximum(warmth, greedy_below)
+    first_entry = 0
+    end_entry = 0
+    if (ask & _HISTORY) != 0:
+        first_entry = tl.load(history_start + row)
+        end_entry = tl.load(history_start + row + 1)
     begin = tl.program_id(1) * each
     lane = tl.arange(0, SPLIT)
     raw, count = _load_split(asked, begin * SPLIT + lane, begin * SPLIT + lane < vocab)
@@ -160,7 +205,8 @@ def _adjust_kernel(
                 tl.store(target + ids, z, mask=inside)
                 _with_entries(
                     asked, first, vocab, slot, num_output, entry_count, entry_token, entry_value,
-                    entry_until, word_ban, entries, SPLIT, WORDS, CHUNK,
+                    entry_until, word_ban, entries, first_entry, end_entry, history_token,
+                    history_value, SPLIT, WORDS, CHUNK,
                 )  # fmt: skip
                 z = tl.load(target + ids, mask=inside, other=0.0)
             # One sum says whether anything was not finite or has become +inf.
@@ -189,12 +235,18 @@ def _adjust_kernel(
 
 
 def adjust_logits(
-    logits: Tensor, rows: Tensor, slots: SamplerSlots, space: SamplerSpace, greedy_below: float
+    logits: Tensor,
+    rows: Tensor,
+    slots: SamplerSlots,
+    space: SamplerSpace,
+    history: HistoryEntries,
+    greedy_below: float,
 ) -> None:
     """Survey the rows with a limit, and write anew those that need it.
 
     logits: [N, V] contiguous, fp32, bf16 or fp16, not changed; rows: [N] int32, the slot of each
-    row, -1: none. Writes ``space`` but for its floors.
+    row, -1: none; history: ``no_history`` where no slot asks for any. Writes ``space`` but for its
+    floors.
     """
     count, vocab = logits.shape
     splits = vocab_splits(vocab)
@@ -203,7 +255,7 @@ def adjust_logits(
         logits, rows, slots.asks, slots.temperature, slots.top_k, slots.top_p, slots.min_p,
         slots.repetition, slots.frequency, slots.presence, slots.num_output, slots.counts,
         slots.allowed, slots.entry_count, slots.entry_token, slots.entry_value, slots.entry_until,
-        slots.word_ban, space.adjusted, space.group_max, space.split_max, space.split_min,
+        slots.word_ban, *history, space.adjusted, space.group_max, space.split_max, space.split_min,
         space.split_mass, space.bad, vocab, splits, groups_of(vocab), slots.allowed.shape[1],
         slots.entry_token.shape[1], each, greedy_below, SPLIT, GROUP, WORDS, _CHUNK, EARLY,
         num_warps=8, maxnreg=80, launch_pdl=EARLY,

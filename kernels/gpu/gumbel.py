@@ -27,6 +27,15 @@ def _mix(x):
 
 
 @triton.jit
+def coin_of(key_add, key_factor):
+    """A number from 0 to 1 beside the noise of the tokens: it hashes 2^32 - 1, which is -1 here.
+    Reference: ``penstock.kernels.sampling.samplers.xtc.coin``."""
+    h = _mix(key_add - key_factor)
+    h ^= h >> 16
+    return (h.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+
+
+@triton.jit
 def _splitmix64(z):
     """As ``penstock.kernels.draw_keys`` mixes; uint64."""
     z += 0x9E3779B97F4A7C15

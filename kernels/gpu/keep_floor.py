@@ -57,14 +57,14 @@ _NOTHING = tl.constexpr(110.0)
 
 
 @triton.jit
-def _key(z):
+def key_of(z):
     """int32 in the order of the fp32 numbers; -0 and 0 are one number."""
     bits = tl.where(z == 0.0, 0.0, z).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _number(key):
+def number_of(key):
     """The fp32 number of a key."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
@@ -138,7 +138,7 @@ def _find_by_passes(
     """
     eighth = tl.arange(0, 8)
     share = eighth.to(tl.float32) * 0.125
-    high = _number(_key(top) + 1)
+    high = number_of(key_of(top) + 1)
     base = 0.0
     over = 0.0
     inside = 0.0
@@ -192,7 +192,9 @@ def _find_by_passes(
         if weighs == 0:
             weights = tl.full([MOST], 1.0, tl.float32)
         weights = tl.where(index < count, weights, 0.0)
-        low = _number(_highest_reaching(_key(z), weights, _key(low), _key(high) - 1, base, need))
+        low = number_of(
+            _highest_reaching(key_of(z), weights, key_of(low), key_of(high) - 1, base, need)
+        )
     return low
 
 
@@ -209,11 +211,11 @@ def _settle(
     ids = tl.load(chosen_ids + index, mask=index < count, other=0)
     floor = least
     settled = True
-    keys = _key(z)
+    keys = key_of(z)
     if by_count:
         one = tl.where(index < count, 1.0, 0.0)
-        found = _highest_reaching(keys, one, _key(bound), _key(top), 0.0, k.to(tl.float32))
-        floor = tl.maximum(least, _number(found))
+        found = _highest_reaching(keys, one, key_of(bound), key_of(top), 0.0, k.to(tl.float32))
+        floor = tl.maximum(least, number_of(found))
     if by_mass:
         weights = tl.where(z >= floor, tl.exp((z - top) * scale), 0.0)
         weights = tl.where(index < count, weights, 0.0)
@@ -221,9 +223,9 @@ def _settle(
         if by_count | (m > 0.0):
             mass = kept
         settled = kept >= p * mass
-        low_key = tl.maximum(_key(floor), _key(bound))
-        found = _highest_reaching(keys, weights, low_key, _key(top), 0.0, p * mass)
-        floor = tl.maximum(floor, _number(found))
+        low_key = tl.maximum(key_of(floor), key_of(bound))
+        found = _highest_reaching(keys, weights, low_key, key_of(top), 0.0, p * mass)
+        floor = tl.maximum(floor, number_of(found))
     floor = tl.minimum(floor, top)
     value = tl.maximum(with_noise(z, scale, ids, key_add, key_factor), LEAST)
     value = tl.where((index < count) & (z >= floor), value, float("-inf"))
@@ -290,7 +292,7 @@ def _floor_kernel(
             mass = tl.sum(masses * tl.exp((tops - top) * scale), 0)
         bound = least
         if by_count | (m <= 0.0):
-            keys = _key(maxima)
+            keys = key_of(maxima)
             weights = tl.exp((maxima - top) * scale)
             enough = tl.minimum(MOST_GROUPS, (groups + 1) // 2)
             if by_count:
@@ -299,9 +301,9 @@ def _floor_kernel(
             if by_mass & (by_count == 0):
                 # A share of all that is left; what top_k leaves is not known yet.
                 wanted = p * mass * 1.00001
-            low_key = _key(tl.min(tl.where(group < groups, maxima, float("inf")), 0))
+            low_key = key_of(tl.min(tl.where(group < groups, maxima, float("inf")), 0))
             low = low_key.to(tl.int64)
-            high = _key(top).to(tl.int64)
+            high = key_of(top).to(tl.int64)
             if (groups >= enough) | (tl.sum(weights, 0) >= wanted):
                 while high - low > _COARSE:
                     middle = low + (high - low + 1) // 2
@@ -313,7 +315,7 @@ def _floor_kernel(
                         reached_it = reached_it | (found >= wanted)
                     low = tl.where(reached_it, middle, low)
                     high = tl.where(reached_it, high, middle - 1)
-                bound = tl.maximum(bound, _number(low.to(tl.int32)))
+                bound = tl.maximum(bound, number_of(low.to(tl.int32)))
         count = _gather(
             asked, maxima, listed, chosen, chosen_ids, vocab, bound, float("inf"), GROUP, PADDED,
             TILE, MOST,

@@ -19,9 +19,16 @@ ASKS_PENALTIES = 1
 ASKS_BIASES = 2
 ASKS_ALLOWED = 4
 ASKS_BAD_WORDS = 8
+ASKS_HISTORY = 16
+ASKS_STAGES = 32
 """Bits of ``SamplerSlots.asks``."""
-ASKS_WRITTEN = ASKS_BIASES | ASKS_BAD_WORDS
-"""Adjustments of single tokens: where a row asks for any, its logits are written anew."""
+ASKS_WRITTEN = ASKS_BIASES | ASKS_BAD_WORDS | ASKS_HISTORY | ASKS_STAGES
+"""Adjustments of single tokens, and samplers that work in place: where a row asks for any, its
+logits are written anew."""
+MOST_STAGES = 16
+"""A power of two, and no less than there are samplers."""
+STAGE_NUMBERS = 3
+"""That a sampler takes, at most."""
 SPLIT = 4096
 """Logits of one program."""
 GROUP = 64
@@ -64,6 +71,34 @@ class SamplerSlots(NamedTuple):
     """[S, E] int32: the entry counts while the slot has less output than this."""
     word_ban: Tensor
     """[S, WORDS] int32: tokens that bad words ban in this step; -1: none. See ``ban_words``."""
+    stage_count: Tensor
+    """[S] int32: samplers that the slot has of the two below."""
+    stage_kind: Tensor
+    """[S, MOST_STAGES] int32: which, as ``penstock.kernels.sampling.samplers`` numbers them."""
+    stage_value: Tensor
+    """[S, MOST_STAGES, STAGE_NUMBERS] fp32: their numbers."""
+    bound: Tensor
+    """[S] fp32: the surprise up to which Mirostat keeps tokens."""
+
+
+class HistoryEntries(NamedTuple):
+    """What rows that ask for DRY or no-repeat-ngram add to logits in one step. No token of a row
+    has two that are finite."""
+
+    start: Tensor
+    """[N + 1] int32: row n has the entries from ``start[n]`` to before ``start[n + 1]``."""
+    token: Tensor
+    """int32."""
+    value: Tensor
+    """fp32: a token's bias and what DRY takes; -inf: a ban."""
+
+
+def no_history(device: torch.device) -> HistoryEntries:
+    """Of a step in which no row asks for any."""
+    whole, real = (
+        torch.zeros(1, dtype=kind, device=device) for kind in (torch.int32, torch.float32)
+    )
+    return HistoryEntries(whole, whole, real)
 
 
 class SamplerSpace(NamedTuple):
@@ -144,8 +179,12 @@ def sampler_slots(
         match name:
             case "top_p" | "repetition":
                 return filled(1.0)
-            case "temperature" | "min_p" | "frequency" | "presence":
+            case "temperature" | "min_p" | "frequency" | "presence" | "bound":
                 return filled(0.0)
+            case "stage_kind":
+                return filled(0, MOST_STAGES, kind=torch.int32)
+            case "stage_value":
+                return filled(0.0, MOST_STAGES, STAGE_NUMBERS)
             case "counts":
                 return filled(0, vocab, kind=torch.int16)
             case "allowed":

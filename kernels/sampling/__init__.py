@@ -10,6 +10,10 @@ step is not touched by it, and no row's result depends on another row:
 4. ``keep_floor``: restricted by min_p, then top_k, then top_p, and
 5. ``gumbel``: drawn from what is left, by noise that is a hash of the row's key and the token.
 
+A row that asks for more has ``stages``: samplers (``samplers``) in an order of its own, after step
+2, with the temperature and the limits of 3 and 4 among them. ``suffix_matches`` finds what would
+repeat a sequence; ``dry`` and ``no_repeat_ngram`` make biases and bans of step 1 of it.
+
 ``logprobs`` are those of the logits as they came. Steps 1 and 2 are *adjustments*: a new one is a
 class with the two members of ``choose.Adjustment``.
 """
@@ -36,6 +40,7 @@ from penstock.kernels.sampling.penalties import (
     packed_counts,
 )
 from penstock.kernels.sampling.rows import SamplingRows
+from penstock.kernels.sampling.stages import SamplerStages, Stage, model_logprob
 from penstock.kernels.sampling.token_biases import TokenBiases
 
 __all__ = [
@@ -48,7 +53,9 @@ __all__ = [
     "Choice",
     "Logprobs",
     "Penalties",
+    "SamplerStages",
     "SamplingRows",
+    "Stage",
     "TokenBiases",
     "WordTable",
     "add_outputs",
@@ -58,6 +65,7 @@ __all__ = [
     "choose",
     "exponential",
     "logprobs",
+    "model_logprob",
     "most_likely",
     "packed_counts",
     "sample",

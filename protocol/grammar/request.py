@@ -214,12 +214,22 @@ def of_text(text: str, param: GrammarParam) -> Grammar:
     return _bounded(Grammar("grammar", text, param=param), param)
 
 
-def conflict(grammar: Grammar, *, allowed_token_ids: bool, bad_words: bool) -> str | None:
+def conflict(
+    grammar: Grammar,
+    *,
+    allowed_token_ids: bool,
+    bad_words: bool,
+    no_repeat_ngram_size: bool = False,
+) -> str | None:
     """Why a grammar cannot go together with the other parameters given; ``None``: it can.
 
     Each of these takes tokens away that a grammar may need, until none is left.
     """
-    for name, given in (("allowed_token_ids", allowed_token_ids), ("bad_words", bad_words)):
+    for name, given in (
+        ("allowed_token_ids", allowed_token_ids),
+        ("bad_words", bad_words),
+        ("no_repeat_ngram_size", no_repeat_ngram_size),
+    ):
         if given:
             return (
                 f"{name} and {grammar.param} contradict each other: together they may leave no "

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "seed", "n", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "logprobs", "prompt_logprobs", "echo", "structured_outputs")
+    __slots__ = ("temperature", "top_p", "top_k", "seed", "n", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "logprobs", "prompt_logprobs", "echo", "structured_outputs", "dynatemp_min", "dynatemp_max", "dynatemp_exponent", "nsigma", "top_a", "tfs", "eta_cutoff", "epsilon_cutoff", "typical_p", "smoothing_factor", "smoothing_curve", "xtc_threshold", "xtc_probability", "mirostat_mode", "mirostat_tau", "mirostat_eta", "skew", "temperature_last", "sampler_order", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_range", "dry_sequence_breakers", "no_repeat_ngram_size")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,31 @@ class Sampling(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    DYNATEMP_MIN_FIELD_NUMBER: _ClassVar[int]
+    DYNATEMP_MAX_FIELD_NUMBER: _ClassVar[int]
+    DYNATEMP_EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    NSIGMA_FIELD_NUMBER: _ClassVar[int]
+    TOP_A_FIELD_NUMBER: _ClassVar[int]
+    TFS_FIELD_NUMBER: _ClassVar[int]
+    ETA_CUTOFF_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_CUTOFF_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
+    SMOOTHING_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    SMOOTHING_CURVE_FIELD_NUMBER: _ClassVar[int]
+    XTC_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    XTC_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    MIROSTAT_MODE_FIELD_NUMBER: _ClassVar[int]
+    MIROSTAT_TAU_FIELD_NUMBER: _ClassVar[int]
+    MIROSTAT_ETA_FIELD_NUMBER: _ClassVar[int]
+    SKEW_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_LAST_FIELD_NUMBER: _ClassVar[int]
+    SAMPLER_ORDER_FIELD_NUMBER: _ClassVar[int]
+    DRY_MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
+    DRY_BASE_FIELD_NUMBER: _ClassVar[int]
+    DRY_ALLOWED_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DRY_RANGE_FIELD_NUMBER: _ClassVar[int]
+    DRY_SEQUENCE_BREAKERS_FIELD_NUMBER: _ClassVar[int]
+    NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -66,7 +91,32 @@ class Sampling(_message.Message):
     prompt_logprobs: int
     echo: bool
     structured_outputs: StructuredOutputs
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: bool = ..., skip_special_tokens: bool = ..., spaces_between_special_tokens: bool = ..., truncate_prompt_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., echo: bool = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ...) -> None: ...
+    dynatemp_min: float
+    dynatemp_max: float
+    dynatemp_exponent: float
+    nsigma: float
+    top_a: float
+    tfs: float
+    eta_cutoff: float
+    epsilon_cutoff: float
+    typical_p: float
+    smoothing_factor: float
+    smoothing_curve: float
+    xtc_threshold: float
+    xtc_probability: float
+    mirostat_mode: int
+    mirostat_tau: float
+    mirostat_eta: float
+    skew: float
+    temperature_last: bool
+    sampler_order: _containers.RepeatedScalarFieldContainer[str]
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_range: int
+    dry_sequence_breakers: _containers.RepeatedScalarFieldContainer[str]
+    no_repeat_ngram_size: int
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: bool = ..., skip_special_tokens: bool = ..., spaces_between_special_tokens: bool = ..., truncate_prompt_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., echo: bool = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., dynatemp_min: _Optional[float] = ..., dynatemp_max: _Optional[float] = ..., dynatemp_exponent: _Optional[float] = ..., nsigma: _Optional[float] = ..., top_a: _Optional[float] = ..., tfs: _Optional[float] = ..., eta_cutoff: _Optional[float] = ..., epsilon_cutoff: _Optional[float] = ..., typical_p: _Optional[float] = ..., smoothing_factor: _Optional[float] = ..., smoothing_curve: _Optional[float] = ..., xtc_threshold: _Optional[float] = ..., xtc_probability: _Optional[float] = ..., mirostat_mode: _Optional[int] = ..., mirostat_tau: _Optional[float] = ..., mirostat_eta: _Optional[float] = ..., skew: _Optional[float] = ..., temperature_last: bool = ..., sampler_order: _Optional[_Iterable[str]] = ..., dry_multiplier: _Optional[float] = ..., dry_base: _Optional[float] = ..., dry_allowed_length: _Optional[int] = ..., dry_range: _Optional[int] = ..., dry_sequence_breakers: _Optional[_Iterable[str]] = ..., no_repeat_ngram_size: _Optional[int] = ...) -> None: ...
 
 class StructuredOutputs(_message.Message):
     __slots__ = ("json", "json_object", "regex", "choice", "grammar")

@@ -11,6 +11,7 @@ from penstock.protocol.grammar.request import (
     from_response_format,
     from_structured_outputs,
 )
+from penstock.protocol.sampler_parameters import sampler_conflict
 from penstock.protocol.sampling import SamplingParams, token_ids
 from penstock.protocol.shown_values import show
 from penstock.protocol.validation import InvalidValue
@@ -52,7 +53,11 @@ def sampling_of(body: GenerationBody, model: ServedModel, **own: Any) -> Samplin
 
 
 def checked(params: SamplingParams, model: ServedModel) -> SamplingParams:
-    """The parameters, if the model has what they name. Raises ``ApiError`` 400."""
+    """The parameters, if they go together and the model has what they name. Raises ``ApiError``
+    400."""
+    if (wrong_together := sampler_conflict(params)) is not None:
+        param, reason = wrong_together
+        raise bad_request(reason, param=param)
     _check_model(params, model)
     _check_grammar(params)
     return params
@@ -105,6 +110,11 @@ def _check_grammar(params: SamplingParams) -> None:
     if grammar is None:
         return
     allowed = params.allowed_token_ids is not None
-    reason = conflict(grammar, allowed_token_ids=allowed, bad_words=bool(params.bad_words))
+    reason = conflict(
+        grammar,
+        allowed_token_ids=allowed,
+        bad_words=bool(params.bad_words),
+        no_repeat_ngram_size=params.no_repeat_ngram_size > 0,
+    )
     if reason is not None:
         raise bad_request(reason, param=grammar.param)

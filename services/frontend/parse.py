@@ -62,6 +62,10 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     """The answer holds the ids of its tokens, and those of its prompt."""
     is_part: bool = False
     """It serves another request of the same client, which is the one that counts."""
+    keeps: int = 0
+    """Of each prompt's choices only so many are answered, the likeliest; 0: all."""
+    hides_logprobs: bool = False
+    """Logprobs are made to choose by, and nobody asked for them."""
     handle: str | None = None
     """The client's name for it, by which it may ask for it while it runs; ``None``: it may not."""
 
@@ -153,6 +157,17 @@ def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel
     raise UnknownModel(name, f"{show(name)} does not exist; served here: {served}{meant}")
 
 
+def check_choices(prompts: int, each: int, name: str) -> None:
+    """Raise ``ApiError`` 400 for more choices than one request may have. each: of a prompt, by the
+    parameter ``name``."""
+    if prompts * each > MAX_CHOICES_IN_ALL:
+        raise bad_request(
+            f"{name} is {each}, which with {prompts} prompts makes {prompts * each} "
+            f"choices; at most {MAX_CHOICES_IN_ALL} are allowed in one request",
+            param=name,
+        )
+
+
 def generate_request(
     body: GenerationBody,
     model: ServedModel,
@@ -165,12 +180,7 @@ def generate_request(
 
     Raises ``ApiError`` 400 for too many choices.
     """
-    if len(prompts) * params.n > MAX_CHOICES_IN_ALL:
-        raise bad_request(
-            f"n is {params.n}, which with {len(prompts)} prompts makes {len(prompts) * params.n} "
-            f"choices; at most {MAX_CHOICES_IN_ALL} are allowed in one request",
-            param="n",
-        )
+    check_choices(len(prompts), params.n, "n")
     return GenerateRequest(
         model=name,
         served=model.name,

@@ -35,7 +35,7 @@ FILES = (
 )
 """All that there is to fetch, each with a route of its own."""
 STATUS_TIMEOUT_S = 3.0
-UNSEEN = frozenset({"logprobs", "prompt_logprobs", "echo", "structured_outputs"})
+UNSEEN = frozenset({"logprobs", "prompt_logprobs", "echo", "structured_outputs", "sampler_order"})
 """Parameters that the page has no way to set, or whose results it does not show."""
 
 

@@ -20,6 +20,7 @@ from penstock.client.request_terms import (
 )
 from penstock.protocol.grammar.request import from_structured_outputs
 from penstock.protocol.plain_errors import plain_error
+from penstock.protocol.sampler_parameters import sampler_conflict
 from penstock.protocol.sampling import PARAMETERS, SamplingParams
 from penstock.protocol.suggestions import ForeignNames
 from penstock.protocol.trace_context import traceparent_of
@@ -132,6 +133,8 @@ def work_of(
     except UnicodeEncodeError:
         check_text(msgspec.structs.asdict(params), "sampling_params")
         raise
+    if (wrong_together := sampler_conflict(checked)) is not None:
+        raise ValueError(f"sampling_params: {wrong_together[1]}")
     choices = [ChoiceState(number) for number in range(checked.n)]
     head = head_of(
         asked.terms,

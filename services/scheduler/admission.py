@@ -152,6 +152,7 @@ def make_request(
         sampling=work.sampling,
         reads_output=work.reads_output,
         reads_prompt=work.reads_prompt,
+        reads_logits=work.reads_logits,
         has_task=head.task != GENERATE,
         num_prompts=len(lengths),
     )

@@ -294,7 +294,9 @@ class Planner:
 
     def _hits(self, sequence: Sequence) -> Prefix:
         """What of the prefix cache a sequence can start with."""
-        anew = sequence.wants_prompt or (sequence.request.has_task and self._tasks_compute_all)
+        request = sequence.request
+        anew = sequence.wants_prompt or (request.has_task and self._tasks_compute_all)
+        anew |= request.reads_logits and sequence.num_output > 0
         return NOTHING if anew else self.kv.match(sequence.kv)
 
     @staticmethod

@@ -61,6 +61,8 @@ class Request:
     """What is drawn depends on the output so far."""
     reads_prompt: bool = False
     """And on the whole prompt."""
+    reads_logits: bool = False
+    """And on how probable the output was to the model."""
     has_task: bool = False
     """It brings what its task makes of the prompt, and no tokens."""
     num_prompts: int = 1

@@ -25,6 +25,7 @@ from penstock.protocol.wire.messages.requests import (
     Work,
 )
 from penstock.services.tokenizer.channel_grammar import Turn
+from penstock.services.tokenizer.dry_breakers import breaker_tokens
 from penstock.services.tokenizer.folder_tasks import FolderTasks
 from penstock.services.tokenizer.grammar_check import GrammarCheck
 from penstock.services.tokenizer.message_grammar import tells_messages
@@ -191,6 +192,7 @@ def _grammar(
     params, output = work.params, work.output
     grammar = params.structured_outputs
     allowed, bad_words = params.allowed_token_ids is not None, bool(params.bad_words)
+    no_repeat = params.no_repeat_ngram_size > 0
     budget = None if output is None else output.thinking_budget
     family = text_model.form.family
     if output is not None:
@@ -200,7 +202,9 @@ def _grammar(
             _check_closable(family, text_model)
         asked = grammar is not None or output.mode == "required" or bool(output.strict)
         asked |= budget is not None and family.channels
-        if asked or not (allowed or bad_words):  # which a form that nobody asked for gives way to
+        if asked or not (
+            allowed or bad_words or no_repeat
+        ):  # which a form that nobody asked for gives way to
             vocabulary = text_model.vocabulary
             turn = Turn.HEADER
             if family.channels:
@@ -213,7 +217,12 @@ def _grammar(
         padded = drops_first_blank(text_model.token_table) and not thought.start_after
         grammar = msgspec.structs.replace(grammar, padded=padded, **thought._asdict())
     if grammar is not None:
-        reason = conflict(grammar, allowed_token_ids=allowed, bad_words=bad_words)
+        reason = conflict(
+            grammar,
+            allowed_token_ids=allowed,
+            bad_words=bad_words,
+            no_repeat_ngram_size=no_repeat,
+        )
         if reason is not None:
             raise PromptError(reason, grammar.param)
     return grammar
@@ -271,7 +280,10 @@ def prepare(
     if (grammar := _grammar(work, text_model, prompt, strictness)) is not None:
         _check_grammar(work, grammar, grammars)
         params = msgspec.structs.replace(params, structured_outputs=grammar)
-    sampling = slot_sampling(params, stop_ids, bad_words)
+    breakers = b""
+    if params.dry_multiplier:
+        breakers = breaker_tokens(text_model, params.dry_sequence_breakers)
+    sampling = slot_sampling(params, stop_ids, bad_words, breakers)
     adjustments = sampling.adjustments
     prepared = TokenWork(
         head=work.head,
@@ -283,6 +295,7 @@ def prepare(
         prompt_logprobs=params.prompt_logprobs,
         reads_output=adjustments is not None,
         reads_prompt=adjustments is not None and adjustments.reads_prompt,
+        reads_logits=adjustments is not None and adjustments.steers,
         prefix=extended(b"", chain_root(work.head), encoded.shared),
         lengths=encoded.lengths,
         seconds=encoded.seconds,

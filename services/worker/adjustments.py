@@ -14,10 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.kernels.draw_keys import UInt64Array
 from penstock.kernels.sampling import (
     Adjustment,
     AllowedTokens,
     Penalties,
+    SamplerStages,
+    Stage,
     TokenBiases,
     WordTable,
     add_outputs,
@@ -25,7 +28,9 @@ from penstock.kernels.sampling import (
     begin_counts,
 )
 from penstock.protocol.wire.messages.steps import NewSlot, SlotAdjustments
+from penstock.services.worker.repeat_slots import RepeatSlots
 from penstock.services.worker.slot_history import History, history
+from penstock.services.worker.steered_slots import SteeredSlots
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -75,6 +80,9 @@ class SlotAdjuster:
         self._counts: Tensor | None = None
         self._masks: Tensor | None = None
         self._words: WordTable | None = None
+        self._stages: dict[int, list[Stage]] = {}
+        self._repeats = RepeatSlots(slots)
+        self.steered = SteeredSlots(slots)
 
     def begin(
         self,
@@ -94,8 +102,10 @@ class SlotAdjuster:
     def _forget(self, slot: int) -> None:
         for flags in (self._asks, self._penalised, self._masked, self._worded):
             flags[slot] = False
-        self._biases.pop(slot, None)
-        self._ends.pop(slot, None)
+        for by_slot in (self._biases, self._ends, self._stages):
+            by_slot.pop(slot, None)
+        self._repeats.forget(slot)
+        self.steered.forget(slot)
 
     def _begin(self, slot: int, known: History, asked: SlotAdjustments) -> None:
         self._asks[slot] = True
@@ -121,6 +131,12 @@ class SlotAdjuster:
             ends = np.frombuffer(asked.ends, "<i4").astype(np.int64)
             bans = np.full(len(ends), -np.inf, np.float32)
             self._ends[slot] = (asked.min_tokens, ends, bans)
+        if asked.repeats:
+            self._repeats.begin(slot, known, asked)
+        if asked.stages:
+            self._stages[slot] = [Stage(one.sampler, one.values) for one in asked.stages]
+        if asked.steers:
+            self.steered.begin(slot, asked)
 
     def _taken_counts(self) -> Tensor:
         if self._counts is None:
@@ -139,9 +155,11 @@ class SlotAdjuster:
             self._words = WordTable(self._slots)
         return self._words
 
-    def adjustments(self, at: IntArray, num_output: IntArray) -> list[Adjustment]:
+    def adjustments(
+        self, at: IntArray, num_output: IntArray, keys: UInt64Array
+    ) -> list[Adjustment]:
         """What changes the logits of these slots' rows, in order. num_output: tokens that each
-        has generated so far."""
+        has generated so far; keys: of each row's draw."""
         if not self._asks[at].any():
             return []
         found: list[Adjustment] = []
@@ -158,6 +176,10 @@ class SlotAdjuster:
                 least, ends, bans = self._ends[slot]
                 if num_output[row] < least:
                     entries.add(row, ends, bans)
+            if self._repeats.asks[slot]:
+                entries.add(row, *self._repeats.penalties(slot))
+                repeated = self._repeats.bans(slot)
+                entries.add(row, repeated, np.full(len(repeated), -np.inf, np.float32))
         rows = np.flatnonzero(self._worded[at])
         if len(rows):
             entries.extend(self._taken_words().bans(rows, at[rows], num_output[rows]))
@@ -172,6 +194,13 @@ class SlotAdjuster:
                     slots, self._taken_counts(),
                 )
             )  # fmt: skip
+        staged = [row for row, slot in enumerate(at.tolist()) if slot in self._stages]
+        if staged:
+            rows = np.array(staged, np.int64)
+            slots = at[rows]
+            stages = [self._stages[slot] for slot in slots.tolist()]
+            bounds = self.steered.bound[slots].tolist()
+            found.append(SamplerStages(rows, stages, keys[rows], bounds))
         return found
 
     def took(self, at: IntArray, tokens: IntArray, num_output: IntArray) -> None:
@@ -184,3 +213,6 @@ class SlotAdjuster:
         rows = np.flatnonzero(self._worded[at])
         if len(rows):
             self._taken_words().add_outputs(at[rows], tokens[rows], num_output[rows])
+        rows = np.flatnonzero(self._repeats.asks[at])
+        if len(rows):
+            self._repeats.took(at[rows], tokens[rows])

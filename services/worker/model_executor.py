@@ -20,6 +20,7 @@ from penstock.kernels.sampling import (
     AllowedTokens,
     SamplingRows,
     choose,
+    model_logprob,
 )
 from penstock.kernels.sampling.logprobs import logprobs
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
@@ -181,6 +182,7 @@ class ModelExecutor(DirectExecutor):
                     self.sums.begin(self.slots.added)
                 hidden = self.hidden(step)
                 self._sum_up(step, hidden)
+                self._recall(step, hidden)
                 tokens, bad, logprobs, failures = self._choose(step, hidden)
                 not_finite, banned = (
                     np.flatnonzero(bad == why).tolist() for why in (NOT_FINITE, NOTHING_LEFT)
@@ -215,7 +217,7 @@ class ModelExecutor(DirectExecutor):
             return Hidden(torch.empty(0), None)
         self._set_threads(step)
         inputs = self._inputs.build(step)
-        if asking_chunks(step) or (self.sums is not None and self.slots.task_chunks(step)):
+        if _needs_all(step) or (self.sums is not None and self.slots.task_chunks(step)):
             return Hidden(self._model.hidden(inputs, None), inputs.sampled)
         return Hidden(self._model.hidden(inputs, inputs.sampled), None)
 
@@ -273,7 +275,7 @@ class ModelExecutor(DirectExecutor):
         keys = np.zeros(len(at), np.uint64) if greedy else slots.keys(at)
         wanted = SamplingRows(temperature, slots.top_k[at], slots.top_p[at], keys, slots.min_p[at])
         num_output = slots.num_output[at].astype(np.int64)
-        adjustments = self._adjuster.adjustments(at, num_output)
+        adjustments = self._adjuster.adjustments(at, num_output, keys)
         masks = self.grammars.wait()
         if masks is not None:
             self._open(masks, logits)
@@ -283,12 +285,30 @@ class ModelExecutor(DirectExecutor):
         # The one wait for the device.
         both = torch.stack((choice.tokens, choice.bad.to(torch.int64))).cpu().numpy()
         self._adjuster.took(at, both[0], num_output)
+        self._steer(logits, at, both[0])
         if masks is not None:
             self.grammars.took(at[masks.rows], both[0][masks.rows])
         return (
             both[0].astype(np.int32), both[1],
             self._logprobs(logits, at, both[0]), [] if masks is None else masks.failures,
         )  # fmt: skip
+
+    def _steer(self, logits: torch.Tensor, at: IntArray, tokens: IntArray) -> None:
+        """Show Mirostat the drawn tokens. logits: [R, V], as the model made them."""
+        steered = self._adjuster.steered
+        for row in np.flatnonzero(steered.asks[at]).tolist():
+            steered.took(int(at[row]), [model_logprob(logits[row], int(tokens[row]))])
+
+    def _recall(self, step: PlannedStep, hidden: Hidden) -> None:
+        """Show Mirostat the output of sequences that take a slot again."""
+        for first, chunk in chunk_rows(step):
+            for begin in range(0, len(chunk.drawn), PROMPT_ROWS):
+                tokens = chunk.drawn[begin : begin + PROMPT_ROWS].tolist()
+                at = first + chunk.drawn_from + begin
+                rows = self._inputs.chosen_rows(at + np.arange(len(tokens)))
+                logits = self._model.logits(hidden.residual, rows)[: len(tokens)]
+                found = (model_logprob(*one) for one in zip(logits, tokens, strict=True))
+                self._adjuster.steered.took(chunk.slot, found)
 
     @staticmethod
     def _open(masks: Masks, logits: torch.Tensor) -> None:
@@ -314,6 +334,11 @@ class ModelExecutor(DirectExecutor):
         most = self.slots.logprobs[at[rows]]
         asked = logits.index_select(0, torch.from_numpy(rows).to(logits.device))
         return row_logprobs(_entries(asked, tokens[rows], int(most.max())), rows, most)
+
+
+def _needs_all(step: PlannedStep) -> bool:
+    """Whether logits of other rows than those that are drawn are needed."""
+    return bool(asking_chunks(step)) or any(len(chunk.drawn) for chunk in step.chunks)
 
 
 def _entries(logits: torch.Tensor, tokens: IntArray, most: int) -> Words:

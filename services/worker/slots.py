@@ -44,6 +44,10 @@ class PlannedChunk(NamedTuple):
     sample: bool
     predicted: npt.NDArray[np.int32]
     """The prompt's tokens after those of the first rows, if their logprobs are wanted."""
+    drawn: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+    """Output tokens after those of the rows from ``drawn_from`` on, if it matters how probable they
+    were."""
+    drawn_from: int = 0
 
 
 class PlannedStep(NamedTuple):
@@ -91,6 +95,8 @@ class SlotTable:
         self.adjustments: list[SlotAdjustments | None] = [None] * slots
         self.asks = np.zeros(slots, np.bool_)
         """Slots with adjustments."""
+        self.steers = np.zeros(slots, np.bool_)
+        """Slots whose next token depends on how probable their output was."""
         self.seed = np.zeros(slots, np.uint64)
         self.choice = np.zeros(slots, np.uint64)
         self._tasks: dict[int, str] = {}
@@ -249,6 +255,7 @@ class SlotTable:
         self.prompt_length[slot] = new.prompt_len
         self.adjustments[slot] = sampling.adjustments
         self.asks[slot] = sampling.adjustments is not None
+        self.steers[slot] = sampling.adjustments is not None and sampling.adjustments.steers
         self.seed[slot] = sampling.seed & _UINT64
         self.choice[slot] = new.choice & _UINT64
 
@@ -310,6 +317,8 @@ class SlotTable:
                 f"slot {slot}: it has adjustments, and its output before position {new.start} is "
                 "not there"
             )
+        if self.steers[slot] and new.length > new.prompt_len and new.num_computed >= new.prompt_len:
+            raise PlanError(f"slot {slot}: how probable its output was is not computed anew")
 
     def _check_grown(self, grown: list[int]) -> None:
         for slot in grown[::2]:
@@ -357,7 +366,12 @@ class SlotTable:
         first, past = chunk.start - skipped, end - skipped
         last = int(self.prompt_length[slot]) - skipped if self.prompt_logprobs[slot] >= 0 else 0
         predicted = known[first + 1 : max(min(past + 1, last), 0)]
-        return PlannedChunk(slot, chunk.start, known[first:past], chunk.sample, predicted)
+        prompt = int(self.prompt_length[slot]) - skipped
+        drawn_from = max(first, prompt - 1) if self.steers[slot] else past
+        return PlannedChunk(
+            slot, chunk.start, known[first:past], chunk.sample, predicted,
+            known[drawn_from + 1 : past + 1], drawn_from - first,
+        )  # fmt: skip
 
     def _check_budget(self, decoding: int, chunks: list[PlannedChunk]) -> None:
         tokens = decoding + sum(len(chunk.tokens) for chunk in chunks)

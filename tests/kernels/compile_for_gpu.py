@@ -46,7 +46,14 @@ from penstock.kernels.gpu.quantized_linear import quantized_linear
 from penstock.kernels.gpu.recorded_launches import Recorded, Recorder
 from penstock.kernels.gpu.rotate_heads import rotate_heads
 from penstock.kernels.gpu.row_inputs import pack_heads, row_inputs
-from penstock.kernels.gpu.sampler_memory import sampler_slots, sampler_space, vocab_splits
+from penstock.kernels.gpu.sampler_memory import (
+    no_history,
+    sampler_slots,
+    sampler_space,
+    vocab_splits,
+)
+from penstock.kernels.gpu.sampler_stages import sampler_stages
+from penstock.kernels.gpu.surprise import surprise
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.wire.messages.engine import EngineSizes
@@ -140,7 +147,10 @@ def sample(vocab: int, dtype: torch.dtype) -> None:
     one, logits = numbers[0], torch.empty(1, vocab, dtype=dtype)
     best = torch.empty(ROWS * vocab_splits(vocab))
     ban_words(one, 1, slots, numbers, numbers, numbers)
-    adjust_logits(logits, one, slots, space, 1e-5)
+    adjust_logits(logits, one, slots, space, no_history(device), 1e-5)
+    for after in (False, True):
+        sampler_stages(one, 1, one, one, slots, space, after)
+    surprise(logits, one, one, best)
     keep_floor(logits, one, one, one, slots, space, 1e-5)
     for rows in (logits, torch.empty(ROWS, vocab, dtype=dtype)):
         draw(rows, one, slots.temperature, one, one, one, best, one, 1e-5)

@@ -24,6 +24,7 @@ from penstock.kernels.gpu.sampler_memory import (
     ASKS_PENALTIES,
     CANDIDATES,
     SamplerSlots,
+    no_history,
     sampler_slots,
     sampler_space,
     vocab_splits,
@@ -118,6 +119,7 @@ class DeviceSampler:
             entry_value=_on_device(value, torch.float32),
             entry_until=torch.full((count, width), until, dtype=torch.int32, device=DEVICE),
         )  # fmt: skip
+        self.history = no_history(DEVICE)
         self.space = sampler_space(count, vocab, DEVICE, candidates)
         for part in self.space:
             part.fill_(float("nan") if part.is_floating_point() else 77)
@@ -134,7 +136,7 @@ class DeviceSampler:
     def adjust(self, logits: torch.Tensor) -> None:
         """Run until the floors are known. Leaves adjusted logits in ``adjusted``: fp32, [N, V]."""
         ban_words(self.rows, len(logits), self.slots, *self.words)
-        adjust_logits(logits, self.rows, self.slots, self.space, GREEDY)
+        adjust_logits(logits, self.rows, self.slots, self.space, self.history, GREEDY)
         self.adjusted = self._read(logits)
         keep_floor(logits, self.rows, *self.seeds, self.slots, self.space, GREEDY)
 

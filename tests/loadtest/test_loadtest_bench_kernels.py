@@ -13,6 +13,7 @@ from in_process import called
 
 from penstock.kernels.rms_norm import rms_norm, scaled_norm_weight
 from penstock.kernels.rotary import RopeParameters, apply_rotary
+from penstock.kernels.sampling.samplers import SAMPLERS
 from penstock.loadtest import eager_kernels as eager
 from penstock.loadtest.cpu_kernels import cpu_cases
 from penstock.loadtest.decoder_cost import attention_pairs
@@ -79,7 +80,7 @@ def test_the_calls_of_each_gpu_kernel_are_right_for_the_interpreter() -> None:
         "layer, plain weights", "sample: top-k, top-p", "sample: penalties",
         "sample: both", "sample: flat top-p", "logprobs", "skinny_linear",
         "few_rows_linear", "torch.mm", "eager rms_norm", "eager add_rms_norm", "eager silu_and_mul",
-        "eager rope_and_cache",
+        "eager rope_and_cache", *(f"sampler: {name}" for name in SAMPLERS if name != "temperature"),
     }  # fmt: skip
     seen = set()
     for case in cases:

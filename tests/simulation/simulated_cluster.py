@@ -242,6 +242,7 @@ def token_work(work: Work) -> TokenWork:
         reads_output=asked is not None,
         reads_prompt=asked is not None and asked.reads_prompt,
         lengths=[len(ids) // TOKEN_BYTES for ids in prompts] if is_batch else [],
+        reads_logits=asked is not None and asked.steers,
     )
 
 

@@ -266,6 +266,9 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seconds: list[int] = []
     """Where the second text of a pair begins in each prompt, 0 where it is none. Empty: no prompt
     is a pair."""
+    reads_logits: bool = False
+    """What is drawn depends on how probable the output was to the model, too: a slot computes all
+    of it anew."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):

@@ -50,6 +50,27 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
     """What the scores of ``classify`` stand for, in their order."""
 
 
+class SamplerStage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One sampler of a slot."""
+
+    sampler: str
+    """A name of ``penstock.kernels.sampling.samplers.SAMPLERS``."""
+    values: list[float]
+    """Its numbers, in the order in which it takes them."""
+
+
+class Dry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Tokens that would repeat a sequence lose something: ``penstock.kernels.sampling.dry``."""
+
+    multiplier: float
+    base: float
+    allowed_length: int
+    range: int = 0
+    """0: all of prompt and output."""
+    breakers: bytes = b""
+    """Tokens that no sequence goes over, ascending."""
+
+
 class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What changes a slot's logits before its temperature. Rows of ids are int32, little endian."""
 
@@ -69,6 +90,12 @@ class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ends: bytes = b""
     grammar: Grammar | None = None
     """What the answer looks like. Its masks keep ``ends`` away while anything else is left."""
+    stages: list[SamplerStage] = []
+    """Samplers in the order in which they act, after all of the above, the temperature and the
+    limits among them: the slot's own are then neutral. Empty: there are those of the slot alone."""
+    dry: Dry | None = None
+    no_repeat_ngram: int = 0
+    """No sequence of so many tokens comes twice; 0: it may."""
 
     @property
     def penalised(self) -> bool:
@@ -78,7 +105,17 @@ class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def reads_prompt(self) -> bool:
         """Whether it matters which tokens are in the prompt."""
-        return self.repetition != 1.0
+        return self.repetition != 1.0 or self.repeats
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it matters what sequences have come before."""
+        return self.dry is not None or self.no_repeat_ngram > 0
+
+    @property
+    def steers(self) -> bool:
+        """Whether it matters how probable the output was to the model."""
+        return any(stage.sampler == "mirostat" for stage in self.stages)
 
 
 class SlotSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -30,6 +30,26 @@ SAMPLING = {
     "rep_pen": "repetition_penalty",
     "sampler_seed": "seed",
     "banned_tokens": "bad_words",
+    "top_a": "",
+    "tfs": "",
+    "typical": "typical_p",
+    "eps_cutoff": "epsilon_cutoff",
+    "eta_cutoff": "",
+    "nsigma": "",
+    "mirostat": "mirostat_mode",
+    "mirostat_tau": "",
+    "mirostat_eta": "",
+    "dynatemp_exponent": "",
+    "smoothing_factor": "",
+    "smoothing_curve": "",
+    "dry_multiplier": "",
+    "dry_base": "",
+    "dry_allowed_length": "",
+    "dry_penalty_last_n": "dry_range",
+    "dry_sequence_breakers": "",
+    "xtc_threshold": "",
+    "xtc_probability": "",
+    "sampler_order": "",
 }
 """Fields that are sampling parameters, with those that they are."""
 _FOREIGN = ForeignNames(
@@ -50,14 +70,9 @@ _FOREIGN = ForeignNames(
     },
 )
 _PENALTY = said("Has no effect: rep_pen reads prompt and output whole, each token alike.")
-_WITHOUT = "Has no effect without {}, which is not supported."
 Key = Annotated[str, Meta(max_length=MAX_KEY_LENGTH)]
 Number = float | None
 Whole = int | None
-
-
-def _needs(name: str) -> Meta:
-    return said(_WITHOUT.format(name))
 
 
 if TYPE_CHECKING:
@@ -73,17 +88,9 @@ class KoboldBody(_SamplingFields, kw_only=True):
 
     FOREIGN: ClassVar[ForeignNames] = _FOREIGN
     NEUTRAL: ClassVar[Mapping[str, Any]] = {
-        "top_a": (0,),
         "tfs": (1, 0),
         "typical": (1, 0),
-        "eps_cutoff": (0,),
-        "eta_cutoff": (0,),
-        "nsigma": (0,),
-        "mirostat": (0,),
-        "dynatemp_range": (0,),
-        "smoothing_factor": (0,),
-        "dry_multiplier": (0,),
-        "xtc_probability": (0,),
+        "dry_allowed_length": (0,),
         "guidance_scale": (1,),
         "negative_prompt": ("",),
         "memory": ("",),
@@ -150,24 +157,17 @@ class KoboldBody(_SamplingFields, kw_only=True):
     ) = None
     rep_pen_range: Annotated[Whole, _PENALTY] = None
     rep_pen_slope: Annotated[Number, _PENALTY] = None
-    sampler_order: (
+    dynatemp_range: (
         Annotated[
-            list[int],
-            Meta(max_length=16, description="Has no effect: the order is fixed."),
+            float,
+            Meta(
+                ge=0.0,
+                le=100.0,
+                description="The temperature goes up and down by so much with the entropy.",
+            ),
         ]
         | None
     ) = None
-    mirostat_tau: Annotated[Number, _needs("mirostat")] = None
-    mirostat_eta: Annotated[Number, _needs("mirostat")] = None
-    dynatemp_exponent: Annotated[Number, _needs("dynatemp_range")] = None
-    smoothing_curve: Annotated[Number, _needs("smoothing_factor")] = None
-    dry_base: Annotated[Number, _needs("dry_multiplier")] = None
-    dry_allowed_length: Annotated[Number, _needs("dry_multiplier")] = None
-    dry_penalty_last_n: Annotated[Whole, _needs("dry_multiplier")] = None
-    dry_sequence_breakers: (
-        Annotated[list[str], Meta(max_length=64), _needs("dry_multiplier")] | None
-    ) = None
-    xtc_threshold: Annotated[Number, _needs("xtc_probability")] = None
     quiet: Annotated[Flag, said("Has no effect: prompts are never logged.")] = None
 
 

@@ -60,4 +60,8 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...] | SameAs] = {
     "chat_template": (),
     "documents": NO_ITEMS,
 }
-COMPLETION_NEUTRAL = {**_NEUTRAL, "top_logprobs": (0,), "logprobs": (False,)}
+COMPLETION_NEUTRAL = {
+    **{name: values for name, values in _NEUTRAL.items() if name != "best_of"},
+    "top_logprobs": (0,),
+    "logprobs": (False,),
+}

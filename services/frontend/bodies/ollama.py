@@ -27,6 +27,11 @@ OPTIONS = {
     "presence_penalty": "",
     "frequency_penalty": "",
     "repeat_penalty": "repetition_penalty",
+    "tfs_z": "tfs",
+    "typical_p": "",
+    "mirostat": "mirostat_mode",
+    "mirostat_tau": "",
+    "mirostat_eta": "",
 }
 """Options that are sampling parameters, with those that they are."""
 _OF_OPTIONS = ForeignNames(
@@ -54,8 +59,6 @@ _OF_REQUESTS = ForeignNames(
     },
 )
 _NO_EFFECT = said("Has no effect: it says how Ollama loads a model or shares the machine.")
-_OF_MIROSTAT = said("Has no effect without mirostat, which is not supported.")
-Number = float | None
 Whole = int | None
 
 if TYPE_CHECKING:
@@ -71,9 +74,6 @@ class OllamaOptions(_OptionFields, kw_only=True):
 
     FOREIGN: ClassVar[ForeignNames] = _OF_OPTIONS
     NEUTRAL: ClassVar[Mapping[str, Any]] = {
-        "mirostat": (0,),
-        "tfs_z": (1,),
-        "typical_p": (1,),
         "penalize_newline": (True,),
         "logits_all": (False,),
         "vocab_only": (False,),
@@ -115,8 +115,6 @@ class OllamaOptions(_OptionFields, kw_only=True):
         ]
         | None
     ) = None
-    mirostat_tau: Annotated[Number, _OF_MIROSTAT] = None
-    mirostat_eta: Annotated[Number, _OF_MIROSTAT] = None
     num_keep: Annotated[Whole, said("Has no effect: a prompt is never cut.")] = None
     num_batch: Annotated[Whole, _NO_EFFECT] = None
     num_gpu: Annotated[Whole, _NO_EFFECT] = None

@@ -25,6 +25,7 @@ from penstock.protocol.declared import Declared, SameAs
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
 from penstock.protocol.grammar.request import ResponseFormat, StructuredOutputs
 from penstock.protocol.sampling import (
+    MAX_CHOICES,
     PARAMETERS,
     Echo,
     Logprobs,
@@ -180,4 +181,15 @@ class CompletionBody(GenerationBody, kw_only=True):
     ]
     logprobs: Logprobs | None = None
     echo: Echo | None = None
+    best_of: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=MAX_CHOICES,
+                description="Generate so many choices and return the n whose tokens are likeliest.",
+            ),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: Annotated[Flag, _said("Has no effect.")] = None

@@ -19,7 +19,11 @@ from penstock.services.frontend.bodies.responses import (
 from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.body import Pause
 from penstock.services.frontend.completion_request import completion_request
-from penstock.services.frontend.dialects.logprobs import CompletionLogprobs, prompt_logprobs
+from penstock.services.frontend.dialects.logprobs import (
+    CompletionLogprobs,
+    likeliest,
+    prompt_logprobs,
+)
 from penstock.services.frontend.dialects.openai import OpenAIRenderer, usage_body
 from penstock.services.frontend.dialects.token_ids import listed, prompt_token_ids, token_ids
 from penstock.services.frontend.errors import ApiError
@@ -69,6 +73,8 @@ class CompletionsRenderer(OpenAIRenderer):
         return [b'"text":' + encode(_text(event)) for event in events or [Text("")]]
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        if keeps := self.request.keeps:
+            answers = likeliest(answers, self.request.params.n, keeps)
         return encode(
             Completion(
                 id=self.id,
@@ -94,7 +100,7 @@ class CompletionsRenderer(OpenAIRenderer):
         )
 
     def logprobs(self) -> CompletionLogprobs:
-        return CompletionLogprobs(self.request.params)
+        return CompletionLogprobs(self.request.params, shown=not self.request.hides_logprobs)
 
     def ids(self, answer: Answer) -> tuple[bytes, bytes]:
         """The first chunk of a choice tells its prompt."""

@@ -8,8 +8,9 @@ UTF-8 by itself is written ``bytes:\\xe2\\x96`` there, so that different ones st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from penstock.client.answers import Answer
 from penstock.protocol.logprobs import Logprob, NamedLogprobs, TokenLogprobs, unpack
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.tokens import RowDetails
@@ -48,8 +49,8 @@ class CompletionLogprobs:
 
     __slots__ = ("_shift", "_wanted", "_with_prompt")
 
-    def __init__(self, params: SamplingParams) -> None:
-        self._wanted = params.logprobs is not None
+    def __init__(self, params: SamplingParams, *, shown: bool = True) -> None:
+        self._wanted = shown and params.logprobs is not None
         self._with_prompt = params.echo
         self._shift = 0
         """Characters of the echo before the answer."""
@@ -71,6 +72,23 @@ class CompletionLogprobs:
                 for token, offset in zip(unpack(row.tokens), row.tokens.offsets, strict=True):
                     columns.add(token, self._shift + offset)
         return columns.body() if columns.tokens else None
+
+
+def likeliest(answers: Sequence[Answer], choices: int, keeps: int) -> list[Answer]:
+    """Of each prompt's ``choices`` answers the ``keeps`` with the highest mean logprob of a token,
+    the best first; of equal ones those that were asked for first."""
+    kept: list[Answer] = []
+    for first in range(0, len(answers), choices):
+        of_prompt = answers[first : first + choices]
+        kept += sorted(of_prompt, key=_mean_logprob, reverse=True)[:keeps]
+    return kept
+
+
+def _mean_logprob(answer: Answer) -> float:
+    """Of an answer without tokens the lowest there is."""
+    rows = (row.tokens for row in answer.details if row.tokens is not None)
+    found = [max(token.own.logprob, LOWEST) for tokens in rows for token in unpack(tokens)]
+    return sum(found) / len(found) if found else LOWEST
 
 
 def prompt_logprobs(details: Iterable[RowDetails]) -> PromptLogprobs | None:

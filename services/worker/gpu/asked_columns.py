@@ -11,7 +11,9 @@ from penstock.kernels.gpu.sampler_memory import (
     ASKS_ALLOWED,
     ASKS_BAD_WORDS,
     ASKS_BIASES,
+    ASKS_HISTORY,
     ASKS_PENALTIES,
+    ASKS_STAGES,
 )
 from penstock.protocol.wire.messages.steps import SlotAdjustments
 from penstock.services.worker.slots import IntArray, SlotTable
@@ -58,4 +60,6 @@ def _bits_of(asked: SlotAdjustments | None) -> int:
     bits = ASKS_PENALTIES if asked.penalised else 0
     bits |= ASKS_BIASES if _entries_of(asked) else 0
     bits |= ASKS_ALLOWED if asked.allowed is not None or asked.grammar is not None else 0
+    bits |= ASKS_HISTORY if asked.repeats else 0
+    bits |= ASKS_STAGES if asked.stages else 0
     return bits | (ASKS_BAD_WORDS if asked.bad_words else 0)

@@ -35,6 +35,7 @@ from penstock.services.worker.grammar_rows import GrammarRows
 from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.placement import placement
 from penstock.services.worker.pooling import PromptTask
+from penstock.services.worker.prompt_sums import chunk_rows
 from penstock.services.worker.slots import PlannedStep, SlotTable
 from penstock.services.worker.step_logprobs import asking_chunks
 
@@ -80,6 +81,8 @@ class _InFlight(msgspec.Struct):
     launched: float
     drawn: dict[int, int] = {}
     """Slots with a grammar, which must see their token, and their rows."""
+    noted: dict[int, int] = {}
+    """Slots that ask what sequences came before, likewise."""
     failures: list[RowFailure] = []
     logprobs: AskedLogprobs | None = None
     begun: torch.cuda.Event | None = None
@@ -215,6 +218,7 @@ class GpuExecutor:
         """Run once the kernels of rows that ask for more than a temperature."""
         for rows in (1, most):
             self._draw_all(rows)
+            self.sampler.stages.warm_up(self.decoder.space.logits[:rows])
             self._logprobs.of_rows(rows)
 
     def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> _InFlight:
@@ -224,10 +228,11 @@ class GpuExecutor:
         decoding, rows = len(step.decoding), len(step.sampled)
         total = decoding + sum(len(chunk.tokens) for chunk in step.chunks)
         asked = asking_chunks(step)
+        every = bool(asked) or any(len(chunk.drawn) for chunk in step.chunks)
         if step.chunks:
             padded = self.graphs.mixed_rows(total, self.chunks.tiles_of(step))
             buffer = self._chunk_buffers[ring]
-            sample_rows = self.chunks.send(step, padded, buffer, every_row=bool(asked))
+            sample_rows = self.chunks.send(step, padded, buffer, every_row=every)
         else:
             sample_rows = np.arange(rows)
         self._state.update(step, sample_rows, ring)
@@ -242,16 +247,23 @@ class GpuExecutor:
         host = self._results[ring]
         drawn, failures, openings = self._allow(step, ring)
         failures = failures + self.slots.unreadable_rows(step)
-        if asked:
+        has_logits = self._recall(step, padded if step.chunks else 0)
+        if asked and not has_logits:
             self.decoder.head_of_all(padded, rows)
+            has_logits = True
         if rows:
-            self._choose(step, rows, openings, has_logits=bool(asked))
+            self._choose(step, rows, openings, has_logits=has_logits)
             host.copy_(self.decoder.space.result, non_blocking=True)
         logprobs = self._logprobs.begin(step, asked)
         event = self._event(timed=bool(traced))
         return _InFlight(
-            plan.epoch, plan.step, rows, host, event, launched, drawn, failures, logprobs, begun
+            plan.epoch, plan.step, rows, host, event, launched, drawn, self._noted(step), failures,
+            logprobs, begun,
         )  # fmt: skip
+
+    def _noted(self, step: PlannedStep) -> dict[int, int]:
+        rows = self.sampler.history.asking(step.sampled)
+        return dict(zip(step.sampled[rows].tolist(), rows.tolist(), strict=True))
 
     def _event(self, timed: bool) -> torch.cuda.Event | None:
         """An event at the present end of the stream; ``None`` on the CPU."""
@@ -265,6 +277,7 @@ class GpuExecutor:
         for new in added:
             for flight in self._flight:  # its token is of who sat there before
                 flight.drawn.pop(new.slot, None)
+                flight.noted.pop(new.slot, None)
         self.grammars.begin(added, self.slots.adjustments)
 
     def _allow(
@@ -280,10 +293,7 @@ class GpuExecutor:
         rows = self.grammars.following(step.sampled)
         if not len(rows):
             return {}, [], {}
-        for flight in self._flight:
-            if flight.drawn and flight.event is not None:
-                flight.event.synchronize()
-            self._feed(flight)
+        self._feed_all()
         slots = step.sampled[rows]
         if ring not in self._masks:
             self._masks[ring] = self._host(*self.sampler.slots.allowed.shape)
@@ -293,12 +303,42 @@ class GpuExecutor:
         drawn = dict(zip(slots.tolist(), rows.tolist(), strict=True))
         return drawn, masks.failures, masks.openings
 
+    def _feed_all(self) -> None:
+        """Wait for the steps whose tokens somebody on the host must see, and show them."""
+        for flight in self._flight:
+            if (flight.drawn or flight.noted) and flight.event is not None:
+                flight.event.synchronize()
+            self._feed(flight)
+
     def _feed(self, flight: _InFlight) -> None:
-        """Show grammars the tokens of a step that is over."""
-        if flight.drawn:
-            slots, rows = np.array(list(flight.drawn.items()), np.int64).T
-            self.grammars.took(slots, flight.result.numpy()[0][rows])
-            flight.drawn = {}
+        """Show grammars, and who looks for repeats, the tokens of a step that is over."""
+        for waiting, took in (
+            (flight.drawn, self.grammars.took),
+            (flight.noted, self.sampler.history.took),
+        ):
+            if waiting:
+                slots, rows = np.array(list(waiting.items()), np.int64).T
+                took(slots, flight.result.numpy()[0][rows])
+        flight.drawn, flight.noted = {}, {}
+
+    def _recall(self, step: PlannedStep, padded: int) -> bool:
+        """Show what samplers must know of earlier tokens; whether logits of all rows were made."""
+        self.sampler.stages.plan(step.sampled)
+        rows = self.sampler.history.asking(step.sampled)
+        if len(rows):
+            self._feed_all()
+        self.sampler.history.fill(step.sampled, rows)
+        recalling = [(first, chunk) for first, chunk in chunk_rows(step) if len(chunk.drawn)]
+        if not recalling:
+            return False
+        count = len(step.sampled)
+        self.decoder.head_of_all(padded, count)
+        logits = self.decoder.space.logits[:count]
+        sampled = logits.clone()  # the rows that follow are made in the same memory
+        for first, chunk in recalling:
+            self.sampler.stages.recall(first, chunk, self.decoder.row_logits)
+        logits.copy_(sampled)
+        return True
 
     def _choose(
         self, step: PlannedStep, rows: int, openings: dict[int, int], has_logits: bool
@@ -325,7 +365,7 @@ class GpuExecutor:
         """Tokens for logits rows of which some ask for more than a temperature."""
         space = self.decoder.space
         self.decoder.commit(rows, self.sampler.draw(space.logits[:rows], space.best, space.token))
-        self.sampler.note(rows)
+        self.sampler.note(space.logits[:rows])
 
     def finished(self, wait: bool = False) -> StepResult | None:
         """The oldest step's result, or ``None`` while it runs or when there is none."""

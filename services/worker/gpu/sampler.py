@@ -1,10 +1,11 @@
 """What slots ask of the sampler, on the device, and the kernels that answer it.
 
 Rows that ask for nothing but a temperature are drawn by the step's graph. A step with any other row
-runs the whole chain, launch by launch: bans, biases, penalties, the floor of min_p, top_k and
-top_p, the draw, and the note of what was drawn. Nothing waits for the host: what follows from a
-token (its count, the latest tokens) is written by kernels, so the next step may be on the stream
-before this one's tokens are known.
+runs the whole chain, launch by launch: bans, biases, penalties, samplers in the rows' own orders
+(``stage_rows``), the floor of min_p, top_k and top_p, the draw, and the note of what was drawn.
+Nothing waits for the host: what follows from a token (its count, the latest tokens) is written by
+kernels, so the next step may be on the stream before this one's tokens are known. Only rows that
+ask what sequences came before (``history_rows``) do, as those with a grammar.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from penstock.kernels.sampling import WordTable, allowed_mask, packed_counts
 from penstock.protocol.sampling import GREEDY_TEMPERATURE, MAX_BIASES, MAX_STOP_TOKENS
 from penstock.protocol.wire.messages.steps import NewSlot, SlotAdjustments
 from penstock.services.worker.gpu.batch_state import BatchState
+from penstock.services.worker.gpu.history_rows import HistoryRows
+from penstock.services.worker.gpu.sent import sent
+from penstock.services.worker.gpu.stage_rows import StageRows
 from penstock.services.worker.grammar_rows import only
 from penstock.services.worker.slot_history import History, history
 from penstock.services.worker.slots import IntArray, SlotTable
@@ -48,6 +52,8 @@ class GpuSampler:
             num_output=state.num_output, **state.asked,
         )  # fmt: skip
         self.space = sampler_space(count, vocab, device)
+        self.stages = StageRows(table, state, self.slots, self.space)
+        self.history = HistoryRows(count, device)
         self._vocab = vocab
         self._words = WordTable(count)
         self._word_arrays = tuple(
@@ -60,11 +66,16 @@ class GpuSampler:
         plan's."""
         for new in added:
             asked = self._table.adjustments[new.slot]
+            self.history.forget(new.slot)
             if asked is not None:
                 self._begin(new.slot, history(new, prompts), asked)
 
     def _begin(self, slot: int, known: History, asked: SlotAdjustments) -> None:
         slots = self.slots
+        if asked.stages:
+            self.stages.begin(slot, asked)
+        if asked.repeats:
+            self.history.begin(slot, known, asked)
         if asked.penalised:
             occurring, counts = packed_counts(known.prompt, known.output)
             row = slots.counts[slot].zero_()
@@ -92,11 +103,7 @@ class GpuSampler:
                 array[slot] = self._sent(source[slot])
 
     def _sent(self, values: np.ndarray[Any, Any]) -> Tensor:
-        """On the device, without waiting for it."""
-        host = torch.from_numpy(values.copy())
-        if self._device.type == "cuda":
-            host = host.pin_memory()
-        return host.to(self._device, non_blocking=True)
+        return sent(values, self._device)
 
     def allow(self, slots: IntArray, masks: Tensor) -> None:
         """What alone may come next in these slots. masks: [n, ceil(V / 32)] int32, on the host,
@@ -125,7 +132,8 @@ class GpuSampler:
         Returns the number of splits."""
         state, slots, rows = self._state, self.slots, self._state.sample_slots
         ban_words(rows, len(logits), slots, *self._word_arrays)
-        adjust_logits(logits, rows, slots, self.space, GREEDY_TEMPERATURE)
+        adjust_logits(logits, rows, slots, self.space, self.history.entries, GREEDY_TEMPERATURE)
+        self.stages.run(len(logits))
         keep_floor(
             logits, rows, state.seed_low, state.seed_high, slots, self.space, GREEDY_TEMPERATURE
         )
@@ -134,7 +142,9 @@ class GpuSampler:
             best, token, GREEDY_TEMPERATURE, slots, self.space,
         )  # fmt: skip
 
-    def note(self, count: int) -> None:
-        """The rows' tokens are committed: count them where it matters."""
+    def note(self, logits: Tensor) -> None:
+        """The rows' tokens are committed: count them where it matters. logits: [R, V]."""
+        count = len(logits)
         ring = self._word_arrays[2]
         add_tokens(self._state.sample_slots, count, self.slots, self._state.last_token, ring)
+        self.stages.note(logits)

@@ -28,6 +28,8 @@ _WORD = 4
 """Bytes of an int32 or fp32."""
 _SPLIT, _GROUP, _CANDIDATES = 4096, 64, 4096
 """As in ``penstock.kernels.gpu.sampler_memory``."""
+_STAGES, _STAGE_NUMBERS = 16, 3
+"""Likewise."""
 _WORDS, _WORD_TOKENS, _RING = 128, 2048, 64
 """As in ``penstock.kernels.sampling.bad_words``."""
 _QUERY_TILE = 128
@@ -175,7 +177,8 @@ def _sampler(sizes: ExecutorSizes) -> int:
     words = 2 * _WORDS + 1 + _WORD_TOKENS + _RING
     space = vocab + groups + 4 * _vocab_splits(vocab) + _power_of_two(groups) + 2 * _CANDIDATES + 3
     logprobs = 3 + 2 * MAX_LOGPROBS
-    return slots * (2 * vocab + _WORD * (entries + words + space + logprobs))
+    stages = _STAGES * (1 + _STAGE_NUMBERS) + 2
+    return slots * (2 * vocab + _WORD * (entries + words + space + logprobs + stages))
 
 
 def _masks(sizes: ExecutorSizes) -> int:

@@ -114,6 +114,29 @@ def test_samplers_become_sampling_parameters() -> None:
     assert (params.max_tokens, params.truncate_prompt_tokens) == (10, 40)
 
 
+def test_rarer_samplers_become_sampling_parameters() -> None:
+    params = work_of(
+        temperature=0.7, dynatemp_range=0.5, dynatemp_exponent=1.5, top_a=0.2, tfs=0.9, typical=0.8,
+        eps_cutoff=0.01, eta_cutoff=0.02, nsigma=1.2, mirostat=2, mirostat_tau=4, mirostat_eta=0.3,
+        smoothing_factor=0.4, smoothing_curve=2, xtc_threshold=0.2, xtc_probability=0.5,
+        dry_multiplier=0.8, dry_base=1.5, dry_allowed_length=3, dry_penalty_last_n=-1,
+        dry_sequence_breakers=["."], sampler_order=[6, 0, 1, 3, 4, 2, 5],
+    ).params  # fmt: skip
+    assert (params.dynatemp_min, params.dynatemp_max) == (0.7 - 0.5, 1.2)
+    assert (params.dynatemp_exponent, params.top_a, params.tfs, params.typical_p) == (
+        1.5, 0.2, 0.9, 0.8,
+    )  # fmt: skip
+    assert (params.epsilon_cutoff, params.eta_cutoff, params.nsigma) == (0.01, 0.02, 1.2)
+    assert (params.mirostat_mode, params.mirostat_tau, params.mirostat_eta) == (2, 4.0, 0.3)
+    assert (params.smoothing_factor, params.smoothing_curve) == (0.4, 2.0)
+    assert (params.xtc_threshold, params.xtc_probability) == (0.2, 0.5)
+    assert (params.dry_multiplier, params.dry_base, params.dry_allowed_length) == (0.8, 1.5, 3)
+    assert (params.dry_range, params.dry_sequence_breakers) == (-1, ["."])
+    assert params.sampler_order == [6, 0, 1, 3, 4, 2, 5]
+    off = work_of(tfs=0, typical=0, dry_allowed_length=0).params
+    assert (off.tfs, off.typical_p, off.dry_allowed_length) == (1.0, 1.0, 2)
+
+
 def test_a_prompt_has_the_context_less_what_is_generated() -> None:
     work = work_of()
     assert work.prompt == PromptText("hi")
@@ -132,8 +155,14 @@ def test_a_grammar_is_read() -> None:
 @pytest.mark.parametrize(
     ("path", "asked", "words"),
     [
-        (GENERATE, {"top_a": 0.2}, "not supported yet: top_a"),
-        (GENERATE, {"tfs": 0.9, "typical": 0.5, "mirostat": 2}, "tfs, typical, mirostat"),
+        (GENERATE, {"top_a": 1.2}, "top_a is 1.2; 0 to 1 is allowed"),
+        (GENERATE, {"mirostat": 1}, "(mirostat) is 1; 2, Mirostat 2.0, or 0"),
+        (GENERATE, {"tfs": 1.5, "typical": -1}, "typical is -1; above 0 and at most 1"),
+        (GENERATE, {"dynatemp_range": 0.5}, "only together with temperature"),
+        (GENERATE, {"sampler_order": [7]}, "sampler_order[0] is 7; 0 to 6 is allowed"),
+        (GENERATE, {"sampler_order": [0, 1, 0]}, "top_k twice"),
+        (GENERATE, {"sampler_order": [0, 6], "rep_pen": 1.1}, "6, the penalties, at place 2"),
+        (GENERATE, {"guidance_scale": 1.5}, "not supported yet: guidance_scale"),
         (GENERATE, {"memory": "Once"}, "put it at the beginning of the prompt"),
         (GENERATE, {"max_length": 64}, "max_length is 64; less than the context, 64 tokens"),
         (GENERATE, {"prompt": ""}, "prompt is empty"),

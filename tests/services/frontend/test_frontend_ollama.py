@@ -162,9 +162,12 @@ def test_options_become_sampling_parameters() -> None:
     options = {
         "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 7, "num_predict": 4,
         "stop": ["x"], "repeat_penalty": 1.2, "presence_penalty": 0.1, "frequency_penalty": 0.2,
-        "num_ctx": 8192, "num_gpu": 1, "use_mmap": True, "mirostat": 0, "typical_p": 1.0,
+        "num_ctx": 8192, "num_gpu": 1, "use_mmap": True, "mirostat": 2, "typical_p": 0.5,
+        "tfs_z": 0.9, "mirostat_tau": 4, "mirostat_eta": 0.2,
     }  # fmt: skip
     params = work_of(CHAT, options=options).params
+    assert (params.mirostat_mode, params.mirostat_tau, params.mirostat_eta) == (2, 4.0, 0.2)
+    assert (params.tfs, params.typical_p) == (0.9, 0.5)
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 3, 0.9, 0.1)
     assert (params.seed, params.max_tokens, params.stop) == (7, 4, ["x"])
     assert params.repetition_penalty == 1.2
@@ -184,7 +187,7 @@ def test_options_become_sampling_parameters() -> None:
 @pytest.mark.parametrize(
     ("path", "asked", "words"),
     [
-        (CHAT, {"options": {"mirostat": 1}}, "not supported yet in options: mirostat"),
+        (CHAT, {"options": {"mirostat": 1}}, "(mirostat) is 1; 2, Mirostat 2.0, or 0"),
         (CHAT, {"options": {"top_a": 0.2}}, "unknown parameter in options: top_a"),
         (CHAT, {"temperature": 1}, "put it into options"),
         (CHAT, {"options": {"temperature": -1}}, "options.temperature is -1; 0 to 100 is allowed"),

@@ -244,6 +244,8 @@ class SimulatedWorker:
             return
         require(new.start == min(new.num_computed, new.prompt_len), "output is missing")
         require((new.prompt >= 0) == (asked.reads_prompt and new.start > 0), "prompt or no prompt")
+        if asked.steers and new.length > new.prompt_len:
+            require(new.num_computed < new.prompt_len, "its output's logits are not computed anew")
         if new.prompt >= 0:
             prompt = token_list(prompts[new.prompt])
             require(len(prompt) == new.prompt_len, "the prompt is another one's")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -14,7 +15,7 @@ from simulated_worker import token_bytes
 from penstock.protocol.sampling import SamplingParams, resolve
 from penstock.protocol.wire import codec
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.protocol.wire.messages.requests import TokenWork
+from penstock.protocol.wire.messages.requests import ChoiceState, TokenWork
 from penstock.protocol.wire.messages.steps import StepPlan
 from penstock.protocol.wire.messages.tokens import End, EndReason
 from penstock.services.scheduler import planner
@@ -74,16 +75,19 @@ def asking(prompt: list[int], n: int = 1, max_tokens: int = 2, **params: object)
     return sampled(token_work(prompt, max_tokens, n=n), SamplingParams(**params))
 
 
-def sampled(work: TokenWork, params: SamplingParams, bad_words: Sequence[bytes] = ()) -> TokenWork:
+def sampled(
+    work: TokenWork, params: SamplingParams, bad_words: Sequence[bytes] = (), breakers: bytes = b""
+) -> TokenWork:
     """As a tokenizer sends it that was asked for this."""
     resolved = resolve(params, {}, 1)
-    sampling = slot_sampling(resolved, work.stop_ids, list(bad_words))
+    sampling = slot_sampling(resolved, work.stop_ids, list(bad_words), breakers)
     adjustments = sampling.adjustments
     return msgspec.structs.replace(
         work,
         sampling=sampling.packed(),
         reads_output=adjustments is not None,
         reads_prompt=adjustments is not None and adjustments.reads_prompt,
+        reads_logits=adjustments is not None and adjustments.steers,
     )
 
 
@@ -172,10 +176,11 @@ def test_the_longest_sequence_with_all_that_it_may_ask_for_fits_a_frame() -> Non
     params = SamplingParams(
         temperature=1.0, top_p=1.0, top_k=0, seed=1, max_tokens=1, repetition_penalty=2.0,
         allowed_token_ids=list(range(2**18)), logit_bias=dict.fromkeys(range(1024), 1.0),
+        dry_multiplier=1.0, typical_p=0.5,
     )  # fmt: skip
     bad_words = [token_bytes([1] * 16)] * 128
     plain = token_work(prompt, 1, n=2, stop_ids=list(range(64)))
-    work = sampled(plain, params, bad_words)
+    work = sampled(plain, params, bad_words, token_bytes(list(range(2**18))))
     assert engine.core.add(1, 0, "t", work, 0.0) is None
     engine.run()
     assert len(engine.ends) == 2
@@ -224,3 +229,23 @@ def test_a_plan_is_never_longer_than_was_reckoned(
     assert plan is not None
     parts = msgspec.msgpack.encode((plan.added, plan.chunks, plan.prompts))
     assert len(parts) <= core._in_flight.steps[-1].added_bytes + 30
+
+
+def test_a_sequence_that_mirostat_steers_begins_anew_once_it_has_output() -> None:
+    engine = NullEngine()
+    prompt = list(range(64))
+    for request_id, params in enumerate(({}, {"mirostat_mode": 2}), 1):
+        work = asking(prompt, max_tokens=8, **params)
+        assert engine.core.add(request_id, 0, "t", work, 0.0) is None
+        engine.run()
+    fresh = [new for plan in engine.plans for new in plan.added][-1]
+    assert fresh.num_computed == 48  # the prompt's blocks are cached
+    for request_id, params in enumerate(({}, {"mirostat_mode": 2}), 3):
+        work = asking(prompt, max_tokens=40, **params)
+        state = ChoiceState(0, array("i", [5] * 20).tobytes())
+        continued = msgspec.structs.replace(work, choices=[state])
+        assert engine.core.add(request_id, 0, "t", continued, 0.0) is None
+        engine.run()
+        new = [new for plan in engine.plans for new in plan.added][-1]
+        assert new.num_computed == (0 if params else 64)
+        assert (new.start, new.length) == (new.num_computed, 84)

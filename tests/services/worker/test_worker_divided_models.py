@@ -18,6 +18,7 @@ from plan_driver import GREEDY, PlanDriver
 from pooled_prompts import pooled
 from quantized_folders import WRITERS, write_twins
 from ranks_in_threads import ThreadsMeeting, ranks_of
+from sampler_slots import EVERY_SAMPLER
 from tiny_models import some_prompts
 
 from penstock.protocol.config import ClusterConfig, Config, ConfigError, ModelConfig
@@ -126,6 +127,22 @@ def test_ranks_give_the_tokens_and_logprobs_of_one_worker(
     assert got == expected
     check_alike(of_all.logprobs, of_one.logprobs)
     check_alike(of_all.prompt_logprobs, of_one.prompt_logprobs)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (2, 2)])
+def test_ranks_draw_by_every_sampler_as_one_worker_does(
+    tensor: int, pipeline: int, tiny_folder: Folder
+) -> None:
+    folder = tiny_folder("qwen3")
+    sizes = replace(sizes_for(folder), micro_batches=pipeline)
+    prompts = some_prompts([9, 4, 12, 7, 5, 6, 8, 3, 10])
+
+    def drawn(executor: Any) -> list[list[int]]:
+        return PlanDriver(executor, 4).run(prompts, 12, samplings=EVERY_SAMPLER, preemptions=5)
+
+    expected = drawn(alone(folder, replace(sizes, micro_batches=1)))
+    with ranks_of(folder, tensor, pipeline, sizes) as ranks:
+        assert drawn(ranks) == expected
 
 
 def test_random_weights_are_those_of_one_worker(tiny_folder: Folder) -> None:

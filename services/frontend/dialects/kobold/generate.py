@@ -118,6 +118,7 @@ def _params(body: KoboldBody, model: ServedModel) -> SamplingParams:
     given: dict[str, Any] = sampling_values(body, SAMPLING)
     if given.get("seed", 0) < 0:  # one is drawn
         del given["seed"]
+    _add_dynamic_temperature(given, body.dynatemp_range)
     context = min(body.max_context_length or model.max_model_len, model.max_model_len)
     length = body.max_length or min(default_length(model), max(1, context // 2))
     if length >= context:
@@ -140,6 +141,17 @@ def _params(body: KoboldBody, model: ServedModel) -> SamplingParams:
         skip_special_tokens=not body.render_special,
     )
     return checked(params, model)
+
+
+def _add_dynamic_temperature(given: dict[str, Any], range_: float | None) -> None:
+    """``dynatemp_range`` as the two temperatures that it stands for. Raises ``ApiError`` 400."""
+    if not range_:
+        return
+    if "temperature" not in given:
+        raise wrong("dynatemp_range", range_, "it is allowed only together with temperature")
+    middle = given["temperature"]
+    given["dynatemp_min"] = max(0.0, middle - range_)
+    given["dynatemp_max"] = min(100.0, middle + range_)
 
 
 class KoboldRenderer:

@@ -19,6 +19,7 @@ from penstock.protocol.config.model_dtype import ITEM_BYTES, computed_type
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.checkpoint import Checkpoint
+from penstock.services.worker.cuda_driver import CudaDevice
 from penstock.services.worker.gpu.static_memory import (
     LIBRARY_BYTES,
     ExecutorSizes,
@@ -52,6 +53,7 @@ _NARROW, _COMPRESSED_SHARE, _MOST_MEMORY, _MOST_LEFT = 2048, 0.76, 0.1, 0.25
 _WIDE_HEADS, _LARGE_SHARED = 128, ((9, 0), (10, 0))
 """Wider heads take more shared memory in fp32 than programs have on other compute capabilities
 than these, as in ``penstock.kernels.gpu.prefill_attention``."""
+_COMPRESSED = "compressed ones for few rows"
 _GPUS_NAMED = 3
 _WORTH_SAYING = 1.01
 _ESTIMATE = [
@@ -102,6 +104,13 @@ def planned_device(config: Config, gpu: Gpu | None) -> PlannedDevice:
 def device_of(gpu: Gpu) -> PlannedDevice:
     return PlannedDevice(
         gpu.title, gpu.usable_bytes, OUTSIDE_BYTES, gpu.capability, gpu.multiprocessors
+    )
+
+
+def device_found(found: CudaDevice) -> PlannedDevice:
+    """One that the driver has told of."""
+    return PlannedDevice(
+        found.name, found.total_bytes, OUTSIDE_BYTES, found.capability, found.multiprocessors
     )
 
 
@@ -211,13 +220,17 @@ class Planner:
         never = config.loading.compress_weights == "never" or not self.device.hopper
         if never or shape.hidden < _NARROW or self.type_name(config) != "bfloat16":
             return []
-        embedding = 0 if shape.head_parameters else shape.vocab * shape.hidden
-        wanted = int(_COMPRESSED_SHARE * (shape.dense_parameters - embedding) * item)
+        wanted = int(_COMPRESSED_SHARE * (shape.dense_parameters - shape.table_parameters) * item)
         usable = config.cache.gpu_memory_utilization * config.cache.share() * self.device.total
         left = usable - self.device.outside - _dense_bytes(shape, item)
         if wanted > share * max(0.0, min(_MOST_MEMORY * usable, _MOST_LEFT * left)):
             return []
-        return [MemoryPart("weights", wanted, "compressed ones for few rows")]
+        return [MemoryPart("weights", wanted, _COMPRESSED)]
+
+
+def has_compressed(account: MemoryAccount) -> bool:
+    """Whether there are compressed weights beside the plain ones."""
+    return any(_COMPRESSED in part.note for part in account.parts)
 
 
 def type_name(config: Config, info: ModelInfo, *, on_cpu: bool = False) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.loadtest.options import number
+from penstock.services.worker.gpus import gpu_of_driver
 
 PROBE_SECONDS = 300.0
 """A probe in a process of its own may take so long: it imports torch first."""
@@ -47,23 +48,17 @@ class DeviceLimits(msgspec.Struct, frozen=True):
         return max(size / self.bandwidth, flops / self.flops)
 
 
-KNOWN = {
-    "NVIDIA H200": (4.8e12, 989e12),
-    "NVIDIA H100 80GB HBM3": (3.35e12, 989e12),
-    "NVIDIA H100 PCIe": (2.0e12, 756e12),
-    "NVIDIA A100-SXM4-80GB": (2.039e12, 312e12),
-}
-"""Limits by the name that the driver gives a device: bytes a second; dense bf16 and fp16 operations
-a second (data sheets). Names that merely resemble these (GH200, H200 NVL) are other products."""
 HALF_TYPES = ("bfloat16", "float16")
 
 
 def known_limits(name: str, dtype: str) -> DeviceLimits | None:
-    """What the data sheet of a GPU says, if it is one of ``KNOWN``."""
-    if name not in KNOWN or dtype not in HALF_TYPES:
+    """What the data sheet of a GPU says; name: that of the driver."""
+    gpu = gpu_of_driver(name)
+    if gpu is None or dtype not in HALF_TYPES:
         return None
-    bandwidth, flops = KNOWN[name]
-    return DeviceLimits(name, bandwidth, flops, "data sheet")
+    if dtype == "bfloat16" and gpu.capability < (8, 0):  # its sheet has the rate of float16 alone
+        return None
+    return DeviceLimits(name, gpu.bandwidth, gpu.flops, "data sheet")
 
 
 def add_limit_flags(parser: argparse.ArgumentParser) -> None:

@@ -85,7 +85,7 @@ TOOLS = {
     "pull": Tool("fetch a model from the Hugging Face hub", "services.commands.pull"),
     "list": Tool("models on this disk, and which can be served", "services.commands.list"),
     "rm": Tool("remove a model from this disk", "services.commands.rm"),
-    "plan": Tool("how a model fits into a device's memory, before anything is loaded"),
+    "plan": Tool("how a model fits on a device or on several, and how fast"),
     "warm": Tool("compile a model's kernels ahead of its first start"),
     "bench": Tool("measure a server or the library", "loadtest.bench"),
     "eval": Tool("ask a server held-out questions: the accuracy of each skill", "loadtest.eval"),

@@ -12,6 +12,7 @@ from penstock.protocol.config.complete import complete
 from penstock.protocol.config.flags import FlagParser
 from penstock.protocol.config.machine import read_machine
 from penstock.protocol.config.shown import show
+from penstock.services import layout_command
 from penstock.services.cli import naming_what_is_missing, with_named_model
 from penstock.services.command_table import COMMANDS
 
@@ -30,8 +31,7 @@ class ModelCommand(msgspec.Struct, frozen=True):
 
 MODEL_COMMANDS = {
     "plan": ModelCommand(
-        "How a model would fit into a device's memory. Takes the flags of `penstock serve`. "
-        "Exit code 1: it does not fit.",
+        "How a model fits a device, or several (--gpus). Exit code 1: it does not.",
         "there is nothing to plan",
     ),
     "warm": ModelCommand(
@@ -49,6 +49,8 @@ def parser(name: str) -> FlagParser:
     found.add_argument(
         "--gpu", metavar="NAME", help="a GPU that need not be here: h100, a100, l40s, …"
     )
+    if name == "plan":
+        layout_command.add_flags(found)
     return found
 
 
@@ -66,8 +68,12 @@ def main(name: str, arguments: Sequence[str]) -> int:
             raise ConfigError(f"--device {device} {_NOT_HERE[device]}: {chosen.refusal}")
         if gpu is not None and device == "cpu":
             raise ConfigError(f"--gpu {parsed.gpu} and --device {device} name two devices")
-        config, sources = with_named_model(config, sources, only_look=False)
         machine = read_machine(environment=os.environ)
+        if name == "plan" and layout_command.asked_for(parsed):
+            text, code = layout_command.run(config, sources, machine, parsed)
+            print(text)
+            return code
+        config, sources = with_named_model(config, sources, only_look=False)
         if gpu is not None:
             devices = config.device.device_index + config.cluster.world_size
             machine = msgspec.structs.replace(machine, gpus=max(devices, machine.gpus))

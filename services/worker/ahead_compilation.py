@@ -27,7 +27,7 @@ from penstock.services.worker.cuda_driver import CudaDevice, read_device
 from penstock.services.worker.kernel_cache import KernelCache, kernel_cache
 from penstock.services.worker.kernel_needs import KernelNeeds, kernel_needs
 from penstock.services.worker.kernel_report import LIMIT_SECONDS, CompilationReport
-from penstock.services.worker.plan import OUTSIDE_BYTES, PlannedDevice
+from penstock.services.worker.plan import device_found
 
 MOST_PROCESSES = 14
 _LEFT_CORES, _LEAST_CORES = 2, 4
@@ -43,12 +43,6 @@ def _safe_path() -> list[str]:
 
 def device_facts(device: CudaDevice) -> DeviceFacts:
     return DeviceFacts(device.capability, device.shared_bytes, device.multiprocessors)
-
-
-def planned(device: CudaDevice) -> PlannedDevice:
-    return PlannedDevice(
-        device.name, device.total_bytes, OUTSIDE_BYTES, device.capability, device.multiprocessors
-    )
 
 
 class Compilation:
@@ -127,7 +121,7 @@ class AheadCompilation:
             self.summary = f"kernels were not compiled ahead: {type(failure).__name__}: {failure}"
 
     def _begin_for(self, config: Config, info: ModelInfo, device: CudaDevice) -> None:
-        needs = kernel_needs(config, info, planned(device), device_facts(device))
+        needs = kernel_needs(config, info, device_found(device), device_facts(device))
         if isinstance(needs, str):
             return
         cache = kernel_cache(needs)

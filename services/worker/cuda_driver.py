@@ -20,10 +20,23 @@ class CudaDevice(NamedTuple):
 
 def read_device() -> CudaDevice | None:
     """The first device that CUDA shows; ``None``: there is none."""
+    return next(iter(read_devices(1)), None)
+
+
+def read_devices(most: int = 1024) -> list[CudaDevice]:
+    """The devices that CUDA shows, in its order."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return None
+        return []
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return []
+    found = [_read(driver, index) for index in range(min(count.value, most))]
+    return [device for device in found if device is not None]
+
+
+def _read(driver: ctypes.CDLL, index: int) -> CudaDevice | None:
     device, total = ctypes.c_int(), ctypes.c_size_t()
     name = ctypes.create_string_buffer(128)
 
@@ -32,7 +45,7 @@ def read_device() -> CudaDevice | None:
         driver.cuDeviceGetAttribute(ctypes.byref(value), number, device)
         return value.value
 
-    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+    if driver.cuDeviceGet(ctypes.byref(device), index):
         return None
     if driver.cuDeviceTotalMem_v2(ctypes.byref(total), device):
         return None

@@ -62,6 +62,10 @@ class MemoryAccount(msgspec.Struct, frozen=True):
         """Bytes of all but KV memory."""
         return sum(part.num_bytes for part in self.parts)
 
+    def bytes_of(self, name: str) -> int:
+        """Of the parts of that name."""
+        return sum(part.num_bytes for part in self.parts if part.name == name)
+
     @property
     def left(self) -> int:
         """Bytes left for KV memory; negative where the rest does not fit."""
@@ -154,8 +158,13 @@ def dtype_name(dtype: object) -> str:
 
 def weights_part(parameters: int, num_bytes: int, dtype: str) -> MemoryPart:
     """dtype: as ``--dtype`` names it."""
+    return MemoryPart("weights", num_bytes, shown_parameters(parameters, dtype))
+
+
+def shown_parameters(parameters: int, dtype: str) -> str:
+    """``8.19 B parameters in bfloat16``."""
     size = f"{parameters / 1e9:.2f} B" if parameters >= 1e7 else f"{parameters / 1e6:.2f} M"
-    return MemoryPart("weights", num_bytes, f"{size} parameters in {dtype}")
+    return f"{size} parameters in {dtype}"
 
 
 def merged(parts: Sequence[MemoryPart]) -> list[MemoryPart]:

@@ -75,7 +75,7 @@ def with_kv(
 ) -> MemoryAccount:
     """The account with KV memory in what is left. Raises ``ConfigError`` where it does not fit."""
     if account.left <= 0:
-        outside = sum(part.num_bytes for part in account.parts if part.name == OUTSIDE)
+        outside = account.bytes_of(OUTSIDE)
         own = max(0, account.usable - outside)
         taken = f"; {shown_bytes(outside)} are the driver's, kernels' and other processes'"
         raise ConfigError(

@@ -54,6 +54,8 @@ class ModelShape(msgspec.Struct, frozen=True):
     parameters: int
     head_parameters: int
     """Of the LM head, if it is the embedding too; else 0."""
+    table_parameters: int
+    """Of the embedding, if it is nothing else; else 0. A step reads a few rows of it."""
     hidden: int
     mlp_width: int
     """Of the widest MLP, gate and up together."""
@@ -142,11 +144,19 @@ def _stored(info: ModelInfo, config: Config, model: ModelSpecification) -> Model
 
 def shape_of(model: ModelSpecification) -> ModelShape:
     layers, dense = set(model.layers), dense_config(model)
-    padded = num_parameters(specification_of(dense)) if isinstance(dense, DenseConfig) else 0
+    padded = 0
+    if isinstance(dense, DenseConfig):
+        form = specification_of(dense)
+        padded = num_parameters(
+            msgspec.structs.replace(form, embeds=model.embeds, predicts=model.predicts)
+        )
     rotaries = {layer.attention.rotary for layer in layers} - {None}
+    table = model.table_rows * model.hidden_size
+    tied = model.tie_word_embeddings and model.predicts
     return ModelShape(
         parameters=num_parameters(model),
-        head_parameters=model.vocab_size * model.hidden_size * model.tie_word_embeddings,
+        head_parameters=table * tied,
+        table_parameters=table * (not tied),
         hidden=model.hidden_size,
         mlp_width=max(layer.mlp.width * (1 + layer.mlp.gated) for layer in layers),
         vocab=model.vocab_size,
@@ -175,6 +185,7 @@ def shape_of_others(
     return ModelShape(
         parameters=parameters,
         head_parameters=0,
+        table_parameters=0,
         hidden=hidden,
         mlp_width=2 * _number(info, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
         vocab=info.vocab_size,

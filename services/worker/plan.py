@@ -20,6 +20,7 @@ from penstock.protocol.config.model_dtype import ITEM_BYTES, computed_type
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.checkpoint import Checkpoint
+from penstock.services.worker.cuda_driver import CudaDevice
 from penstock.services.worker.gpu.static_memory import (
     LIBRARY_BYTES,
     ExecutorSizes,
@@ -37,7 +38,12 @@ from penstock.services.worker.memory_account import (
     weights_part,
 )
 from penstock.services.worker.memory_plan import block_bytes, cpu_account, cuda_account, with_kv
-from penstock.services.worker.model_shape import BY_TRANSFORMERS, ModelShape, read_shape
+from penstock.services.worker.model_shape import (
+    BY_TRANSFORMERS,
+    ModelShape,
+    QuantizedShape,
+    read_shape,
+)
 from penstock.services.worker.models.dense import DenseConfig, caches_of, paged_config
 from penstock.services.worker.models.specification import CacheSpecification
 from penstock.services.worker.plain_memory import activations, plain_parts
@@ -54,6 +60,7 @@ _WIDE_HEADS, _LARGE_SHARED = 128, ((9, 0), (10, 0))
 """Wider heads take more shared memory in fp32 than programs have on other compute capabilities
 than these, as in ``penstock.kernels.gpu.prefill_attention``."""
 _ROUNDED: tuple[Literal["int8", "int4"], ...] = ("int8", "int4")
+_COMPRESSED = "compressed ones for few rows"
 _GPUS_NAMED = 3
 _WORTH_SAYING = 1.01
 _ESTIMATE = [
@@ -104,6 +111,13 @@ def planned_device(config: Config, gpu: Gpu | None) -> PlannedDevice:
 def device_of(gpu: Gpu) -> PlannedDevice:
     return PlannedDevice(
         gpu.title, gpu.usable_bytes, OUTSIDE_BYTES, gpu.capability, gpu.multiprocessors
+    )
+
+
+def device_found(found: CudaDevice) -> PlannedDevice:
+    """One that the driver has told of."""
+    return PlannedDevice(
+        found.name, found.total_bytes, OUTSIDE_BYTES, found.capability, found.multiprocessors
     )
 
 
@@ -222,13 +236,17 @@ class Planner:
         never = config.loading.compress_weights == "never" or not self.device.hopper
         if never or shape.hidden < _NARROW or self.type_name(config) != "bfloat16":
             return []
-        embedding = 0 if shape.head_parameters else shape.vocab * shape.hidden
-        wanted = int(_COMPRESSED_SHARE * (shape.dense_parameters - embedding) * item)
+        wanted = int(_COMPRESSED_SHARE * (shape.dense_parameters - shape.table_parameters) * item)
         usable = config.cache.gpu_memory_utilization * config.cache.share() * self.device.total
         left = usable - self.device.outside - _dense_bytes(shape, item)
         if wanted > share * max(0.0, min(_MOST_MEMORY * usable, _MOST_LEFT * left)):
             return []
-        return [MemoryPart("weights", wanted, "compressed ones for few rows")]
+        return [MemoryPart("weights", wanted, _COMPRESSED)]
+
+
+def has_compressed(account: MemoryAccount) -> bool:
+    """Whether there are compressed weights beside the plain ones."""
+    return any(_COMPRESSED in part.note for part in account.parts)
 
 
 def type_name(config: Config, info: ModelInfo, *, on_cpu: bool = False) -> str:
@@ -244,8 +262,13 @@ def weights_of(shape: ModelShape, item: int, dtype: str, *, on_cpu: bool) -> Mem
     if shape.quantized is None:
         return weights_part(shape.parameters, shape.parameters * item, dtype)
     size = shape.quantized.cpu if on_cpu else shape.quantized.gpu
-    title = f"{dtype}, quantized ({shape.quantized.title})"
+    title = titled(dtype, shape.quantized)
     return weights_part(shape.parameters, size.num_bytes(item), title)
+
+
+def titled(dtype: str, quantized: QuantizedShape) -> str:
+    """``bfloat16, quantized (int8)``."""
+    return f"{dtype}, quantized ({quantized.title})"
 
 
 def _dense_bytes(shape: ModelShape, item: int) -> int:

@@ -10,14 +10,13 @@ from penstock.services.worker.ahead_compilation import (
     MOST_PROCESSES,
     Compilation,
     device_facts,
-    planned,
 )
 from penstock.services.worker.cuda_driver import read_device
 from penstock.services.worker.gpus import Gpu
 from penstock.services.worker.kernel_cache import kernel_cache
 from penstock.services.worker.kernel_needs import kernel_needs
 from penstock.services.worker.kernel_report import CompilationReport
-from penstock.services.worker.plan import PlannedDevice, device_of
+from penstock.services.worker.plan import PlannedDevice, device_found, device_of
 
 NOT_ALL = 1
 """Exit code: kernels are missing."""
@@ -65,4 +64,4 @@ def _device(gpu: Gpu | None) -> tuple[PlannedDevice, DeviceFacts]:
     found = read_device()
     if found is None:
         raise ConfigError("no CUDA device is here to compile for: name one, as in --gpu h100")
-    return planned(found), device_facts(found)
+    return device_found(found), device_facts(found)

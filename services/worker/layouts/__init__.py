@@ -1,0 +1,1 @@
+"""How a model could be laid out over several GPUs, and how fast that would be."""

@@ -30,6 +30,8 @@ class ChunkRows:
         self.num_tiles = 0
         """Tiles that a launch covers; those past the step's own or the last layer's are empty."""
         self.max_rows = max_rows
+        self.hands_on = False
+        """Whether others read all of the last layer: a later stage of a pipeline."""
 
     @staticmethod
     def tiles_of(step: PlannedStep) -> int:
@@ -86,7 +88,7 @@ class ChunkRows:
         tiles[:, :tile] = tiles[:, order]
         tiles[1, tile:] = 0
         self.num_tiles = tile
-        if every_row:
+        if every_row or self.hands_on:
             last_tiles[:] = tiles
         else:
             last_tiles[1] = 0

@@ -114,6 +114,7 @@ class RankGpuExecutor(GpuExecutor):
     ) -> None:
         super().__init__(capacity, device, make_decoder)
         self._ranks, self._has_met = ranks, False
+        self.chunks.hands_on = not ranks.place.is_last
         if ranks.place.rank:
             self.grammars = NoGrammars(0, self.decoder.vocab_size)
 

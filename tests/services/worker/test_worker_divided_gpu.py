@@ -110,7 +110,7 @@ def made(folder: Path, rank: int, tensor: int, pipeline: int, turn: threading.Lo
         pytest.param("qwen3", 2, 2, marks=pytest.mark.slow),
         pytest.param("llama3", 4, 1, marks=pytest.mark.slow),
         pytest.param("gemma2", 2, 1, marks=pytest.mark.slow),
-        pytest.param("gemma2", 1, 2, marks=pytest.mark.slow),
+        ("gemma2", 1, 2),
     ],
 )
 def test_ranks_on_gpus_give_the_tokens_of_one_worker(

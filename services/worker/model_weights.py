@@ -120,7 +120,7 @@ def load_model(
     """Check the whole checkpoint, then allocate and read the weights. longest: positions that a
     sequence may have, by default all that the model was trained for. headless: as in
     ``make_model``; the embedding stands for the LM head then. online: as ``--quantization`` says.
-    ranks: this one of them reads its part alone, of plain weights."""
+    ranks: this one of them reads its part alone; quantized layers are whole."""
     adapter, quantization = adapter_for(info), read_quantization(info, online)
     model = for_length(adapter.specification(info), longest or info.max_model_len)
     progress("checking the checkpoint")
@@ -224,7 +224,8 @@ def random_model(
             for name, tensor in named_tensors(weights).items():
                 draw(name, tensor)
         else:
-            whole = allocate_weights(model, dtype, torch.device("meta"), adapter.names)
+            meta = torch.device("meta")
+            whole = allocate_weights(model, dtype, meta, adapter.names, quantization)
             slices = own_slices(whole, weights, ranks.place)
             for name, tensor in named_tensors(whole).items():
                 drawn = draw(name, torch.empty_like(tensor, device=device))

@@ -2,8 +2,8 @@
 
 Layer after layer: what files hold of a layer's weights is read into memory of its own, becomes the
 layer's ``QuantizedWeight`` and is given back. So beside the model one layer is in memory twice, as
-stored and as kept, whatever the format. What can be wrong with scales is found before
-(``stored_values``).
+stored and as kept, whatever the format. A stage of a pipeline reads its layers alone. What can be
+wrong with scales is found before (``stored_values``).
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class QuantizedReader:
     def run(self) -> LoadReport:
         """Raises ``BadModelFolder``."""
         weights = self._weights
-        plain, layers = named_tensors(weights), list(self._layers())
+        plain = {n: tensor for n, tensor in named_tensors(weights).items() if tensor.numel()}
+        layers = list(self._layers())
         names = [*plain, *(name for layer in layers for name in layer.stored)]
         self._read = ReadProgress(0, sum(map(self._size, names)), 0.0)
         coded = {name: self._format(name) for name in plain}
@@ -98,7 +99,7 @@ class QuantizedReader:
 
     def _layers(self) -> Iterator[_LayerTensors]:
         weights = self._weights
-        for index, layer in enumerate(weights.layers):
+        for index, layer in enumerate(weights.layers, weights.first_layer):
             yield self._layer(weights.names.layer.format(index), layer.linears)
         head = weights.lm_head
         if isinstance(head, QuantizedLinear) and self._stored(head):

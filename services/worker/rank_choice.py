@@ -47,7 +47,7 @@ def check_division(config: Config, info: ModelInfo) -> None:
             "our own can be divided; --data-parallel-size N starts N engines"
         )
     quantization = read_quantization(info, config.model.quantization)
-    if quantization is not None:
+    if quantization is not None and cluster.tensor_parallel_size > 1:
         raise ConfigError(_quantized(config, info, quantization))
     reason = why_not(
         choice.specification, cluster.tensor_parallel_size, cluster.pipeline_parallel_size
@@ -57,17 +57,20 @@ def check_division(config: Config, info: ModelInfo) -> None:
 
 
 def _quantized(config: Config, info: ModelInfo, quantization: Quantization) -> str:
-    """Why quantized weights are not divided, with what to do instead."""
+    """Why layers of quantized weights are not divided, with what to do instead."""
+    size = f"--tensor-parallel-size {config.cluster.tensor_parallel_size}"
+    stages = (
+        f"--pipeline-parallel-size {config.cluster.world_size} divides the model by layers, and "
+        "--data-parallel-size N starts N engines"
+    )
     if quantization.online:
         return (
-            f"{sizes(config)} with --quantization {quantization.method}: quantized weights are not "
-            "divided yet; leave --quantization out, or leave the sizes out: "
-            "--data-parallel-size N starts N engines"
+            f"{size} with --quantization {quantization.method}: layers of quantized weights are "
+            f"not divided yet; leave one of them out: {stages}"
         )
     return (
-        f"{sizes(config)}: the weights of {info.folder} are quantized ({quantization.method}), and "
-        "such weights are not divided yet; give the plain checkpoint, or leave the sizes out: "
-        "--data-parallel-size N starts N engines"
+        f"{size}: the weights of {info.folder} are quantized ({quantization.method}), and layers "
+        f"of such weights are not divided yet; give the plain checkpoint, or leave it out: {stages}"
     )
 
 

@@ -163,6 +163,7 @@ def model_linears(
         linears = layer_linears(layer, model.hidden_size, names)
         layers.append(LayerLinears(*(each.quantized_by(quantization, prefix) for each in linears)))
     head = head_linear(model, names)
-    if quantization is not None and (quantization.online or not model.tie_word_embeddings):
+    own_head = quantization is not None and (quantization.online or not model.tie_word_embeddings)
+    if own_head and model.predicts:
         head = head.quantized_by(quantization, "")
     return ModelLinears(layers, head)

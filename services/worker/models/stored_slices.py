@@ -21,7 +21,7 @@ from penstock.services.worker.weight_reading import StoredSlice
 def own_slices(whole: DecoderWeights, own: DecoderWeights, place: RankPlace) -> list[StoredSlice]:
     """What ``own`` has of the tensors of ``whole``, which is on the meta device and tells shapes
     alone. What no file holds for a rank (rows past the vocabulary, biases that another one adds)
-    is made zero."""
+    is made zero; quantized weights, which are not divided, are left out."""
     names = own.names
     found: list[StoredSlice] = []
     vocabulary = {f"{names.embedding}.weight", f"{names.lm_head}.weight"}
@@ -53,7 +53,8 @@ def _of_linear(
     own = linear.specification
     if own.shard == "inputs":
         column = part_of(whole.inputs, own.inputs, place)
-        yield StoredSlice(f"{prefix}{own.names[0]}.weight", linear.weight, 0, column)
+        if not linear.quantized:
+            yield StoredSlice(f"{prefix}{own.names[0]}.weight", linear.weight, 0, column)
         if linear.bias is not None and place.share:
             linear.bias.zero_()
         elif linear.bias is not None:
@@ -61,7 +62,7 @@ def _of_linear(
         return
     names = own.names if len(own.names) > 1 else own.names * len(own.parts)
     for kind, tensor in (("weight", linear.weight), ("bias", linear.bias)):
-        if tensor is None:
+        if tensor is None or (kind == "weight" and linear.quantized):
             continue
         begun = dict.fromkeys(own.names, 0)  # rows ahead of the next part
         targets = torch.split(tensor, list(own.parts))

@@ -84,7 +84,7 @@ def allocate_weights(
     layers = [memory.layer(*each) for each in zip(model.layers, all_linears.layers, strict=True)]
     head, tied = all_linears.head, model.tie_word_embeddings
     lm_head = Linear(head, table) if tied and not head.formats else memory.linear(head)
-    if ranks is not None:
+    if ranks is not None and not lm_head.quantized:  # such ones are divided by layers alone
         lm_head = GatheredLinear(head, lm_head.weight, ranks.vocab_size, ranks)
     norm = memory.norm(model.norm)
     return DecoderWeights(table, layers, norm, lm_head, names, model.first_layer)

@@ -79,15 +79,17 @@ def ranks_of(
     pipeline: int,
     sizes: EngineSizes,
     dtype: torch.dtype = torch.float32,
+    online: str = "none",
 ) -> Iterator[Ranks]:
-    """A model that is divided so. sizes: its groups of layers are filled in."""
+    """A model that is divided so. sizes: its groups of layers are filled in; online: as
+    ``--quantization`` says."""
     info = read_model_info(folder)
     with ExitStack() as stack:
         threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(tensor * pipeline)]
         executors = []
         for rank in range(tensor * pipeline):
             ranks = HostRanks(place_of(rank, tensor, pipeline), info.vocab_size)
-            model = load_model(info, dtype, CPU, lambda note: None, ranks=ranks)
+            model = load_model(info, dtype, CPU, lambda note: None, online=online, ranks=ranks)
             assert isinstance(model, RankDecoder)
             executor = LoadedModel(model, "a test").executor(sizes)
             assert isinstance(executor, RankExecutor)

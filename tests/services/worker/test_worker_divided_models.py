@@ -253,22 +253,50 @@ def test_a_model_that_no_rank_can_share_is_refused_by_name(
         check_division(config, read_model_info(folder))
 
 
-@pytest.mark.parametrize(
-    ("tensor", "pipeline", "flag"),
-    [(2, 1, "--tensor-parallel-size 2"), (1, 2, "--pipeline-parallel-size 2")],
-)
-def test_quantized_weights_are_not_divided_and_the_flags_are_named(
-    tensor: int, pipeline: int, flag: str, tiny_folder: Folder, tmp_path: Path
+def test_layers_of_quantized_weights_are_not_divided_and_the_flags_are_named(
+    tiny_folder: Folder, tmp_path: Path
 ) -> None:
     folder = tiny_folder("llama3-wide")
-    cluster = ClusterConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    cluster = ClusterConfig(tensor_parallel_size=2)
     rounded = Config(model=ModelConfig(model=str(folder), quantization="int8"), cluster=cluster)
-    with pytest.raises(ConfigError, match=f"{flag} with --quantization int8: .*leave"):
+    words = "--tensor-parallel-size 2 with --quantization int8: .*--pipeline-parallel-size 2 div"
+    with pytest.raises(ConfigError, match=words):
         check_division(rounded, read_model_info(folder))
     stored = write_twins(folder, tmp_path, WRITERS["fp8-rows"]).quantized
     config = Config(model=ModelConfig(model=str(stored)), cluster=cluster)
-    with pytest.raises(ConfigError, match=rf"{flag}: .*\(fbgemm_fp8\).*the plain checkpoint"):
+    with pytest.raises(ConfigError, match=r"-size 2: .*\(fbgemm_fp8\).*the plain checkpoint"):
         check_division(config, read_model_info(stored))
+
+
+def check_stages(folder: Path, stages: int, online: str = "none") -> None:
+    info, sizes = read_model_info(folder), sizes_for(folder)
+    cpu, prompts = torch.device("cpu"), some_prompts([1, 40, 17, 70])
+
+    def drawn(executor: Any) -> list[list[int]]:
+        return PlanDriver(executor, 3).run(prompts, 12, samplings=SAMPLINGS, preemptions=2)
+
+    whole = load_model(info, torch.float32, cpu, lambda note: None, online=online)
+    assert whole.quantized
+    expected = drawn(ModelExecutor(whole, sizes))
+    sizes = replace(sizes, micro_batches=stages)
+    with ranks_of(folder, 1, stages, sizes, online=online) as ranks:
+        assert drawn(ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("variant", "online"), [("llama3-wide", "int8"), ("llama-tied-biases", "int8")]
+)
+def test_stages_of_weights_that_are_rounded_while_read_give_the_tokens_of_one_worker(
+    variant: str, online: str, tiny_folder: Folder
+) -> None:
+    check_stages(tiny_folder(variant), 2, online)
+
+
+@pytest.mark.parametrize("form", ["packed-4-asymmetric", "fp8-rows"])
+def test_stages_of_a_quantized_checkpoint_give_the_tokens_of_one_worker(
+    form: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    check_stages(write_twins(tiny_folder("llama3-wide"), tmp_path, WRITERS[form]).quantized, 2)
 
 
 def prefill(step: int, slot: int) -> StepPlan:

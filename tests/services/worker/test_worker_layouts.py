@@ -171,7 +171,7 @@ def test_models_of_other_code_have_one_gpu_each(tiny_folder: Callable[[str], Pat
         assert "transformers' code computes MixtralForCausalLM" in each.reason
 
 
-def test_quantized_weights_have_one_gpu_each_and_take_fewer_bytes(
+def test_quantized_weights_take_fewer_bytes_and_are_divided_by_layers_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = evaluator(tmp_path, LLAMA_8B, "2xh100")
@@ -180,7 +180,12 @@ def test_quantized_weights_have_one_gpu_each_and_take_fewer_bytes(
     assert coded.bytes_of("weights") < 0.4 * whole.bytes_of("weights")
     refused = found.engine(Layout(2, 1, 1))
     assert isinstance(refused, Refused)
-    assert "--tensor-parallel-size 2 with --quantization int4: quantized" in refused.reason
+    assert (
+        "--tensor-parallel-size 2 with --quantization int4: layers of quantized" in refused.reason
+    )
+    stages = accounts(found, Layout(1, 2, 1))
+    together = sum(one.bytes_of("weights") for one in stages)
+    assert together == pytest.approx(coded.bytes_of("weights"), rel=1e-6)
     assert cli.main(["plan", str(tmp_path), "--gpus", "2xh100", "--quantization", "int4"]) == 0
     text = capsys.readouterr().out
     assert "in bfloat16, quantized (int8, " in text

@@ -133,6 +133,13 @@ class QuantizedWeight(NamedTuple):
         """
         width = self.shape[1]
         rows = self.reordered(torch.arange(outputs.start, outputs.stop))
+        ends = (
+            outputs.start % self.rows,
+            (self.shape[0] - outputs.stop) and outputs.stop % self.rows,
+        )
+        if rows.scales is not None and not any(ends):  # whole blocks of rows have a scale each
+            blocks = _bytes(rows.scales)[:, :: self.rows].contiguous().view(rows.scales.dtype)
+            rows = rows._replace(scales=blocks, rows=self.rows)
         if inputs == range(width):
             return rows
         first, last = inputs.start, inputs.stop

@@ -24,7 +24,7 @@ from penstock.services.worker.models.rank_shares import own_model
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.specification import ModelSpecification, for_length
 from penstock.services.worker.models.stored_form import as_stored
-from penstock.services.worker.models.stored_slices import own_slices
+from penstock.services.worker.models.stored_slices import own_slices, take_shares
 from penstock.services.worker.models.weights import (
     DecoderWeights,
     allocate_weights,
@@ -37,7 +37,7 @@ from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.quantized_loading import QuantizedReader
 from penstock.services.worker.rank_group import RankGroup
 from penstock.services.worker.stored_values import check_sizes, check_values, stored_tensors
-from penstock.services.worker.weight_reading import PinnedBuffers
+from penstock.services.worker.weight_reading import PinnedBuffers, StoredSlice
 
 Progress = Callable[[str], None]
 Loaded = Callable[[LoadReport], None]
@@ -120,7 +120,7 @@ def load_model(
     """Check the whole checkpoint, then allocate and read the weights. longest: positions that a
     sequence may have, by default all that the model was trained for. headless: as in
     ``make_model``; the embedding stands for the LM head then. online: as ``--quantization`` says.
-    ranks: this one of them reads its part alone; quantized layers are whole."""
+    ranks: this one of them reads its part alone, or keeps that of quantized layers."""
     adapter, quantization = adapter_for(info), read_quantization(info, online)
     model = for_length(adapter.specification(info), longest or info.max_model_len)
     progress("checking the checkpoint")
@@ -138,14 +138,18 @@ def load_model(
     weights = allocate_weights(own, dtype, device, names, quantization, ranks)
     zero = may_be_zero(names, model, divided=ranks is not None)
     with torch.inference_mode():
-        if quantization is not None:
-            reader = QuantizedReader(checkpoint, weights, quantization, progress, zero, buffers)
-            report = reader.run()
-        elif ranks is not None:
+        if ranks is None:
+            slices = [StoredSlice(*one) for one in named_tensors(weights).items()]
+        else:
             slices = own_slices(whole, weights, ranks.place)
+            take_shares(whole, weights, ranks.place)
+        if quantization is None:
             report = checkpoint.load(slices, progress, zero, buffers)
         else:
-            report = checkpoint.load(named_tensors(weights), progress, zero, buffers)
+            reader = QuantizedReader(
+                checkpoint, weights, slices, quantization, progress, zero, buffers
+            )
+            report = reader.run()
         loaded(replace(report, notes=notes))
         return _decoder(model, in_halves(own, weights), weights, ranks)
 

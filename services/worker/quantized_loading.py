@@ -2,13 +2,13 @@
 
 Layer after layer: what files hold of a layer's weights is read into memory of its own, becomes the
 layer's ``QuantizedWeight`` and is given back. So beside the model one layer is in memory twice, as
-stored and as kept, whatever the format. A stage of a pipeline reads its layers alone. What can be
-wrong with scales is found before (``stored_values``).
+stored and as kept, whatever the format. A rank reads all of its layers,
+and keeps its part of them. What can be wrong with scales is found before (``stored_values``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,11 +19,11 @@ from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.load_report import LoadReport, ReadProgress
 from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.quantized_linear import QuantizedLinear
-from penstock.services.worker.models.weights import DecoderWeights, named_tensors
+from penstock.services.worker.models.weights import DecoderWeights
 from penstock.services.worker.quantization.format import WEIGHT, Format, StoredTensor
 from penstock.services.worker.quantization.quantization import Quantization
 from penstock.services.worker.safetensors_file import listed
-from penstock.services.worker.weight_reading import DTYPES, PinnedBuffers
+from penstock.services.worker.weight_reading import DTYPES, PinnedBuffers, StoredSlice
 
 _PIECE = 1 << 22
 """Numbers that are dequantized at once."""
@@ -47,12 +47,14 @@ class QuantizedReader:
         self,
         checkpoint: Checkpoint,
         weights: DecoderWeights,
+        plain: Sequence[StoredSlice],
         quantization: Quantization,
         progress: Callable[[str], None],
         may_be_zero: Callable[[str], bool],
         buffers: PinnedBuffers | None,
     ) -> None:
-        self._checkpoint, self._weights = checkpoint, weights
+        """plain: what is read as it is."""
+        self._checkpoint, self._weights, self._plain = checkpoint, weights, plain
         self._progress, self._may_be_zero, self._buffers = progress, may_be_zero, buffers
         self._there, self._quantization = checkpoint.shapes(), quantization
         self._read = ReadProgress(0, 0, 0.0)
@@ -61,19 +63,20 @@ class QuantizedReader:
     def run(self) -> LoadReport:
         """Raises ``BadModelFolder``."""
         weights = self._weights
-        plain = {n: tensor for n, tensor in named_tensors(weights).items() if tensor.numel()}
-        layers = list(self._layers())
-        names = [*plain, *(name for layer in layers for name in layer.stored)]
-        self._read = ReadProgress(0, sum(map(self._size, names)), 0.0)
-        coded = {name: self._format(name) for name in plain}
-        self._load({n: t for n, t in plain.items() if coded[n] is None}, self._may_be_zero)
-        for name, format in coded.items():
+        plain, layers = [each for each in self._plain if each.target.numel()], list(self._layers())
+        names = [name for layer in layers for name in layer.stored]
+        size = sum(map(self._size, names)) + sum(map(self._slice_size, plain))
+        self._read = ReadProgress(0, size, 0.0)
+        coded = [(each, self._format(each.name)) for each in plain]
+        self._load([each for each, format in coded if format is None], self._may_be_zero)
+        for each, format in coded:
             if format is not None:
-                self._load_plain(name, format, plain[name])
+                self._load_plain(each, format)
         head = weights.lm_head
         if isinstance(head, QuantizedLinear) and not self._stored(head):
             # Quantized while it is read, and the embedding, too: a second form of that.
             (name,) = head.specification.names
+            head.share = None  # a rank has its rows of that already
             head.take({f"{name}.weight": weights.embedding})
         for layer in layers:
             self._load_layer(layer)
@@ -84,11 +87,13 @@ class QuantizedReader:
         format = self._quantization.named.get(name.removesuffix(WEIGHT))
         return None if format is None or not name.endswith(WEIGHT) else format
 
-    def _load_plain(self, name: str, format: Format, target: Tensor) -> None:
-        """Dequantize a tensor that is no linear layer's into its place."""
+    def _load_plain(self, part: StoredSlice, format: Format) -> None:
+        """Dequantize rows of a tensor that is no linear layer's into their place."""
+        name, target = part.name, part.target
         entry = self._checkpoint.entry(name)
-        stored = torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device=target.device)
-        self._load({name: stored}, self._may_be_zero)
+        shape = (len(target), *entry.shape[1:])
+        stored = torch.empty(shape, dtype=DTYPES[entry.dtype], device=target.device)
+        self._load([StoredSlice(name, stored, part.row)], self._may_be_zero)
         step = max(1, _PIECE // target.shape[1])
         for rows, part in zip(torch.split(target, step), torch.split(stored, step), strict=True):
             made = format.weight({WEIGHT: part}, *rows.shape)
@@ -122,6 +127,12 @@ class QuantizedReader:
         entry = self._checkpoint.entry(name)
         return entry.end - entry.begin
 
+    def _slice_size(self, part: StoredSlice) -> int:
+        """Of whole rows."""
+        return (
+            self._size(part.name) * len(part.target) // self._checkpoint.entry(part.name).shape[0]
+        )
+
     def _load_layer(self, layer: _LayerTensors) -> None:
         device = self._weights.embedding.device
         tensors = {}
@@ -139,7 +150,11 @@ class QuantizedReader:
             if not linear.is_finite:  # scales that lie among codes, as in GGUF
                 raise self._damaged([self._checkpoint.place(name) for name in own_names])
 
-    def _load(self, targets: Mapping[str, Tensor], may_be_zero: Callable[[str], bool]) -> None:
+    def _load(
+        self,
+        targets: Mapping[str, Tensor] | Sequence[StoredSlice],
+        may_be_zero: Callable[[str], bool],
+    ) -> None:
         report = self._checkpoint.load(
             targets, self._progress, may_be_zero, self._buffers, self._read
         )

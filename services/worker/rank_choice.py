@@ -6,8 +6,11 @@ from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.pooling import read_pooling
 from penstock.services.worker.model_choice import choose_model
-from penstock.services.worker.models.rank_shares import RankPlace, place_of, why_not
-from penstock.services.worker.quantization.quantization import Quantization
+from penstock.services.worker.models.linear_shares import why_not_divided
+from penstock.services.worker.models.linear_specification import model_linears
+from penstock.services.worker.models.rank_shares import RankPlace, own_model, place_of, why_not
+from penstock.services.worker.models.registry import adapter_for
+from penstock.services.worker.models.specification import ModelSpecification
 from penstock.services.worker.quantization.reading import read_quantization
 
 
@@ -46,32 +49,31 @@ def check_division(config: Config, info: ModelInfo) -> None:
             f"{sizes(config)}: transformers' code computes {name}{because}, and only families of "
             "our own can be divided; --data-parallel-size N starts N engines"
         )
-    quantization = read_quantization(info, config.model.quantization)
-    if quantization is not None and cluster.tensor_parallel_size > 1:
-        raise ConfigError(_quantized(config, info, quantization))
     reason = why_not(
         choice.specification, cluster.tensor_parallel_size, cluster.pipeline_parallel_size
     )
+    reason = reason or _why_not_quantized(config, info, choice.specification)
     if reason:
         raise ConfigError(f"{reason} ({info.folder})")
 
 
-def _quantized(config: Config, info: ModelInfo, quantization: Quantization) -> str:
-    """Why layers of quantized weights are not divided, with what to do instead."""
-    size = f"--tensor-parallel-size {config.cluster.tensor_parallel_size}"
-    stages = (
-        f"--pipeline-parallel-size {config.cluster.world_size} divides the model by layers, and "
-        "--data-parallel-size N starts N engines"
-    )
-    if quantization.online:
-        return (
-            f"{size} with --quantization {quantization.method}: layers of quantized weights are "
-            f"not divided yet; leave one of them out: {stages}"
-        )
-    return (
-        f"{size}: the weights of {info.folder} are quantized ({quantization.method}), and layers "
-        f"of such weights are not divided yet; give the plain checkpoint, or leave it out: {stages}"
-    )
+def _why_not_quantized(config: Config, info: ModelInfo, model: ModelSpecification) -> str:
+    """Why quantized weights cannot be divided so, with what can; empty if they can."""
+    cluster, quantization = config.cluster, read_quantization(info, config.model.quantization)
+    if quantization is None or cluster.tensor_parallel_size == 1:
+        return ""
+    place, names = RankPlace(0, cluster.tensor_parallel_size), adapter_for(info).names
+    whole = model_linears(model, names, quantization)
+    own = model_linears(own_model(model, place), names, quantization)
+    for layer, part in zip(whole.layers, own.layers, strict=True):
+        for of_all, linear in zip(layer, part, strict=True):
+            if reason := why_not_divided(of_all, linear):
+                return (
+                    f"--tensor-parallel-size {cluster.tensor_parallel_size} divides no quantized "
+                    f"weights like these: {reason}; --pipeline-parallel-size {cluster.world_size} "
+                    "divides the model by layers"
+                )
+    return ""
 
 
 def sizes(config: Config) -> str:

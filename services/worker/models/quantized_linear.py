@@ -8,6 +8,7 @@ CPU weights are packed for its kernels, and those that have none become plain on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,8 +21,12 @@ from penstock.kernels.two_level_linear import (
     two_level_weight,
 )
 from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.linear_shares import LinearShare
 from penstock.services.worker.models.linear_specification import LinearSpecification
 from penstock.services.worker.quantization.format import WEIGHT
+
+if TYPE_CHECKING:
+    from penstock.services.worker.rank_group import RankGroup
 
 Piece = QuantizedWeight | PackedWeight | TwoLevelWeight | Linear
 """Some consecutive outputs; a plain part is a ``Linear`` of its own."""
@@ -39,6 +44,8 @@ class QuantizedLinear(Linear):
         weight = torch.empty(outputs, inputs, dtype=dtype, device="meta")
         super().__init__(specification, weight, bias)
         self.quantized, self.device = True, device
+        self.share: LinearShare | None = None
+        """What ``take`` keeps of the whole layer, if a rank has a part of it."""
         self.pieces: list[Piece] = []
 
     @property
@@ -52,19 +59,18 @@ class QuantizedLinear(Linear):
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Make the weight of what a checkpoint holds: of the names of
-        ``LinearSpecification.stored_tensors``, without a prefix."""
+        ``LinearSpecification.stored_tensors`` of the whole layer, without a prefix."""
         parts: list[Piece] = []
-        specification = self.specification
-        for (name, outputs), format in zip(
-            specification.stored.items(), specification.formats, strict=True
-        ):
-            if format is None:
-                plain = tensors[name + WEIGHT].to(self.weight.dtype)
-                parts.append(_plain(plain, name))
-                continue
+        share = self.share
+        whole = self.specification if share is None else share.whole
+        for (name, outputs), format in zip(whole.stored.items(), whole.formats, strict=True):
             ahead = f"{name}."
-            own = {n.removeprefix(name): t for n, t in tensors.items() if n.startswith(ahead)}
-            made = format.weight(own, outputs, specification.inputs)
+            made: QuantizedWeight | Tensor = tensors.get(name + WEIGHT, self.weight)
+            if format is not None:
+                own = {n.removeprefix(name): t for n, t in tensors.items() if n.startswith(ahead)}
+                made = format.weight(own, outputs, whole.inputs)
+            if share is not None:
+                made = _part(made, share.outputs[name], share.inputs)
             if isinstance(made, Tensor):
                 parts.append(_plain(made.to(self.weight.dtype), name))
             else:
@@ -160,12 +166,15 @@ class QuantizedLinear(Linear):
             product = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
             return product if self.bias is None else product + self.bias
         out = torch.empty(len(x), self.specification.outputs, dtype=x.dtype, device=x.device)
-        return self.apply(x, out)
+        return self._write(x, out)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         return self(x).add_(residual)
 
     def apply(self, x: Tensor, out: Tensor) -> Tensor:
+        return self._write(x, out)
+
+    def _write(self, x: Tensor, out: Tensor) -> Tensor:
         for first, last, piece in self._places():
             bias = None if self.bias is None else self.bias[first:last]
             own = out[:, first:last]
@@ -188,6 +197,62 @@ class QuantizedLinear(Linear):
                 last = first + weight.shape[0]
             yield first, last, piece
             first = last
+
+
+class SummedQuantizedLinear(QuantizedLinear):
+    """See ``SummedLinear``."""
+
+    def __init__(
+        self,
+        specification: LinearSpecification,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: RankGroup,
+    ) -> None:
+        super().__init__(specification, dtype, device)
+        self._ranks = ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ranks.sum(super().__call__(x))
+
+    def apply(self, x: Tensor, out: Tensor) -> Tensor:
+        return self._ranks.sum(super().apply(x, out))
+
+
+class GatheredQuantizedLinear(QuantizedLinear):
+    """See ``GatheredLinear``."""
+
+    def __init__(
+        self,
+        specification: LinearSpecification,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: RankGroup,
+    ) -> None:
+        super().__init__(specification, dtype, device)
+        self._ranks = ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        own = super().__call__(x)
+        # All ranks bring as many columns, also who has fewer tokens.
+        own = torch.nn.functional.pad(own, (0, self.specification.outputs - own.shape[1]))
+        return self._ranks.columns(own, x.new_empty(len(x), self._ranks.vocab_size))
+
+    def apply(self, x: Tensor, out: Tensor) -> Tensor:
+        own = x.new_zeros(len(x), self.specification.outputs)
+        return self._ranks.columns(super().apply(x, own), out)
+
+
+def _part(
+    made: QuantizedWeight | Tensor, outputs: Sequence[range], inputs: range
+) -> QuantizedWeight | Tensor:
+    """Of a whole weight."""
+    if isinstance(made, Tensor):
+        return torch.cat([made[r.start : r.stop, inputs.start : inputs.stop] for r in outputs])
+    found = joined([made.part(rows, inputs) for rows in outputs])
+    if found is None:
+        raise ValueError("parts of one weight differ")
+    return found
 
 
 def _plain(weight: Tensor, name: str) -> Linear:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.linear_shares import head_share, share_of
 from penstock.services.worker.models.linear_specification import LinearSpecification
+from penstock.services.worker.models.quantized_linear import QuantizedLinear
 from penstock.services.worker.models.rank_shares import RankPlace, part_of
 from penstock.services.worker.models.weights import DecoderWeights, named_tensors
 from penstock.services.worker.weight_reading import StoredSlice
@@ -21,7 +23,7 @@ from penstock.services.worker.weight_reading import StoredSlice
 def own_slices(whole: DecoderWeights, own: DecoderWeights, place: RankPlace) -> list[StoredSlice]:
     """What ``own`` has of the tensors of ``whole``, which is on the meta device and tells shapes
     alone. What no file holds for a rank (rows past the vocabulary, biases that another one adds)
-    is made zero; quantized weights, which are not divided, are left out."""
+    is made zero. Quantized weights are left out: see ``take_shares``."""
     names = own.names
     found: list[StoredSlice] = []
     vocabulary = {f"{names.embedding}.weight", f"{names.lm_head}.weight"}
@@ -33,6 +35,8 @@ def own_slices(whole: DecoderWeights, own: DecoderWeights, place: RankPlace) -> 
             linears |= {prefix + name for name in linear.named()}
             found += _of_linear(linear, of_all.specification, prefix, place)
     for name, target in named_tensors(own).items():
+        if not target.numel():  # of another stage
+            continue
         if name in vocabulary:
             found += _of_vocabulary(name, target, len(stored[name]), place)
         elif name not in linears:  # norms, and what has a row for each head
@@ -47,26 +51,34 @@ def _of_vocabulary(name: str, target: Tensor, rows: int, place: RankPlace) -> It
     yield StoredSlice(name, target[:there], first)
 
 
+def take_shares(whole: DecoderWeights, own: DecoderWeights, place: RankPlace) -> None:
+    """Tell quantized layers of ``own`` what they keep of those of ``whole``."""
+    for index, layer in enumerate(own.layers, own.first_layer):
+        for linear, of_all in zip(layer.linears, whole.layers[index].linears, strict=True):
+            if isinstance(linear, QuantizedLinear):
+                linear.share = share_of(of_all.specification, linear.specification, place)
+    head = own.lm_head
+    if isinstance(head, QuantizedLinear):
+        head.share = head_share(whole.lm_head.specification, head.specification, place)
+
+
 def _of_linear(
     linear: Linear, whole: LinearSpecification, prefix: str, place: RankPlace
 ) -> Iterator[StoredSlice]:
-    own = linear.specification
+    own, share = linear.specification, share_of(whole, linear.specification, place)
     if own.shard == "inputs":
-        column = part_of(whole.inputs, own.inputs, place)
+        name = f"{prefix}{own.names[0]}"
         if not linear.quantized:
-            yield StoredSlice(f"{prefix}{own.names[0]}.weight", linear.weight, 0, column)
+            yield StoredSlice(f"{name}.weight", linear.weight, 0, share.inputs.start)
         if linear.bias is not None and place.share:
             linear.bias.zero_()
         elif linear.bias is not None:
-            yield StoredSlice(f"{prefix}{own.names[0]}.bias", linear.bias)
+            yield StoredSlice(f"{name}.bias", linear.bias)
         return
-    names = own.names if len(own.names) > 1 else own.names * len(own.parts)
+    parts = [(name, rows.start) for name, found in share.outputs.items() for rows in found]
     for kind, tensor in (("weight", linear.weight), ("bias", linear.bias)):
         if tensor is None or (kind == "weight" and linear.quantized):
             continue
-        begun = dict.fromkeys(own.names, 0)  # rows ahead of the next part
         targets = torch.split(tensor, list(own.parts))
-        for name, target, of_all in zip(names, targets, whole.parts, strict=True):
-            row = begun[name] + part_of(of_all, len(target), place)
-            begun[name] += of_all
+        for (name, row), target in zip(parts, targets, strict=True):
             yield StoredSlice(f"{prefix}{name}.{kind}", target, row)

@@ -16,7 +16,11 @@ from penstock.services.worker.models.linear_specification import (
     LinearSpecification,
     model_linears,
 )
-from penstock.services.worker.models.quantized_linear import QuantizedLinear
+from penstock.services.worker.models.quantized_linear import (
+    GatheredQuantizedLinear,
+    QuantizedLinear,
+    SummedQuantizedLinear,
+)
 from penstock.services.worker.models.specification import (
     Attention,
     Layer,
@@ -84,7 +88,9 @@ def allocate_weights(
     layers = [memory.layer(*each) for each in zip(model.layers, all_linears.layers, strict=True)]
     head, tied = all_linears.head, model.tie_word_embeddings
     lm_head = Linear(head, table) if tied and not head.formats else memory.linear(head)
-    if ranks is not None and not lm_head.quantized:  # such ones are divided by layers alone
+    if ranks is not None and head.formats:
+        lm_head = GatheredQuantizedLinear(head, dtype, device, ranks)
+    elif ranks is not None:
         lm_head = GatheredLinear(head, lm_head.weight, ranks.vocab_size, ranks)
     norm = memory.norm(model.norm)
     return DecoderWeights(table, layers, norm, lm_head, names, model.first_layer)
@@ -138,10 +144,13 @@ class _Memory:
         return torch.empty(*shape, dtype=self._dtype, device=self._device)
 
     def linear(self, specification: LinearSpecification) -> Linear:
+        dtype, device, summed = self._dtype, self._device, specification.shard == "inputs"
+        if specification.formats and self._ranks is not None and summed:
+            return SummedQuantizedLinear(specification, dtype, device, self._ranks)
         if specification.formats:
-            return QuantizedLinear(specification, self._dtype, self._device)
-        linear = Linear.allocate(specification, self._dtype, self._device)
-        if self._ranks is not None and specification.shard == "inputs":
+            return QuantizedLinear(specification, dtype, device)
+        linear = Linear.allocate(specification, dtype, device)
+        if self._ranks is not None and summed:
             return SummedLinear(specification, linear.weight, linear.bias, self._ranks)
         return linear
 

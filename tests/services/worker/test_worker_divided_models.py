@@ -253,23 +253,26 @@ def test_a_model_that_no_rank_can_share_is_refused_by_name(
         check_division(config, read_model_info(folder))
 
 
-def test_layers_of_quantized_weights_are_not_divided_and_the_flags_are_named(
+def test_quantized_weights_of_which_ranks_have_no_whole_groups_are_refused_with_what_works(
     tiny_folder: Folder, tmp_path: Path
 ) -> None:
-    folder = tiny_folder("llama3-wide")
-    cluster = ClusterConfig(tensor_parallel_size=2)
-    rounded = Config(model=ModelConfig(model=str(folder), quantization="int8"), cluster=cluster)
-    words = "--tensor-parallel-size 2 with --quantization int8: .*--pipeline-parallel-size 2 div"
-    with pytest.raises(ConfigError, match=words):
-        check_division(rounded, read_model_info(folder))
-    stored = write_twins(folder, tmp_path, WRITERS["fp8-rows"]).quantized
-    config = Config(model=ModelConfig(model=str(stored)), cluster=cluster)
-    with pytest.raises(ConfigError, match=r"-size 2: .*\(fbgemm_fp8\).*the plain checkpoint"):
-        check_division(config, read_model_info(stored))
+    for form, words in (
+        ("packed-4-ordered", "in any order"),
+        ("fp8-block", "no whole groups of 12"),
+    ):
+        folder = write_twins(tiny_folder("llama3-wide"), tmp_path / form, WRITERS[form]).quantized
+        cluster = ClusterConfig(tensor_parallel_size=4)
+        config = Config(model=ModelConfig(model=str(folder)), cluster=cluster)
+        with pytest.raises(ConfigError, match=f"-parallel-size 4 .*{words}.*--pipeline-parallel"):
+            check_division(config, read_model_info(folder))
 
 
-def check_stages(folder: Path, stages: int, online: str = "none") -> None:
+def check_divided(folder: Path, tensor: int, pipeline: int, online: str = "none") -> None:
+    """Quantized weights give the tokens that they give on one worker."""
     info, sizes = read_model_info(folder), sizes_for(folder)
+    model = ModelConfig(model=str(folder), quantization=online)  # type: ignore[arg-type]
+    cluster = ClusterConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    check_division(Config(model=model, cluster=cluster), info)
     cpu, prompts = torch.device("cpu"), some_prompts([1, 40, 17, 70])
 
     def drawn(executor: Any) -> list[list[int]]:
@@ -278,25 +281,35 @@ def check_stages(folder: Path, stages: int, online: str = "none") -> None:
     whole = load_model(info, torch.float32, cpu, lambda note: None, online=online)
     assert whole.quantized
     expected = drawn(ModelExecutor(whole, sizes))
-    sizes = replace(sizes, micro_batches=stages)
-    with ranks_of(folder, 1, stages, sizes, online=online) as ranks:
+    sizes = replace(sizes, micro_batches=pipeline)
+    with ranks_of(folder, tensor, pipeline, sizes, online=online) as ranks:
         assert drawn(ranks) == expected
 
 
 @pytest.mark.parametrize(
-    ("variant", "online"), [("llama3-wide", "int8"), ("llama-tied-biases", "int8")]
+    ("variant", "tensor", "pipeline"),
+    [
+        ("llama3-wide", 1, 2),
+        ("llama-tied-biases", 1, 2),
+        ("llama3-wide", 2, 1),
+        ("qwen2-tied", 2, 2),
+    ],
 )
-def test_stages_of_weights_that_are_rounded_while_read_give_the_tokens_of_one_worker(
-    variant: str, online: str, tiny_folder: Folder
+def test_weights_that_ranks_round_while_they_read_give_the_tokens_of_one_worker(
+    variant: str, tensor: int, pipeline: int, tiny_folder: Folder
 ) -> None:
-    check_stages(tiny_folder(variant), 2, online)
+    check_divided(tiny_folder(variant), tensor, pipeline, "int8")
 
 
-@pytest.mark.parametrize("form", ["packed-4-asymmetric", "fp8-rows"])
-def test_stages_of_a_quantized_checkpoint_give_the_tokens_of_one_worker(
-    form: str, tiny_folder: Folder, tmp_path: Path
+@pytest.mark.parametrize(
+    ("form", "tensor", "pipeline"),
+    [("packed-4-asymmetric", 1, 2), ("fp8-rows", 1, 2), ("fp8-tensor", 2, 1), ("gptq-4", 2, 2)],
+)
+def test_ranks_of_a_quantized_checkpoint_give_the_tokens_of_one_worker(
+    form: str, tensor: int, pipeline: int, tiny_folder: Folder, tmp_path: Path
 ) -> None:
-    check_stages(write_twins(tiny_folder("llama3-wide"), tmp_path, WRITERS[form]).quantized, 2)
+    twins = write_twins(tiny_folder("llama3-wide"), tmp_path, WRITERS[form])
+    check_divided(twins.quantized, tensor, pipeline)
 
 
 def prefill(step: int, slot: int) -> StepPlan:

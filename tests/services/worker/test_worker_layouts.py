@@ -171,21 +171,18 @@ def test_models_of_other_code_have_one_gpu_each(tiny_folder: Callable[[str], Pat
         assert "transformers' code computes MixtralForCausalLM" in each.reason
 
 
-def test_quantized_weights_take_fewer_bytes_and_are_divided_by_layers_alone(
+def test_quantized_weights_take_fewer_bytes_in_every_layout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = evaluator(tmp_path, LLAMA_8B, "2xh100")
     found = evaluator(tmp_path, LLAMA_8B, "2xh100", model={"quantization": "int4"})
     (coded,), (whole,) = (accounts(each, Layout(1, 1, 1)) for each in (found, plain))
     assert coded.bytes_of("weights") < 0.4 * whole.bytes_of("weights")
-    refused = found.engine(Layout(2, 1, 1))
-    assert isinstance(refused, Refused)
-    assert (
-        "--tensor-parallel-size 2 with --quantization int4: layers of quantized" in refused.reason
-    )
     stages = accounts(found, Layout(1, 2, 1))
     together = sum(one.bytes_of("weights") for one in stages)
-    assert together == pytest.approx(coded.bytes_of("weights"), rel=1e-6)
+    assert together == pytest.approx(coded.bytes_of("weights"), rel=1e-5), "but for a norm"
+    (half,) = accounts(found, Layout(2, 1, 1))
+    assert 2 * half.bytes_of("weights") == pytest.approx(coded.bytes_of("weights"), rel=0.001)
     assert cli.main(["plan", str(tmp_path), "--gpus", "2xh100", "--quantization", "int4"]) == 0
     text = capsys.readouterr().out
     assert "in bfloat16, quantized (int8, " in text

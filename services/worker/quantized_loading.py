@@ -95,8 +95,8 @@ class QuantizedReader:
         stored = torch.empty(shape, dtype=DTYPES[entry.dtype], device=target.device)
         self._load([StoredSlice(name, stored, part.row)], self._may_be_zero)
         step = max(1, _PIECE // target.shape[1])
-        for rows, part in zip(torch.split(target, step), torch.split(stored, step), strict=True):
-            made = format.weight({WEIGHT: part}, *rows.shape)
+        for rows, codes in zip(torch.split(target, step), torch.split(stored, step), strict=True):
+            made = format.weight({WEIGHT: codes}, *rows.shape)
             values = made if isinstance(made, Tensor) else made.dequantized()
             if not bool(values.isfinite().all()):
                 raise self._damaged([self._checkpoint.place(name)])

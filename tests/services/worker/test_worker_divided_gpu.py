@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 import torch
 from plan_driver import PlanDriver
+from quantized_folders import WRITERS, write_twins
 from ranks_in_threads import CPU, Ranks, ThreadsMeeting
 from tiny_models import generated, some_prompts
 from torch import Tensor
@@ -26,6 +27,7 @@ from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.gpu.device_ranks import DeviceRanks, RankLost
 from penstock.services.worker.gpu.nccl import UNIQUE_ID_BYTES, Communicator, NcclError
 from penstock.services.worker.gpu.rank_decoder import RankGpuExecutor, rank_executor
+from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.dense_form import dense_model
@@ -102,6 +104,26 @@ def made(folder: Path, rank: int, tensor: int, pipeline: int, turn: threading.Lo
         return rank_executor(config, weights, sizes, ranks, model.grouped), ranks
 
 
+def drawn_by_ranks(
+    folder: Path, tensor: int, pipeline: int, prompts: list[list[int]]
+) -> list[list[int]]:
+    """Two tokens of each prompt."""
+    turn = threading.Lock()
+    with ExitStack() as stack:
+        count = tensor * pipeline
+        threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(count)]
+        pairs = [made(folder, rank, tensor, pipeline, turn) for rank in range(count)]
+        meeting = ThreadsMeeting()
+        met = [
+            thread.submit(ranks.meet, meeting)
+            for thread, (_, ranks) in zip(threads, pairs, strict=True)
+        ]
+        for one in met:
+            one.result()
+        executors: Any = [InTurn(executor, turn) for executor, _ in pairs]
+        return PlanDriver(Ranks(executors, threads), 1).run(prompts, 2)
+
+
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize(
     ("variant", "tensor", "pipeline"),
@@ -116,23 +138,21 @@ def made(folder: Path, rank: int, tensor: int, pipeline: int, turn: threading.Lo
 def test_ranks_on_gpus_give_the_tokens_of_one_worker(
     variant: str, tensor: int, pipeline: int, tiny_folder: Folder
 ) -> None:
-    turn = threading.Lock()
-    folder = tiny_folder(variant)
-    with ExitStack() as stack:
-        count = tensor * pipeline
-        threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(count)]
-        pairs = [made(folder, rank, tensor, pipeline, turn) for rank in range(count)]
-        meeting = ThreadsMeeting()
-        met = [
-            thread.submit(ranks.meet, meeting)
-            for thread, (_, ranks) in zip(threads, pairs, strict=True)
-        ]
-        for one in met:
-            one.result()
-        executors: Any = [InTurn(executor, turn) for executor, _ in pairs]
-        prompts = some_prompts([1, 20])
-        got = PlanDriver(Ranks(executors, threads), 1).run(prompts, 2)
+    prompts = some_prompts([1, 20])
+    got = drawn_by_ranks(tiny_folder(variant), tensor, pipeline, prompts)
     assert got == generated(variant, prompts, 2)
+
+
+@pytest.mark.usefixtures("few_programs")
+def test_ranks_on_gpus_multiply_their_parts_of_quantized_weights(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    twins = write_twins(tiny_folder("llama3-wide"), tmp_path, WRITERS["gptq-4"])
+    prompts, info = some_prompts([1, 20]), read_model_info(twins.plain)
+    plain = load_model(info, torch.float32, CPU, lambda note: None)
+    sizes = EngineSizes(80, 16, 8, 48, 256, info.vocab_size)
+    wanted = PlanDriver(ModelExecutor(plain, sizes), 1).run(prompts, 2)
+    assert drawn_by_ranks(twins.quantized, 2, 1, prompts) == wanted
 
 
 class FakeNccl:

@@ -174,15 +174,20 @@ class Served:
 @contextlib.contextmanager
 def served(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[Served]:
     """Run a server for a block; it must stop cleanly at the end."""
-    server = Served(*arguments, environment=environment)
+    with stopping(Served(*arguments, environment=environment)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def stopping(server: Served) -> Iterator[Served]:
+    """Stop a server behind a block, cleanly; where the block fails, show what it wrote."""
     try:
         yield server
     except BaseException:
         print(server.output[-8000:])
         server.kill()
         raise
-    code = server.stop()
-    assert code == 0, server.output[-4000:]
+    assert server.stop() == 0, server.output[-4000:]
 
 
 def added_key(path: Path, name: str, role: Role = "user") -> str:
@@ -239,13 +244,8 @@ class SharedServers:
         one."""
         server = self(*arguments)
         self._servers = {key: of for key, of in self._servers.items() if of[0] is not server}
-        try:
+        with stopping(server):
             yield server
-        except BaseException:
-            print(server.output[-8000:])
-            server.kill()
-            raise
-        assert server.stop() == 0, server.output[-4000:]
 
     def _stop(self, key: tuple[Any, ...]) -> None:
         server, _ = self._servers.pop(key)

@@ -281,6 +281,14 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 1
 
+    rank_traffic: Annotated[
+        Literal["encrypted", "plain"],
+        Meta(
+            description="What the ranks of an engine tell each other over tcp: encrypted with the "
+            "secret, or plain by gloo and NCCL, for hosts with a closed network of their own."
+        ),
+    ] = "encrypted"
+
     @property
     def world_size(self) -> int:
         """Workers of one engine."""
@@ -297,6 +305,29 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_size: Annotated[
         int, Meta(ge=1, le=64, description="Engines (model replicas) that serve starts.")
     ] = 1
+    nodes: Annotated[
+        int, Meta(ge=1, le=1024, description="Hosts of the server; on the others run serve --join.")
+    ] = 1
+    join: Annotated[
+        str,
+        Meta(description="Start this host's part of the server whose router (tcp://…) this is."),
+    ] = ""
+    executor: Annotated[
+        Literal["process", "ray"],
+        Meta(
+            description="Who starts the engines' processes: this launcher and those that join it, "
+            "or Ray, on the hosts of its cluster."
+        ),
+    ] = "process"
+    join_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0.0,
+            le=86_400.0,
+            description="With --join: end when the first host is silent for so long. With "
+            "--executor ray: most time for Ray to place the workers.",
+        ),
+    ] = 300.0
     drain_timeout_s: Annotated[
         float,
         Meta(

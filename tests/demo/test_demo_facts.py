@@ -34,6 +34,7 @@ SINCE = {
     *("--grpc-host", "--grpc-port", "--grpc-tokenizer", "--task", "--pooling"),
     *("--allow-dimensions", "--keys-file", "--limits-url", "--root-path", "--tls-cert"),
     *("--tls-key", "--trusted-proxies", "--uds", "--uds-mode", "--grpc-uds", "--model-dirs"),
+    *("--nodes", "--join", "--join-timeout-s", "--executor", "--rank-traffic"),
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {

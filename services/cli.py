@@ -24,6 +24,7 @@ import msgspec
 import penstock
 from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.protocol.config.complete import complete, with_another_model
+from penstock.protocol.config.host_checks import refuse_hosts_of_library
 from penstock.protocol.config.machine import read_machine
 from penstock.protocol.config.models import check_names, of_each, together
 from penstock.protocol.config.shown import show
@@ -101,6 +102,8 @@ def _main(arguments: Sequence[str], began: float) -> int:
     several = name == "serve"
     parsed = service_parser(name).parse_args(rest)
     config, sources = resolved = resolve(command.groups, parsed, os.environ, several=several)
+    if internal.headless:
+        refuse_hosts_of_library(config)
     if config.launch.join and not parsed.show_config:
         return _join(name, config, sources, internal)
     builtin = command.takes_model and not (config.model.model or config.model.models)

@@ -15,7 +15,11 @@ import msgspec
 from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.division import contradictions_of_division
 from penstock.protocol.config.fields import Config
-from penstock.protocol.config.host_checks import contradictions_of_devices, contradictions_of_hosts
+from penstock.protocol.config.host_checks import (
+    contradictions_of_devices,
+    contradictions_of_hosts,
+    contradictions_of_no_device,
+)
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import contradictions_of_several
 from penstock.protocol.config.server_fields import ServerConfig
@@ -44,7 +48,7 @@ def contradictions(
     return [
         *_memory(config, sources),
         *contradictions_of_several(config),
-        *contradictions_of_hosts(config),
+        *contradictions_of_hosts(config, sources),
         *_device(config, sources, machine),
         *_network(config, sources),
         *_serving(config, sources),
@@ -149,7 +153,7 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
     if machine is None:
         return
     if device.device == "cuda" and not machine.gpus:
-        yield "--device cuda: this machine has no CUDA device; use --device cpu"
+        yield from contradictions_of_no_device(config)
     elif device.device == "cuda":
         yield from contradictions_of_devices(config, machine.gpus)
     if device.threads and device.threads > machine.cores:

@@ -5,27 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.protocol.config.fields import Config
+from penstock.protocol.config.sources import ConfigError, Provenance
 from penstock.protocol.wire.addresses import is_loopback
 
 MAKE_SECRET = "openssl rand -hex 32 > secret; chmod 600 secret; --secret file:secret"
+EVERYWHERE = frozenset({"*", "0.0.0.0", "[::]"})
+"""Hosts of an address that listens on all interfaces, at which nobody can be found."""
 
 
-def contradictions_of_hosts(config: Config) -> Iterator[str]:
+def contradictions_of_hosts(config: Config, sources: Provenance) -> Iterator[str]:
     """One line for each."""
     launch, cluster = config.launch, config.cluster
     if launch.join:
         yield from _joining(config)
     if launch.executor == "ray":
         yield from _on_ray(config)
+    elif not launch.join and sources["join_timeout_s"].origin == "flag":
+        yield (
+            f"--join-timeout-s {launch.join_timeout_s:g} needs --join or --executor ray; with "
+            "--nodes the first host waits --startup-timeout-s for the others"
+        )
     if launch.nodes == 1:
         return
     flag = f"--nodes {launch.nodes}"
-    if not cluster.router.startswith("tcp://"):
+    host = cluster.router.removeprefix("tcp://").rpartition(":")[0]
+    if not cluster.router.startswith("tcp://") or host in EVERYWHERE:
+        given = f", not {cluster.router}" if cluster.router else ""
         yield (
             f"{flag} needs an address at which the other hosts find this one: --router "
-            "tcp://HOST:5570, where HOST is this host's address in their network"
+            f"tcp://HOST:5570, where HOST is this host's address in their network{given}"
         )
-    elif not cluster.secret:
+    if not cluster.secret:
         yield f"{flag} needs a --secret that all hosts have: {MAKE_SECRET}"
     if len(config.model.models) > 1 or launch.model_dirs:
         what = "--model-dirs" if launch.model_dirs else f"{len(config.model.models)} models"
@@ -88,6 +98,35 @@ def _on_ray(config: Config) -> Iterator[str]:
         yield f"{flag} needs --router tcp://HOST:PORT, or none, not {cluster.router}"
     if len(config.model.models) > 1 or launch.model_dirs:
         yield f"{flag} places the workers of one model, not of several or of --model-dirs"
+    if config.device.device_index:
+        yield (
+            f"{flag} and --device-index {config.device.device_index} do not go together: Ray "
+            "chooses each worker's device; leave --device-index out"
+        )
+
+
+def contradictions_of_no_device(config: Config) -> Iterator[str]:
+    """Why there can be no ``--device cuda`` on a machine without a CUDA device."""
+    launch, missing = config.launch, "--device cuda: this machine has no CUDA device"
+    if launch.nodes > 1 or launch.executor == "ray":
+        yield f"{missing}; start the server on a host that has one, or use --device cpu on all"
+    else:
+        yield f"{missing}; use --device cpu"
+
+
+def refuse_hosts_of_library(config: Config) -> None:
+    """The library starts all processes on its own host. Raises ``ConfigError``."""
+    launch = config.launch
+    for flag, given in (
+        (f"--nodes {launch.nodes}", launch.nodes > 1),
+        (f"--join {launch.join}", bool(launch.join)),
+        (f"--executor {launch.executor}", launch.executor != "process"),
+    ):
+        if given:
+            raise ConfigError(
+                f"{flag} is for `penstock serve`: the library starts all processes on this host; "
+                "leave it out, or start a server and ask it over HTTP"
+            )
 
 
 def _joining(config: Config) -> Iterator[str]:
@@ -97,7 +136,7 @@ def _joining(config: Config) -> Iterator[str]:
     if not launch.join.startswith("tcp://") or not host or not port.isdecimal():
         yield f"{flag}: expected tcp://HOST:PORT, the --router of the first host"
     elif not cluster.secret and not is_loopback(host):
-        yield f"{flag} needs the --secret of the first host"
+        yield f"{flag} needs the --secret of the first host, as in --secret file:PATH"
     if launch.nodes > 1:
         yield f"{flag} and --nodes {launch.nodes} do not go together: the first host has --nodes"
     if cluster.router:

@@ -70,7 +70,7 @@ def check_flags(sources: Provenance) -> None:
     if refused:
         raise ConfigError(
             f"--join takes no {', '.join(sorted(refused))}: the first host (--nodes) decides that "
-            "for all"
+            "for all; give it there"
         )
 
 
@@ -125,6 +125,7 @@ class _JoinedHost:
         self._draining = False
 
     def run(self) -> int:
+        self._log.info(f"asks the first host, at {self._config.launch.join}, what to start here")
         while True:
             part = self._wait_for_part()
             children = self._children(part)

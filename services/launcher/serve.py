@@ -98,14 +98,16 @@ def run(
         style, tls = style_of(2), bool(config.server.tls_cert)
         shown = style if style.cursor and logs.for_people(_form(config)) else None
         lines = StartupLines(log, shown)
+        started = children.all if first is None else children.without_engines
         lines.say(
-            f"penstock {penstock.__version__} starts {len(children.all)} processes for "
+            f"penstock {penstock.__version__} starts {len(started)} processes for "
             f"{' and '.join(one.model.model for one in configs)}"
+            + ("" if first is None else "; workers start when all hosts are there")
         )
         if builtin:
             lines.say("this built-in model is small: `penstock eval` says what it can do")
         supervisor = Supervisor(
-            children.all if first is None else children.without_engines,
+            started,
             members,
             log,
             drain_timeout_s=config.launch.drain_timeout_s,

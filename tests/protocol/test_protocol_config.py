@@ -92,6 +92,7 @@ def other_value(field: Field) -> Any:
 COMPANIONS: dict[str, dict[str, Any]] = {
     "max_num_batched_tokens": {"max_num_seqs": 1},
     "null_step_ms": {"device": "null"},
+    "join_timeout_s": {"executor": "ray"},
     "nodes": {
         "router": "tcp://10.0.0.5:5570",
         "secret": "a secret of all hosts",

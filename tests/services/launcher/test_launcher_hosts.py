@@ -11,7 +11,9 @@ import pytest
 
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.config import Config, ConfigError, resolve
+from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.fields import DeviceConfig, ModelConfig
+from penstock.protocol.config.machine import read_machine
 from penstock.protocol.config.process_fields import ClusterConfig, LaunchConfig
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.model_info import fingerprint
@@ -177,11 +179,21 @@ def test_without_ray_its_executor_names_what_to_install(monkeypatch: pytest.Monk
 
 GIVEN = {"router": ROUTER, "secret": SECRET, "nodes": "2", "tensor_parallel_size": "2"}
 
+ON_RAY = {"executor": "ray", "nodes": "1"}
+
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"router": ""}, "--nodes 2 needs an address at which the other hosts find this one"),
+        ({"router": "tcp://0.0.0.0:5570"}, "HOST is this host's address.*, not tcp://0.0.0.0:5570"),
+        ({"router": "", "secret": ""}, "(?s)needs an address.*needs a --secret that all hosts"),
+        ({"join_timeout_s": "9"}, "--join-timeout-s 9 needs --join or .*--startup-timeout-s"),
+        ({**ON_RAY, "device": "cuda", "device_index": "1"}, "--device-index 1 do not go together"),
+        ({**ON_RAY, "nodes": "2"}, "--executor ray and --nodes 2 do not go together"),
+        ({**ON_RAY, "join": ROUTER, "router": ""}, "--executor ray and --join .* do not go"),
+        ({**ON_RAY, "router": "ipc:///tmp/x"}, "--executor ray needs --router tcp://HOST:PORT"),
+        ({**ON_RAY, "model": ["a", "b"]}, "--executor ray places the workers of one model"),
         ({"secret": ""}, "--nodes 2 needs a --secret that all hosts have: openssl rand"),
         ({"nodes": "3"}, "--nodes 3 has nothing for each host to do: .* 2 workers; use --nodes 2"),
         ({"device": "cuda"}, "NCCL sends what they compute unencrypted.*--rank-traffic plain"),
@@ -198,6 +210,19 @@ def test_settings_of_hosts_that_contradict_each_other(
     given = {name: value for name, value in {**GIVEN, **changed}.items() if value}
     with pytest.raises(ConfigError, match=message):
         resolve(COMMANDS["serve"].groups, given, {}, several=True)
+
+
+@pytest.mark.parametrize("changed", [{}, {**ON_RAY, "router": "", "secret": ""}])
+def test_without_a_device_the_first_host_is_told_where_to_start_the_server(
+    changed: dict[str, str],
+) -> None:
+    given = {**GIVEN, "device": "cuda", "rank_traffic": "plain", **changed}
+    given = {name: value for name, value in given.items() if value}
+    config, sources = resolve(COMMANDS["serve"].groups, given, {}, several=True)
+    machine = read_machine(environment={})
+    told = contradictions(config, sources, msgspec.structs.replace(machine, gpus=0))
+    assert any("start the server on a host that has one" in line for line in told), told
+    assert not any("use --device cpu" in line and "on all" not in line for line in told)
 
 
 def test_settings_of_hosts_that_go_together() -> None:

@@ -149,15 +149,17 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
     if device.device == "cuda" and not machine.gpus:
         yield "--device cuda: this machine has no CUDA device; use --device cpu"
     elif device.device == "cuda":
-        yield from _engines(config, machine.gpus)
+        yield from _engines(config, sources, machine.gpus)
     if device.threads and device.threads > machine.cores:
         yield f"--threads {device.threads} is more than this machine's {machine.cores} cores"
 
 
-def _engines(config: Config, devices: int) -> Iterator[str]:
-    """Each worker has a CUDA device of its own, those of an engine one after another."""
+def _engines(config: Config, sources: Provenance, devices: int) -> Iterator[str]:
+    """Each worker has a CUDA device of its own, those of an engine one after another; a worker that
+    was told its rank looks at its own alone."""
     first, engines = config.device.device_index, config.launch.data_parallel_size
-    world = config.cluster.world_size
+    is_rank = sources["rank"].origin not in {"default", "derived"}
+    world = 1 if is_rank else config.cluster.world_size
     have = f"this machine has {devices} CUDA device{'s' if devices > 1 else ''}"
     after = f" from --device-index {first} on" if first else ""
     left = devices - first

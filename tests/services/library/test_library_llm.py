@@ -383,9 +383,9 @@ def test_wrong_settings_are_refused_before_anything_starts() -> None:
         LLM(max_seqs=3)
     assert len(str(caught.value)) < 80, "the others are not named"
     with pytest.raises(
-        TypeError, match="max_seq_len: use max_model_len; tensor_parallel_size: not"
+        TypeError, match="max_seq_len: use max_model_len; enable_expert_parallel: not"
     ):
-        LLM(max_seq_len=3, tensor_parallel_size=2)
+        LLM(max_seq_len=3, enable_expert_parallel=True)
     with pytest.raises(ConfigError, match="max-num-seqs"):
         LLM(max_num_seqs=0)
     with pytest.raises(ServerFailed, match="/no/such/folder"):

@@ -48,6 +48,7 @@ SHARING = {
     "a small model": [
         "pipeline/test_pipeline_logprobs.py",
         "pipeline/test_pipeline_parameters.py",
+        "pipeline/test_pipeline_samplers.py",
         "pipeline/test_pipeline_structured.py",
     ],
     "vectors": [

@@ -37,6 +37,9 @@ def instructions(action: Callable[[], object]) -> int:
         return see
 
     before = sys.gettrace()
+    # Python 3.12 looks when tracing begins whether any frame has ever asked for instructions, and
+    # sends none if not. This frame has no function that would see its own.
+    sys._getframe().f_trace_opcodes = True
     with uncollected():
         sys.settrace(see)
         try:

@@ -155,7 +155,7 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
     if device.device == "cuda" and not machine.gpus:
         yield from contradictions_of_no_device(config)
     elif device.device == "cuda":
-        yield from contradictions_of_devices(config, machine.gpus)
+        yield from contradictions_of_devices(config, sources, machine.gpus)
     if device.threads and device.threads > machine.cores:
         yield f"--threads {device.threads} is more than this machine's {machine.cores} cores"
 

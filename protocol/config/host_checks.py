@@ -60,13 +60,15 @@ def contradictions_of_hosts(config: Config, sources: Provenance) -> Iterator[str
             )
 
 
-def contradictions_of_devices(config: Config, devices: int) -> Iterator[str]:
-    """Each worker has a CUDA device of its own, those of an engine one after another. Of several
-    hosts the first one places them when it knows all devices."""
+def contradictions_of_devices(config: Config, sources: Provenance, devices: int) -> Iterator[str]:
+    """Each worker has a CUDA device of its own, those of an engine one after another; a worker that
+    was told its rank looks at its own alone. Of several hosts the first one places them when it
+    knows all devices."""
     if config.launch.nodes > 1 or config.launch.executor == "ray":
         return
     first, engines = config.device.device_index, config.launch.data_parallel_size
-    world = config.cluster.world_size
+    is_rank = sources["rank"].origin not in {"default", "derived"}
+    world = 1 if is_rank else config.cluster.world_size
     have = f"this machine has {devices} CUDA device{'s' if devices > 1 else ''}"
     after = f" from --device-index {first} on" if first else ""
     left = devices - first

@@ -27,6 +27,7 @@ from host_process import HostProcess
 from simulated_hosts import Host, LoopbackHosts, NamespaceHosts
 
 NETWORK = "cluster"
+REPORT_SECONDS = 20
 START_SECONDS = 90.0
 
 
@@ -215,16 +216,20 @@ class Cluster:
             connection.close()
 
     def metric(self, address: str, series: str, key: str = "") -> float:
-        """The first series that a selector chooses, as KEDA reads it."""
-        status, text = self.ask(address, "/metrics", key=key)
-        assert status == 200, text
+        """The first series that a selector chooses, as KEDA reads it. A process that has just
+        become ready has not reported yet: waits for it."""
         name, _, labels = series.rstrip("}").partition("{")
         wanted = set(labels.split(",")) - {""}
-        for line in text.splitlines():
-            found = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
-            if found and wanted <= set((found[1] or "").split(",")):
-                return float(found[2])
-        raise AssertionError(f"nothing is served for {series}:\n{text}")
+        deadline = time.monotonic() + REPORT_SECONDS
+        while True:
+            status, text = self.ask(address, "/metrics", key=key)
+            assert status == 200, text
+            for line in text.splitlines():
+                found = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
+                if found and wanted <= set((found[1] or "").split(",")):
+                    return float(found[2])
+            assert time.monotonic() < deadline, f"nothing is served for {series}:\n{text}"
+            time.sleep(0.1)
 
 
 def send(

@@ -183,7 +183,7 @@ def test_the_processes_of_an_engine_and_no_others_share_its_name(found: list[Man
         environment = container.environment()
         if container.role in ("scheduler", "worker"):
             rank = environment.get("PENSTOCK_RANK", "")
-            world = int(environment["PENSTOCK_WORLD_SIZE"])
+            world = int(environment["PENSTOCK_TENSOR_PARALLEL_SIZE"])
             members = engines.setdefault(environment["PENSTOCK_ENGINE"], [])
             members.append((container.role, rank))
             assert len(members) <= world + 1

@@ -108,7 +108,10 @@ def test_the_values_of_the_cases_meet_the_schema(case: Any) -> None:
         ({"engine__replcias": 2}, "engine: Additional .*'replcias' was unexpected"),
         ({"engine__device": None}, "engine.device: None is not one of"),
         ({"engine__device": "gpu"}, "engine.device: 'gpu' is not one of"),
-        ({"engine__workers": 0}, "engine.workers: 0 is less than the minimum of 1"),
+        (
+            {"engine__tensorParallelSize": 0},
+            "engine.tensorParallelSize: 0 is less than the minimum of 1",
+        ),
         ({"models": []}, "models: \\[\\] should be non-empty"),
         ({"models__0__name": "Big_One"}, "models.0.name: 'Big_One' does not match"),
         ({"models__0__path": "models/x"}, "models.0.path: 'models/x' does not match"),

@@ -42,8 +42,14 @@ def test_products_equal_the_formula(dtype: torch.dtype, biased: bool) -> None:
     assert (added - (expected + residual.double())).abs().max() < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "threads"),
+    [
+        pytest.param(shape, threads, marks=pytest.mark.slow if (threads == 2) == number % 2 else ())
+        for number, shape in enumerate(SHAPES)
+        for threads in (1, 2)
+    ],
+)
 def test_a_row_of_a_packed_fp32_product_has_the_same_bits_in_every_batch(
     shape: tuple[int, int], threads: int
 ) -> None:

@@ -37,15 +37,6 @@ def prompts() -> list[list[int]]:
     return [*short, *long, ids(700)]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {
-        name: write_model(name, root / name)
-        for name in ("qwen3", "qwen2", "llama", "gemma3", "gpt-neox")
-    }
-
-
 async def ask_all(url: str, prompts: list[list[int]]) -> list[Answer]:
     timeout = aiohttp.ClientTimeout(total=110)
     connector = aiohttp.TCPConnector(limit=0)
@@ -86,14 +77,14 @@ async def ask_all(url: str, prompts: list[list[int]]) -> list[Answer]:
     ],
 )
 def test_64_concurrent_prompts_give_what_transformers_gives(
-    folders: dict[str, Path],
+    tmp_path: Path,
     prompts: list[list[int]],
     architecture: str,
     budget: int,
     caching: bool,
     memory: str,
 ) -> None:
-    folder = folders[architecture]
+    folder = write_model(architecture, tmp_path / "model")
     blocks = sum(-(-(len(prompt) + NEW_TOKENS) // BLOCK) for prompt in prompts)
     if architecture == "gemma3":
         blocks *= 2  # two groups of layers
@@ -113,6 +104,7 @@ def test_64_concurrent_prompts_give_what_transformers_gives(
     ) as server:  # fmt: skip
         answers = asyncio.run(ask_all(server.url, prompts))
         metrics = server.settled()
+        assert "quantized" not in server.output
     for answer in answers:
         assert answer.error is None, answer.error
         assert answer.done

@@ -70,7 +70,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def agent_ports() -> dict[str, int]:
     """Of a node's agents: where they are given, it does not wait 30 s for the agents to say them,
     and end when a busy machine starts these too slowly."""
-    names = ("metrics_agent_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
+    names = (
+        *("metrics_agent_port", "metrics_export_port"),
+        *("runtime_env_agent_port", "dashboard_agent_listen_port"),
+    )
     with contextlib.ExitStack() as stack:
         free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
         return {name: one.getsockname()[1] for name, one in zip(names, free, strict=True)}

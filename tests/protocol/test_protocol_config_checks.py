@@ -172,6 +172,15 @@ def test_engines_of_more_devices_than_there_are_are_refused_with_both_numbers(
     assert [name for name in names if name not in fault] == [], fault
 
 
+def test_each_rank_of_a_divided_engine_may_have_any_device_that_there_is() -> None:
+    two = msgspec.structs.replace(SERVER, gpus=2)
+    divided = {"device": "cuda", "tensor_parallel_size": 2}
+    for rank in range(2):
+        assert faults_of({**divided, "rank": rank, "device_index": rank}, two) == []
+    (fault,) = faults_of({**divided, "rank": 1, "device_index": 2}, two)
+    assert "--device-index 2" in fault and "2 CUDA devices" in fault
+
+
 def test_a_model_is_divided_only_by_sizes_that_work(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "little", num_heads=8, num_kv_heads=2, hidden_size=64)
     info = read_model_info(folder)

@@ -89,7 +89,14 @@ def check_forgotten(cluster: Cluster) -> None:
     assert cluster.remembered_anywhere() == {}
 
 
-@pytest.mark.parametrize("traits", [ROOMY, TIGHT, MANY], ids=["roomy", "tight", "many"])
+@pytest.mark.parametrize(
+    "traits",
+    [
+        pytest.param(ROOMY, marks=pytest.mark.slow, id="roomy"),
+        pytest.param(TIGHT, id="tight"),
+        pytest.param(MANY, id="many"),
+    ],
+)
 @seeds(1, 3)
 def test_on_a_perfect_network_every_request_ends_once_with_its_own_text(
     traits: EngineTraits, seed: int
@@ -239,7 +246,7 @@ def play_everything(seed: int) -> None:
     check_forgotten(cluster)
 
 
-@seeds(2, 10)
+@seeds(1, 10)
 def test_everything_at_once(seed: int) -> None:
     play_everything(seed)
 

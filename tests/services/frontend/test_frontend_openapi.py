@@ -41,8 +41,8 @@ CHECKS = [
     checks.unsupported_method,
 ]
 """All but that everything allowed is accepted: what holds between two fields is in no schema."""
-FEW, MANY = 10, 200
-"""Of each mode: 20 for a route with a body."""
+FEW, MANY = 4, 200
+"""Of each mode: 8 for a route with a body."""
 
 
 class OpenGateway(ScriptedGateway):

@@ -401,8 +401,10 @@ def test_wrong_settings_are_refused_before_anything_starts() -> None:
     with pytest.raises(TypeError, match="no setting max_seqs: did you mean max_num_seqs") as caught:
         LLM(max_seqs=3)
     assert len(str(caught.value)) < 80, "the others are not named"
-    with pytest.raises(TypeError, match="max_seq_len: use max_model_len; kv_cache_dtype: not supp"):
-        LLM(max_seq_len=3, kv_cache_dtype="fp8")
+    with pytest.raises(
+        TypeError, match="max_seq_len: use max_model_len; enable_expert_parallel: not"
+    ):
+        LLM(max_seq_len=3, enable_expert_parallel=True)
     with pytest.raises(ConfigError, match="max-num-seqs"):
         LLM(max_num_seqs=0)
     with pytest.raises(ServerFailed, match="/no/such/folder"):

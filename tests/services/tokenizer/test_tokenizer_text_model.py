@@ -460,8 +460,17 @@ def test_other_threads_run_on_while_a_long_text_is_encoded(text: str, tmp_path: 
     assert turns > 20  # one or two, where Python's lock is kept
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("text", ["a", "^", " ", "水", "👩\u200d👧", "e\u0301", "7", "אב", "\n"])
+TEXTS = ["a", "^", " ", "水", "👩\u200d👧", "e\u0301", "7", "אב", "\n"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        pytest.param(text, kind, marks=pytest.mark.slow if (place + number) % 3 else ())
+        for place, text in enumerate(TEXTS)
+        for number, kind in enumerate(KINDS)
+    ],
+)
 def test_a_text_much_too_long_is_refused_by_its_beginning(
     kind: str, text: str, tmp_path: Path
 ) -> None:

@@ -36,6 +36,9 @@ from penstock.services.worker.models.rank_shares import RankPlace, place_of
 from penstock.services.worker.rank_group import HostRanks, connected
 
 Folder = Callable[[str], Path]
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the interpreter runs where no GPU is"
+)
 
 
 class TurnRanks(HostRanks):
@@ -124,6 +127,7 @@ def drawn_by_ranks(
         return PlanDriver(Ranks(executors, threads), 1).run(prompts, 2)
 
 
+@interpreted
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize(
     ("variant", "tensor", "pipeline"),
@@ -143,6 +147,7 @@ def test_ranks_on_gpus_give_the_tokens_of_one_worker(
     assert got == generated(variant, prompts, 2)
 
 
+@interpreted
 @pytest.mark.usefixtures("few_programs")
 def test_ranks_on_gpus_multiply_their_parts_of_quantized_weights(
     tiny_folder: Folder, tmp_path: Path

@@ -48,17 +48,18 @@ from penstock.services.worker.slots import PlannedStep
 Folder = Callable[[str], Path]
 LAYOUTS = [
     # Variant of tiny_models, tensor, pipeline
-    ("llama3", 2, 1),
     ("llama3", 4, 1),  # two KV heads, each on two ranks
     ("llama-tied-biases", 2, 1),
-    ("qwen2-tied", 4, 1),  # one KV head
     ("qwen3", 2, 2),
+    ("gemma2", 1, 2),
+]
+OTHERS = [
+    ("llama3", 2, 1),
+    ("qwen2-tied", 4, 1),  # one KV head
     ("qwen3-biased", 1, 2),
     ("gemma2", 2, 1),
     ("gemma2", 2, 2),
     ("gemma3", 2, 3),  # seven layers: 3, 2, 2
-]
-OTHERS = [
     ("phi3", 2, 1),  # stored in one piece: queries, keys, values; gate, up
     ("mistral", 2, 1),
     ("granite", 2, 1),

@@ -39,6 +39,7 @@ CASES: dict[str, tuple[Writer, Callable[[str], bool]]] = {
     "modelopt-nvfp4": (WRITERS["modelopt-nvfp4"], lambda name: False),
     "plain keys beside int4": (MIXED, lambda name: name.endswith("k_proj")),
 }
+IN_SHORT = ("fp8-block", "plain keys beside int4")
 
 
 def load(folder: Path, **options: Any) -> Decoder:
@@ -52,7 +53,13 @@ def in_form(model: Decoder) -> DenseModel:
     return dense_model(config, model.specification, model.weights)
 
 
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(name, marks=[] if ON_GPU or name in IN_SHORT else pytest.mark.slow)
+        for name in CASES
+    ],
+)
 def test_tokens_are_those_of_the_dequantized_weights(
     case: str, tiny_folder: Folder, tmp_path: Path
 ) -> None:

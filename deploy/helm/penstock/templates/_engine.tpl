@@ -20,8 +20,15 @@ what the model changes in it. */}}
     fieldRef:
       fieldPath: metadata.name
 {{- end }}
-- name: PENSTOCK_WORLD_SIZE
-  value: {{ .own.workers | quote }}
+- name: PENSTOCK_TENSOR_PARALLEL_SIZE
+  value: {{ .own.tensorParallelSize | quote }}
+- name: PENSTOCK_PIPELINE_PARALLEL_SIZE
+  value: {{ .own.pipelineParallelSize | quote }}
+{{- end -}}
+
+{{/* Workers of an engine, of its section `engine`. */}}
+{{- define "penstock.workers" -}}
+{{ mul .tensorParallelSize .pipelineParallelSize }}
 {{- end -}}
 
 {{/* Of a pod with "ranks", the workers in it; and "scheduler" true, where it is in it too. */}}

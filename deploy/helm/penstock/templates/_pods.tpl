@@ -82,7 +82,8 @@ log_format: the chart's templates
 secret: secret
 engine: models[].engine
 rank: models[].engine
-world_size: models[].engine.workers
+tensor_parallel_size: models[].engine.tensorParallelSize
+pipeline_parallel_size: models[].engine.pipelineParallelSize
 device: models[].engine.device
 device_index: models[].engine.gpuResource
 drain_timeout_s: drainTimeoutSeconds

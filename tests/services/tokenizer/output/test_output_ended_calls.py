@@ -21,13 +21,17 @@ TOOLS: dict[str, Any] = {
 CALL = ("note", {"text": 'a "b" \\n c', "count": 12, "more": [True, {"k": None}]})
 
 
+@pytest.mark.parametrize("apart", [4, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FORMS)
-def test_the_arguments_are_an_object_wherever_the_model_ends_within_a_call(name: str) -> None:
+def test_the_arguments_are_an_object_wherever_the_model_ends_within_a_call(
+    name: str, apart: int
+) -> None:
     form = FORMS[name]
     family, output = FAMILIES[form.family], form.write([CALL])
     for first, vocabulary in enumerate(vocabularies(family).values()):
         pieces = atoms(output, vocabulary)
-        for end in range(first, len(pieces) + 1, 2):  # the other places with the other vocabulary
+        # Places between them with the other vocabulary.
+        for end in range(first * apart // 2, len(pieces) + 1, apart):
             events = run(family, vocabulary, pieces[:end], tools=TOOLS, complete=True)
             opened = [event for event in events if event[0] == "call"]
             arguments = "".join(event[-1] for event in events if event[0] == "arguments")

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from growth import LINEAR, sixteenfold
@@ -100,6 +102,10 @@ HOSTILE = {
 CASES = [Hostile(name, "text", *case) for name, cases in HOSTILE.items() for case in cases]
 
 
+def in_the_long_run(cases: Iterable[Hostile]) -> list[Any]:
+    return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 PLAIN = Hostile("json_tags", "text", "", "word")
 LONG, LONGEST = 1 << 18, 1 << 20
 MOST_PLAIN = 6.0
@@ -138,7 +144,7 @@ def times_plain(case: Hostile, size: int, most: float = MOST_PLAIN) -> float:
     return found
 
 
-@pytest.mark.parametrize("case", [*CASES, *drawn(20, seed=7)], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *in_the_long_run(drawn(20, seed=7))], ids=str)
 def test_the_steps_for_an_output_grow_with_its_length_alone(case: Hostile) -> None:
     size = len(case.part) * max(4, COUNTED // len(case.part))
     steps(case, size)  # what is made at the first use counts for none
@@ -154,19 +160,17 @@ def test_the_cost_of_an_output_grows_with_its_length_alone(case: Hostile) -> Non
     assert sixteenfold(lambda size: seconds(case, size, piece=24), SIZE) < LINEAR
 
 
-DRAWN = [
-    pytest.param(case, marks=() if number < 10 else pytest.mark.slow)
-    for number, case in enumerate(drawn(40, seed=5))
-]
+EVERY = [*CASES, *drawn(40, seed=5)]
+THIRDS = [EVERY[first::3] for first in range(3)]
 
 
-@pytest.mark.parametrize("case", [*CASES, *DRAWN], ids=str)
+@pytest.mark.parametrize("case", [*THIRDS[0], *in_the_long_run(THIRDS[1] + THIRDS[2])], ids=str)
 def test_a_hostile_text_takes_few_instructions_more_than_one_of_words(case: Hostile) -> None:
     instructions_of(case, COUNTED)
     assert instructions_of(case, INSTRUCTED) < MOST_INSTRUCTIONS * plain_instructions()
 
 
-@pytest.mark.parametrize("case", [*CASES, *DRAWN], ids=str)
+@pytest.mark.parametrize("case", [*THIRDS[1], *in_the_long_run(THIRDS[0] + THIRDS[2])], ids=str)
 def test_a_long_hostile_text_costs_little_more_than_one_of_words(case: Hostile) -> None:
     """What no count of instructions shows, as the matching of patterns; the long run has a megabyte
     and a closer limit."""

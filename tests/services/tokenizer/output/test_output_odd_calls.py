@@ -91,7 +91,7 @@ LEAST_CARRIED = 0.3
 """Of the outputs, which share a form can write."""
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FORMS)
 def test_calls_come_back_as_they_were_written(name: str, count: int) -> None:
     form = FORMS[name]

@@ -10,17 +10,28 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
-from host_process import HostProcess, is_ready, request, until
+from host_process import HostProcess, is_ready, request, streamed_text, until
+from served import served
 from simulated_hosts import Host, NamespaceHosts, simulated_hosts, why_no_namespaces
 
 from penstock.loadtest.make_model import make_model
 
 SECRET = "a secret that all hosts share"
 NULL = ("--device", "null", "--null-step-ms", "10")
+CPU = (
+    *("--device", "cpu", "--dtype", "float32", "--threads", "1", "--num-kv-blocks", "200"),
+    *("--quantization", "int8", "--tensor-parallel-size", "2"),
+)
+SAMPLED = {
+    "prompt": [7, 8, 9], "max_tokens": 200, "temperature": 0.9, "seed": 5, "ignore_eos": True,
+    "mirostat_mode": 2, "mirostat_tau": 4, "mirostat_eta": 0.4, "dry_multiplier": 0.8,
+    "xtc_probability": 0.3, "xtc_threshold": 0.01, "logprobs": 1,
+}  # fmt: skip
 START_SECONDS = 90.0
 
 
@@ -89,6 +100,16 @@ def children(process: HostProcess) -> dict[str, int]:
                 service, number = told.group(1, 2) if told[1] else told.group(3, 4)
                 found[f"{service} {number}"] = child.pid
     return found
+
+
+def tokens_came(hosts: Hosts) -> float:
+    _, text = request(hosts.client, hosts.first.address, "/metrics")
+    lines = (line for line in text.splitlines() if line[0] != "#")
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith("penstock:generation_tokens_total")
+    )
 
 
 @pytest.fixture
@@ -183,3 +204,34 @@ def test_a_model_folder_that_is_missing_or_differs_is_named_with_the_remedy(
     shutil.copytree(folder, copy)
     hosts.join(str(copy))
     assert until(hosts.ready, START_SECONDS), hosts.output()
+
+
+@pytest.mark.timeout(400)
+def test_quantized_weights_and_samplers_on_two_hosts_answer_as_on_one_also_when_a_rank_dies(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    divided = make_model(tmp_path / "divided", hidden_size=128, num_heads=4, num_kv_heads=2)
+    with served(str(divided), *CPU) as one:
+        status, of_one = one.post("/v1/completions", SAMPLED)
+    assert status == 200, of_one
+    expected = of_one["choices"][0]
+    server = ("--router", hosts.router, "--host", "0.0.0.0", "--insecure", "--nodes", "2")
+    hosts.start(hosts.first, str(divided), *server, *CPU)
+    joined = hosts.join()
+    assert until(hosts.ready, START_SECONDS), hosts.output()
+    assert joined.said("quantized (int8, quantized while it is read)"), joined.output
+    before = children(joined)
+    with ThreadPoolExecutor() as threads:
+        body = {**SAMPLED, "stream": True}
+        address = hosts.first.address
+        plain = threads.submit(request, hosts.client, address, "/v1/completions", SAMPLED)
+        streamed = threads.submit(request, hosts.client, address, "/v1/completions", body)
+        assert until(lambda: tokens_came(hosts) > 20, 60), hosts.output()
+        assert not streamed.done(), "too late"
+        os.kill(before["worker 1"], signal.SIGKILL)
+        status, text = plain.result(120)
+        assert status == 200, f"{text}\n{hosts.output()}"
+        assert json.loads(text)["choices"][0] == expected, hosts.output()
+        status, events = streamed.result(120)
+    assert status == 200 and streamed_text(events) == expected["text"], hosts.output()
+    assert children(joined)["worker 1"] != before["worker 1"]

@@ -156,6 +156,19 @@ def test_make_serve_takes_a_folder(tmp_path: Path) -> None:
     assert '\ndevice = "null"  # flag --device' in done.stdout
 
 
+def test_two_models_reach_the_command(tmp_path: Path) -> None:
+    one, another = make_model(tmp_path / "one"), make_model(tmp_path / "another")
+    text = command(".venv/bin/penstock serve /path/to/one")
+    text = text.replace("/path/to/another", str(another)).replace("/path/to/one", str(one))
+    done = subprocess.run(
+        [*text.split(), "--device", "null", "--show-config"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert str(one) in done.stdout and str(another) in done.stdout
+
+
+@pytest.mark.slow  # the tests of several models have such a server in the quick run
 def test_two_models_share_one_server(tmp_path: Path) -> None:
     one, another = make_model(tmp_path / "one"), make_model(tmp_path / "another")
     port = free_port()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.demo.grading import ALL_SKILLS
 from penstock.loadtest.eval import NUM_QUESTIONS
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.config import ServerConfig
@@ -236,10 +237,15 @@ def evaluated(*flags: str, of_each_skill: int) -> None:
     asked = re.search(r"^all +(\d+)", done.stdout, re.MULTILINE)
     assert asked is not None
     assert int(asked[1]) == of_each_skill * skills
-    assert f"asks it {NUM_QUESTIONS * skills} questions" in README
-    assert f"each of its {skills} skills" in README
+    assert skills == len(ALL_SKILLS)
 
 
+def test_the_readme_says_how_many_questions_an_evaluation_has() -> None:
+    assert f"asks it {NUM_QUESTIONS * len(ALL_SKILLS)} questions" in README
+    assert f"each of its {len(ALL_SKILLS)} skills" in README
+
+
+@pytest.mark.slow  # the tests of evaluations call the command in the quick run
 def test_the_evaluation_of_the_readme_asks_as_many_questions_as_it_says() -> None:
     evaluated("--device", "null", of_each_skill=1)
 

@@ -28,8 +28,12 @@ from penstock.protocol.wire.security import secret_text
 from penstock.services.launcher.supervisor import STARTUP_TIMED_OUT, StartFailed
 
 LOOK_SECONDS = 2.0
+LOST = 5
+"""Exit code: the server cannot go on; it may be started again."""
 CREATED = "CREATED"
 """A placement group whose bundles all have a place."""
+REMOVED = "REMOVED"
+"""One that Ray has taken back, which it does when it has lost the node of its creator."""
 
 
 def connect(config: Config) -> None:
@@ -92,11 +96,19 @@ class RayHosts:
 
     def look(self, now: float) -> None:
         """Start the actors when there is room for them; say what is missing. Raises
-        ``StartFailed`` when there was none in time."""
+        ``StartFailed`` when there was none in time, and when Ray has given this server up."""
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
-        if self._state() == CREATED:
+        state = self._state()
+        if state == REMOVED:
+            raise StartFailed(
+                "Ray has ended the workers and will start no others, for it has lost its node on "
+                "this host; run `ray start` here again where `ray status` does not name this host, "
+                "then start the server again",
+                LOST,
+            )
+        if state == CREATED:
             self._began, self._said = now, False
             if not self._actors:
                 self._start()

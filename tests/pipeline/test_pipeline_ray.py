@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.error
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def agent_ports() -> dict[str, int]:
         return {name: one.getsockname()[1] for name, one in zip(names, free, strict=True)}
 
 
+def nodes_for_workers(cluster: Any) -> list[Any]:
+    """Added once the server has connected, so to the head: all nodes have one address here, and
+    with the node that it is connected to it would lose its workers."""
+    logs = Path(cluster.head_node.get_logs_dir_path())
+    assert until(lambda: any(logs.glob("python-core-driver-*")), START_SECONDS)
+    return [cluster.add_node(num_cpus=1, **agent_ports()) for _ in range(2)]
+
+
 def text_by(server: Served) -> str:
     status, answer = server.post("/v1/completions", BODY)
     assert status == 200, answer
@@ -91,10 +100,12 @@ def test_ray_places_the_ranks_on_two_nodes_and_again_when_one_is_lost(
 ) -> None:
     with served(str(folder), *CPU) as one:
         expected = text_by(one)
-    nodes = [cluster.add_node(num_cpus=1, **agent_ports()) for _ in range(2)]
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     monkeypatch.setattr("served.START_SECONDS", START_SECONDS)
-    with served(str(folder), *CPU, *TENSOR_2) as server:
+    with ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as stack:
+        added = thread.submit(nodes_for_workers, cluster)
+        server = stack.enter_context(served(str(folder), *CPU, *TENSOR_2))
+        nodes = added.result()
         assert text_by(server) == expected
         cluster.add_node(num_cpus=1, **agent_ports())
         cluster.remove_node(nodes[0], allow_graceful=False)

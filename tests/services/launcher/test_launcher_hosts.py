@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import types
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +27,8 @@ from penstock.services.launcher.first_host import FirstHost
 from penstock.services.launcher.host_places import NoPlace, divided
 from penstock.services.launcher.joined_host import check_flags
 from penstock.services.launcher.processes import Child
-from penstock.services.launcher.ray_hosts import connect
+from penstock.services.launcher.ray_hosts import RayHosts, connect
+from penstock.services.launcher.supervisor import StartFailed
 
 ROUTER = "tcp://10.0.0.5:5570"
 SECRET = "a secret of all the hosts"
@@ -175,6 +178,21 @@ def test_without_ray_its_executor_names_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"needs the package ray.*pip install 'penstock\[ray\]'"):
         connect(Config())
+
+
+def test_a_server_that_ray_has_given_up_ends_and_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = types.ModuleType("ray.util.placement_group")
+    groups.placement_group = lambda bundles, strategy: bundles  # type: ignore[attr-defined]
+    groups.placement_group_table = lambda group: {"state": "REMOVED"}  # type: ignore[attr-defined]
+    for name in ("ray", "ray.util"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, groups.__name__, groups)
+    hosts = RayHosts(Config(), logs.set_up("launcher", "info", "json"))
+    with pytest.raises(StartFailed, match=r"lost its node on this host; run `ray start`") as ended:
+        hosts.look(math.inf)
+    assert ended.value.code == 5
 
 
 GIVEN = {"router": ROUTER, "secret": SECRET, "nodes": "2", "tensor_parallel_size": "2"}

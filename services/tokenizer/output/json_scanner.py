@@ -30,6 +30,9 @@ _STRINGS = re.compile(rf'"({_WHOLE_STRING[1:-1]})"')
 _SIGNS = bytes({"[": 1, "{": 1, "]": 255, "}": 255}.get(chr(code), 0) for code in range(256))
 """What each character adds to the depth, as signed bytes."""
 _FLAT = bytes(code for code, sign in enumerate(_SIGNS) if not sign)
+_NESTS = [b"\x01" * depth + b"\xff" * depth for depth in (4096, 512, 64, 8, 4, 2, 1, 1, 1)]
+"""Brackets that close at once end nothing else: they go before the others are counted one by one.
+A pass for each level of them would make the time grow with the depth."""
 _WORD_ENDS = ",]} \t\r\n"
 Match: TypeAlias = Callable[[str, int], "re.Match[str] | None"]
 
@@ -139,8 +142,8 @@ class JsonScanner:
         parts = _STRINGS.split(text) if "\\" in text else text.split('"')  # each second is a string
         plain = "".join(parts[::2]).encode("ascii", "replace")
         turns = plain.translate(_SIGNS, _FLAT)
-        while b"\x01\xff" in turns:  # what closes at once ends nothing else
-            turns = turns.replace(b"\x01\xff", b"")
+        for nest in _NESTS:
+            turns = turns.replace(nest, b"")
         closing = turns.count(b"\xff")
         if closing < self._depth:
             self._depth += len(turns) - 2 * closing

@@ -40,6 +40,7 @@ HOSTILE = {
         (IN_JSON, ': {"x": '),
         (IN_JSON, "<"),
         (IN_JSON, "{<}"),
+        (IN_JSON, "[" * 1000 + "]" * 1000),
         (IN_JSON, "</tool_cal"),
         (IN_JSON + '"', "</tool_call>"),
         ("", IN_JSON + "[" + "{}," * 300 + "</tool_call>"),

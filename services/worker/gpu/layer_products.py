@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.gpu.activation import gated_product
+from penstock.kernels.gpu.all_reduce import all_reduce_add_norm
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_normed, add_rms_norm, rms_norm
@@ -115,6 +116,12 @@ class LayerProducts:
             linear.multiply(layer, rows, residual)
             return
         product = linear.multiply(layer, rows, space.projected[:rows])
+        if linear.ranks is not None:
+            shared = linear.ranks.shared_rows(residual)
+            if shared is not None:
+                all_reduce_add_norm(product, residual, norm, self._eps, normed, shared, x_norm)
+                return
+            linear.ranks.sum(product)
         if x_norm is None:
             add_rms_norm(product, residual, norm, self._eps, normed)
         else:

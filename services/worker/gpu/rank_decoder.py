@@ -29,6 +29,9 @@ from penstock.services.worker.rank_group import Meeting, RankGroup
 class WatchedRanks(RankGroup, Protocol):
     """Ranks of which one may be lost without an error in a step."""
 
+    def meet(self, meeting: Meeting, like: Tensor | None = None) -> None:
+        """See ``RankGroup``; like: rows [N, D] as they are summed."""
+
     def check(self) -> None:
         """Raises ``RuntimeError`` where what was computed may mean nothing."""
 
@@ -126,7 +129,7 @@ class RankGpuExecutor(GpuExecutor):
         if self._has_met:
             return
         self._has_met = True
-        self._ranks.meet(meeting)
+        self._ranks.meet(meeting, self.decoder.space.residual)
         self.run_kernels_in_turn()
         if self._on_gpu:
             self.capture_graphs()

@@ -94,17 +94,6 @@ def _memory(address, WORD: tl.constexpr):
     return tl.multiple_of(address.to(tl.pointer_type(WORD)), 16)
 
 
-@triton.jit
-def _give(x, at, inside, rows, peers, to, out, PARTS: tl.constexpr, WIDTH: tl.constexpr,
-          RANKS: tl.constexpr, WORD: tl.constexpr, EMPTY: tl.constexpr):  # fmt: skip
-    """Write a row to all ranks. at: its places in ``x``; to: those in their memory."""
-    value = sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
-    word = value.to(out.dtype.element_ty).to(WORD, bitcast=True)
-    word = tl.where(word == EMPTY, 0, word).to(WORD)
-    for peer in tl.static_range(RANKS):
-        tl.store(_memory(peers[peer], WORD) + to, word, mask=inside)
-
-
 @triton.jit(do_not_specialize=["rank", "limit", "rows"])
 def _all_reduce_kernel(
     x, x_weight, residual, weight, out, own, peers, turns, words, rank, limit, rows, eps,
@@ -123,7 +112,11 @@ def _all_reduce_kernel(
     at = row.to(tl.int64) * WIDTH + column
     turn = tl.load(turns + row)
     to = (turn * RANKS + rank) * (ROWS * WIDTH) + at
-    _give(x, at, inside, rows, peers, to, out, PARTS, WIDTH, RANKS, WORD, EMPTY)
+    value = sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
+    given = value.to(out.dtype.element_ty).to(WORD, bitcast=True)
+    given = tl.where(given == EMPTY, 0, given).to(WORD)
+    for peer in tl.static_range(RANKS):
+        tl.store(_memory(peers[peer], WORD) + to, given, mask=inside)
     if KIND > 0:
         before = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
 

@@ -92,10 +92,10 @@ class DeviceRanks:
         try:
             torch.cuda.set_device(device)
             place, store = self.place, meeting.store(datetime.timedelta(seconds=LIMIT_SECONDS))
-            self._all = _communicator(store, f"{meeting.name}/nccl", place.rank, place.size)
+            self._all = communicator(store, f"{meeting.name}/nccl", place.rank, place.size)
             if place.shares > 1:
                 name = f"{meeting.name}/nccl {place.stage}"
-                self._stage = _communicator(store, name, place.share, place.shares)
+                self._stage = communicator(store, name, place.share, place.shares)
         except BaseException as failure:
             made.append(failure)
         else:
@@ -170,7 +170,9 @@ class DeviceRanks:
         return x
 
 
-def _communicator(store: Any, name: str, rank: int, size: int) -> Communicator:
+def communicator(store: Any, name: str, rank: int, size: int) -> Communicator:
+    """NCCL's connections of a group, whose id its first rank tells the others at a store."""
+
     def share(unique: bytes | None) -> bytes:
         if unique is None:
             return bytes.fromhex(store.get(name).decode())

@@ -49,6 +49,7 @@ class _Said(msgspec.Struct, frozen=True):
 
     why_not: str = ""
     host: str = ""
+    rows: int = 0
     handle: bytes = b""
 
 
@@ -98,11 +99,14 @@ def connect_one_shot(
             torch.cuda.synchronize(like.device)  # so that this thread has a context
         memory = PeerMemory(memory_bytes(place.shares, rows, width, dtype), empty_word(dtype))
         made.append(memory)
-        return _Said(host=_BOOT.read_text().strip(), handle=memory.handle())
+        host = _BOOT.read_text().strip()
+        return _Said(host=host, rows=rows, handle=memory.handle())
 
     def connect() -> _Said:
         if len({said.host for said in offers}) > 1:
             raise NoPeerMemory("the ranks are on several hosts")
+        if len({said.rows for said in offers}) > 1:
+            raise NoPeerMemory("the ranks have GPUs of several kinds")
         for rank, said in enumerate(offers):
             own = rank == place.share
             peers.append(made[0].address if own else made[0].open(said.handle))

@@ -108,14 +108,18 @@ class DeviceRanks:
             group = connected("watch", meeting, place.rank, range(place.size), _FOR_EVER)
             group.recv([nobody], (place.rank + 1) % place.size, _WATCH).wait()
         except RuntimeError as failure:
-            self._lost = f"rank {(place.rank + 1) % place.size} is gone: {failure}"
-            _log.info("%s", self._lost)
-            with self._lock:
-                if self._sums is not None:
-                    self._sums.stop()
-                for each in (self._stage, self._all):
-                    if each is not None:
-                        each.abort()
+            self.end(f"rank {(place.rank + 1) % place.size} is gone: {failure}")
+
+    def end(self, reason: str) -> None:
+        """End what waits for other ranks on this device, from any thread."""
+        self._lost = reason
+        _log.info("%s", reason)
+        with self._lock:
+            if self._sums is not None:
+                self._sums.stop()
+            for each in (self._stage, self._all):
+                if each is not None:
+                    each.abort()
 
     def check(self) -> None:
         """Raises ``RankLost`` where what was computed may mean nothing."""

@@ -21,10 +21,11 @@ from ranks_in_threads import CPU, Ranks, ThreadsMeeting
 from tiny_models import generated, some_prompts
 from torch import Tensor
 
+from penstock.kernels import all_reduce as reference
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
-from penstock.services.worker.gpu import device_ranks
+from penstock.services.worker.gpu import device_ranks, layer_products
 from penstock.services.worker.gpu.device_ranks import DeviceRanks, RankLost
 from penstock.services.worker.gpu.nccl import UNIQUE_ID_BYTES, Communicator, NcclError
 from penstock.services.worker.gpu.rank_decoder import RankGpuExecutor, rank_executor
@@ -82,6 +83,27 @@ class TurnRanks(HostRanks):
         pass
 
 
+class SharingRanks(TurnRanks):
+    """Sum with what is behind in one call, as ranks with peer memory do."""
+
+    def shared_rows(self, x: Tensor) -> Any:
+        return self
+
+
+def sum_add_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    ranks: SharingRanks,
+    x_weight: Tensor | None,
+) -> None:
+    """In the place of the kernel, which waits for other ranks."""
+    parts = [ranks.sum(x)]
+    reference.all_reduce_add_norm(parts, residual, weight, eps, out, x_weight)
+
+
 class InTurn:
     """An executor whose steps run while no other one's does."""
 
@@ -94,10 +116,17 @@ class InTurn:
             return self._executor.execute(plan)
 
 
-def made(folder: Path, rank: int, tensor: int, pipeline: int, turn: threading.Lock) -> Any:
+def made(
+    folder: Path,
+    rank: int,
+    tensor: int,
+    pipeline: int,
+    turn: threading.Lock,
+    kind: type[TurnRanks] = TurnRanks,
+) -> Any:
     """A rank's executor, and its ranks."""
     info = read_model_info(folder)
-    ranks = TurnRanks(place_of(rank, tensor, pipeline), info.vocab_size, turn)
+    ranks = kind(place_of(rank, tensor, pipeline), info.vocab_size, turn)
     model = load_model(info, torch.float32, CPU, lambda note: None, longest=256, ranks=ranks)
     assert isinstance(model, RankDecoder)
     form = dense_config(model.specification)
@@ -109,14 +138,18 @@ def made(folder: Path, rank: int, tensor: int, pipeline: int, turn: threading.Lo
 
 
 def drawn_by_ranks(
-    folder: Path, tensor: int, pipeline: int, prompts: list[list[int]]
+    folder: Path,
+    tensor: int,
+    pipeline: int,
+    prompts: list[list[int]],
+    kind: type[TurnRanks] = TurnRanks,
 ) -> list[list[int]]:
     """Two tokens of each prompt."""
     turn = threading.Lock()
     with ExitStack() as stack:
         count = tensor * pipeline
         threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(count)]
-        pairs = [made(folder, rank, tensor, pipeline, turn) for rank in range(count)]
+        pairs = [made(folder, rank, tensor, pipeline, turn, kind) for rank in range(count)]
         meeting = ThreadsMeeting()
         met = [
             thread.submit(ranks.meet, meeting)
@@ -145,6 +178,18 @@ def test_ranks_on_gpus_give_the_tokens_of_one_worker(
 ) -> None:
     prompts = some_prompts([1, 20])
     got = drawn_by_ranks(tiny_folder(variant), tensor, pipeline, prompts)
+    assert got == generated(variant, prompts, 2)
+
+
+@interpreted
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize("variant", ["qwen3", pytest.param("gemma2", marks=pytest.mark.slow)])
+def test_a_sum_over_peer_memory_has_the_residual_stream_and_the_norm_behind_it(
+    variant: str, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_products, "all_reduce_add_norm", sum_add_norm)
+    prompts = some_prompts([1, 20])
+    got = drawn_by_ranks(tiny_folder(variant), 2, 1, prompts, SharingRanks)
     assert got == generated(variant, prompts, 2)
 
 

@@ -24,6 +24,7 @@ from penstock.services.worker.gpu.row_linears import (
     fused_linears,
     hopper_linears,
     library_linears,
+    over_peers,
 )
 from penstock.services.worker.gpu.workspace import Workspace
 from penstock.services.worker.models.dense import DenseLayer, DenseWeights
@@ -188,7 +189,10 @@ class HopperProducts(LayerProducts):
         )
         if is_divided(weights.layers):
             summed = library_linears(weights.layers, space)
-            linears = linears._replace(output=summed.output, down=summed.down)
+            linears = linears._replace(
+                output=over_peers(linears.output, summed.output),
+                down=over_peers(linears.down, summed.down),
+            )
         super().__init__(weights, space, eps, linears, activation)
         if compressed and weights.lm_head.compressed is not None:
             from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
@@ -204,7 +208,7 @@ def most_fused_rows(layers: Sequence[DenseLayer], activation: str = "silu") -> i
 
 
 def is_divided(layers: Sequence[DenseLayer]) -> bool:
-    """Whether ranks sum what the output and down projections give: kernels of ours do not."""
+    """Whether ranks sum what the output and down projections give."""
     return any(isinstance(layer.linears.down, SummedLinear) for layer in layers)
 
 

@@ -61,6 +61,17 @@ def library_linears(layers: list[DenseLayer], space: Workspace) -> LayerLinears[
     return LayerLinears(*map(made, _places(layers, space, space.normed)))
 
 
+def over_peers(parts: RowsLinear, summed: RowsLinear) -> RowsLinear:
+    """``parts`` where one kernel can sum over the ranks what they give, else ``summed``."""
+    ranks = summed.ranks
+
+    def multiply(layer: int, rows: int, out: Tensor) -> Tensor:
+        can = ranks is not None and ranks.shared_rows(out) is not None
+        return (parts if can else summed).multiply(layer, rows, out)
+
+    return RowsLinear(multiply, ranks=ranks)
+
+
 def fused_linears(
     layers: list[DenseLayer], space: Workspace, eps: float, *, narrow: bool
 ) -> LayerLinears[RowsLinear]:

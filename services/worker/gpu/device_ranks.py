@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock.worker")
 _FOR_EVER = datetime.timedelta(days=3650)
 _WATCH = 1
+_LAST, _FIRST = 0, 1
+"""Ranks of two that tokens go from and to."""
 
 
 class RankLost(RuntimeError):
@@ -51,6 +53,9 @@ class DeviceRanks:
         self._host = HostRanks(place, vocab_size)
         self._all: Communicator | None = None
         self._stage: Communicator | None = None
+        self._back: Communicator | None = None
+        """From a rank of the last stage to that of the first with the same share."""
+        self._side: torch.cuda.Stream | None = None
         self._lost = ""
         self._lock = threading.Lock()
 
@@ -96,6 +101,9 @@ class DeviceRanks:
             if place.shares > 1:
                 name = f"{meeting.name}/nccl {place.stage}"
                 self._stage = communicator(store, name, place.share, place.shares)
+            if place.stages > 1 and (place.is_first or place.is_last):
+                name = f"{meeting.name}/nccl back {place.share}"
+                self._back = communicator(store, name, _LAST if place.is_last else _FIRST, 2)
         except BaseException as failure:
             made.append(failure)
         else:
@@ -117,7 +125,7 @@ class DeviceRanks:
         with self._lock:
             if self._sums is not None:
                 self._sums.stop()
-            for each in (self._stage, self._all):
+            for each in (self._stage, self._all, self._back):
                 if each is not None:
                     each.abort()
 
@@ -154,10 +162,30 @@ class DeviceRanks:
     def agree(self, *drawn: Tensor) -> Callable[[], None]:
         if not drawn[0].is_cuda:
             return self._host.agree(*drawn)
-        if self._all is not None:
+        group = self._all if self.place.stages == 1 else self._stage
+        if group is not None:
             for each in drawn:
-                self._all.broadcast(each)
+                group.broadcast(each)
         return lambda: None  # what comes next on the stream finds it
+
+    def send_tokens(self, tokens: Tensor) -> None:
+        if self._back is not None:
+            self._back.send(tokens, _FIRST)
+
+    def receive_tokens(self, tokens: Tensor, free: torch.cuda.Event | None) -> Callable[[], None]:
+        """On a stream of its own: the last stage, which sends in its turn, waits for nobody."""
+        back = self._back
+        if back is None:
+            return lambda: None
+        if self._side is None:
+            self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._side):
+            if free is not None:
+                self._side.wait_event(free)
+            back.receive(tokens, _LAST)
+            done.record()
+        return lambda: torch.cuda.current_stream().wait_event(done)
 
     def hand_on(self, x: Tensor) -> None:
         if not x.is_cuda:

@@ -35,9 +35,11 @@ from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.dense_form import dense_model
 from penstock.services.worker.models.rank_decoder import RankDecoder
 from penstock.services.worker.models.rank_shares import RankPlace, place_of
-from penstock.services.worker.rank_group import HostRanks, connected
+from penstock.services.worker.rank_group import HostRanks, connected, dist
 
 Folder = Callable[[str], Path]
+TOKENS = 1
+"""Tag of what the last stage tells the first."""
 interpreted = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the interpreter runs where no GPU is"
 )
@@ -50,6 +52,7 @@ class TurnRanks(HostRanks):
     def __init__(self, place: RankPlace, vocab_size: int, turn: threading.Lock) -> None:
         super().__init__(place, vocab_size)
         self._turn = turn
+        self._sent: list[tuple[Any, Tensor]] = []
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -68,9 +71,28 @@ class TurnRanks(HostRanks):
             return super().columns(x, out)
 
     def agree(self, *drawn: Tensor) -> Callable[[], None]:
-        with self._waiting():
-            super().agree(*drawn)()
+        """Among the ranks of a stage, which is the last one."""
+        group = self._all if self.place.stages == 1 else self._stage
+        if group is not None:
+            with self._waiting():
+                for each in drawn:
+                    group.broadcast([each], dist.BroadcastOptions()).wait()
         return lambda: None
+
+    def send_tokens(self, tokens: Tensor) -> None:
+        sent = tokens.clone()
+        first = self.place.rank_at(0, self.place.share)
+        self._sent.append((self._all.send([sent], first, TOKENS), sent))
+
+    def receive_tokens(self, tokens: Tensor, free: Any) -> Callable[[], None]:
+        last = self.place.rank_at(self.place.stages - 1, self.place.share)
+        coming = self._all.recv([tokens], last, TOKENS)
+
+        def wait() -> None:
+            with self._waiting():
+                coming.wait()
+
+        return wait
 
     def hand_on(self, x: Tensor) -> None:
         super().hand_on(x.clone())  # memory of the step, which on a GPU the stream would guard
@@ -131,7 +153,9 @@ def made(
     assert isinstance(model, RankDecoder)
     form = dense_config(model.specification)
     assert isinstance(form, DenseConfig), form
-    sizes = EngineSizes(80, 16, 8, 48, 256, info.vocab_size, groups=model.grouped.groups)
+    sizes = EngineSizes(
+        80, 16, 8, 48, 256, info.vocab_size, groups=model.grouped.groups, micro_batches=pipeline
+    )
     config, weights = dense_model(model.whole_vocabulary(form), model.specification, model.weights)
     with turn:
         return rank_executor(config, weights, sizes, ranks, model.grouped), ranks

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from penstock.services.worker.gpu import one_shot
 from penstock.services.worker.gpu.device_ranks import DeviceRanks, RankLost
 from penstock.services.worker.gpu.one_shot import NoPeerMemory, OneShotSums, connect_one_shot
 from penstock.services.worker.gpu.peer_memory import HANDLE_BYTES, PeerMemory, PeerMemoryError
+from penstock.services.worker.gpu.row_linears import RowsLinear, over_peers
 from penstock.services.worker.models.rank_shares import place_of
 
 WIDTH = 64
@@ -158,6 +160,20 @@ def test_rows_are_summed_over_peer_memory_only_where_it_holds_them() -> None:
         torch.zeros(4, 2 * WIDTH)[:, ::2],
     ):  # fmt: skip
         assert ranks.shared_rows(other) is None
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_products_in_parts_are_computed_where_one_kernel_sums_them_over_the_ranks(
+    shares: bool,
+) -> None:
+    x, out = torch.zeros(2, 3, 1, WIDTH), torch.zeros(3, WIDTH)
+    ranks: Any = SimpleNamespace(shared_rows=lambda rows: object() if shares else None)
+    parts = RowsLinear(lambda layer, rows, out: x[layer])
+    summed = RowsLinear(lambda layer, rows, out: out, ranks=ranks)
+    linear = over_peers(parts, summed)
+    assert linear.ranks is ranks
+    found = linear.multiply(1, 3, out)
+    assert found.data_ptr() == (x[1] if shares else out).data_ptr()
 
 
 class FakeDriver:

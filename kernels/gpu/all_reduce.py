@@ -46,7 +46,8 @@ _STOP = tl.constexpr(STOP)
 _GAVE_UP = tl.constexpr(GAVE_UP)
 _SLOTS = tl.constexpr(SLOTS)
 _LOOKS = tl.constexpr(1024)
-"""After so many looks, some hundred microseconds, a program asks the host's memory whether to end."""
+"""After so many looks, some hundred microseconds, a program asks the host's memory whether to
+end."""
 
 
 class PeerRows(NamedTuple):
@@ -198,8 +199,8 @@ def _launch(
     rows, width = out.shape
     if not shared.holds(out):
         raise ValueError(
-            f"{list(out.shape)} {out.dtype}: the ranks share memory for up to {shared.rows} rows of "
-            f"{shared.width} {shared.dtype}"
+            f"{list(out.shape)} {out.dtype}: the ranks share memory for up to {shared.rows} rows "
+            f"of {shared.width} {shared.dtype}"
         )
     if not rows:
         return

@@ -182,9 +182,7 @@ def subject_of(
     return LoadedModel(model, kernels, compression=compression)
 
 
-def ranks_of(
-    place: RankPlace, info: ModelInfo, device: torch.device, one_shot: bool
-) -> RankGroup:
+def ranks_of(place: RankPlace, info: ModelInfo, device: torch.device, one_shot: bool) -> RankGroup:
     """Those among whom the model is divided. one_shot: see ``DeviceRanks``."""
     if device.type == "cpu":
         return HostRanks(place, info.vocab_size)

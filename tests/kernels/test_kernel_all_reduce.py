@@ -119,9 +119,7 @@ def test_a_sum_may_take_the_place_of_what_is_summed() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("normed", [False, True])
-def test_a_sum_is_added_to_the_residual_stream_and_normed(
-    normed: bool, dtype: torch.dtype
-) -> None:
+def test_a_sum_is_added_to_the_residual_stream_and_normed(normed: bool, dtype: torch.dtype) -> None:
     host, generator = Host(2, dtype), torch.Generator().manual_seed(3)
     weight, x_weight = (torch.rand(WIDTH, generator=generator).to(DEVICE, dtype) for _ in range(2))
     of_x = x_weight if normed else None

@@ -122,7 +122,8 @@ def connect_one_shot(
         talk.all_say("connect", connect)
         shared = PeerRows(
             place.share, tuple(peers), torch.zeros(rows, dtype=torch.int32, device=like.device),
-            torch.zeros(2, dtype=torch.int32, pin_memory=like.is_cuda), rows, width, dtype, LIMIT_LOOKS,
+            torch.zeros(2, dtype=torch.int32, pin_memory=like.is_cuda), rows, width, dtype,
+            LIMIT_LOOKS,
         )  # fmt: skip
         talk.all_say("try", attempt)
     except NoPeerMemory as reason:

@@ -1,9 +1,9 @@
 """Tokens on their way from the last stage of a pipeline to the first, from device to device.
 
 The last stage sends what a step has drawn. The first one receives it beside the steps of other
-micro-batches, and writes it into the batch's state ahead of the first step that decodes one of these
-slots: so no stage waits for a step that it does not need. Stages between need no tokens, since
-positions advance by themselves.
+micro-batches, and writes it into the batch's state ahead of the first step that decodes one of
+these slots: so no stage waits for a step that it does not need. Stages between need no tokens,
+since positions advance by themselves.
 """
 
 from __future__ import annotations

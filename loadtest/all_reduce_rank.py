@@ -6,6 +6,7 @@ import datetime
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from penstock.services.worker.models.rank_shares import place_of
 
 dist: Any = torch.distributed
 Work = Callable[[], object]
+Behind = tuple[Tensor, Tensor, float, Tensor]
 WIDTH_BYTES = 8192
 """Of a row: 4,096 numbers of 16 bits, or 2,048 of 32."""
 _TYPES = (torch.bfloat16, torch.float32)
@@ -103,7 +105,7 @@ class _Rank:
             if number % _NEW_EVERY == 0:
                 self._new_rows(found, wanted)
             if late.random() < 0.5:
-                torch.cuda._sleep(late.randrange(_LATE_CYCLES))
+                torch.cuda._sleep(late.randrange(_LATE_CYCLES))  # type: ignore[no-untyped-call]
             graph.replay()
         counted = sum(self._sizes[::2] + self._sizes) * self._shared.width
         found["compared"] += repeats * counted
@@ -152,20 +154,16 @@ class _Rank:
         for rows in self._sizes:
             x, out = self._x[:rows], self._out[:rows]
             residual, normed = self._residual[:rows], self._normed[:rows]
+            behind = residual, self._weight, _EPS, normed
 
-            def fused(x: Tensor = x, residual: Tensor = residual, normed: Tensor = normed) -> None:
-                all_reduce_add_norm(x, residual, self._weight, _EPS, normed, self._shared)
-
-            def unfused(
-                x: Tensor = x, residual: Tensor = residual, normed: Tensor = normed
-            ) -> None:
+            def unfused(x: Tensor = x, behind: Behind = behind) -> None:
                 self._group.sum(x)
-                add_rms_norm(x, residual, self._weight, _EPS, normed)
+                add_rms_norm(x, *behind)
 
             calls: dict[str, Work] = {
-                "one_shot_us": lambda x=x, out=out: all_reduce(x, out, self._shared),
-                "nccl_us": lambda x=x: self._group.sum(x),
-                "fused_us": fused,
+                "one_shot_us": partial(all_reduce, x, out, self._shared),
+                "nccl_us": partial(self._group.sum, x),
+                "fused_us": partial(all_reduce_add_norm, x, *behind, self._shared),
                 "nccl_and_norm_us": unfused,
             }
             times = {name: round(_microseconds(call), 2) for name, call in calls.items()}

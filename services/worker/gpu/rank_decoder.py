@@ -120,6 +120,8 @@ class RankGpuDecoder(GpuDecoder):
 class RankGpuExecutor(GpuExecutor):
     """Captures its graphs once the ranks have met: a graph holds the connections."""
 
+    decoder: RankGpuDecoder
+
     def __init__(
         self,
         capacity: EngineSizes,

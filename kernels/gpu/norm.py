@@ -36,6 +36,12 @@ def _add_and_norm(value, factor, residual, out, at, inside, eps, WIDTH: tl.const
     """Add a row in fp32 to ``residual``, rounded to its type, and norm that sum into ``out``; at:
     where the row's values are."""
     value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    store_and_norm(value, factor, residual, out, at, inside, eps, WIDTH)
+
+
+@triton.jit
+def store_and_norm(value, factor, residual, out, at, inside, eps, WIDTH: tl.constexpr):
+    """Write a row in fp32 to ``residual``, rounded to its type, and norm that into ``out``."""
     rounded = value.to(residual.dtype.element_ty)
     tl.store(residual + at, rounded, mask=inside)
     value = rounded.to(tl.float32)
@@ -44,7 +50,7 @@ def _add_and_norm(value, factor, residual, out, at, inside, eps, WIDTH: tl.const
 
 
 @triton.jit
-def _sum_of_parts(x, at, inside, stride, PARTS: tl.constexpr):
+def sum_of_parts(x, at, inside, stride, PARTS: tl.constexpr):
     """A row of the sum of ``PARTS`` arrays that lie ``stride`` apart, fp32; at: its places in the
     first."""
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
@@ -65,7 +71,7 @@ def _add_normed_kernel(
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     begin_early(EARLY)
     at = row * WIDTH + column
-    value = _sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
+    value = sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
     value = rms_normed(value, x_factor, eps, WIDTH).to(residual.dtype.element_ty)
     _add_and_norm(value.to(tl.float32), factor, residual, out, at, inside, eps, WIDTH)
 
@@ -81,7 +87,7 @@ def _add_rms_norm_kernel(
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     begin_early(EARLY)
     at = row * WIDTH + column
-    value = _sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
+    value = sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
     _add_and_norm(value, factor, residual, out, at, inside, eps, WIDTH)
 
 

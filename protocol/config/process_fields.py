@@ -66,6 +66,13 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
             "secret, or plain by gloo and NCCL, for hosts with a closed network of their own."
         ),
     ] = "encrypted"
+    disable_custom_all_reduce: Annotated[
+        bool,
+        Meta(
+            description="Let NCCL do all sums over the GPUs of --tensor-parallel-size, also those "
+            "of few rows, which a kernel over peer memory does faster."
+        ),
+    ] = False
 
     @property
     def world_size(self) -> int:

@@ -81,7 +81,7 @@ def plan_capacity(
 
 def _micro_batches(config: Config) -> int:
     """One for each stage of a pipeline, where stages compute beside each other."""
-    if config.device.device != "cpu":
+    if config.device.device == "null":
         return 1
     return min(config.cluster.pipeline_parallel_size, config.scheduler.max_num_seqs)
 

@@ -109,7 +109,8 @@ def _load(
     dtype = choose_dtype(config.model.dtype, info, device)
     check_quantization(config, device)
     place = rank_place(config)
-    ranks = ranks_of(place, info, device) if place.size > 1 else None
+    one_shot = not config.cluster.disable_custom_all_reduce
+    ranks = ranks_of(place, info, device, one_shot) if place.size > 1 else None
     cores = max(1, read_machine().physical_cores // place.size)
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
@@ -181,13 +182,13 @@ def subject_of(
     return LoadedModel(model, kernels, compression=compression)
 
 
-def ranks_of(place: RankPlace, info: ModelInfo, device: torch.device) -> RankGroup:
-    """Those among whom the model is divided."""
+def ranks_of(place: RankPlace, info: ModelInfo, device: torch.device, one_shot: bool) -> RankGroup:
+    """Those among whom the model is divided. one_shot: see ``DeviceRanks``."""
     if device.type == "cpu":
         return HostRanks(place, info.vocab_size)
     from penstock.services.worker.gpu.device_ranks import DeviceRanks
 
-    return DeviceRanks(place, info.vocab_size)
+    return DeviceRanks(place, info.vocab_size, one_shot)
 
 
 def leave_codes(model: CausalModel, without: str) -> None:

@@ -13,15 +13,19 @@ from __future__ import annotations
 import datetime
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed
 from torch import Tensor
 
+from penstock.kernels.all_reduce import all_reduce
 from penstock.services.worker.link_group import LinkGroup
 from penstock.services.worker.models.rank_shares import RankPlace
 from penstock.services.worker.rank_links import RankLinks
+
+if TYPE_CHECKING:
+    from penstock.kernels.gpu.all_reduce import PeerRows
 
 dist: Any = torch.distributed
 """Its compiled part has no types."""
@@ -45,6 +49,10 @@ class RankGroup(Protocol):
 
     def sum(self, x: Tensor) -> Tensor:
         """``x`` with the sum over the ranks of a stage in it, the same bits on all of them."""
+
+    def shared_rows(self, x: Tensor) -> PeerRows | None:
+        """Memory by which a kernel can sum rows like ``x`` [N, D] over the ranks of a stage;
+        ``None``: only ``sum`` can."""
 
     def columns(self, x: Tensor, out: Tensor) -> Tensor:
         """``out`` [R, V] with what the ranks of a stage have side by side in it, as far as there
@@ -108,7 +116,10 @@ class HostRanks:
             return x
         parts = x.new_empty(self.place.shares, *x.shape)
         self._stage.allgather([list(parts.unbind())], [x]).wait()
-        return _in_order(parts, x)
+        return all_reduce(parts.unbind(), x)
+
+    def shared_rows(self, x: Tensor) -> PeerRows | None:
+        return None
 
     def columns(self, x: Tensor, out: Tensor) -> Tensor:
         if self._stage is None:
@@ -174,13 +185,6 @@ def connected(
     return dist.ProcessGroupGloo(
         dist.PrefixStore(f"{meeting.name}/{name}", store), rank, len(members), options
     )
-
-
-def _in_order(parts: Tensor, out: Tensor) -> Tensor:
-    total = parts[0].float()
-    for part in parts[1:]:
-        total = total + part
-    return out.copy_(total)
 
 
 def beside(parts: Sequence[Tensor], out: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ SINCE = {
     *("--tls-key", "--trusted-proxies", "--uds", "--uds-mode", "--grpc-uds", "--model-dirs"),
     "--state-file",
     *("--nodes", "--join", "--join-timeout-s", "--executor", "--rank-traffic"),
+    "--disable-custom-all-reduce",
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {

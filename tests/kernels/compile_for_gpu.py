@@ -23,6 +23,7 @@ from quantized_weights import quantized_weights
 
 from penstock.kernels.gpu import prefill_attention, rows_linear_hopper
 from penstock.kernels.gpu.adjust_logits import adjust_logits
+from penstock.kernels.gpu.all_reduce import PeerRows, all_reduce, all_reduce_add_norm
 from penstock.kernels.gpu.attention_arguments import (
     NOTHING_LISTED,
     DecodeBatch,
@@ -129,6 +130,17 @@ def compressed() -> None:
         small = compress(weight, gated=gated, splits=splits)
         x = torch.zeros(64, width, dtype=torch.bfloat16)
         CompressedLinear(x, [small], [None], (rows, rows), gated=gated)
+
+
+def summed(dtype: torch.dtype, width: int, ranks: int) -> None:
+    """Sums over ranks, with and without a norm behind."""
+    rows, weight = torch.zeros(2, width, dtype=dtype), torch.zeros(width, dtype=dtype)
+    numbers = torch.zeros(2, dtype=torch.int32)
+    peers = tuple(1 << (40 + rank) for rank in range(ranks))
+    shared = PeerRows(0, peers, numbers, numbers, 2, width, dtype, 1 << 20)
+    all_reduce(rows, rows, shared)
+    all_reduce_add_norm(torch.zeros(4, 2, width), rows, weight, 1e-6, rows, shared)
+    all_reduce_add_norm(rows, rows, weight, 1e-6, rows, shared, weight)
 
 
 def quantized(dtype: torch.dtype) -> None:
@@ -241,6 +253,7 @@ def main() -> None:
             with patch.object(kernel_choice, "HOPPER", (0, 0)):
                 steps(config, block_size, dtype)
         rows_of_others(heads, kv_heads, dim, dtype)
+        summed(dtype, heads * 1280, kv_heads + 1)
         quantized(dtype)
         prompts_of_encoders(heads, kv_heads, dim, dtype)
         patterns(heads, kv_heads, dim, dtype)

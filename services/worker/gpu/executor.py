@@ -69,7 +69,7 @@ sleeping threads, 1.1 to 1.6 ms; taking in 128 long prompts takes the scheduler 
 MakeDecoder = Callable[[BatchState, int], StepDecoder]
 
 
-class _InFlight(msgspec.Struct):
+class InFlight(msgspec.Struct):
     """A launched step."""
 
     epoch: int
@@ -128,7 +128,7 @@ class GpuExecutor:
         self.device, self.dtype = placement(device, self.decoder.space.logits.dtype)
         self.summary = self.decoder.summary
         self.graphs = StepGraphs(self.decoder, self.chunks)
-        self._flight: deque[_InFlight] = deque()
+        self._flight: deque[InFlight] = deque()
         self._turn = 0
         self._last_end = 0.0
         self._step_times = StepTimes()
@@ -221,7 +221,7 @@ class GpuExecutor:
             self.sampler.stages.warm_up(self.decoder.space.logits[:rows])
             self._logprobs.of_rows(rows)
 
-    def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> _InFlight:
+    def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> InFlight:
         traced = time.monotonic_ns() if TRACE.on else 0
         ring = self._turn
         self._turn = (ring + 1) % RING
@@ -256,7 +256,7 @@ class GpuExecutor:
             host.copy_(self.decoder.space.result, non_blocking=True)
         logprobs = self._logprobs.begin(step, asked)
         event = self._event(timed=bool(traced))
-        return _InFlight(
+        return InFlight(
             plan.epoch, plan.step, rows, host, event, launched, drawn, self._noted(step), failures,
             logprobs, begun,
         )  # fmt: skip
@@ -310,7 +310,7 @@ class GpuExecutor:
                 flight.event.synchronize()
             self._feed(flight)
 
-    def _feed(self, flight: _InFlight) -> None:
+    def _feed(self, flight: InFlight) -> None:
         """Show grammars, and who looks for repeats, the tokens of a step that is over."""
         for waiting, took in (
             (flight.drawn, self.grammars.took),

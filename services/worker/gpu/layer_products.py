@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.gpu.activation import gated_product
+from penstock.kernels.gpu.all_reduce import all_reduce_add_norm
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_normed, add_rms_norm, rms_norm
@@ -23,6 +24,7 @@ from penstock.services.worker.gpu.row_linears import (
     fused_linears,
     hopper_linears,
     library_linears,
+    over_peers,
 )
 from penstock.services.worker.gpu.workspace import Workspace
 from penstock.services.worker.models.dense import DenseLayer, DenseWeights
@@ -115,6 +117,12 @@ class LayerProducts:
             linear.multiply(layer, rows, residual)
             return
         product = linear.multiply(layer, rows, space.projected[:rows])
+        if linear.ranks is not None:
+            shared = linear.ranks.shared_rows(residual)
+            if shared is not None:
+                all_reduce_add_norm(product, residual, norm, self._eps, normed, shared, x_norm)
+                return
+            linear.ranks.sum(product)
         if x_norm is None:
             add_rms_norm(product, residual, norm, self._eps, normed)
         else:
@@ -181,7 +189,10 @@ class HopperProducts(LayerProducts):
         )
         if is_divided(weights.layers):
             summed = library_linears(weights.layers, space)
-            linears = linears._replace(output=summed.output, down=summed.down)
+            linears = linears._replace(
+                output=over_peers(linears.output, summed.output),
+                down=over_peers(linears.down, summed.down),
+            )
         super().__init__(weights, space, eps, linears, activation)
         if compressed and weights.lm_head.compressed is not None:
             from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
@@ -197,7 +208,7 @@ def most_fused_rows(layers: Sequence[DenseLayer], activation: str = "silu") -> i
 
 
 def is_divided(layers: Sequence[DenseLayer]) -> bool:
-    """Whether ranks sum what the output and down projections give: kernels of ours do not."""
+    """Whether ranks sum what the output and down projections give."""
     return any(isinstance(layer.linears.down, SummedLinear) for layer in layers)
 
 

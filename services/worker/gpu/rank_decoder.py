@@ -7,34 +7,46 @@ every rank replays the same: what a step launches follows from its plan alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.protocol.wire.messages.steps import StepResult
+from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.compressed_layers import no_compression
 from penstock.services.worker.gpu.decoder import GpuDecoder
-from penstock.services.worker.gpu.executor import GpuExecutor, MakeDecoder
+from penstock.services.worker.gpu.executor import GpuExecutor, InFlight, MakeDecoder
+from penstock.services.worker.gpu.stage_tokens import StageTokens
 from penstock.services.worker.grammar_rows import NoGrammars
 from penstock.services.worker.layer_groups import LayerGroups
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.dense import DenseConfig, DenseWeights
 from penstock.services.worker.rank_group import Meeting, RankGroup
+from penstock.services.worker.slots import PlannedStep
 
 
 class WatchedRanks(RankGroup, Protocol):
     """Ranks of which one may be lost without an error in a step."""
 
+    def meet(self, meeting: Meeting, like: Tensor | None = None) -> None:
+        """See ``RankGroup``; like: rows [N, D] as they are summed."""
+
     def check(self) -> None:
         """Raises ``RuntimeError`` where what was computed may mean nothing."""
 
+    def send_tokens(self, tokens: Tensor) -> None:
+        """Of the last stage: give the first one what was drawn, [N] int32."""
+
+    def receive_tokens(self, tokens: Tensor, free: torch.cuda.Event | None) -> Callable[[], None]:
+        """See ``StageTokens``."""
+
 
 class RankGpuDecoder(GpuDecoder):
-    """A share of the layers. Rank 0 draws for all: what others draw is overwritten."""
+    """A share of the layers. Rank 0 draws for all: what others of its stage draw is overwritten."""
 
     def __init__(
         self,
@@ -97,13 +109,18 @@ class RankGpuDecoder(GpuDecoder):
         return self.space.logits[:count]
 
     def commit(self, count: int, splits: int) -> None:
+        """The first of several stages gets its tokens otherwise, and those between need none: see
+        ``StageTokens``. Theirs mean nothing here."""
         drawn = count * splits
-        self._ranks.agree(self.space.best[:drawn], self.space.token[:drawn])()
+        if self._place.is_last:
+            self._ranks.agree(self.space.best[:drawn], self.space.token[:drawn])()
         super().commit(count, splits)
 
 
 class RankGpuExecutor(GpuExecutor):
     """Captures its graphs once the ranks have met: a graph holds the connections."""
+
+    decoder: RankGpuDecoder
 
     def __init__(
         self,
@@ -114,6 +131,11 @@ class RankGpuExecutor(GpuExecutor):
     ) -> None:
         super().__init__(capacity, device, make_decoder)
         self._ranks, self._has_met = ranks, False
+        place = ranks.place
+        self._sends = place.is_last and not place.is_first
+        self._coming: StageTokens | None = None
+        if place.is_first and not place.is_last:
+            self._coming = StageTokens(self._state, ranks)
         self.chunks.hands_on = not ranks.place.is_last
         if ranks.place.rank:
             self.grammars = NoGrammars(0, self.decoder.vocab_size)
@@ -126,7 +148,7 @@ class RankGpuExecutor(GpuExecutor):
         if self._has_met:
             return
         self._has_met = True
-        self._ranks.meet(meeting)
+        self._ranks.meet(meeting, self.decoder.space.residual)
         self.run_kernels_in_turn()
         if self._on_gpu:
             self.capture_graphs()
@@ -137,6 +159,26 @@ class RankGpuExecutor(GpuExecutor):
         with torch.inference_mode():
             self.decoder.draw(1)
             self.graphs.run_padding(self.capacity.max_num_seqs)
+            if self._sends:
+                self._ranks.send_tokens(self.decoder.space.result[0, :1])
+            elif self._coming is not None:
+                self._ranks.receive_tokens(torch.zeros_like(self._state.last_token[:1]), None)()
+
+    def reset(self) -> None:
+        super().reset()
+        if self._coming is not None:
+            self._coming.forget()
+
+    def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> InFlight:
+        if self._coming is not None:
+            self._coming.take(step.decoding)
+        flight = super()._launch(plan, step, launched)
+        rows = len(step.sampled)
+        if rows and self._sends:
+            self._ranks.send_tokens(self.decoder.space.result[0, :rows])
+        elif rows and self._coming is not None:
+            self._coming.expect(step.sampled)
+        return flight
 
     def finished(self, wait: bool = False) -> StepResult | None:
         result = super().finished(wait)

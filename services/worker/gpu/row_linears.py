@@ -7,7 +7,7 @@ layer what is not inside it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -16,8 +16,12 @@ from penstock.kernels.gpu.side_by_side import side_by_side
 from penstock.kernels.gpu.skinny_linear import skinny_linear
 from penstock.services.worker.gpu.workspace import Workspace
 from penstock.services.worker.models.dense import DenseLayer
-from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.linear import Linear, SummedLinear
 from penstock.services.worker.models.linear_specification import LayerLinears
+from penstock.services.worker.models.quantized_linear import SummedQuantizedLinear
+
+if TYPE_CHECKING:
+    from penstock.services.worker.rank_group import RankGroup
 
 Place = tuple[Tensor, tuple[Linear, ...]]
 """What a linear layer reads, [T, inputs], and the linear layer itself of each layer."""
@@ -35,6 +39,8 @@ class RowsLinear(NamedTuple):
     """It writes activated rows."""
     sum_inside: bool = False
     """It adds to ``out``, the residual stream."""
+    ranks: RankGroup | None = None
+    """It writes this rank's part of a sum over these."""
 
 
 def library_linears(layers: list[DenseLayer], space: Workspace) -> LayerLinears[RowsLinear]:
@@ -42,9 +48,28 @@ def library_linears(layers: list[DenseLayer], space: Workspace) -> LayerLinears[
 
     def made(place: Place) -> RowsLinear:
         x, linears = place
+        summed = [
+            each for each in linears if isinstance(each, SummedLinear | SummedQuantizedLinear)
+        ]
+        if summed:
+            return RowsLinear(
+                lambda layer, rows, out: summed[layer].apply_part(x[:rows], out),
+                ranks=summed[0].ranks,
+            )
         return RowsLinear(lambda layer, rows, out: linears[layer].apply(x[:rows], out))
 
     return LayerLinears(*map(made, _places(layers, space, space.normed)))
+
+
+def over_peers(parts: RowsLinear, summed: RowsLinear) -> RowsLinear:
+    """``parts`` where one kernel can sum over the ranks what they give, else ``summed``."""
+    ranks = summed.ranks
+
+    def multiply(layer: int, rows: int, out: Tensor) -> Tensor:
+        can = ranks is not None and ranks.shared_rows(out) is not None
+        return (parts if can else summed).multiply(layer, rows, out)
+
+    return RowsLinear(multiply, ranks=ranks)
 
 
 def fused_linears(

@@ -134,16 +134,20 @@ class SummedLinear(Linear):
         ranks: RankGroup,
     ) -> None:
         super().__init__(specification, weight, bias)
-        self._ranks = ranks
+        self.ranks = ranks
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._ranks.sum(super().__call__(x))
+        return self.ranks.sum(super().__call__(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         return self(x).add_(residual)
 
     def apply(self, x: Tensor, out: Tensor) -> Tensor:
-        return self._ranks.sum(super().apply(x, out))
+        return self.ranks.sum(super().apply(x, out))
+
+    def apply_part(self, x: Tensor, out: Tensor) -> Tensor:
+        """Write what this rank adds to the sum to ``out`` [N, outputs], and return it."""
+        return super().apply(x, out)
 
 
 class GatheredLinear(Linear):

@@ -210,13 +210,17 @@ class SummedQuantizedLinear(QuantizedLinear):
         ranks: RankGroup,
     ) -> None:
         super().__init__(specification, dtype, device)
-        self._ranks = ranks
+        self.ranks = ranks
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._ranks.sum(super().__call__(x))
+        return self.ranks.sum(super().__call__(x))
 
     def apply(self, x: Tensor, out: Tensor) -> Tensor:
-        return self._ranks.sum(super().apply(x, out))
+        return self.ranks.sum(super().apply(x, out))
+
+    def apply_part(self, x: Tensor, out: Tensor) -> Tensor:
+        """See ``SummedLinear``."""
+        return super().apply(x, out)
 
 
 class GatheredQuantizedLinear(QuantizedLinear):

@@ -21,10 +21,11 @@ from ranks_in_threads import CPU, Ranks, ThreadsMeeting
 from tiny_models import generated, some_prompts
 from torch import Tensor
 
+from penstock.kernels import all_reduce as reference
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
-from penstock.services.worker.gpu import device_ranks
+from penstock.services.worker.gpu import device_ranks, layer_products
 from penstock.services.worker.gpu.device_ranks import DeviceRanks, RankLost
 from penstock.services.worker.gpu.nccl import UNIQUE_ID_BYTES, Communicator, NcclError
 from penstock.services.worker.gpu.rank_decoder import RankGpuExecutor, rank_executor
@@ -34,9 +35,11 @@ from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.dense_form import dense_model
 from penstock.services.worker.models.rank_decoder import RankDecoder
 from penstock.services.worker.models.rank_shares import RankPlace, place_of
-from penstock.services.worker.rank_group import HostRanks, connected
+from penstock.services.worker.rank_group import HostRanks, connected, dist
 
 Folder = Callable[[str], Path]
+TOKENS = 1
+"""Tag of what the last stage tells the first."""
 interpreted = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the interpreter runs where no GPU is"
 )
@@ -49,6 +52,7 @@ class TurnRanks(HostRanks):
     def __init__(self, place: RankPlace, vocab_size: int, turn: threading.Lock) -> None:
         super().__init__(place, vocab_size)
         self._turn = turn
+        self._sent: list[tuple[Any, Tensor]] = []
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -67,9 +71,28 @@ class TurnRanks(HostRanks):
             return super().columns(x, out)
 
     def agree(self, *drawn: Tensor) -> Callable[[], None]:
-        with self._waiting():
-            super().agree(*drawn)()
+        """Among the ranks of a stage, which is the last one."""
+        group = self._all if self.place.stages == 1 else self._stage
+        if group is not None:
+            with self._waiting():
+                for each in drawn:
+                    group.broadcast([each], dist.BroadcastOptions()).wait()
         return lambda: None
+
+    def send_tokens(self, tokens: Tensor) -> None:
+        sent = tokens.clone()
+        first = self.place.rank_at(0, self.place.share)
+        self._sent.append((self._all.send([sent], first, TOKENS), sent))
+
+    def receive_tokens(self, tokens: Tensor, free: Any) -> Callable[[], None]:
+        last = self.place.rank_at(self.place.stages - 1, self.place.share)
+        coming = self._all.recv([tokens], last, TOKENS)
+
+        def wait() -> None:
+            with self._waiting():
+                coming.wait()
+
+        return wait
 
     def hand_on(self, x: Tensor) -> None:
         super().hand_on(x.clone())  # memory of the step, which on a GPU the stream would guard
@@ -80,6 +103,27 @@ class TurnRanks(HostRanks):
 
     def check(self) -> None:
         pass
+
+
+class SharingRanks(TurnRanks):
+    """Sum with what is behind in one call, as ranks with peer memory do."""
+
+    def shared_rows(self, x: Tensor) -> Any:
+        return self
+
+
+def sum_add_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    ranks: SharingRanks,
+    x_weight: Tensor | None,
+) -> None:
+    """In the place of the kernel, which waits for other ranks."""
+    parts = [ranks.sum(x)]
+    reference.all_reduce_add_norm(parts, residual, weight, eps, out, x_weight)
 
 
 class InTurn:
@@ -94,29 +138,42 @@ class InTurn:
             return self._executor.execute(plan)
 
 
-def made(folder: Path, rank: int, tensor: int, pipeline: int, turn: threading.Lock) -> Any:
+def made(
+    folder: Path,
+    rank: int,
+    tensor: int,
+    pipeline: int,
+    turn: threading.Lock,
+    kind: type[TurnRanks] = TurnRanks,
+) -> Any:
     """A rank's executor, and its ranks."""
     info = read_model_info(folder)
-    ranks = TurnRanks(place_of(rank, tensor, pipeline), info.vocab_size, turn)
+    ranks = kind(place_of(rank, tensor, pipeline), info.vocab_size, turn)
     model = load_model(info, torch.float32, CPU, lambda note: None, longest=256, ranks=ranks)
     assert isinstance(model, RankDecoder)
     form = dense_config(model.specification)
     assert isinstance(form, DenseConfig), form
-    sizes = EngineSizes(80, 16, 8, 48, 256, info.vocab_size, groups=model.grouped.groups)
+    sizes = EngineSizes(
+        80, 16, 8, 48, 256, info.vocab_size, groups=model.grouped.groups, micro_batches=pipeline
+    )
     config, weights = dense_model(model.whole_vocabulary(form), model.specification, model.weights)
     with turn:
         return rank_executor(config, weights, sizes, ranks, model.grouped), ranks
 
 
 def drawn_by_ranks(
-    folder: Path, tensor: int, pipeline: int, prompts: list[list[int]]
+    folder: Path,
+    tensor: int,
+    pipeline: int,
+    prompts: list[list[int]],
+    kind: type[TurnRanks] = TurnRanks,
 ) -> list[list[int]]:
     """Two tokens of each prompt."""
     turn = threading.Lock()
     with ExitStack() as stack:
         count = tensor * pipeline
         threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(count)]
-        pairs = [made(folder, rank, tensor, pipeline, turn) for rank in range(count)]
+        pairs = [made(folder, rank, tensor, pipeline, turn, kind) for rank in range(count)]
         meeting = ThreadsMeeting()
         met = [
             thread.submit(ranks.meet, meeting)
@@ -145,6 +202,18 @@ def test_ranks_on_gpus_give_the_tokens_of_one_worker(
 ) -> None:
     prompts = some_prompts([1, 20])
     got = drawn_by_ranks(tiny_folder(variant), tensor, pipeline, prompts)
+    assert got == generated(variant, prompts, 2)
+
+
+@interpreted
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize("variant", ["qwen3", pytest.param("gemma2", marks=pytest.mark.slow)])
+def test_a_sum_over_peer_memory_has_the_residual_stream_and_the_norm_behind_it(
+    variant: str, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_products, "all_reduce_add_norm", sum_add_norm)
+    prompts = some_prompts([1, 20])
+    got = drawn_by_ranks(tiny_folder(variant), 2, 1, prompts, SharingRanks)
     assert got == generated(variant, prompts, 2)
 
 

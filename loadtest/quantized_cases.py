@@ -1,5 +1,5 @@
-"""The cases of ``quantized_kernels``: products of a layer's shapes by each kernel that could compute
-them, each cut in several ways. On the meta device they are launched to be compiled alone."""
+"""The cases of ``quantized_kernels``: products of a layer's shapes by each kernel that could
+compute them, each cut in several ways. On the meta device they are launched to be compiled."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ _MOST_HEAD_ROWS = 256
 _DIVIDED = ("down", "out")
 """Layers whose parts are added up by what reads them."""
 _GROUP = 128
+_MOST_STEPS = 24
+"""Of a kernel without a loop: more take long to compile."""
 _COLD_BYTES = 160 << 20
 """Copies of a weight are so many bytes together: more than any L2 cache has."""
 FEW_SHAPES: dict[str, list[Shape]] = {
@@ -251,9 +253,7 @@ def _fail(failure: Exception, copy: int) -> None:
     raise failure
 
 
-def _codes(
-    layer: Layer, weights: list[WordWeight], rows: int, format: Format
-) -> Iterator[Case]:
+def _codes(layer: Layer, weights: list[WordWeight], rows: int, format: Format) -> Iterator[Case]:
     x, out, first = layer.x[:rows], layer.out(rows, layer.outs), weights[0]
 
     def case(kernel: str, config: str, call: Callable[[int], object], to: Tensor) -> Case:
@@ -270,6 +270,7 @@ def _codes(
     if rows <= 16:
         for shape in FEW_SHAPES["int4" if format == "int4" else "codes of 8 bits"]:
             fits = layer.outs % (16 * shape.blocks) == 0 and few_takes(first, shape.warps)
+            fits = fits and first.words.shape[1] // (16 * shape.warps) <= _MOST_STEPS
             if fits and (rows <= 8 or shape.blocks < 4):
                 config = "{} blocks, {} warps, {} + {} deep".format(*shape)
                 yield case("few", config, partial(few, shape=shape), out)

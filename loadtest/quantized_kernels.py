@@ -1,10 +1,10 @@
 """``python -m penstock.loadtest.quantized_kernels``: products with quantized weights on this GPU.
 
 For layers of Qwen3-8B's shapes, numbers of rows and formats of weights every kernel that could
-compute them, each cut in several ways: microseconds in a CUDA graph over copies of the weight that no
-cache holds, GB/s of the weight's bytes, and the error beside fp32. Prints the fastest of each kernel;
-``--json`` keeps all. From that the tables of ``code_shapes`` are written. Kernels are compiled by
-several processes first.
+compute them, each cut in several ways: microseconds in a CUDA graph over copies of the weight that
+no cache holds, GB/s of the weight's bytes, and the error beside fp32. Prints the fastest of each
+kernel; ``--json`` keeps all. From that the tables of ``kernels/gpu/code_shapes`` are written.
+Kernels are compiled by several processes first.
 
 Exit codes: 0, 1 a case failed or was wrong, 2 wrong flags.
 """
@@ -84,7 +84,7 @@ def _error(case: Case, wanted: Tensor | None) -> float:
 
 
 def _seconds(case: Case) -> float:
-    """Of one call, the median of several replays of a graph of calls for one copy after the other."""
+    """Of one call, the median of several replays of a graph of calls, each for the next copy."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -96,10 +96,14 @@ def _seconds(case: Case) -> float:
     calls = max(2, min(_MOST_CALLS, round(_LEAST_SECONDS / once) + 1, max(case.copies, 8)))
     if once < _LEAST_SECONDS:
         calls = max(calls, min(case.copies, _MOST_CALLS))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in range(calls):
-            case.call(call % case.copies)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # without what torch.cuda.graph collects before each
+        graph.capture_begin()
+        try:
+            for call in range(calls):
+                case.call(call % case.copies)
+        finally:
+            graph.capture_end()
     graph.replay()
     found = []
     for _ in range(_REPLAYS):
@@ -123,15 +127,14 @@ def measured(run: Run, shapes: Sequence[str], formats: Sequence[str]) -> None:
             if run.is_over:
                 run.failures.append(f"{name}, {format}: no time was left")
                 continue
-            weights, wanted = _weights(layer, format)
-            quantized_x = format == "fp8 x fp8"
-            most = None if wanted is None else layer.reference(wanted, wanted_rows(name), quantized_x)
-            wanted = None
+            weights, plain = _weights(layer, format)
+            most = layer.reference(plain, wanted_rows(name), format == "fp8 x fp8")
+            del plain
             for case in cases_of(layer, weights, format):  # type: ignore[arg-type]
                 if run.is_over:
                     break
-                multiplies = most is not None and case.kernel != "quantize x"
-                run.measure(case, most[: case.rows] if multiplies and most is not None else None)
+                multiplies = case.kernel != "quantize x"
+                run.measure(case, most[: case.rows] if multiplies else None)
             del weights, most
             torch.cuda.empty_cache()
 
@@ -142,16 +145,16 @@ def wanted_rows(name: str) -> int:
     return 256 if name == "head" else max(ROWS)
 
 
-def _weights(layer: Layer, format: str) -> tuple[list[Any], Tensor | None]:
-    """Copies of the weight, and the first in fp32."""
+def _weights(layer: Layer, format: str) -> tuple[list[Any], Tensor]:
+    """Copies of the weight, and the first in fp32; on the meta device something else for that."""
     from penstock.loadtest.quantized_cases import plain_of
 
     if format == "bf16":
         plain = layer.plain()
-        return plain, None if layer.device.type == "meta" else plain[0].float()
+        return plain, plain[0].float()
     kind: Any = "fp8" if format == "fp8 x fp8" else format
     coded = layer.coded(kind)
-    return coded, None if layer.device.type == "meta" else plain_of(coded[0])
+    return coded, coded[0].words if layer.device.type == "meta" else plain_of(coded[0])
 
 
 def compile_share(part: int, parts: int, shapes: Sequence[str], formats: Sequence[str]) -> None:
@@ -213,7 +216,7 @@ def table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A line for each shape and number of rows."""
     short = {"library": "lib", "widened": "wide", "quantize x": "quant"}
     places = dict.fromkeys((one["shape"], one["rows"]) for one in results)
-    for shape, rows in sorted(places, key=lambda place: (list(places).index(place))):
+    for shape, rows in sorted(places, key=lambda place: list(places).index(place)):
         cells = []
         for format in FORMATS:
             own = [o for o in best(results) if (o["shape"], o["rows"], o["format"]) == (

@@ -47,7 +47,9 @@ def _less(pairs, others):
 def _grown(pairs):
     """pairs * 2^120, of each number."""
     if INTERPRETED:
-        return _rounded_pairs(_low(pairs) * 1.329227995784916e36, _high(pairs) * 1.329227995784916e36)
+        return _rounded_pairs(
+            _low(pairs) * 1.329227995784916e36, _high(pairs) * 1.329227995784916e36
+        )
     else:
         return tl.inline_asm_elementwise(
             "{.reg .b32 m, z; mov.b32 m, 0x7B807B80; mov.b32 z, 0x80008000; "
@@ -85,8 +87,8 @@ def _bytes_apart(words, HIGH: tl.constexpr, UP: tl.constexpr):
 
 @triton.jit
 def _under(words, MASK: tl.constexpr):
-    """(words & MASK) | 0x43004300 in one instruction, for which the compiler needs to be told; MASK:
-    0x000F000F, 0x007F007F or 0x00800080."""
+    """(words & MASK) | 0x43004300 in one instruction, which the compiler does not find by itself;
+    MASK: 0x000F000F, 0x007F007F or 0x00800080."""
     if INTERPRETED:
         return (words & MASK) | 0x43004300
     elif MASK == 0x000F000F:

@@ -111,9 +111,9 @@ def _load_rows(
 
 
 @triton.jit
-def _widened(words, zeros, KIND: tl.constexpr, WARPS: tl.constexpr):
-    """The tiles of a step, words [16 WARPS, 16], as first operands [WARPS, 16, 32]. zeros: of as
-    many parts of int4."""
+def _widened(words, zeros, KIND: tl.constexpr, WARPS: tl.constexpr, PARTS: tl.constexpr):
+    """The tiles of a step, words [16 WARPS, 16], as first operands [WARPS, 16, 32]. zeros: one
+    of each of ``PARTS`` groups."""
     parts = tl.reshape(words, [16 * WARPS, 4, 2, 2])
     even, odd = tl.split(parts)
     first, third = tl.split(even)
@@ -122,7 +122,7 @@ def _widened(words, zeros, KIND: tl.constexpr, WARPS: tl.constexpr):
         tiles = ()
         quarters = (first, second, third, fourth)
         for quarter in tl.static_range(4):
-            word, zero = quarters[quarter], zeros[quarter * len(zeros) // 4]
+            word, zero = quarters[quarter], zeros[quarter * PARTS // 4]
             near = tl.join(nibble_pairs(word, zero, 0), nibble_pairs(word, zero, 2))
             far = tl.join(nibble_pairs(word, zero, 1), nibble_pairs(word, zero, 3))
             both = numbers_of(tl.join(near, far))
@@ -166,7 +166,7 @@ def _multiply(
                 block_zeros += ((zero | (zero << 16)) + 0x43004300,)
             else:
                 block_zeros += (tl.full([1, 1], _ZERO, tl.int32),)
-        lefts = _widened(tiles[block], block_zeros, KIND, WARPS)
+        lefts = _widened(tiles[block], block_zeros, KIND, WARPS, PARTS)
         for group in tl.static_range(GROUPS):
             total = totals[block * GROUPS + group]
             for part in tl.static_range(PARTS):
@@ -202,7 +202,7 @@ def _few_rows_codes_kernel(
     NEAR: tl.constexpr = 32 if KIND == 0 else 8
     step_columns: tl.constexpr = 32 * SUBS
     steps: tl.constexpr = ROW_WORDS // WARPS // 16
-    PARTS: tl.constexpr = step_columns // GROUP if GROUP < step_columns else 1
+    PARTS: tl.constexpr = max(1, step_columns // GROUP)
     first = tl.program_id(0) * outs
     upward = columns.to(tl.int64) * ROW_WORDS
     at = tl.arange(0, 16 * WARPS)[:, None]
@@ -266,7 +266,9 @@ def _few_rows_codes_kernel(
                     )
             if ZEROS:
                 for part in tl.static_range(PARTS):
-                    group = ((warp_of_tile * steps + step + DEPTH) * step_columns + part * GROUP) // GROUP
+                    group = (
+                        (warp_of_tile * steps + step + DEPTH) * step_columns + part * GROUP
+                    ) // GROUP
                     zero_tiles += _load_groups(
                         zeros, first + row_of_tile, group, columns, zeros_stride, BLOCKS, GATED, 1
                     )
@@ -320,8 +322,9 @@ def few_rows_codes(
     scales = weight.scales
     _few_rows_codes_kernel[(columns // ((8 if gated else 16) * blocks),)](
         x, weight.words, scales, weight.zeros, weight.factor, bias, out, rows, columns, x.stride(0),
-        out.stride(0), 0 if scales is None else scales.shape[1], weight.words.shape[1], KINDS[weight.kind], weight.group, weight.rows,
-        scales is not None, weight.zeros is not None, weight.factor is not None, bias is not None,
-        gated, -(-rows // 8), blocks, warps, min(depth, steps), min(x_depth, steps), EARLY,
+        out.stride(0), 0 if scales is None else scales.shape[1], weight.words.shape[1],
+        KINDS[weight.kind], weight.group, weight.rows, scales is not None, weight.zeros is not None,
+        weight.factor is not None, bias is not None, gated, -(-rows // 8), blocks, warps,
+        min(depth, steps), min(x_depth, steps), EARLY,
         num_warps=warps, launch_pdl=EARLY,
     )  # fmt: skip

@@ -37,10 +37,9 @@ def fp8_codes(value):
 
 
 @triton.jit
-def quantized_row(value, AXIS: tl.constexpr):
-    """Numbers in fp32 over their scale, and the scale, one along ``AXIS``."""
-    scale = tl.maximum(tl.max(tl.abs(value), AXIS) / 448.0, 1e-12)
-    return scale
+def scale_of(value, AXIS: tl.constexpr):
+    """The scale of numbers in fp32 along ``AXIS``."""
+    return tl.maximum(tl.max(tl.abs(value), AXIS) / 448.0, 1e-12)
 
 
 @triton.jit
@@ -53,7 +52,7 @@ def _quantize_rows_kernel(
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
     value = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    scale = quantized_row(value, 0)
+    scale = scale_of(value, 0)
     tl.store(codes + row * WIDTH + column, fp8_codes(value / scale), mask=inside)
     tl.store(scales + row, scale)
 
@@ -69,14 +68,14 @@ def _quantize_blocks_kernel(
     inside = block < BLOCKS
     column = block * 128 + tl.arange(0, 128)[None, :]
     value = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    scale = quantized_row(value, 1)[:, None]
+    scale = scale_of(value, 1)[:, None]
     tl.store(codes + row * BLOCKS * 128 + column, fp8_codes(value / scale), mask=inside)
     tl.store(scales + row * BLOCKS + block, scale, mask=inside)
 
 
 def quantize_rows(x: Tensor, codes: Tensor, scales: Tensor) -> None:
-    """x: [R, K], any distance between rows; codes: e4m3 [R, K], scales: fp32 [R, 1], or [R, K / 128]
-    for one scale of each block; both contiguous, overwritten."""
+    """x: [R, K], any distance between rows; codes: e4m3 [R, K]; scales: fp32 [R, 1], or
+    [R, K / 128] for one scale of each block; both contiguous, overwritten."""
     rows, width = x.shape
     if not rows:
         return
@@ -166,8 +165,8 @@ def fp8_block_linear(
     stages: int = 3, splits: int = 1,
 ) -> None:  # fmt: skip
     """codes: e4m3 [R, K], scales: fp32 [R, K / 128]; weight: e4m3 [N, K], weight_scales: [K / 128,
-    ceil(N / rows)]; out: [R, N], or with ``splits`` above 1 [splits, R, N] in fp32, whose sum is the
-    product. tile: rows and columns of out of a program."""
+    ceil(N / rows)]; out: [R, N], or with ``splits`` above 1 [splits, R, N] in fp32, whose sum is
+    the product. tile: rows and columns of out of a program."""
     count, columns = len(codes), len(weight)
     programs = -(-count // tile[0]) * -(-columns // tile[1])
     _block_kernel[(programs, splits)](

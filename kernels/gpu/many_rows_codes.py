@@ -6,8 +6,8 @@ share the width, and what reads their parts next adds them up (``norm.add_rms_no
 scaled where a group ends, in fp32; numbers of groups within a tile before the product, which rounds
 them to bf16.
 
-``widen`` writes some rows of a weight in bf16, for the library's product: for very many rows that is
-faster, and pieces are chosen that stay in the L2 cache meanwhile.
+``widen`` writes some rows of a weight in bf16, for the library's product: for very many rows that
+is faster, and pieces are chosen that stay in the L2 cache meanwhile.
 
 References: ``word_weight`` and ``penstock.kernels.linear``. bf16 alone; the interpreter takes fp32.
 """
@@ -60,7 +60,7 @@ def _widened_tile(
     KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of codes, less their zeros, as [BLOCK_COLUMNS, STEP] numbers; begin: its first input."""
+    """A tile of codes less their zeros, [BLOCK_COLUMNS, STEP] numbers; begin: its first input."""
     if KIND == 0:
         words = tl.reshape(words, [BLOCK_COLUMNS, STEP // 128, 4, 4])
         words = tl.reshape(tl.permute(words, [0, 1, 3, 2]), [BLOCK_COLUMNS, STEP // 8])
@@ -208,9 +208,10 @@ def widen(weight: WordWeight, first: int, out: Tensor) -> None:
     scales, step = weight.scales, 128
     _widen_kernel[(-(-len(out) // 32), weight.shape[1] // step)](
         weight.words, scales, weight.zeros, weight.factor, out, first, first + len(out),
-        weight.shape[0], 0 if scales is None else scales.shape[1], weight.words.shape[1], KINDS[weight.kind],
-        weight.group, weight.rows, scales is not None, weight.zeros is not None,
-        weight.factor is not None, 32, step, EARLY, num_warps=4, launch_pdl=EARLY,
+        weight.shape[0], 0 if scales is None else scales.shape[1], weight.words.shape[1],
+        KINDS[weight.kind], weight.group, weight.rows, scales is not None,
+        weight.zeros is not None, weight.factor is not None, 32, step, EARLY,
+        num_warps=4, launch_pdl=EARLY,
     )  # fmt: skip
 
 

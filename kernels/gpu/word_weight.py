@@ -3,8 +3,8 @@
     W[n, k] = factor[n] * scale[k // group, n // rows] * (code[n, k] - zero[k // group, n])
 
 A row is words of 32 bits. Codes of 8 bits lie as they are stored, four in a word. Of codes of 4
-bits a block of 128 columns is 16 words: word 4 t + q holds the columns 32 q + 8 t to 32 q + 8 t + 7,
-column 2 i + b of these eight in the bits from 4 i + 16 b. So four threads that read 16 bytes each,
+bits a block of 128 columns is 16 words: word 4 t + q holds the eight columns from 32 q + 8 t on,
+column 2 i + b of these in the bits from 4 i + 16 b. So four threads that read 16 bytes each,
 which is a block, have in their word q what one product of the matrix unit takes, and pairs of
 neighbours come off a word with one shift (``code_pairs``). Reference:
 ``penstock.kernels.quantized_weight.QuantizedWeight``, of which this is another form, and

@@ -57,11 +57,8 @@ MANY_SHAPES = {
         TileShape(64, 64, 4, 4), TileShape(64, 128, 4, 3), TileShape(64, 128, 8, 4),
         TileShape(64, 64, 4, 4, 2), TileShape(64, 64, 4, 4, 4), TileShape(64, 128, 8, 3, 4),
     ],
-    256: [
-        TileShape(128, 128, 8, 3), TileShape(64, 128, 4, 3), TileShape(128, 128, 4, 3),
-        TileShape(256, 128, 8, 3),
-    ],
-    2048: [TileShape(128, 128, 8, 3), TileShape(256, 128, 8, 3)],
+    256: [TileShape(128, 128, 8, 3), TileShape(64, 128, 4, 3), TileShape(128, 64, 4, 3)],
+    2048: [TileShape(128, 128, 8, 3), TileShape(128, 64, 4, 3)],
 }  # fmt: skip
 
 Format = Literal["bf16", "fp8 x fp8", "fp8", "int8", "int4"]

@@ -24,6 +24,7 @@ import msgspec
 import penstock
 from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.protocol.config.complete import complete, with_another_model
+from penstock.protocol.config.host_checks import refuse_hosts_of_library
 from penstock.protocol.config.machine import read_machine
 from penstock.protocol.config.models import check_names, of_each, together
 from penstock.protocol.config.shown import show
@@ -101,6 +102,10 @@ def _main(arguments: Sequence[str], began: float) -> int:
     several = name == "serve"
     parsed = service_parser(name).parse_args(rest)
     config, sources = resolved = resolve(command.groups, parsed, os.environ, several=several)
+    if internal.headless:
+        refuse_hosts_of_library(config)
+    if config.launch.join and not parsed.show_config:
+        return _join(name, config, sources, internal)
     builtin = command.takes_model and not (config.model.model or config.model.models)
     found = of_each(config, sources, devices=read_machine(environment=os.environ).gpus)
     if builtin or several:
@@ -124,6 +129,19 @@ def _main(arguments: Sequence[str], began: float) -> int:
         end_with_parent(internal.parent_pid)
     with naming_what_is_missing(name):
         return _run(name, configs, sources, internal, began, builtin, resolved)
+
+
+def _join(name: str, config: Config, sources: Provenance, internal: Internal) -> int:
+    """Start this host's part of another one's server."""
+    if internal.parent_pid is not None:
+        from penstock.protocol.process.parent_death import end_with_parent
+
+        end_with_parent(internal.parent_pid)
+    with naming_what_is_missing(name):
+        from penstock.services.launcher import joined_host
+
+        joined_host.check_flags(sources)
+        return joined_host.run(config)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.demo.grading import ALL_SKILLS
 from penstock.loadtest.eval import NUM_QUESTIONS
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.config import ServerConfig
@@ -156,6 +157,19 @@ def test_make_serve_takes_a_folder(tmp_path: Path) -> None:
     assert '\ndevice = "null"  # flag --device' in done.stdout
 
 
+def test_two_models_reach_the_command(tmp_path: Path) -> None:
+    one, another = make_model(tmp_path / "one"), make_model(tmp_path / "another")
+    text = command(".venv/bin/penstock serve /path/to/one")
+    text = text.replace("/path/to/another", str(another)).replace("/path/to/one", str(one))
+    done = subprocess.run(
+        [*text.split(), "--device", "null", "--show-config"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert str(one) in done.stdout and str(another) in done.stdout
+
+
+@pytest.mark.slow  # the tests of several models have such a server in the quick run
 def test_two_models_share_one_server(tmp_path: Path) -> None:
     one, another = make_model(tmp_path / "one"), make_model(tmp_path / "another")
     port = free_port()
@@ -223,10 +237,15 @@ def evaluated(*flags: str, of_each_skill: int) -> None:
     asked = re.search(r"^all +(\d+)", done.stdout, re.MULTILINE)
     assert asked is not None
     assert int(asked[1]) == of_each_skill * skills
-    assert f"asks it {NUM_QUESTIONS * skills} questions" in README
-    assert f"each of its {skills} skills" in README
+    assert skills == len(ALL_SKILLS)
 
 
+def test_the_readme_says_how_many_questions_an_evaluation_has() -> None:
+    assert f"asks it {NUM_QUESTIONS * len(ALL_SKILLS)} questions" in README
+    assert f"each of its {len(ALL_SKILLS)} skills" in README
+
+
+@pytest.mark.slow  # the tests of evaluations call the command in the quick run
 def test_the_evaluation_of_the_readme_asks_as_many_questions_as_it_says() -> None:
     evaluated("--device", "null", of_each_skill=1)
 

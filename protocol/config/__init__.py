@@ -1,13 +1,11 @@
-"""Configuration: declared in ``fields`` and ``server_fields``, resolved once by ``resolve``,
-completed by ``derive``."""
+"""Configuration: declared in ``fields``, ``process_fields`` and ``server_fields``, resolved once by
+``resolve``, completed by ``derive``."""
 
 from penstock.protocol.config.fields import (
     AdmissionConfig,
     CacheConfig,
-    ClusterConfig,
     Config,
     DeviceConfig,
-    LaunchConfig,
     LoadingConfig,
     ModelConfig,
     ObservabilityConfig,
@@ -15,6 +13,7 @@ from penstock.protocol.config.fields import (
     TestConfig,
 )
 from penstock.protocol.config.flags import build_parser
+from penstock.protocol.config.process_fields import ClusterConfig, LaunchConfig
 from penstock.protocol.config.resolve import resolve
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.sources import ConfigError, Provenance

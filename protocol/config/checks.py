@@ -15,6 +15,11 @@ import msgspec
 from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.division import contradictions_of_division
 from penstock.protocol.config.fields import Config
+from penstock.protocol.config.host_checks import (
+    contradictions_of_devices,
+    contradictions_of_hosts,
+    contradictions_of_no_device,
+)
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import contradictions_of_several
 from penstock.protocol.config.server_fields import ServerConfig
@@ -43,6 +48,7 @@ def contradictions(
     return [
         *_memory(config, sources),
         *contradictions_of_several(config),
+        *contradictions_of_hosts(config, sources),
         *_device(config, sources, machine),
         *_network(config, sources),
         *_serving(config, sources),
@@ -147,38 +153,11 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
     if machine is None:
         return
     if device.device == "cuda" and not machine.gpus:
-        yield "--device cuda: this machine has no CUDA device; use --device cpu"
+        yield from contradictions_of_no_device(config)
     elif device.device == "cuda":
-        yield from _engines(config, sources, machine.gpus)
+        yield from contradictions_of_devices(config, sources, machine.gpus)
     if device.threads and device.threads > machine.cores:
         yield f"--threads {device.threads} is more than this machine's {machine.cores} cores"
-
-
-def _engines(config: Config, sources: Provenance, devices: int) -> Iterator[str]:
-    """Each worker has a CUDA device of its own, those of an engine one after another; a worker that
-    was told its rank looks at its own alone."""
-    first, engines = config.device.device_index, config.launch.data_parallel_size
-    is_rank = sources["rank"].origin not in {"default", "derived"}
-    world = 1 if is_rank else config.cluster.world_size
-    have = f"this machine has {devices} CUDA device{'s' if devices > 1 else ''}"
-    after = f" from --device-index {first} on" if first else ""
-    left = devices - first
-    if first >= devices:
-        yield f"--device-index {first}: {have}, counted from 0; choose one of them"
-    elif world > left:
-        yield (
-            f"--tensor-parallel-size {config.cluster.tensor_parallel_size} and "
-            f"--pipeline-parallel-size {config.cluster.pipeline_parallel_size} need {world} CUDA "
-            f"devices{after}, but {have}"
-        )
-    elif world * engines > left:
-        each = "engines, each on a CUDA device of its own"
-        if world > 1:
-            each = f"engines, each on {world} CUDA devices of its own"
-        yield (
-            f"--data-parallel-size {engines} starts {engines} {each}{after}, but {have}; use "
-            f"--data-parallel-size {left // world}, or more devices"
-        )
 
 
 def _network(config: Config, sources: Provenance) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.protocol.config.fields import ClusterConfig
+from penstock.protocol.config.process_fields import ClusterConfig
 from penstock.protocol.model_info import ModelInfo
 
 

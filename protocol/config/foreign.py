@@ -13,6 +13,7 @@ _RENAMED = {
     "cors_allow_origins": "allowed_origins",
     "ctx_size": "max_model_len",
     "data_type": "dtype",
+    "distributed_executor_backend": "executor",
     "dp": "data_parallel_size",
     "dp_size": "data_parallel_size",
     "max_context_len": "max_model_len",
@@ -26,6 +27,7 @@ _RENAMED = {
     "model_name_or_path": "model",
     "model_path": "model",
     "n_ctx": "max_model_len",
+    "nnodes": "nodes",
     "num_gpu_blocks_override": "num_kv_blocks",
     "num_threads": "threads",
     "page_size": "block_size",
@@ -48,14 +50,13 @@ _RENAMED = {
 _NO_EXPERTS = (
     "not supported yet: a model is divided by --tensor-parallel-size and --pipeline-parallel-size"
 )
-_EXECUTOR = "leave it out: `penstock serve` starts a worker for each device"
 _NO_TORCHAO = "not supported yet: torchao; --quantization int8, int4 or fp8 rounds plain weights"
 _NO_LORA = "not supported yet: LoRA adapters; merge the adapter into the checkpoint"
 _NO_SPECULATION = "not supported yet: speculative decoding"
 _NO_KV_DTYPE = "not supported yet: KV memory has the model's dtype"
 _NO_OFFLOAD = "not supported yet: weights and KV memory stay on the device"
 _NO_MULTIMODAL = "not supported yet: models take text alone"
-_BY_HAND = "on several hosts each process is started by itself: docs/deployment.md"
+_NODES = "use --nodes on the first host and --join on the others: docs/deployment.md"
 _TEMPLATE = "not supported yet: the chat template is the one in the model's folder"
 _NO_CODE = "leave it out: nothing in a model's folder is ever executed"
 _FOLDER = "leave it out: it is read from the model's folder"
@@ -83,8 +84,7 @@ _EXPLAINED = {
     "disable_log_requests": _FEWER_LOGS,
     "disable_log_stats": _FEWER_LOGS,
     "disable_radix_cache": "use --no-enable-prefix-caching",
-    "dist_init_addr": _BY_HAND,
-    "distributed_executor_backend": _EXECUTOR,
+    "dist_init_addr": _NODES,
     "download_dir": "set the environment variable HF_HUB_CACHE",
     "enable_auto_tool_choice": _ALWAYS,
     "enable_chunked_prefill": _ALWAYS,
@@ -112,8 +112,7 @@ _EXPLAINED = {
     "max_total_tokens": "use --num-kv-blocks, which counts blocks of --block-size tokens",
     "n_gpu_layers": "leave it out: a GPU holds the whole model; --device says where it runs",
     "ngl": "leave it out: a GPU holds the whole model; --device says where it runs",
-    "nnodes": _BY_HAND,
-    "node_rank": _BY_HAND,
+    "node_rank": _NODES,
     "num_scheduler_steps": _ALWAYS,
     "num_speculative_tokens": _NO_SPECULATION,
     "otlp_traces_endpoint": "not supported yet: OpenTelemetry; `penstock trace` records a timeline",

@@ -51,7 +51,7 @@ def open_mailbox(
     ``AddressError`` and ``SecurityError``.
     """
     keys = CurveKeys(cluster.secret) if cluster.secret else None
-    ports = _port_range(cluster.port_range) if cluster.port_range else None
+    ports = port_range(cluster.port_range) if cluster.port_range else None
     own = find_own_address(cluster, service, complain)
     return Mailbox(
         own.bind,
@@ -63,7 +63,8 @@ def open_mailbox(
     )
 
 
-def _port_range(text: str) -> tuple[int, int]:
+def port_range(text: str) -> tuple[int, int]:
+    """``FIRST-LAST``. Raises ``AddressError``."""
     low, _, high = text.partition("-")
     if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high) < 65536):
         raise AddressError(f"--port-range {text!r}: expected FIRST-LAST, both from 1 to 65535")

@@ -57,7 +57,7 @@ class CurveKeys:
     """The key pair that every process of a cluster derives from the shared secret."""
 
     def __init__(self, secret: str) -> None:
-        text = _read_secret(secret)
+        text = secret_text(secret)
         if len(text) < MIN_SECRET_LENGTH:
             raise SecurityError(
                 f"--secret has {len(text)} characters; at least {MIN_SECRET_LENGTH} are needed "
@@ -93,7 +93,8 @@ class CurveKeys:
         return key == self.public
 
 
-def _read_secret(secret: str) -> str:
+def secret_text(secret: str) -> str:
+    """The secret itself, of ``file:PATH`` as well. Raises ``SecurityError``."""
     if not secret.startswith("file:"):
         return secret
     try:

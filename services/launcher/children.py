@@ -40,6 +40,11 @@ class ServerChildren(NamedTuple):
     frontends: list[Child]
 
     @property
+    def without_engines(self) -> list[Child]:
+        tokenizers = [child for model in self.models for child in model.tokenizers]
+        return [self.router, *tokenizers, *self.frontends]
+
+    @property
     def all(self) -> list[Child]:
         """In the order to start them: behind the router each engine's worker, which takes
         longest."""
@@ -65,7 +70,7 @@ def make_children(
     ]
     if several:
         shared[EXPECTED_MODELS] = expected([one.model.names()[0] for one in configs])
-    render = _render(config)
+    render = rendering(config)
     frontends = [
         Child("frontend", number, shared, listener.fileno(), render=render)
         for number in range(config.launch.frontends)
@@ -81,7 +86,7 @@ def children_of_model(
 ) -> ModelChildren:
     """The processes of a model. ``place``: how many models the server has had before it, by which
     they are numbered; ``named``: they are told apart by the model's name."""
-    own, render = _environment(config, inherited), _render(config)
+    own, render = _environment(config, inherited), rendering(config)
     of = config.model.names()[0] if named else ""
     engines = []
     for number in range(config.launch.data_parallel_size):
@@ -109,7 +114,7 @@ def expected(models: Sequence[str]) -> str:
     return json.dumps(list(models))
 
 
-def _render(config: Config) -> Callable[[bytes, str], bytes] | None:
+def rendering(config: Config) -> Callable[[bytes, str], bytes] | None:
     people = logs.for_people(config.observability.log_format)
     return functools.partial(rendered, style=style_of(2)) if people else None
 

@@ -33,6 +33,10 @@ class ClusterView:
         """The router does not answer, not even a new member; until one does."""
         self.on_ask: Callable[[Ask], Told] | None = None
         """Answers the questions of frontends."""
+        self.on_told: Callable[[int, Told], None] | None = None
+        """Takes the answers to ``ask``, with the incarnation of who answers."""
+        self.on_pump: Callable[[float], None] | None = None
+        """Called whenever the inbox has been looked at, with the time."""
         self._unloading: list[str] = []
         self._ended: set[int] = set()
         """Incarnations of this host's members whose end was seen."""
@@ -84,6 +88,19 @@ class ClusterView:
         """What clients wait for, as the router said in its answer to the last beat."""
         return self._participant.others.get(model, Demand()).open
 
+    def launchers(self) -> list[Peer]:
+        """Those of other hosts."""
+        return [peer for peer in self._participant.peers.values() if peer.service == "launcher"]
+
+    def ask(self, address: str, what: str, about: bytes) -> None:
+        """Put a question to another process; ``on_told`` gets the answer."""
+        self._mailbox.send(address, Ask(self._mailbox.address, 0, what, about))
+
+    def drain(self) -> None:
+        """Tell the others that this server ends."""
+        self._participant.status.phase = Phase.DRAINING
+        self._beats.now()
+
     def unload(self, models: Sequence[str]) -> None:
         """Tell the router which models are to get no more requests."""
         self._unloading = self._participant.status.unloading = list(models)
@@ -102,18 +119,24 @@ class ClusterView:
                         continue
                     if isinstance(message, Ask) and self.on_ask is not None:
                         self._mailbox.send(message.reply_to, self.on_ask(message))
+                    elif isinstance(message, Told) and self.on_told is not None:
+                        self.on_told(sender, message)
                 if not self._mailbox.has_messages():
                     break
         except Ended as cause:
             if "fenced" not in str(cause):
                 raise
             self._rejoin("the router had declared the launcher lost")
+        for refusal in self._mailbox.complaints():
+            self._log.error(refusal)
         complaint = self._participant.tick(now)
         if complaint:
             self._unheard(complaint)
         elif self.joined:
             self.router_hangs = False
         self._mailbox.flush()
+        if self.on_pump is not None:
+            self.on_pump(now)
         lost, self._lost = self._lost, []
         return lost
 
@@ -152,7 +175,9 @@ class ClusterView:
                 if os.path.exists(name):
                     os.unlink(name)
 
-    def close(self) -> None:
-        """Leave without a word: by then the router has ended."""
+    def close(self, *, goodbye: bool = False) -> None:
+        """Leave, by default without a word: by then the router has ended."""
         self._beats.stop()
-        self._mailbox.close(linger_ms=0)
+        if goodbye and self.joined:
+            self._participant.goodbye()
+        self._mailbox.close(linger_ms=500 if goodbye else 0)

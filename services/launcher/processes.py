@@ -36,7 +36,7 @@ class Child:
     ) -> None:
         """``model``: whose process it is, where there are several; ``render``: see
         ``StderrRelay``."""
-        self.service = service
+        self.service, self.number = service, number
         self.label = service if only_one else f"{service} {number}"
         if model:
             self.label += f" {model}"
@@ -68,6 +68,10 @@ class Child:
     @property
     def alive(self) -> bool:
         return self._process is not None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return dict(self._environment)
 
     def start(self, now: float) -> None:
         """Start the process. Call it from the main thread: the child ends with that thread."""

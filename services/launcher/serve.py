@@ -14,15 +14,18 @@ import msgspec
 
 import penstock
 from penstock.protocol.config import ClusterConfig, Config
+from penstock.protocol.config.machine import read_machine
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.terminal import is_terminal, style_of
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.process import logs
 from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.process.running_servers import Registration
+from penstock.protocol.wire.messages.administration import JOIN_HOST, Ask, Told
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.services.launcher.children import ServerChildren, make_children
 from penstock.services.launcher.cluster_view import ClusterView
+from penstock.services.launcher.first_host import FirstHost, devices_here
 from penstock.services.launcher.later_models import Configure, LaterModels
 from penstock.services.launcher.listening import (
     answers_ready,
@@ -41,6 +44,7 @@ from penstock.services.launcher.progress import (
     announce,
     has_chat_template,
 )
+from penstock.services.launcher.ray_hosts import RayHosts, connect, on_ray
 from penstock.services.launcher.runtime_folder import RESPONSES, server_folder
 from penstock.services.launcher.supervisor import StartFailed, Supervisor
 
@@ -62,6 +66,9 @@ def run(
     """
     began = time.monotonic() if began is None else began
     configs = [_of_folder(one) for one in configs]
+    if configs[0].launch.executor == "ray":
+        connect(configs[0])
+        configs = [on_ray(configs[0])]
     config = configs[0]
     people = _for_people(config)
     with contextlib.ExitStack() as stack:
@@ -83,39 +90,45 @@ def run(
         )
         stack.callback(registration.remove)
         children = make_children(configs, listener, os.environ)
+        first = _first_host(configs[0], children, members, log, stack)
         models = None
         if configure is not None:
             making = LaterModels(configs, children, configure, registration)
-            models = _model_set(configs, children, making, members, log)
+            models = _model_set(configs, children, making, members, log, first)
         style, tls = style_of(2), bool(config.server.tls_cert)
         shown = style if style.cursor and logs.for_people(_form(config)) else None
         lines = StartupLines(log, shown)
+        started = children.all if first is None else children.without_engines
         lines.say(
-            f"penstock {penstock.__version__} starts {len(children.all)} processes for "
+            f"penstock {penstock.__version__} starts {len(started)} processes for "
             f"{' and '.join(one.model.model for one in configs)}"
+            + ("" if first is None else "; workers start when all hosts are there")
         )
         if builtin:
             lines.say("this built-in model is small: `penstock eval` says what it can do")
         supervisor = Supervisor(
-            children.all,
+            started,
             members,
             log,
             drain_timeout_s=config.launch.drain_timeout_s,
             startup_timeout_s=config.launch.startup_timeout_s,
             on_phase=lines.phase,
-            is_ready=lambda: answers_ready(listener, tls=tls),
+            is_ready=lambda: (first is None or first.placed) and answers_ready(listener, tls=tls),
             on_ready=lambda: _ready(
                 registration,
                 models,
-                _announcement(configs, url(listener, tls=tls), grpc, members.own().values(), began),
+                _announcement(configs, url(listener, tls=tls), grpc, members.everybody(), began),
                 people,
             ),
-            on_stop=lambda: _close(listener, leave, models),
+            on_stop=lambda: _close(listener, leave, models, members),
             models=models,
         )
         if models is not None:
             models.processes = supervisor
-        return _supervise(supervisor, before_error=lines.clear)
+        if first is None:
+            return supervise(supervisor, before_error=lines.clear)
+        first.add = supervisor.add
+        return supervise(supervisor, before_error=lines.clear, missing=first.missing)
 
 
 def _model_set(
@@ -124,11 +137,49 @@ def _model_set(
     making: LaterModels,
     members: ClusterView,
     log: Logger,
+    first: FirstHost | None,
 ) -> ModelSet:
-    """The server's models, which answers what frontends ask about them."""
+    """The server's models, which answers what frontends ask about them; hosts ask ``first``."""
     models = ModelSet(configs, children, making, members, log, time.monotonic())
-    members.on_ask = lambda asked: models.answer(asked, time.monotonic())
+
+    def answer(asked: Ask) -> Told:
+        if first is not None and asked.what == JOIN_HOST:
+            return first.answer(asked)
+        return models.answer(asked, time.monotonic())
+
+    members.on_ask = answer
     return models
+
+
+def _first_host(
+    config: Config,
+    children: ServerChildren,
+    members: ClusterView,
+    log: Logger,
+    stack: contextlib.ExitStack,
+) -> FirstHost | None:
+    """What tells the other hosts of a server on several what to start."""
+    if config.launch.nodes == 1:
+        return None
+    by_ray = config.launch.executor == "ray"
+    first = FirstHost(
+        config,
+        children.models[0].engines,
+        None if by_ray else devices_here(config, read_machine(environment=os.environ).gpus),
+        lambda: {peer.address for peer in members.everybody()},
+        log,
+    )
+    members.on_pump = first.remind
+    if by_ray:
+        hosts = RayHosts(config, log)
+        stack.callback(hosts.close)
+
+        def look(now: float) -> None:
+            hosts.look(now)
+            first.remind(now)
+
+        members.on_pump = look
+    return first
 
 
 def _ready(
@@ -157,8 +208,14 @@ def _reserved(server: ServerConfig, stack: contextlib.ExitStack) -> socket.socke
     return stack.enter_context(reserve(host, server.grpc_port, "--grpc-port"))
 
 
-def _close(listener: socket.socket, leave: Callable[[], None], models: ModelSet | None) -> None:
+def _close(
+    listener: socket.socket,
+    leave: Callable[[], None],
+    models: ModelSet | None,
+    members: ClusterView,
+) -> None:
     """Leave the port to the frontends, which drain: they serve who is connected by now."""
+    members.drain()
     if models is not None:
         models.close()
     leave()
@@ -232,7 +289,7 @@ def run_headless(config: Config) -> int:
             on_stop=lambda: None,
             lifeline=sys.stdin.fileno(),
         )
-        return _supervise(supervisor)
+        return supervise(supervisor)
 
 
 def _of_folder(config: Config) -> Config:
@@ -268,14 +325,20 @@ def _cluster(
         yield cluster, log, members, place
 
 
-def _supervise(supervisor: Supervisor, before_error: Callable[[], None] = lambda: None) -> int:
-    """Run to the end. Returns the exit code; says why a start failed."""
+def supervise(
+    supervisor: Supervisor,
+    before_error: Callable[[], None] = lambda: None,
+    missing: Callable[[], str] = str,
+) -> int:
+    """Run to the end. Returns the exit code; says why a start failed, and what was missing
+    beside."""
     try:
         return supervisor.run()
     except StartFailed as failure:
         before_error()
         logs.flush()
-        print(f"penstock: {failure}", file=sys.stderr)
+        words = [str(failure), missing()]
+        print(f"penstock: {'; '.join(filter(None, words))}", file=sys.stderr)
         return failure.code
 
 

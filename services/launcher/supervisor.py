@@ -32,8 +32,8 @@ STOP_SECONDS = 5.0
 """A process may take this much longer than its drain before it is killed."""
 KILLED_SECONDS = 5.0
 """A killed process that is still there (in the kernel, on a sick device) is left behind."""
-_FENCED = "fenced"
-"""In the last words of a process that the router had declared lost, when it finds out."""
+_NO_FAULT = "fenced", "begins anew"
+"""In the last words of a process that the router had declared lost, or whose group lost a rank."""
 UNJOINED_SECONDS = 30.0
 """A process joins within a second or two of its start; one that does not within so long is stopped
 or stuck."""
@@ -235,7 +235,7 @@ class Supervisor:
             return
         words = child.farewell()
         # One that a busy machine kept from its beats is not at fault. (The start has its limit.)
-        excused = child.lost or _FENCED in words
+        excused = child.lost or any(each in words for each in _NO_FAULT)
         ended = f"{child.label} {describe(status)}"
         last = f": {said}" if (said := child.last_words()) else ""
         if not self._ready and not excused:

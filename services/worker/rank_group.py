@@ -19,7 +19,9 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from penstock.services.worker.link_group import LinkGroup
 from penstock.services.worker.models.rank_shares import RankPlace
+from penstock.services.worker.rank_links import RankLinks
 
 dist: Any = torch.distributed
 """Its compiled part has no types."""
@@ -73,9 +75,13 @@ class Meeting(Protocol):
     def interface(self) -> str:
         """The address at which this rank listens to the others."""
 
+    def links(self) -> RankLinks | None:
+        """Its own connections to all other ranks; ``None``: those of torch are used. Raises
+        ``RankFailed`` where the others do not come."""
+
 
 class HostRanks:
-    """``RankGroup`` on CPUs, by gloo.
+    """``RankGroup`` on CPUs, by gloo, or by ``RankLinks`` between hosts.
 
     Sums go by rank, from the first to the last: so a row's bits do not depend on where in the
     tensor it lies, as they do where every rank begins with another part.
@@ -91,10 +97,11 @@ class HostRanks:
         place, limit = self.place, datetime.timedelta(seconds=LIMIT_SECONDS)
         self._handed_on.clear()
         all_there(meeting, place)
-        self._all = connected("all", meeting, place.rank, place.size, limit)
+        self._all = connected("all", meeting, place.rank, range(place.size), limit)
         if place.shares > 1:
             name = f"stage {place.stage}"
-            self._stage = connected(name, meeting, place.share, place.shares, limit)
+            members = [place.rank_at(place.stage, share) for share in range(place.shares)]
+            self._stage = connected(name, meeting, place.share, members, limit)
 
     def sum(self, x: Tensor) -> Tensor:
         if self._stage is None:
@@ -143,22 +150,29 @@ class HostRanks:
 def all_there(meeting: Meeting, place: RankPlace) -> None:
     """Wait until all ranks have come, which are asked to at the same time: who connects waits much
     longer for one that has not. Raises ``RuntimeError``."""
+    if meeting.links() is not None:
+        return
     limit = datetime.timedelta(seconds=MEET_SECONDS)
     store = meeting.store(limit)
     store.set(f"{meeting.name}/{place.rank}", "here")
     store.wait([f"{meeting.name}/{rank}" for rank in range(place.size)], limit)
 
 
-def connected(name: str, meeting: Meeting, rank: int, size: int, limit: datetime.timedelta) -> Any:
-    """Some ranks of a group, for one purpose, under a name. limit: for whatever one of them waits
-    for. Raises ``RuntimeError`` where they do not come."""
+def connected(
+    name: str, meeting: Meeting, rank: int, members: Sequence[int], limit: datetime.timedelta
+) -> Any:
+    """Some ranks of an engine, for one purpose, under a name. rank: this one's number among the
+    members; limit: for whatever one of them waits for. Raises ``RuntimeError`` where they do not
+    come."""
+    if (links := meeting.links()) is not None:
+        return LinkGroup(links, name, rank, members, limit)
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.interface())]
     options._timeout = limit
     options._threads = THREADS
     store = meeting.store(datetime.timedelta(seconds=LIMIT_SECONDS))
     return dist.ProcessGroupGloo(
-        dist.PrefixStore(f"{meeting.name}/{name}", store), rank, size, options
+        dist.PrefixStore(f"{meeting.name}/{name}", store), rank, len(members), options
     )
 
 

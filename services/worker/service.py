@@ -354,6 +354,9 @@ class WorkerService(LoopService):
 
     def on_tick(self, now: float) -> None:
         self.report(self.metrics)
+        if self._rendezvous is not None:
+            for refusal in self._rendezvous.complaints():
+                self.log.error(refusal)
         self._tidy(now)
         self._improve(now)
 

@@ -77,8 +77,8 @@ def check(server: Served, seeds: range) -> Counter[str]:
 
 
 def test_answers_to_random_schemas_are_valid(server: Served) -> None:
-    kinds = check(server, range(8))
-    assert kinds["stop"] >= 4, kinds
+    kinds = check(server, range(4))
+    assert kinds["stop"] >= 2, kinds
 
 
 @pytest.mark.slow

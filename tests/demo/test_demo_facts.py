@@ -36,6 +36,7 @@ SINCE = {
     *("--allow-dimensions", "--keys-file", "--limits-url", "--root-path", "--tls-cert"),
     *("--tls-key", "--trusted-proxies", "--uds", "--uds-mode", "--grpc-uds", "--model-dirs"),
     "--state-file",
+    *("--nodes", "--join", "--join-timeout-s", "--executor", "--rank-traffic"),
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {

@@ -147,6 +147,16 @@ def test_without_values_secrets_are_made_that_penstock_takes() -> None:
              "models[0].volume.hostPath.path=/srv"],
             "a has the path /m/a, which is not below its mountPath /mm",
         ),
+        (
+            ["engine.kind=LeaderWorkerSet", "engine.device=cuda", "engine.tensorParallelSize=2",
+             "models[0].name=a"],
+            "models: a is divided among GPUs .* settings.rank_traffic is encrypted; .* to plain",
+        ),
+        (
+            ["engine.kind=LeaderWorkerSet", "engine.device=cuda", "engine.tensorParallelSize=2",
+             "models[0].name=a", "models[0].settings.rank_traffic=plain"],
+            "",
+        ),
         (["keys.insecure=true", "keys.existingSecret=x"], "keys.insecure: true switches keys off"),
         (["keys.keysFile=keys.jsonl"], "which Secret holds that file\\? Name it in keys.existing"),
         (["keys.apiKeys="], "under which key shall the Secret hold the API key"),

@@ -53,36 +53,30 @@ def keys_of_a_process(*orders: Order) -> list[dict[str, str]]:
     return keys
 
 
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, str]]:
-    """Keys of all modules, of two that share functions, and, in another process, of all modules
-    in another order."""
+SHARING = ("decode_splits_hopper", "shared_prefix_hopper", "prefill_attention_hopper")
+"""Modules whose kernels share functions."""
+
+
+@pytest.mark.parametrize(
+    "modules", [SHARING, pytest.param(MODULES, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_neither_the_order_nor_the_process_changes_a_cache_key(modules: tuple[str, ...]) -> None:
     pytest.importorskip("triton")
     late = ("late", ("shared_prefix_hopper", "prefill_attention_hopper"))
-    return [
-        *keys_of_a_process(("at once", MODULES), late),
-        *keys_of_a_process(("at once", MODULES[::-1])),
-    ]
-
-
-def test_neither_the_order_nor_the_process_changes_a_cache_key(found: list[dict[str, str]]) -> None:
-    one, _, other = found
+    other_order = ("at once", modules[::-1])
+    one, shared, other = keys_of_a_process(("at once", modules), late, other_order)
     assert one == other
-    assert {key.partition(".")[0] for key in one} == {*MODULES}
-
-
-def test_kernels_that_share_functions_with_one_hashed_before_are_hashed(
-    found: list[dict[str, str]],
-) -> None:
-    assert "prefill_attention_hopper._hopper_prefill_kernel" in found[1]
+    if modules == MODULES:  # one that shares nothing with the first
+        assert keys_of_a_process(other_order) == [one]
+    assert {key.partition(".")[0] for key in one} == {*modules}
+    assert "prefill_attention_hopper._hopper_prefill_kernel" in shared
 
 
 @pytest.mark.slow
 def test_triton_alone_has_other_keys_in_another_order() -> None:
     """Else nothing of this would be needed, and the test above could not fail."""
     pytest.importorskip("triton")
-    some = ("decode_splits_hopper", "shared_prefix_hopper", "prefill_attention_hopper")
-    one, other = keys_of_a_process(("never", some), ("never", some[::-1]))
+    one, other = keys_of_a_process(("never", SHARING), ("never", SHARING[::-1]))
     assert one != other
 
 

@@ -232,7 +232,7 @@ def test_rows_without_any_token_left_are_reported_and_disturb_nobody() -> None:
     assert all(0 <= token < vocab for token in tokens)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_what_adjustments_make_infinite_is_not_the_models_doing(temperature: float) -> None:
     vocab = 5003
     logits = random_logits(5, vocab, 3).abs()

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 def test_the_lean_interpreter_computes_and_refuses_the_same_with_fewer_calls() -> None:
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     done = subprocess.run(

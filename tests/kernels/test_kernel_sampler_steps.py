@@ -54,7 +54,7 @@ def test_bans_biases_and_penalties_equal_the_rules(vocab: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocab", [2, 33, 700, 3000])
+@pytest.mark.parametrize("vocab", [2, 33, 700, pytest.param(3000, marks=pytest.mark.slow)])
 def test_no_draw_leaves_the_set_that_the_rules_keep(vocab: int, dtype: torch.dtype) -> None:
     """60 random requests of 20 draws each; rounding may decide at a bound, nowhere else."""
     rng = np.random.default_rng(vocab)
@@ -121,7 +121,7 @@ def test_ties_with_the_last_token_that_is_kept_are_kept() -> None:
         assert support == {*np.flatnonzero(probabilities(logits[0].numpy(), request))}
 
 
-@pytest.mark.parametrize("scale", [0.01, 3.0])
+@pytest.mark.parametrize("scale", [pytest.param(0.01, marks=pytest.mark.slow), 3.0])
 def test_min_p_is_exact_beyond_the_candidates_too(scale: float) -> None:
     vocab = 5 * sampling.CANDIDATES
     logits = scale * torch.randn(1, vocab, generator=torch.Generator().manual_seed(1))

@@ -64,7 +64,7 @@ class Served:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = self.find(r"(https?://[\d.]+:\d+)/v1")
-        self.router = self.find(r'"router": "(ipc://[^"]+)"')
+        self.router = self.find(r'"router": "((?:ipc|tcp)://[^"]+)"')
         self.ready_after = time.monotonic() - self._began
 
     def _read(self) -> None:

@@ -180,6 +180,16 @@ class NamespaceHosts:
         self.announce()
 
     @contextlib.contextmanager
+    def cut_off(self, host: Host) -> Iterator[None]:
+        """The host is off the network for a while, without a word to anybody."""
+        cards = [f"eth{number}" for number in range(len(host.addresses))]
+        _ip_batch(host.namespace, [f"link set {card} down" for card in cards])
+        try:
+            yield
+        finally:
+            _ip_batch(host.namespace, [f"link set {card} up" for card in cards])
+
+    @contextlib.contextmanager
     def deaf(self, listener: Host, speaker: Host) -> Iterator[None]:
         """What one host sends to another is lost, but not what comes the other way."""
         where = f"{listener.address} dev eth0"

@@ -121,6 +121,15 @@ def test_files_that_may_not_be_read_are_named(tmp_path: Path) -> None:
         (folder / name).chmod(0o600)
 
 
+def test_the_corpus_is_made_from_a_folder_that_is_read_without_running_its_code(
+    tmp_path: Path,
+) -> None:
+    marker = tmp_path / "executed"
+    load_all(write_sound(tmp_path / "model", 2, marker))
+    assert not marker.exists()
+
+
+@pytest.mark.slow
 def test_the_corpus_is_made_from_a_folder_that_is_served_without_running_its_code(
     tmp_path: Path,
 ) -> None:

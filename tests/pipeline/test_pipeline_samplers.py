@@ -78,6 +78,7 @@ def test_other_apis_ask_for_the_same_samplers(server: Served) -> None:
     assert found["results"][0]["text"] == wanted.text[0]
 
 
+@pytest.mark.slow  # a grammar does so in the quick run, and a sampler in the tests of workers
 def test_samplers_go_on_as_they_would_have_when_the_worker_dies(
     server: Served, shared_server: SharedServers
 ) -> None:

@@ -36,6 +36,7 @@ change_keys(KEYS_FILE, lambda lines: lines)
 # Fields whose values have a form that their type does not say.
 SPELLED: dict[str, Any] = {
     "router": "tcp://127.0.0.1:5570",
+    "join": "tcp://127.0.0.1:5570",
     "port_range": "20000-20099",
     "gpu_memory_utilization": 0.5,
     "max_tenant_share": 0.4,
@@ -91,6 +92,12 @@ def other_value(field: Field) -> Any:
 COMPANIONS: dict[str, dict[str, Any]] = {
     "max_num_batched_tokens": {"max_num_seqs": 1},
     "null_step_ms": {"device": "null"},
+    "join_timeout_s": {"executor": "ray"},
+    "nodes": {
+        "router": "tcp://10.0.0.5:5570",
+        "secret": "a secret of all hosts",
+        "data_parallel_size": 2,
+    },
     "host": {"insecure": True},
     "grpc_host": {"grpc_port": 9000, "insecure": True},
     "grpc_tokenizer": {"grpc_port": 9000},
@@ -461,6 +468,9 @@ def test_a_wrong_flag_is_told_in_three_lines(capsys: pytest.CaptureFixture[str])
         ("--dp", "use --data-parallel-size"),
         ("-tp", "use --tensor-parallel-size"),
         ("--tp", "use --tensor-parallel-size"),
+        ("--nnodes", "use --nodes"),
+        ("--node-rank", "use --nodes on the first host and --join on the others"),
+        ("--distributed-executor-backend", "use --executor"),
         ("--enable-expert-parallel", "not supported yet"),
         ("--torchao-config", "not supported yet: torchao; --quantization int8"),
         ("--quantize", "use --quantization"),

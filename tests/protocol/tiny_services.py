@@ -18,7 +18,7 @@ from typing import Any
 from forks import PATIENCE, Forks
 
 from penstock.protocol.config import ClusterConfig, Config, LaunchConfig, ObservabilityConfig
-from penstock.protocol.config.fields import ProcessConfig
+from penstock.protocol.config.process_fields import ProcessConfig
 from penstock.protocol.process import async_service, loop_service, participant
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.loop_service import LoopService

@@ -1,5 +1,5 @@
 """What a frontend asks other processes: about a request, to change the log's level, and to load or
-unload a model."""
+unload a model; and what a host asks that joins a server."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ LOAD_MODEL = "load_model"
 """The launcher: run one more. About: an encoded ``LoadModel``."""
 UNLOAD_MODEL = "unload_model"
 """The launcher: end one. About: its name."""
+
+JOIN_HOST = "join_host"
+"""The launcher of the first host: give another one its part. About: an encoded ``HostOffer``.
+Answer: an encoded ``HostPart``."""
 
 
 class RequestName(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -74,6 +78,39 @@ class ModelAnswer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     code: str = ""
     message: str = ""
     """Why it is refused, and what to do."""
+
+
+class HostOffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A host that is to have a part of a server."""
+
+    host: str
+    """Its name, for people."""
+    devices: int
+    """CUDA devices that it has for it."""
+
+
+class HostProcess(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A process that a host starts."""
+
+    service: str
+    """``worker`` or ``scheduler``."""
+    number: int
+    environment: dict[str, str]
+    """Its settings, but for those that belong to the host: addresses, secret, device, log."""
+
+
+class HostPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a host is to do; nothing yet while there is something to wait for."""
+
+    processes: list[HostProcess] = []
+    folder: str = ""
+    """Of the model on the first host."""
+    fingerprint: str = ""
+    """Of the folder's files, which must be the same on all hosts."""
+    waiting: str = ""
+    """What is waited for; ask again."""
+    refused: str = ""
+    """Why there is no part for the host, and what to do."""
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=14, gc=False):

@@ -124,7 +124,7 @@ class CallArguments:
         elif self._written > 0:
             self._out.arguments(self._index, "}")
         elif self._json:
-            self._out.arguments(self._index, completion("".join(self._json)))
+            self._out.arguments(self._index, completion("".join(self._json), self.spend))
             self._json.clear()
         self._written = -1
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-MAX_PARTS = 16_384
+MAX_PARTS = 8_192
 """Marks, keys, values and brackets of one output that are read as such."""
-LITERAL = 8
-"""What a value costs that is no JSON and may be a literal of Python's, in parts."""
+LITERAL = 4
+"""What a value costs that is no JSON and may be a literal of Python's, in parts; and the characters
+of it for each further part."""
 
 
 class Budget:

@@ -32,9 +32,9 @@ def regexes(stops: str) -> Regexes:
 
 
 @lru_cache(maxsize=64)
-def all_before(start: str, fits: str) -> Callable[[str, int], re.Match[str] | None]:
-    """Matches all before the next place where ``fits`` does."""
-    return re.compile(up_to(start, fits)).match
+def all_before(start: str, fits: str, idle: str) -> Callable[[str, int], re.Match[str] | None]:
+    """Matches all before the next place where ``fits`` does; see ``up_to``."""
+    return re.compile(up_to(start, fits, idle)).match
 
 
 @lru_cache(maxsize=8)

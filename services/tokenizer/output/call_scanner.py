@@ -56,8 +56,10 @@ class CallScanner:
         self._syntax = syntax
         self._arguments = arguments
         self._stops = stops
-        self._raw_part = all_before(stops, stops.edges)
-        self._mark_string = all_before(rf"{stops}\ud800-\udfff", rf"{stops.quote}|[\ud800-\udfff]")
+        self._raw_part = all_before(stops, stops.edges, stops.idle)
+        self._mark_string = all_before(
+            rf"{stops}\ud800-\udfff", rf"{stops.quote}|[\ud800-\udfff]", stops.idle
+        )
         self._regexes = regexes(stops)
         self._stack: list[str] = []
         """What closes the brackets that are open."""

@@ -91,7 +91,7 @@ def _structure(text: str, kinds: Kinds, budget: Budget) -> str | None:
         return None
     if _is_json(text):
         return text
-    if len(text) > _MAX_LITERAL or not kinds or not budget.spend(LITERAL):
+    if len(text) > _MAX_LITERAL or not kinds or not budget.spend(LITERAL + len(text) // LITERAL):
         return None
     try:
         return msgspec.json.encode(_plain(ast.literal_eval(text))).decode()

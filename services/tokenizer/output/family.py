@@ -138,12 +138,14 @@ class Stops(str):
     """The characters that a state's edges and its quote begin with, escaped as in a character
     class."""
 
-    __slots__ = ("edges", "quote")
+    __slots__ = ("edges", "idle", "quote")
 
     edges: str
     """Source of a regular expression that matches where an edge fits or may come to fit."""
     quote: str
     """The same of the state's quote."""
+    idle: str
+    """Alternatives of one that matches some of the characters where neither does."""
 
 
 class QuotedScanner(Scanner, Protocol):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import msgspec
 
-_MAX_PARTS = 16_384
-"""Strings and brackets of a text that are looked at; one of more is left as it is."""
 _PARTS = re.compile(r'"(?:[^"\\]++|\\.)*+("?)|[\[\]{}]', re.DOTALL)
 _ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*+(\\(?:u[0-9a-fA-F]{0,3})?)\Z")
 """The beginning of one at a string's end."""
@@ -21,14 +20,20 @@ _IN_NUMBER = "-+.eE"
 """… and characters that a digit must follow."""
 
 
-def completion(text: str) -> str:
+def completion(text: str, spend: Callable[[], bool]) -> str:
     """What to put behind a text to make it JSON, so that all of it stays; empty where it is JSON
-    already, or nothing makes it so."""
+    already, or nothing makes it so.
+
+    spend: is asked for each string and bracket of a text that is no JSON. ``False``: it is left as
+    it is.
+    """
+    if _is_json(text):
+        return ""
     text = text.rstrip(" \t\r\n") or text
     closing: list[str] = []
     within = False
-    for number, part in enumerate(_PARTS.finditer(text)):
-        if number == _MAX_PARTS:
+    for part in _PARTS.finditer(text):
+        if not spend():
             return ""
         if part[0][0] == '"':
             within = not part[1]

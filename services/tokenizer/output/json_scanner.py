@@ -1,14 +1,17 @@
 """Finds the end of a JSON value that comes in pieces, and passes it on as it comes.
 
-Strings and depth are followed, nothing else: what a model writes goes to its client as it is. Each
-character is looked at once, most of them within one regular expression.
+Strings and depth are followed, nothing else: what a model writes goes to its client as it is. One
+regular expression reads many characters at once, and their brackets are counted together.
 """
 
 from __future__ import annotations
 
 import re
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -20,35 +23,34 @@ from penstock.services.tokenizer.output.pattern import STAND_INS
 _STRING = re.compile(r'(?:[^"\\\ud800-\udfff]++|\\[^\ud800-\udfff])*+').match
 """The inside of a string, as far as it goes."""
 _SPACE = re.compile(r"[ \t\r\n]*+").match
-_WHOLE_STRING = r'"(?:[^"\\\ud800-\udfff]++|\\[^\ud800-\udfff])*+"'
-_NO_BRACKETS = re.compile(rf'[^"\[\]{{}}]++|{_WHOLE_STRING}')
-_TO_BRACKET = re.compile(rf'(?:[^"\[\]{{}}]++|{_WHOLE_STRING})*+[\[\]{{}}]').match
+_IN_STRING = r'[^"\\\ud800-\udfff]'
+_WHOLE_STRING = rf'"{_IN_STRING}*+(?:\\[^\ud800-\udfff]{_IN_STRING}*+)*+"'
+_SHORT_STRING = rf'"{_IN_STRING}{{0,64}}+(?:\\[^\ud800-\udfff]{_IN_STRING}{{0,64}}+){{0,8}}+"'
+_STRINGS = re.compile(rf'"({_WHOLE_STRING[1:-1]})"')
+_SIGNS = bytes({"[": 1, "{": 1, "]": 255, "}": 255}.get(chr(code), 0) for code in range(256))
+"""What each character adds to the depth, as signed bytes."""
 _WORD_ENDS = ",]} \t\r\n"
-_MOST = 256
-"""Strings, brackets and what lies between them in one step. Where a value ends, all that the step
-has read behind it was in vain."""
 Match: TypeAlias = Callable[[str, int], "re.Match[str] | None"]
 
 
 class _Expressions(NamedTuple):
     step: Match
-    """Goes on to where an edge may begin, or behind the quote of a string that does not end (2), or
-    as far as a step goes. From the first bracket on it is group 1."""
+    """Goes on to where an edge may begin, or behind the quote of a string that is long or does not
+    end (2), or as far as a step goes. From the first bracket on it is group 1, which is short:
+    where the value ends, the rest of it has been read in vain."""
     word: Match
     """A bare word, as far as it goes."""
 
 
 @lru_cache(maxsize=64)
-def _expressions(characters: str, edges: str) -> _Expressions:
-    bare = r'[^"\[\]{}' + characters + "]++"
-    bracket = r"[\[\]{}]"
-    word = rf"[^{re.escape(_WORD_ENDS)}{characters}]++"
-    if characters:
-        bare += rf"|(?!{bracket}|{edges})[{characters}]"
-        bracket = f"(?!{edges}){bracket}"
-        word += f"|(?![{re.escape(_WORD_ENDS)}]|{edges})[{characters}]"
-    plain = f"{bare}|{_WHOLE_STRING}"
-    step = rf'(?:{plain}){{0,{_MOST}}}+((?:{bracket}|{plain}){{0,{_MOST}}}+)(")?'
+def _expressions(characters: str, edges: str, idle: str) -> _Expressions:
+    def but(ends: str, many: str = "++") -> str:
+        """Anything but these and the edges."""
+        others = f"|(?![{ends}])(?:{idle}(?!{edges})[{characters}])" if characters else ""
+        return f"[^{ends}{characters}]{many}{others}"
+
+    flat, nested, word = but(r'"\[\]{}'), but('"', "{1,8}+"), but(re.escape(_WORD_ENDS))
+    step = rf'(?:{flat}|{_WHOLE_STRING})*+((?:{nested}|{_SHORT_STRING}){{0,128}}+)(")?'
     return _Expressions(re.compile(step).match, re.compile(f"(?:{word})*+").match)
 
 
@@ -67,7 +69,7 @@ class JsonScanner:
 
     def __init__(self, arguments: Arguments, stops: Stops) -> None:
         self._arguments = arguments
-        self._step, self._word = _expressions(str(stops), stops.edges)
+        self._step, self._word = _expressions(str(stops), stops.edges, stops.idle)
         self._depth = 0
         self._string = False
         """Within a string."""
@@ -109,7 +111,8 @@ class JsonScanner:
         """A string that has not ended does so here; the beginning of a word is no arguments."""
         if self._pieces is not None and self._string:
             text = "".join(self._pieces)
-            self._arguments.write(_unquoted(text + completion(text)))
+            text += completion(text, self._arguments.spend)
+            self._arguments.write(_unquoted(text, self._arguments.spend))
         self._pieces = None
 
     def _structure(self, text: str, place: int) -> int:
@@ -121,28 +124,31 @@ class JsonScanner:
             if found is None or found.end() == place:
                 return place
             place = found.end()
-            if found[1]:
-                brackets = _NO_BRACKETS.sub("", found[1])
-                closing = brackets.count("}") + brackets.count("]")
-                if closing < self._depth:
-                    self._depth += len(brackets) - 2 * closing
-                elif number := self._end_of_value(brackets):
-                    self.done = True
-                    return _behind_bracket(text, found.start(1), number)
+            if found[1] and (length := self._end_of_value(found[1])):
+                self.done = True
+                return found.start(1) + length
             if found[2]:
                 self._string = True
                 place = self._rest_of_string(text, place)
         return place
 
-    def _end_of_value(self, brackets: str) -> int:
-        """How many of these brackets it takes to the end of the value; 0: it goes on."""
-        depth = self._depth
-        for number, bracket in enumerate(brackets, 1):
-            depth += 1 if bracket in "[{" else -1
-            if not depth:
-                return number
-        self._depth = depth
-        return 0
+    def _end_of_value(self, text: str) -> int:
+        """Count the brackets of a text that begins and ends outside of strings. Returns how much of
+        it belongs to the value; 0: that goes on."""
+        parts = _STRINGS.split(text) if "\\" in text else text.split('"')  # each second is a string
+        signs = "".join(parts[::2]).encode("ascii", "replace").translate(_SIGNS)
+        closing = signs.count(b"\xff")
+        if closing < self._depth:
+            self._depth += signs.count(b"\x01") - closing
+            return 0
+        depths = list(accumulate(array("b", signs), initial=self._depth))
+        try:
+            length = depths.index(0, 1)
+        except ValueError:
+            self._depth = depths[-1]
+            return 0
+        strings = bisect_left(list(accumulate(map(len, parts[::2]))), length)
+        return length + sum(map(len, parts[1 : 2 * strings : 2])) + 2 * strings
 
     def _rest_of_string(self, text: str, place: int) -> int:
         """Go on within a string. Returns the place behind its end, or the end of the text."""
@@ -179,7 +185,7 @@ class JsonScanner:
             pieces.append(text[start:place])
             if not self._string:
                 self.done = True
-                self._arguments.write(_unquoted("".join(pieces)))
+                self._arguments.write(_unquoted("".join(pieces), self._arguments.spend))
             return place
         if pieces and pieces[0] == '"':
             return place
@@ -193,21 +199,11 @@ class JsonScanner:
         return place
 
 
-def _behind_bracket(text: str, place: int, number: int) -> int:
-    """The place behind so many brackets that stand in no string."""
-    for _ in range(number):
-        found = _TO_BRACKET(text, place)
-        if found is None:
-            break
-        place = found.end()
-    return place
-
-
-def _unquoted(text: str) -> str:
-    """The object within a string, if there is one; else the string."""
+def _unquoted(text: str, spend: Callable[[], bool]) -> str:
+    """The object within a string, if there is one; else the string. spend: see ``completion``."""
     try:
         inside = msgspec.json.decode(text, type=str)
-        inside += completion(inside)
+        inside += completion(inside, spend)
         msgspec.json.decode(inside, type=dict)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return text

@@ -29,6 +29,7 @@ from penstock.services.tokenizer.output.pattern import (
     Ahead,
     Mark,
     Regexes,
+    idle_starts,
     possible,
     sequence,
     unnamed,
@@ -36,6 +37,8 @@ from penstock.services.tokenizer.output.pattern import (
 )
 
 _FIRST_STAND_IN = 0xD800
+_NOWHERE = r"\ud800(?!)"
+"""Matches nowhere. A search for a single character is the fastest there is."""
 _THINK_OPEN, _THINK_CLOSE = "think_open", "think_close"
 
 Match: TypeAlias = Callable[[str, int], "re.Match[str] | None"]
@@ -62,8 +65,12 @@ class ReadyEdge(NamedTuple):
 
 class ReadyEdges(NamedTuple):
     edges: tuple[ReadyEdge, ...]
+    fits: Match
+    """Matches where an edge fits; ``lastindex`` is the number of the first …"""
     choose: Match
-    """Matches where an edge fits or may come to fit; ``lastindex`` is the number of the first."""
+    """… and where one fits or may come to fit, which takes much longer."""
+    longest: int
+    """Characters of the longest match: where more follow, no edge may come to fit."""
 
 
 class ReadyFree(NamedTuple):
@@ -122,7 +129,7 @@ class Machine:
 
     def restore(self, text: str) -> str:
         """A text with its marks as they are written."""
-        if STAND_INS.search(text) is None:
+        if not self.texts or text.isascii() or STAND_INS.search(text) is None:
             return text
         return STAND_INS.sub(lambda found: self.texts.get(found[0], found[0]), text)
 
@@ -226,11 +233,12 @@ def _ready(state: State, used: _Used) -> ReadyState:
     fits = possible(sources)
     match state:
         case Free():
+            idle = idle_starts(sources, lambda text: edges.choose(text, 0))
             return ReadyFree(
                 state.channel,
                 state.strips,
-                re.compile(f"[{start}]" if start else "(?!)").search,
-                re.compile(up_to(start, fits)).match,
+                re.compile(f"[{start}]" if start else _NOWHERE).search,
+                re.compile(up_to(start, fits, idle)).match,
                 re.compile(up_to(start, "|".join(unnamed(one.last) for one in sources))).match,
                 edges,
             )
@@ -243,13 +251,19 @@ def _ready(state: State, used: _Used) -> ReadyState:
                 quote = _ready_edge(Edge(state.quote, ""), quotes[0])
             stops = Stops(start + "".join(one.start for one in quotes))
             stops.edges, stops.quote = fits, possible(quotes)
+            may_stop = re.compile(f"{fits}|{stops.quote}").match
+            stops.idle = idle_starts(sources + quotes, may_stop)
             return ReadyScan(state.scanner, stops, state.to, edges, state.discards, quote)
 
 
 def _ready_edges(edges: tuple[Edge, ...], sources: list[Regexes]) -> ReadyEdges:
-    fits = [f"({unnamed(one.whole)}|{one.beginning})" for one in sources]
+    fits = [f"({unnamed(one.whole)})" for one in sources] or ["(?!)"]
+    chosen = [f"({unnamed(one.whole)}|{one.beginning})" for one in sources] or ["(?!)"]
     return ReadyEdges(
-        tuple(map(_ready_edge, edges, sources)), re.compile("|".join(fits) or "(?!)").match
+        tuple(map(_ready_edge, edges, sources)),
+        re.compile("|".join(fits)).match,
+        re.compile("|".join(chosen)).match,
+        max((one.longest for one in sources), default=0),
     )
 
 

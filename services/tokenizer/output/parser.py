@@ -155,12 +155,8 @@ class OutputParser:
     def _free(self, state: ReadyFree, text: str, place: int, final: bool) -> int:
         """Read free text from ``place``. Returns where to go on; the end, if the rest is held."""
         end = len(text)
-        first = state.first(text, place)
-        if first is None:
-            self._hold(state, text, place, end, final)
-            return end
-        before = (state.skip_last if final else state.skip)(text, first.start())
-        start = before.end() if before is not None else first.start()
+        before = (state.skip_last if final else state.skip)(text, place)
+        start = before.end() if before is not None else place
         if start == end:
             self._hold(state, text, place, end, final)
             return end
@@ -190,7 +186,8 @@ class OutputParser:
         fit; neither, if none does."""
         number = 0
         if not final:
-            chosen = state.choose(text, place)
+            soon = len(text) - place <= state.longest
+            chosen = (state.choose if soon else state.fits)(text, place)
             if chosen is None or chosen.lastindex is None:
                 return None, None
             number = chosen.lastindex - 1

@@ -8,6 +8,7 @@ is known to end.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -18,6 +19,7 @@ MAX_NAME = 128
 STAND_INS = re.compile("[\ud800-\udfff]")
 """What stands for a mark that came as its own token. No text holds such characters."""
 SPACE_CHARACTERS = " \t\r\n"
+_ASCII = "".join(map(chr, range(128)))
 
 
 class Reader(Protocol):
@@ -206,16 +208,42 @@ def possible(sources: Many[Regexes]) -> str:
     latter is only looked at where the text ends soon: it takes much longer."""
     if not sources:
         return "(?!)"
-    wholes = "|".join(unnamed(one.whole) for one in sources)
-    firsts = "|".join(one.first for one in sources)
+    wholes = _any([unnamed(one.whole) for one in sources])
+    firsts = _any([one.first for one in sources])
     soon = max(one.longest for one in sources)
-    return rf"(?:{wholes}|(?=(?s:.{{0,{soon}}}+)\Z)(?:{firsts}))"
+    return rf"(?:{wholes}|(?=(?s:.{{0,{soon}}}+)\Z){firsts})"
 
 
-def up_to(start: str, fits: str) -> str:
+def up_to(start: str, fits: str, idle: str = "") -> str:
     """A regular expression that matches all before the first place where ``fits`` does, which
     begins with one of the characters of ``start``, as they stand within a class."""
-    return rf"(?:[^{start}]++|(?!{fits})[{start}])*+" if start else r"(?s:.)*+"
+    return rf"(?:[^{start}]++|{idle}(?!{fits})[{start}])*+" if start else r"(?s:.)*+"
+
+
+def idle_starts(sources: Many[Regexes], fits: Callable[[str], object]) -> str:
+    """Alternatives that match characters with which the patterns begin, each with ``|`` behind it,
+    where the next two say already that none fits or may come to fit. To ask all of the patterns
+    takes longer.
+
+    fits: whether one does in a text of two or three characters.
+    """
+    characters = sorted(set(_ASCII).union(*(one.whole for one in sources)))
+    start = "".join(one.start for one in sources)
+    found = []
+    for first in filter(re.compile(f"[{start}]").match, _ASCII) if start else ():
+        seconds = [second for second in characters if fits(first + second)]
+        ways = [_none_of(seconds)]
+        for second in seconds:
+            thirds = [third for third in characters if fits(first + second + third)]
+            ways.append(re.escape(second) + _none_of(thirds))
+        many = "" if first in seconds else "+"
+        found.append(f"{re.escape(first)}{many}(?={'|'.join(ways)})|")
+    return "".join(found)
+
+
+def _none_of(characters: list[str]) -> str:
+    """ASCII without these."""
+    return rf"[^{re.escape(''.join(characters))}\x80-\U0010ffff]"
 
 
 def unnamed(source: str) -> str:

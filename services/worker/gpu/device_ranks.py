@@ -1,4 +1,5 @@
-"""``RankGroup`` on CUDA devices: NCCL for what a step computes, gloo for what the host must know.
+"""``RankGroup`` on CUDA devices: NCCL for what a step computes, gloo (or encrypted
+links) for what the host must know.
 
 A rank that dies leaves the others' kernels waiting on their devices, and their hosts for these. So
 a thread of each rank waits for a word of the next one that never comes: the end of that process
@@ -80,7 +81,7 @@ class DeviceRanks:
         place = self.place
         nobody = torch.zeros(1)
         try:
-            group = connected("watch", meeting, place.rank, place.size, _FOR_EVER)
+            group = connected("watch", meeting, place.rank, range(place.size), _FOR_EVER)
             group.recv([nobody], (place.rank + 1) % place.size, _WATCH).wait()
         except RuntimeError as failure:
             self._lost = f"rank {(place.rank + 1) % place.size} is gone: {failure}"

@@ -6,9 +6,8 @@ import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import msgspec
 import pytest
 from frontend_scripted import (
@@ -49,6 +48,9 @@ from penstock.services.frontend.bodies.anthropic_answers import (
 from penstock.services.frontend.dialects.anthropic.messages import MessagesDialect
 from penstock.services.frontend.dialects.anthropic.renderer import MessagesRenderer
 from penstock.services.frontend.errors import ApiError
+
+if TYPE_CHECKING:
+    import anthropic
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
 THINKS: dict[str, Any] = {"type": "adaptive"}
@@ -364,6 +366,13 @@ def talk(*rows: str | list[Event], end: End = STOP, rest_s: float = 0.0) -> Scri
         sink.on_row(0, "", 0, RowExtras(end=end))
 
     return script
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sdk() -> None:
+    """Takes seconds to import, which a process that only collects this file has no use for."""
+    global anthropic
+    import anthropic
 
 
 def with_sdk(

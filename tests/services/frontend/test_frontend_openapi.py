@@ -111,10 +111,15 @@ def modes_of(path: str, method: str) -> list[GenerationMode]:
     return [GenerationMode.POSITIVE, *([GenerationMode.NEGATIVE] if takes_body else [])]
 
 
+ALIKE = ("/v1/messages/count_tokens",)
+"""Routes that take the bodies of another one."""
 CASES = [(path, method, mode) for path, method in OPERATIONS for mode in modes_of(path, method)]
 
 
-@pytest.mark.parametrize(("path", "method", "mode"), CASES)
+@pytest.mark.parametrize(
+    ("path", "method", "mode"),
+    [pytest.param(*case, marks=pytest.mark.slow if case[0] in ALIKE else ()) for case in CASES],
+)
 def test_answers_are_as_described_whatever_is_sent(
     url: str, session: requests.Session, path: str, method: str, mode: GenerationMode
 ) -> None:

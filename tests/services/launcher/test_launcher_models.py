@@ -13,7 +13,8 @@ import pytest
 
 from penstock.protocol.config import ClusterConfig, Config, ConfigError
 from penstock.protocol.config.complete import AnotherModel
-from penstock.protocol.config.fields import LaunchConfig, ModelConfig
+from penstock.protocol.config.fields import ModelConfig
+from penstock.protocol.config.process_fields import LaunchConfig
 from penstock.protocol.process import logs
 from penstock.protocol.wire.messages.administration import (
     LOAD_MODEL,

@@ -19,8 +19,9 @@ import pytest
 
 import penstock
 from penstock.protocol.config import Config, resolve
-from penstock.protocol.config.fields import ClusterConfig, DeviceConfig, LaunchConfig
+from penstock.protocol.config.fields import DeviceConfig
 from penstock.protocol.config.models import of_each
+from penstock.protocol.config.process_fields import ClusterConfig, LaunchConfig
 from penstock.protocol.config.terminal import Style
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.protocol.process import logs

@@ -378,6 +378,25 @@ def test_an_idle_library_stays_a_member(llm: LLM) -> None:
     assert llm.generate("x", SamplingParams(max_tokens=1))
 
 
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"executor": "ray"}, "--executor ray"),
+        ({"join": "tcp://127.0.0.1:5570"}, "--join tcp://127.0.0.1:5570"),
+        (
+            {"nodes": 2, "data_parallel_size": 2, "router": "tcp://127.0.0.1:5570"}
+            | {"secret": "a secret of two hosts"},
+            "--nodes 2",
+        ),
+    ],
+)
+def test_the_library_refuses_to_start_processes_on_other_hosts(
+    settings: dict[str, Any], flag: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} is for `penstock serve`: .* over HTTP"):
+        LLM(device="null", **settings)
+
+
 def test_wrong_settings_are_refused_before_anything_starts() -> None:
     with pytest.raises(TypeError, match="no setting max_seqs: did you mean max_num_seqs") as caught:
         LLM(max_seqs=3)

@@ -84,7 +84,13 @@ def test_a_policy_adds_less_than_a_microsecond_to_a_token(policy: str) -> None:
     assert added < MOST_OF_A_POLICY
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(name, marks=() if name in ("fcfs", "fair") else pytest.mark.slow)
+        for name in POLICIES
+    ],
+)
 def test_a_step_costs_the_same_however_many_wait(policy: str) -> None:
     assert decode_instructions(8, policy, 5000) < 1.2 * decode_instructions(8, policy)
 

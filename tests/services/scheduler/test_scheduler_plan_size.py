@@ -129,8 +129,14 @@ def test_choices_whose_penalties_read_the_prompt_share_one_copy_of_it() -> None:
 
 @pytest.mark.parametrize(
     "params",
-    [{"repetition_penalty": 1.5}, {"allowed_token_ids": list(range(150_000))}],
-    ids=["long prompts", "many allowed ids"],
+    [
+        pytest.param({"repetition_penalty": 1.5}, id="long prompts"),
+        pytest.param(
+            {"allowed_token_ids": list(range(150_000))},
+            marks=pytest.mark.slow,
+            id="many allowed ids",
+        ),
+    ],
 )
 def test_a_plan_takes_nothing_in_past_its_bound(params: dict[str, object]) -> None:
     engine = NullEngine()

@@ -178,7 +178,9 @@ def test_answers_that_nobody_reads_along_bound_no_prefill() -> None:
     engine.assert_idle()
 
 
-@pytest.mark.parametrize(("prompts", "unit"), [(10, 256), (1, 128)])
+@pytest.mark.parametrize(
+    ("prompts", "unit"), [pytest.param(10, 256, marks=pytest.mark.slow), (1, 128)]
+)
 def test_large_steps_that_time_bounds_have_a_whole_number_of_row_units(
     prompts: int, unit: int
 ) -> None:
@@ -199,7 +201,7 @@ def test_large_steps_that_time_bounds_have_a_whole_number_of_row_units(
     assert not any(rows % unit for rows in large), large
 
 
-@pytest.mark.parametrize("rows", [255, 256])
+@pytest.mark.parametrize("rows", [pytest.param(255, marks=pytest.mark.slow), 256])
 def test_a_prompt_goes_on_beside_as_many_streams_as_fill_the_row_units(rows: int) -> None:
     limits = small(
         num_blocks=2048, block_size=16, max_num_seqs=512, max_num_batched_tokens=4096,

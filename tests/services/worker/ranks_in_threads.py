@@ -40,6 +40,9 @@ class ThreadsMeeting:
     def interface(self) -> str:
         return "127.0.0.1"
 
+    def links(self) -> None:
+        return None
+
 
 class Ranks:
     """All ranks of an engine, driven as one executor."""

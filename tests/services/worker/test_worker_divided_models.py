@@ -130,7 +130,9 @@ def test_ranks_give_the_tokens_and_logprobs_of_one_worker(
     check_alike(of_all.prompt_logprobs, of_one.prompt_logprobs)
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("tensor", "pipeline"), [pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)]
+)
 def test_ranks_draw_by_every_sampler_as_one_worker_does(
     tensor: int, pipeline: int, tiny_folder: Folder
 ) -> None:
@@ -290,8 +292,8 @@ def check_divided(folder: Path, tensor: int, pipeline: int, online: str = "none"
 @pytest.mark.parametrize(
     ("variant", "tensor", "pipeline"),
     [
-        ("llama3-wide", 1, 2),
-        ("llama-tied-biases", 1, 2),
+        pytest.param("llama3-wide", 1, 2, marks=pytest.mark.slow),
+        pytest.param("llama-tied-biases", 1, 2, marks=pytest.mark.slow),
         ("llama3-wide", 2, 1),
         ("qwen2-tied", 2, 2),
     ],
@@ -304,7 +306,12 @@ def test_weights_that_ranks_round_while_they_read_give_the_tokens_of_one_worker(
 
 @pytest.mark.parametrize(
     ("form", "tensor", "pipeline"),
-    [("packed-4-asymmetric", 1, 2), ("fp8-rows", 1, 2), ("fp8-tensor", 2, 1), ("gptq-4", 2, 2)],
+    [
+        ("packed-4-asymmetric", 1, 2),
+        pytest.param("fp8-rows", 1, 2, marks=pytest.mark.slow),
+        ("fp8-tensor", 2, 1),
+        pytest.param("gptq-4", 2, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_of_a_quantized_checkpoint_give_the_tokens_of_one_worker(
     form: str, tensor: int, pipeline: int, tiny_folder: Folder, tmp_path: Path

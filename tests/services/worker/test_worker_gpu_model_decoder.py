@@ -93,6 +93,7 @@ def test_families_without_kernels_for_their_layers_give_the_tokens_of_transforme
     assert_exact(variant, by_our_layers(tiny_folder(variant)))
 
 
+@pytest.mark.slow
 def test_where_all_blocks_are_seen_besides_a_window_hides_nothing(tiny_folder: Folder) -> None:
     info = read_model_info(tiny_folder("llama"))
     model = load_model(info, torch.float32, DEVICE, silent, longest=256)

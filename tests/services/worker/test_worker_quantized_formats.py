@@ -33,6 +33,10 @@ from penstock.services.worker.quantization.fp8 import Fp8Format
 
 Folder = Callable[[str], Path]
 WIDE = "llama3-wide"
+OTHERS = (
+    "gptq-4", "gptq-4-whole-rows", "gptq-8", "gptq-8-ordered", "fp8-tensor", "packed-4", "packed-8",
+)  # fmt: skip
+"""Whose layout, order, groups and bits other formats have as well."""
 
 
 def assert_alike(ours: torch.Tensor, theirs: torch.Tensor, *, whole_numbers: bool) -> None:
@@ -47,7 +51,10 @@ def twins(tiny_folder: Folder, folder: Path, writer: Writer, variant: str = WIDE
     return write_twins(tiny_folder(variant), folder, writer)
 
 
-@pytest.mark.parametrize("name", list(WRITERS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in OTHERS else ()) for name in WRITERS],
+)
 def test_logits_are_those_of_the_dequantized_weights(
     name: str, tiny_folder: Folder, tmp_path: Path
 ) -> None:
@@ -158,7 +165,10 @@ def test_what_the_processor_has_no_kernels_for_becomes_plain(
     torch.testing.assert_close(linear(x), x @ exact.dequantized().t(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", list(WRITERS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in OTHERS else ()) for name in WRITERS],
+)
 def test_bytes_are_told_by_the_declaration(name: str, tiny_folder: Folder, tmp_path: Path) -> None:
     """Before and after the weights are packed for a CPU."""
     model = load(twins(tiny_folder, tmp_path, WRITERS[name]).quantized)

@@ -138,7 +138,7 @@ def test_ranks_that_do_not_meet_begin_anew(computing: Rank) -> None:
 
 
 def test_ranks_find_each_other_at_the_address_of_the_first_in_every_epoch() -> None:
-    ends = [Rendezvous("127.0.0.1", listens=not rank) for rank in range(2)]
+    ends = [Rendezvous("127.0.0.1", rank=rank, size=2) for rank in range(2)]
     ranks = [HostRanks(place_of(rank, 2, 1), 100) for rank in range(2)]
     assert ends[0].address.startswith("127.0.0.1:") and not ends[1].address
 

@@ -30,6 +30,12 @@ Folder = Callable[[str], Path]
 NATIVE_TOO = ("gemma2", "granite", "granite-swa", "smollm3", "cohere2")
 """Windows, soft caps, multipliers, sinks, layers without rotary embedding."""
 
+IN_THE_LONG_RUN = (
+    "gpt2-scales", "gpt-bigcode", "phi", "nemotron", "olmo", "arcee", "helium", "cwm", "llama4",
+    "jetmoe", "granite", "smollm3", "cohere2",
+)  # fmt: skip
+"""Models whose attention is as that of another one."""
+
 
 def load(folder: Path) -> TransformersModel:
     info = read_model_info(folder)
@@ -45,7 +51,13 @@ def assert_exact(variant: str, model: TransformersModel) -> None:
     assert got == generated(variant, prompts, 8, got)
 
 
-@pytest.mark.parametrize("variant", [*OTHERS, *NATIVE_TOO])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in IN_THE_LONG_RUN else ())
+        for name in (*OTHERS, *NATIVE_TOO)
+    ],
+)
 def test_greedy_tokens_equal_those_of_transformers(variant: str, tiny_folder: Folder) -> None:
     folder = tiny_folder(variant)
     assert is_native(read_model_info(folder)) == (variant in FAMILIES)

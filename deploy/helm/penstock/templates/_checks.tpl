@@ -15,6 +15,12 @@
 {{- if and .mountPath (not (hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) (printf "%s/" .path))) -}}
 {{- fail (printf "models: %s has the path %s, which is not below its mountPath %s" .name .path .mountPath) -}}
 {{- end -}}
+{{- $own := mergeOverwrite (deepCopy $.Values.engine) (.engine | default dict) -}}
+{{- $settings := include "penstock.settings" (dict "root" $ "model" .) | fromYaml -}}
+{{- $traffic := coalesce (get $settings "rank_traffic") (get $settings "rank-traffic") "encrypted" -}}
+{{- if and (eq $own.kind "LeaderWorkerSet") (eq $own.device "cuda") (gt (int (include "penstock.workers" $own)) 1) (ne $traffic "plain") -}}
+{{- fail (printf "models: %s is divided among GPUs of several pods, and NCCL sends what they compute unencrypted, but settings.rank_traffic is %s; where the pods' network is closed to others, set it to plain" .name $traffic) -}}
+{{- end -}}
 {{- end -}}
 {{- if .Values.keys.insecure -}}
 {{- if or .Values.keys.existingSecret .Values.keys.keysFile -}}

@@ -74,9 +74,16 @@ def test_a_text_becomes_json_of_its_declared_type_or_a_string(
 
 def test_literals_beyond_every_use_are_strings() -> None:
     budget = Budget()
-    most = MAX_PARTS // LITERAL
+    most = MAX_PARTS // (LITERAL + len("['a']") // LITERAL)
     found = [json.loads(convert("['a']", ARRAY, budget)) for _ in range(most + 1)]
     assert found == [["a"]] * most + ["['a']"]
+
+
+def test_long_literals_take_more_of_what_an_output_may_have() -> None:
+    budget, text = Budget(), "[" + "'a', " * 800 + "]"
+    most = MAX_PARTS // (LITERAL + len(text) // LITERAL)
+    found = [json.loads(convert(text, ARRAY, budget)) for _ in range(most + 1)]
+    assert found == [["a"] * 800] * most + [text]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from replay import atoms, run, vocabularies
 from wire_forms import FORMS
 
+from penstock.services.tokenizer.output.budget import MAX_PARTS, Budget
 from penstock.services.tokenizer.output.families import FAMILIES
 from penstock.services.tokenizer.output.json_completion import completion
 
@@ -45,12 +46,20 @@ def test_the_arguments_are_an_object_wherever_the_model_ends_within_a_call(
 )
 def test_a_text_that_breaks_off_becomes_json_with_what_was_there(text: str) -> None:
     for end in range(1, len(text) + 1):
-        assert isinstance(json.loads(text[:end] + completion(text[:end])), dict)
-    assert completion(text) == ""
+        assert isinstance(json.loads(text[:end] + completion(text[:end], Budget().spend)), dict)
+    assert completion(text, Budget().spend) == ""
 
 
 @pytest.mark.parametrize(
     "text", ["", "plain", "{'a': 1", '{"a": 1} and', '{"a": 1}}', '{"a" 1', "[" * 9999]
 )
 def test_what_is_no_json_stays_as_it_is(text: str) -> None:
-    assert completion(text) == ""
+    assert completion(text, Budget().spend) == ""
+
+
+def test_texts_of_many_parts_that_break_off_stay_as_they_are_once_all_have_had_too_many() -> None:
+    spend = Budget().spend
+    text = '{"a": [' + "1, [], " * (MAX_PARTS // 6)
+    for whole in (True, True, False):
+        assert completion("[[]]", spend) == ""  # costs nothing
+        assert bool(completion(text, spend)) == whole

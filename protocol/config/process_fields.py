@@ -1,0 +1,141 @@
+"""The fields that say which processes a server has, on which hosts, and how they meet."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    router: Annotated[
+        str, Meta(description="Address of the router, ipc://… or tcp://host:port.")
+    ] = ""
+    runtime_dir: Annotated[
+        str, Meta(description="Folder for the processes' sockets; only its owner may have access.")
+    ] = ""
+    bind: Annotated[
+        str,
+        Meta(
+            description="Interface (tcp://HOST) that this process listens on; by default a "
+            "local socket where the router has one."
+        ),
+    ] = ""
+    advertise: Annotated[
+        str,
+        Meta(
+            description="Host name or address at which other processes reach this one; by "
+            "default it is found out."
+        ),
+    ] = ""
+    port_range: Annotated[
+        str, Meta(description="Ports (FIRST-LAST) that this process may listen on; by default any.")
+    ] = ""
+    secret: Annotated[
+        str,
+        Meta(description="Secret shared by all processes, needed on tcp; file:PATH reads a file."),
+    ] = ""
+    engine: Annotated[
+        str, Meta(description="Name of the engine that a scheduler and its workers form.")
+    ] = "0"
+    rank: Annotated[
+        int, Meta(ge=0, le=1023, description="Number of this worker within its engine, from 0.")
+    ] = 0
+    tensor_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Devices among which an engine divides each layer, by heads and columns.",
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Stages among which an engine divides the layers; each has as many "
+            "devices as --tensor-parallel-size says.",
+        ),
+    ] = 1
+    rank_traffic: Annotated[
+        Literal["encrypted", "plain"],
+        Meta(
+            description="What the ranks of an engine tell each other over tcp: encrypted with the "
+            "secret, or plain by gloo and NCCL, for hosts with a closed network of their own."
+        ),
+    ] = "encrypted"
+
+    @property
+    def world_size(self) -> int:
+        """Workers of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a single process, and so nothing for ``serve``."""
+
+    state_file: Annotated[
+        str,
+        Meta(
+            description="File in which this process keeps its phase (starting, loading, ready, "
+            "draining) and which it touches once a second, for probes."
+        ),
+    ] = ""
+
+
+class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
+    frontends: Annotated[
+        int, Meta(ge=1, le=64, description="Frontend processes that serve starts.")
+    ] = 1
+    tokenizers: Annotated[
+        int, Meta(ge=1, le=64, description="Tokenizer processes that serve starts.")
+    ] = 1
+    data_parallel_size: Annotated[
+        int, Meta(ge=1, le=64, description="Engines (model replicas) that serve starts.")
+    ] = 1
+    nodes: Annotated[
+        int, Meta(ge=1, le=1024, description="Hosts of the server; on the others run serve --join.")
+    ] = 1
+    join: Annotated[
+        str,
+        Meta(description="Start this host's part of the server whose router (tcp://…) this is."),
+    ] = ""
+    executor: Annotated[
+        Literal["process", "ray"],
+        Meta(
+            description="Who starts the engines' processes: this launcher and those that join it, "
+            "or Ray, on the hosts of its cluster."
+        ),
+    ] = "process"
+    join_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0.0,
+            le=86_400.0,
+            description="With --join: end when the first host is silent for so long. With "
+            "--executor ray: most time for Ray to place the workers.",
+        ),
+    ] = 300.0
+    drain_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.0, le=3600.0, description="Most time for running requests to finish after SIGTERM."
+        ),
+    ] = 30.0
+    startup_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0.0,
+            le=86_400.0,
+            description="Give up the start when the server is not ready by then.",
+        ),
+    ] = 1800.0
+    model_dirs: Annotated[
+        list[str],
+        Meta(
+            description="Folder below which administrators may load models while serve runs; "
+            "without one none can be loaded or unloaded."
+        ),
+    ] = []

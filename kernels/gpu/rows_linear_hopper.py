@@ -31,12 +31,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from penstock.kernels.gpu.device_functions_hopper import activated
+from penstock.kernels.gpu.rows_tiles_hopper import (
+    exact_sum_of_slabs,
+    sum_of_slabs,
+    write_columns,
+)
 from penstock.kernels.gpu.side_by_side import side_by_side
 
 _SLAB_BYTES = 128
@@ -109,81 +111,6 @@ def _fetch(
 
 
 @gluon.jit
-def write_columns(
-    total, block, bias, out, rows,
-    OUTS: gl.constexpr, PART: gl.constexpr, HALVES: gl.constexpr, ROWS: gl.constexpr,
-    BIAS: gl.constexpr, GELU: gl.constexpr,
-):  # fmt: skip
-    """Write the columns of out of a block of 64 rows of W from ``total`` [64, ROWS], the sum over
-    the part of the width that the program's second number names. ``HALVES`` == 2: the first 32 rows
-    are gate, the others up."""
-    LANES: gl.constexpr = PART // 8
-    plain: gl.constexpr = gl.BlockedLayout([8, 1], [LANES, 32 // LANES], [1, 4], [0, 1])
-    if HALVES == 2:
-        both: gl.constexpr = gl.BlockedLayout(
-            [8, 1, 2], [LANES, 32 // LANES, 1], [1, 4, 1], [2, 0, 1]
-        )
-        pair = total.reshape([2, PART, ROWS]).permute((1, 2, 0))
-        result, up = gl.convert_layout(pair, both).split()
-        result = gl.convert_layout(result, plain)
-        up = gl.convert_layout(up, plain)
-    else:
-        result = gl.convert_layout(total, plain)
-    split = gl.program_id(1)
-    place = block * PART + gl.arange(0, PART, gl.SliceLayout(1, plain))
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, plain))
-    if BIAS:  # noqa: SIM102
-        if split == 0:
-            result += gl.load(bias + place).to(gl.float32)[:, None]
-            if HALVES == 2:
-                up += gl.load(bias + OUTS + place).to(gl.float32)[:, None]
-    if HALVES == 2:
-        result = activated(result, up, GELU)
-    line = split * rows + row
-    target = out + line.to(gl.int64)[None, :] * OUTS + place[:, None]
-    gl.store(target, result.to(out.dtype.element_ty), mask=(row < rows)[None, :])
-
-
-@gluon.jit
-def _sum_of_slabs(
-    xs, weights, ready, free, mma: gl.constexpr,
-    SLABS: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
-):  # fmt: skip
-    """The product of the program's tiles, in transposed form: [64, ROWS]."""
-    total = gl.zeros([64, ROWS], gl.float32, mma)
-    for slab in range(SLABS):
-        stage = slab % STAGES
-        mbarrier.wait(ready.index(stage), (slab // STAGES) & 1)
-        right = xs.index(stage).permute((1, 0))
-        total = warpgroup_mma(weights.index(stage), right, total, is_async=True)
-        total = warpgroup_mma_wait(1, deps=(total,))
-        if (slab > 0) & (slab - 1 + STAGES < SLABS):
-            mbarrier.arrive(free.index((slab - 1) % STAGES))
-    return warpgroup_mma_wait(0, deps=(total,))
-
-
-@gluon.jit
-def _exact_sum_of_slabs(
-    xs, weights, ready, free, mma: gl.constexpr,
-    SLABS: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
-):  # fmt: skip
-    """As ``_sum_of_slabs``, of FP8: the matrix unit adds its products in about 14 bits, so that
-    sums of a slab are added up here."""
-    total = gl.zeros([64, ROWS], gl.float32, mma)
-    nothing = gl.zeros([64, ROWS], gl.float32, mma)
-    for slab in range(SLABS):
-        stage = slab % STAGES
-        mbarrier.wait(ready.index(stage), (slab // STAGES) & 1)
-        right = xs.index(stage).permute((1, 0))
-        part = warpgroup_mma(weights.index(stage), right, nothing, use_acc=False, is_async=True)
-        part = warpgroup_mma_wait(0, deps=(part,))
-        if slab + STAGES < SLABS:
-            mbarrier.arrive(free.index(stage))
-        total += part
-    return total
-
-
-@gluon.jit
 def _multiply(
     xs, weights, ready, free, scales, x_scales, bias, out, rows,
     SLABS: gl.constexpr, STAGES: gl.constexpr, OUTS: gl.constexpr, PART: gl.constexpr,
@@ -200,10 +127,10 @@ def _multiply(
         tl.extra.cuda.gdc_wait()
         row = gl.arange(0, ROWS, gl.SliceLayout(0, mma))
         x_scale = gl.load(x_scales + row, mask=row < rows, other=0.0)
-        total = _exact_sum_of_slabs(xs, weights, ready, free, mma, SLABS, STAGES, ROWS)
+        total = exact_sum_of_slabs(xs, weights, ready, free, mma, SLABS, STAGES, ROWS)
         total *= scale[:, None] * x_scale[None, :]
     else:
-        total = _sum_of_slabs(xs, weights, ready, free, mma, SLABS, STAGES, ROWS)
+        total = sum_of_slabs(xs, weights, ready, free, mma, SLABS, STAGES, ROWS)
     write_columns(total, gl.program_id(0), bias, out, rows, OUTS, PART, HALVES, ROWS, BIAS, GELU)
 
 

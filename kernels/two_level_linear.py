@@ -69,7 +69,7 @@ def two_level_weight(weight: QuantizedWeight) -> TwoLevelWeight | None:
     try:
         made = TwoLevelWeight(_handle(weight.codes, factor), outputs, inputs, weight.order)
         return made if _agrees(made, weight) else None
-    except (AttributeError, RuntimeError, NotImplementedError):
+    except (AttributeError, RuntimeError):
         return None
 
 

@@ -38,6 +38,7 @@ SHARING = {
         "chaos/test_chaos_matrix.py",
     ],
     "the built-in model": [
+        "test_grpc_page.py",
         "pipeline/test_pipeline_tools.py",
         "pipeline/test_pipeline_grpc.py",
         "pipeline/test_pipeline_grpc_engine.py",

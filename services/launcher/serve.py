@@ -82,12 +82,9 @@ def run(
         if config.server.has_grpc:
             server = _with_grpc(server, grpc, configs)
         configs = [msgspec.structs.replace(one, cluster=cluster, server=server) for one in configs]
-        registration = Registration(
-            folder,
-            cluster.router,
-            config.launch.drain_timeout_s,
-            [(one.model.names()[0], one.model.model) for one in configs],
-        )
+        drain = config.launch.drain_timeout_s
+        served = [(one.model.names()[0], one.model.model) for one in configs]
+        registration = Registration(folder, cluster.router, drain, served)
         stack.callback(registration.remove)
         children = make_children(configs, listener, os.environ)
         first = _first_host(configs[0], children, members, log, stack)
@@ -99,18 +96,12 @@ def run(
         shown = style if style.cursor and logs.for_people(_form(config)) else None
         lines = StartupLines(log, shown)
         started = children.all if first is None else children.without_engines
-        lines.say(
-            f"penstock {penstock.__version__} starts {len(started)} processes for "
-            f"{' and '.join(one.model.model for one in configs)}"
-            + ("" if first is None else "; workers start when all hosts are there")
-        )
-        if builtin:
-            lines.say("this built-in model is small: `penstock eval` says what it can do")
+        _say_start(lines, len(started), configs, waits=first is not None, builtin=builtin)
         supervisor = Supervisor(
             started,
             members,
             log,
-            drain_timeout_s=config.launch.drain_timeout_s,
+            drain_timeout_s=drain,
             startup_timeout_s=config.launch.startup_timeout_s,
             on_phase=lines.phase,
             is_ready=lambda: (first is None or first.placed) and answers_ready(listener, tls=tls),
@@ -129,6 +120,19 @@ def run(
             return supervise(supervisor, before_error=lines.clear)
         first.add = supervisor.add
         return supervise(supervisor, before_error=lines.clear, missing=first.missing)
+
+
+def _say_start(
+    lines: StartupLines, processes: int, configs: Sequence[Config], *, waits: bool, builtin: bool
+) -> None:
+    """waits: the workers do, for other hosts."""
+    lines.say(
+        f"penstock {penstock.__version__} starts {processes} processes for "
+        f"{' and '.join(one.model.model for one in configs)}"
+        + ("; workers start when all hosts are there" if waits else "")
+    )
+    if builtin:
+        lines.say("this built-in model is small: `penstock eval` says what it can do")
 
 
 def _model_set(

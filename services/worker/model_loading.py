@@ -122,13 +122,7 @@ def _load(
     kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
     if not pooling.tasks and not without:
         kernels = kernels_for(model, config.cache.block_size)
-    if isinstance(kernels, str):
-        subject = LoadedModel(model, kernels, plain_attention(model, config.cache.block_size))
-    elif isinstance(kernels, AttentionAlone):
-        subject = LoadedModel(model, kernels)
-    else:
-        compression = None if ranks else choose_compression(kernels, config, progress)
-        subject = LoadedModel(model, kernels, compression=compression)
+    subject = subject_of(model, kernels, config, progress, compresses=ranks is None)
     if ahead is not None and not isinstance(kernels, str):
         if ahead.processes:
             progress(f"compiling kernels in {ahead.processes} processes")
@@ -168,6 +162,23 @@ def _load(
         account = in_use(account, CudaMemory(device))
     executor.account = account
     return executor
+
+
+def subject_of(
+    model: CausalModel,
+    kernels: DenseModel | AttentionAlone | str,
+    config: Config,
+    progress: Progress,
+    *,
+    compresses: bool,
+) -> LoadedModel:
+    """A model with what computes it. compresses: whether weights may be compressed, too."""
+    if isinstance(kernels, str):
+        return LoadedModel(model, kernels, plain_attention(model, config.cache.block_size))
+    if isinstance(kernels, AttentionAlone):
+        return LoadedModel(model, kernels)
+    compression = choose_compression(kernels, config, progress) if compresses else None
+    return LoadedModel(model, kernels, compression=compression)
 
 
 def ranks_of(place: RankPlace, info: ModelInfo, device: torch.device) -> RankGroup:

@@ -71,6 +71,7 @@ def test_layers_with_windows_have_blocks_of_their_own(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1].split()[:3] == ["2", "100", "70"]
 
 
+@pytest.mark.slow
 def test_prompts_beside_the_rows_make_a_step_longer(tmp_path: Path) -> None:
     """The built-in model's, which is timed in a process of its own in the long run. One of three
     tries: others take the processors away from either."""

@@ -207,6 +207,7 @@ def test_a_model_folder_that_is_missing_or_differs_is_named_with_the_remedy(
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow  # tests of workers have such ranks in the quick run, the test above has hosts
 def test_quantized_weights_and_samplers_on_two_hosts_answer_as_on_one_also_when_a_rank_dies(
     hosts: Hosts, tmp_path: Path
 ) -> None:

@@ -103,9 +103,9 @@ def test_ray_places_the_ranks_on_two_nodes_and_again_when_one_is_lost(
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     monkeypatch.setattr("served.START_SECONDS", START_SECONDS)
     with ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as stack:
-        added = thread.submit(nodes_for_workers, cluster)
-        server = stack.enter_context(served(str(folder), *CPU, *TENSOR_2))
-        nodes = added.result()
+        serving = thread.submit(stack.enter_context, served(str(folder), *CPU, *TENSOR_2))
+        nodes = nodes_for_workers(cluster)
+        server = serving.result()
         assert text_by(server) == expected
         cluster.add_node(num_cpus=1, **agent_ports())
         cluster.remove_node(nodes[0], allow_graceful=False)

@@ -29,6 +29,7 @@ _SHORT_STRING = rf'"{_IN_STRING}{{0,64}}+(?:\\[^\ud800-\udfff]{_IN_STRING}{{0,64
 _STRINGS = re.compile(rf'"({_WHOLE_STRING[1:-1]})"')
 _SIGNS = bytes({"[": 1, "{": 1, "]": 255, "}": 255}.get(chr(code), 0) for code in range(256))
 """What each character adds to the depth, as signed bytes."""
+_FLAT = bytes(code for code, sign in enumerate(_SIGNS) if not sign)
 _WORD_ENDS = ",]} \t\r\n"
 Match: TypeAlias = Callable[[str, int], "re.Match[str] | None"]
 
@@ -136,12 +137,15 @@ class JsonScanner:
         """Count the brackets of a text that begins and ends outside of strings. Returns how much of
         it belongs to the value; 0: that goes on."""
         parts = _STRINGS.split(text) if "\\" in text else text.split('"')  # each second is a string
-        signs = "".join(parts[::2]).encode("ascii", "replace").translate(_SIGNS)
-        closing = signs.count(b"\xff")
+        plain = "".join(parts[::2]).encode("ascii", "replace")
+        turns = plain.translate(_SIGNS, _FLAT)
+        while b"\x01\xff" in turns:  # what closes at once ends nothing else
+            turns = turns.replace(b"\x01\xff", b"")
+        closing = turns.count(b"\xff")
         if closing < self._depth:
-            self._depth += signs.count(b"\x01") - closing
+            self._depth += len(turns) - 2 * closing
             return 0
-        depths = list(accumulate(array("b", signs), initial=self._depth))
+        depths = list(accumulate(array("b", plain.translate(_SIGNS)), initial=self._depth))
         try:
             length = depths.index(0, 1)
         except ValueError:

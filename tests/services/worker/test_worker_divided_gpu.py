@@ -24,6 +24,7 @@ from torch import Tensor
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
+from penstock.services.worker.gpu import device_ranks
 from penstock.services.worker.gpu.device_ranks import DeviceRanks, RankLost
 from penstock.services.worker.gpu.nccl import UNIQUE_ID_BYTES, Communicator, NcclError
 from penstock.services.worker.gpu.rank_decoder import RankGpuExecutor, rank_executor
@@ -216,15 +217,26 @@ def test_a_collective_takes_no_tensor_with_gaps() -> None:
         group.sum(torch.zeros(4, 4)[:, :2])
 
 
-def test_a_rank_learns_that_its_neighbour_is_gone_and_ends_what_waits_for_it() -> None:
+def test_a_rank_learns_that_its_neighbour_is_gone_and_ends_what_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     aborted: list[str] = []
+    is_connected = threading.Event()
+
+    def connected_and_told(*given: Any) -> Any:
+        group = connected(*given)
+        is_connected.set()
+        return group
+
+    monkeypatch.setattr(device_ranks, "connected", connected_and_told)
     ranks, meeting = DeviceRanks(place_of(0, 2, 1), 100), ThreadsMeeting()
     ranks._all = cast(Communicator, SimpleNamespace(abort=lambda: aborted.append("all")))
     ranks._stage = cast(Communicator, SimpleNamespace(abort=lambda: aborted.append("stage")))
     with ThreadPoolExecutor(2) as threads:
         watching = threads.submit(ranks._watch, meeting)
-        neighbour = [connected("watch", meeting, 1, 2, timedelta(seconds=60))]
+        neighbour = [connected("watch", meeting, 1, range(2), timedelta(seconds=60))]
         ranks.check()
+        assert is_connected.wait(60)  # who goes while others still connect is missed much later
         assert not watching.done()
         neighbour.clear()  # as the end of its process does, this closes its connections
         gc.collect()
